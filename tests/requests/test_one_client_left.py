@@ -1,13 +1,18 @@
-"""A request that leaves a single client says so: in the plan, and in the log when it is executed."""
+"""A request that leaves a single client, or too few for masks, says so: in plan, request, log and status."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import sifu
 from run_tools import query, small_spec
+from sifu.core.spec import Spec
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
+from sifu.theory.facts import DROPPED_MASKED_ROUND, MASKED_STATISTICS
 
 WARNING = "is the only client left: the model is made from its data alone"
 
@@ -24,3 +29,35 @@ def test_a_request_that_leaves_one_client_warns(tmp_path: Path, caplog: pytest.L
     run.forget([names[-2]], "second", method="scratch", level="none")
     assert f"request second: {names[-1]} {WARNING}" in caplog.text
     assert run.verify().problems == []
+
+
+ROUNDS_STOP = "and a masked round needs 3: no round can run until another client joins"
+SOLVES_STOP = "and a masked sum needs 3: the head cannot be solved again until another client joins"
+
+
+@pytest.mark.parametrize(
+    ("masks", "warning"), [(DROPPED_MASKED_ROUND, ROUNDS_STOP), (MASKED_STATISTICS, SOLVES_STOP), ("", "")]
+)
+def test_masks_with_fewer_than_three_clients_left_are_announced(
+    tmp_path: Path, cli: Any, masks: str, warning: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The embedded engine stands for a server that masks and says so; without masks nothing is announced."""
+    rounds = small_spec(stop={"max_rounds": 2, "target": 0.0})
+    head = {"data": rounds["data"], "model": {"kind": "ridge"}}
+    given = Spec.from_mapping(head if masks == MASKED_STATISTICS else rounds)
+    engine, spec = engine_from_spec(given, clients_from_spec(given))
+    if masks:
+        engine.facts = replace(engine.facts, outside=(*engine.facts.outside, masks))
+    run = sifu.train(spec, run=tmp_path / "run", engine=engine)
+    names = [name for (name,) in query(run.folder, "SELECT name FROM clients ORDER BY client")]
+    two, three = f"2 clients left, {warning}", names[3:]
+    assert run.status().warnings == ()
+    assert not [note for note in run.plan(three).notes if "masked" in note]  # three stay
+    announced = [note for note in run.plan(names[2:]).notes if note.startswith(two)]
+    assert bool(announced) == bool(masks)
+    answer = cli("request", run.folder, "--clients", ",".join(names[2:]), "--id", "few")
+    assert (two in " ".join(answer.out.split())) == bool(masks)
+    run.forget(request="few", level="none")
+    assert (two in caplog.text) == bool(masks)
+    assert bool(run.status().warnings) == bool(masks)
+    assert (two in " ".join(cli("status", run.folder).out.split())) == bool(masks)

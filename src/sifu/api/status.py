@@ -22,6 +22,7 @@ from sifu.methods.registry import all_methods
 from sifu.planning.forecast import Outlook, budget_lines, outlook_now
 from sifu.requests.approvals import deadline_of, is_overdue
 from sifu.requests.outcome import Cost, cost_of
+from sifu.run.few_clients import consequences
 from sifu.run.group_state import available_group_models, has_groups, members_now
 from sifu.run.run_view import ACTIVE, RunView
 from sifu.run.training import track_everyone, with_earlier_names
@@ -196,6 +197,8 @@ class RunStatus:
     requests: tuple[RequestStatus, ...]
     groups: tuple[GroupStatus, ...] = ()
     held_out: HeldOutFigures | None = None
+    warnings: tuple[str, ...] = ()
+    """Consequences of few remaining clients."""
 
     def __repr__(self) -> str:
         return f"RunStatus({', '.join(f'{name}: {value}' for name, value in self._summary().items())})"
@@ -312,6 +315,7 @@ def status_of(view: RunView) -> RunStatus:
         requests=tuple(request_statuses_of(reader, view.requests, now)),
         groups=groups_of(view),
         held_out=read_held_out(reader.folder, reader.tip),
+        warnings=consequences(view, view.active),
     )
 
 

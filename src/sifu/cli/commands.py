@@ -57,6 +57,8 @@ def _print_standing(run: Run, status: RunStatus) -> None:
         + f"; {status.parameters} parameters; "
         + ("a head in closed form" if status.closed_form else f"losses {status.regularity}")
     )
+    for warning in status.warnings:
+        out.print(f"[yellow]{escape(warning)}[/]")
     kept = [model.bytes for model in status.models if model.kept]
     if status.closed_form:
         held = status.statistics

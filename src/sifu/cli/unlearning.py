@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from rich.markup import escape
 
@@ -117,6 +117,9 @@ def request(
     from sifu.cli.federation_commands import read_statement
     from sifu.core.wording import forgotten_words
     from sifu.run.clients_and_engine import FLOWER, LOOP, way_to_go_on
+    from sifu.run.few_clients import consequences, staying_without
+    from sifu.run.run_view import RunView
+    from sifu.store.reader import names_now
 
     opened, nonces = sifu.Run(run), dict[str, str]()
     _add_records(terms, clients, records, run)
@@ -142,9 +145,20 @@ def request(
         way = f"{way_to_go_on(opened.spec, 'ready')} executes it" if elsewhere else f"sifu forget {run}"
         standing = f"is in the ledger. Next: {way}"
     count = len(terms["records"] or ()) if "records" in terms else None
-    values = {"request": received, "clients": names, "records": count, "status": status, "nonces": nonces}
+    values: dict[str, Any] = {
+        "request": received,
+        "clients": names,
+        "records": count,
+        "status": status,
+        "nonces": nonces,
+    }
     whom = names_text(names, escaped=False) if count is None else forgotten_words(names, count)
-    return Answer(values, f"Request {received} for {whom} {standing}", *_nonce_lines(nonces))
+    with opened.reader() as reader:
+        view, now = RunView(reader), names_now(reader)
+        staying = staying_without(view, [now.get(name, name) for name in names], records=count is not None)
+        values["warnings"] = list(consequences(view, staying))
+    warnings = [f"[yellow]{escape(warning)}[/]" for warning in values["warnings"]]
+    return Answer(values, f"Request {received} for {whom} {standing}", *warnings, *_nonce_lines(nonces))
 
 
 @takes_terms

@@ -36,11 +36,11 @@ from sifu.methods.scratch import Scratch
 from sifu.methods.sifu import Sifu
 from sifu.planning.forecast import Forecast
 from sifu.planning.plan import AutoChoice, MethodOption, Plan, choose_method, least_level, reason_of, strongest_option
+from sifu.run.few_clients import consequences, staying_without
 from sifu.run.releases import guarantee_of_all, waiting_note
 from sifu.run.run_view import RunView
 from sifu.store.given_approvals import leaving_requests
-from sifu.store.reader import plain_name, plain_names
-from sifu.theory.participation import ClientIndices
+from sifu.store.reader import plain_names
 
 METHODS: dict[str, type[Method]] = {method.info.name: method for method in (Sifu, Scratch, ClosedForm, Groups)}
 
@@ -122,7 +122,8 @@ def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None)
     plan = _planned(view, terms, floor)
     staying = set(view.active.tolist()) - set(view.indices(terms.clients))
     waiting = waiting_note(view.reader, view.spec, staying)
-    notes = (left_alone(view, terms), also_left_out(view, terms), waiting)
+    left = consequences(view, staying_without(view, terms.clients, records=bool(terms.records)))
+    notes = (*left, also_left_out(view, terms), waiting)
     solved = plan.terms.method == CLOSED_FORM
     tip = Forecast(view, plan.terms).first.evaluated.get(view.path.nodes[view.path.tip].node)
     return replace(
@@ -142,24 +143,6 @@ def also_left_out(view: RunView, terms: RequestTerms) -> str:
         for row in others
     ]
     return f"also left out by pending requests: {'; '.join(words)}" if words else ""
-
-
-def staying_after(view: RunView, terms: RequestTerms) -> ClientIndices:
-    """Return the clients that stay, whether or not the request has been received.
-
-    A client that loses some records stays, although it is not active until it has joined again.
-    """
-    named = view.indices(terms.clients)
-    return np.union1d(view.active, named) if terms.records else np.setdiff1d(view.active, named)
-
-
-def left_alone(view: RunView, terms: RequestTerms) -> str:
-    """Return a warning if the request leaves a single client, whose data the next model would reveal; "" otherwise."""
-    staying = staying_after(view, terms)
-    if staying.size != 1:
-        return ""
-    name = plain_name(view.reader, int(staying[0]))
-    return f"{name} is the only client left: the model is made from its data alone, and shows them to its users"
 
 
 def _planned(view: RunView, terms: RequestTerms, floor: Level | None) -> Plan:
@@ -192,7 +175,7 @@ def _way(view: RunView, method: Method, plan: Plan) -> MethodOption:
     info, terms = method.info, plan.terms
     rounds = plan.expected_rounds if plan.predicted_rounds is None else float(plan.predicted_rounds)
     rounds = rounds if rounds is None or math.isfinite(rounds) else None
-    staying, drawn = staying_after(view, terms).size, view.facts.participation
+    staying, drawn = staying_without(view, terms.clients, records=bool(terms.records)).size, view.facts.participation
     taking_part = float(min(drawn.count, staying)) if drawn.count else staying * drawn.rate  # mean per round
     sent = None
     if rounds is not None and info.name != CLOSED_FORM:

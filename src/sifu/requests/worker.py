@@ -25,7 +25,7 @@ from sifu.core.round_stream import should_stop
 from sifu.core.spec import StopSpec
 from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
 from sifu.methods.base import Start
-from sifu.methods.registry import left_alone, method_for, plan_request
+from sifu.methods.registry import method_for, plan_request
 from sifu.planning.plan import Plan, least_level
 from sifu.requests.certification import (
     RecordedRequest,
@@ -37,6 +37,7 @@ from sifu.requests.certification import (
 from sifu.requests.erasure import statistics_to_erase, write_sum_left
 from sifu.requests.messages import WatchedInbox, check_level
 from sifu.run.coupled_replay import retrain_unrecorded
+from sifu.run.few_clients import consequences, staying_without
 from sifu.run.group_state import groups_to_build, has_groups, merge_rows, use_backbones_of_head
 from sifu.run.group_training import LARGEST_PSI, GroupTraining
 from sifu.run.regimes import behaviour_of
@@ -482,9 +483,9 @@ class Worker:
                 "level": plan.level,
             }
             self.writer.record(NewEvent("request planned", content))
-        alone = left_alone(view, row.terms)
-        if alone:
-            log.warning("request %s: %s", row.request, alone)
+        staying = staying_without(view, row.terms.clients, records=bool(row.terms.records))
+        for warning in consequences(view, staying):
+            log.warning("request %s: %s", row.request, warning)
         use_backbones_of_head(self.engine, self.writer)
         rate, engine = self._found_anew(view, plan)
         start = method.starting_model(view, plan, engine)
