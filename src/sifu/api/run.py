@@ -41,6 +41,7 @@ from sifu.methods.registry import plan_request
 from sifu.planning.forecast import most_expensive
 from sifu.planning.plan import Plan
 from sifu.requests.approvals import DEADLINE_DAYS, POSTED
+from sifu.requests.certification import settle
 from sifu.requests.erasure import Purge, purge
 from sifu.requests.messages import check_new, commitments_of, id_of_signed, ingest, post_decision, receive
 from sifu.requests.outcome import Outcome, outcome_of
@@ -423,6 +424,22 @@ class Run:
             for identity, nonce in nonces.items()
             if record_commitment(run, request, client, identity, nonce) in stated
         }
+
+    def settle(self, request: str, reason: str) -> str:
+        """End a running request with the model that it has reached, because its rounds cannot be finished.
+
+        A request runs from its rollback to its certificate. If clients on other machines can never finish its rounds,
+        every attempt fails in the same way; settling it certifies the current model and makes the run usable again.
+
+        Args:
+            request: Id of the request.
+            reason: Why its rounds cannot be finished; it is recorded.
+
+        Returns:
+            The level of the request.
+        """
+        with self._checked_writer() as writer:
+            return settle(writer, request, reason)
 
     def record_identities(self, request: str) -> tuple[str, ...]:
         """Return the identities of the records that a waiting `request` names; none if the data have none here."""

@@ -254,6 +254,21 @@ def list_requests(
     return _show_public(runs[0].public_record())
 
 
+@requests.command("settle")
+def settle_request(
+    run: RunArgument,
+    request: RequestArgument,
+    reason: Annotated[str, option("Why its rounds cannot be finished; recorded.")],
+) -> Answer:
+    """End a running request whose rounds can never be finished, with the model that it has reached.
+
+    For clients on other machines that refuse every round. The certificate is that of the current model, which may be
+    less accurate; the run can then be used again.
+    """
+    level = sifu.Run(run).settle(request, reason)
+    return Answer({"request": request, "level": level}, f"Request {request} is done: {level}. Its rounds ended early.")
+
+
 def _show_pending(waiting: list[sifu.PendingRequest]) -> Answer:
     shown = table("until", "-days", "request", "status", "clients", "run")
     for request in waiting:

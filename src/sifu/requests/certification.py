@@ -36,7 +36,7 @@ from sifu.store import keys
 from sifu.store.actors import actor_name
 from sifu.store.files import uninterrupted
 from sifu.store.projection import NewEvent, RequestRow
-from sifu.store.reader import RunReader, plain_names
+from sifu.store.reader import RunReader, plain_names, remainder_to_join
 from sifu.store.release_files import released_model, released_node
 from sifu.store.statistics_files import UpdatesRow
 from sifu.store.writer import SCRUB_FILE, RunWriter
@@ -419,13 +419,14 @@ def payload_of_request(reader: RunReader, request: str, kind: Literal["rolled ba
     raise InputError(f"request {request} has no event {kind!r}: it was not carried out")
 
 
-def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> None:
+def issue_certificates(writer: RunWriter, engine: Engine | None, row: RequestRow, reason: str = "") -> None:
     """Certify the current model for a request whose rounds are done.
 
     Args:
         writer: The run.
-        engine: Engine that evaluates the model on the request's clients.
+        engine: Engine that evaluates the model on the request's clients; None evaluates nothing.
         row: The request.
+        reason: Why the request ended before its stop rule held; empty if it held.
     """
     request, final = row.request, writer.tip
     recorded = RecordedRequest(writer, row)
@@ -447,13 +448,13 @@ def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> No
         "run": {"phase": "ready"},
         "certified_models": models,
         "bytes_kept": recorded.method.bytes_kept(RunView(writer)),
-    }
+    } | ({"reason": reason} if reason else {})
     # The final node may be the noised one, which was evaluated for this request already.
     subset = f"forgotten:{request}"
     is_new = not any((row.node, row.subset) == (final, subset) for row in writer.evaluations())
     evaluations = []
     # A strict request measures nothing on its clients' data; a head that was not released is not measured either.
-    if is_new and row.terms.retention != "strict" and released_node(writer) == final:
+    if engine is not None and is_new and row.terms.retention != "strict" and released_node(writer) == final:
         evaluation = evaluate_present(engine, released_model(writer), asking)
         # A failed measurement must not keep the request from being done.
         measured = evaluation.samples.any() and math.isfinite(evaluation.loss)
@@ -462,6 +463,43 @@ def issue_certificates(writer: RunWriter, engine: Engine, row: RequestRow) -> No
         writer.record(NewEvent("request done", payload, evaluations=evaluations, certificates=certificates))
         if (writer.folder / SCRUB_FILE).exists():  # another process was reading the run during the erasure
             writer.scrub()
+
+
+def settle(writer: RunWriter, request: str, reason: str) -> str:
+    """End a running request with the model that it has reached, because its rounds cannot be finished.
+
+    The forgotten clients have no part in that model beyond what the certificate states; it may be less accurate.
+
+    Args:
+        writer: The run.
+        request: Id of the request.
+        reason: Why its rounds cannot be finished; it is recorded.
+
+    Returns:
+        The level of the request.
+
+    Raises:
+        InputError: If the request does not run, or its model cannot be certified yet.
+    """
+    rows = {row.request: row for row in writer.requests()}
+    status = rows[request].status if request in rows else "not in this run"
+    if status != "running":
+        raise InputError(f"only a running request can be settled, and request {request} is {status}")
+    if not reason.strip():
+        raise InputError("to settle a request needs a reason: give one with --reason")
+    if RunView(writer).regime.solves:
+        raise InputError(
+            f"request {request} has no head yet, so there is nothing to certify: run sifu forget again when the "
+            "remaining clients answer"
+        )
+    if remainder_to_join(writer) is not None:
+        raise InputError(
+            f"request {request} is about records, and its client has not joined again with the others: run sifu forget "
+            "again with the client's data"
+        )
+    issue_certificates(writer, None, rows[request], reason)
+    level: str = next(row.level for row in writer.requests() if row.request == request) or "none"
+    return level
 
 
 def _certified_models(writer: RunWriter, row: RequestRow, rolled_back: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -568,7 +568,7 @@ class Worker:
                 raise
             log.warning("request %s ends before its stop rule holds: %s", request, error)
         else:
-            assert training is not None  # without until_letter, it runs to the end
+            assert training is not None  # without until_message, it runs to the end
             training.note_standing()
         issue_certificates(self.writer, measured_by or self.engine, row)
         self.done.append(request)
