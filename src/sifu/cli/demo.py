@@ -143,7 +143,7 @@ def _forget_exactly(spec: Spec, folder: Path, requests: Sequence[list[str]]) -> 
         "run": str(folder),
         "level": outcomes[-1].level,
         "rounds": sum(outcome.rounds for outcome in outcomes),
-        "accuracy": outcomes[-1].accuracy,
+        "accuracy": run.evaluate("training").accuracy,
         "forget_seconds": round(seconds, 2),
     }
 
