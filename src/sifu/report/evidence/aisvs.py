@@ -110,6 +110,6 @@ def _proofs(body: Mapping[str, Any]) -> tuple[Support, str]:
     if body["level"] == "proven" and body["sigma"] > 0.0:
         return (
             "partly",
-            "the request's epsilon is proven ; training's is not, nor is the loss of utility",
+            "the request's epsilon is proven; that of training is not, nor is the loss of utility",
         )
     return "not supported", NOT_DIFFERENTIALLY_PRIVATE
