@@ -442,12 +442,19 @@ class Truth:
 
     @cached_property
     def slack(self) -> float:
-        """What rounding may add, relative to the model: a bit where it is bounded, more where it is assumed away."""
+        """What rounding may add, relative to the model: a bit where it is bounded, more where it is assumed away.
+
+        A rate that was found again is met only by the clients that were still there.
+        """
         if self.record.facts["dtype"] == "float32":
             return 1e-4
-        facts, rates = self.record.facts, (self.record.facts["local_rate"], *self.record.rates.values())
-        steepest = max((row["smoothness"] or 0.0 for row in self.record.clients.values()), default=0.0)
-        bounded = facts["rounding_bounded"] and max(rates) * steepest <= 2.0 and not self.spec.server.update_bound
+        facts, began = self.record.facts, {row["noise_node"]: row["request_order"] for row in self.done}
+        steepest = 0.0
+        for node, rate in ({0: facts["local_rate"]} | self.record.rates).items():
+            gone = {c for row in self.done if row["request_order"] <= began.get(node, 0) for c in self.clients_of(row)}
+            there = [row["smoothness"] or 0.0 for client, row in self.record.clients.items() if client not in gone]
+            steepest = max([steepest, *(rate * smoothness for smoothness in there)])
+        bounded = facts["rounding_bounded"] and steepest <= 2.0 and not self.spec.server.update_bound
         return 2.0**-52 if bounded else 1e-9
 
     @cached_property
