@@ -1,7 +1,8 @@
-"""A desk with two runs and a token for everybody."""
+"""A console with two runs and a token for everybody."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from service_for_tests import PEOPLE, ServiceForTests
 
 import sifu
 from run_tools import copy_run, small_spec
+
+EXTENSION = [str(Path(__file__).resolve().parent.parent / "installed")]
+"""Folder of the installed extension that the tests work with."""
 
 
 @pytest.fixture(scope="session")
@@ -20,11 +24,15 @@ def approved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def service(approved_run: Path, run_with_requests: Path, tmp_path: Path) -> ServiceForTests:
+def service(
+    approved_run: Path, run_with_requests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> ServiceForTests:
     from sifu.console.app import Settings, make_app
     from sifu.console.tokens import TokenFile, state_folder
 
-    folder = tmp_path / "desk"
+    # Jobs are processes of their own: they need the extension whose keys the runs have in their specs.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*EXTENSION, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    folder = tmp_path / "service"
     folder.mkdir()
     copy_run(approved_run, folder / "north")
     copy_run(run_with_requests, folder / "south")

@@ -293,7 +293,6 @@ def test_a_client_that_joins_belongs_to_the_group_of_its_name(tmp_path: Path) ->
         ({"count": 1, "rounds": 2}, {}, "groups.count must be 0 or in 2"),
         ({"count": 2, "rounds": 8}, {}, "below stop.max_rounds"),
         ({"count": 2, "rounds": 2}, {"server": {"participation": "fixed(3)"}}, "poisson"),
-        ({"count": 2, "rounds": 2}, {"server": {"clip": 1.0, "noise": 1.0}}, "cannot be combined with groups"),
         ({"count": 2, "rounds": 2, "rebuild": "soon"}, {}, "groups.rebuild must be one of"),
         ({"count": 2, "rounds": 2, "stretch": 2.5}, {}, "groups.stretch must be in 1 to 2"),
     ],
