@@ -131,6 +131,18 @@ def test_kept_rows_give_the_distances_that_the_data_give(tmp_path: Path) -> None
             assert accountant.distances_of(client)[1] == from_data == recorded[client]
 
 
+def test_a_client_is_told_why_its_release_does_not_match_the_commitment(tmp_path: Path) -> None:
+    from sifu.audit import audit_client
+
+    run = sifu.train(_spec(), run=tmp_path / "run")
+    run.forget(["client-001"])
+    after, certificate = run.export(tmp_path / "after.safetensors"), run.folder / "certificates" / "r1.public.json"
+    nonce = run.certificate("r1", "auditor").body["models"]["final_model"]["nonce"]
+    audit = audit_client("client-001", certificate, after=after, nonce=nonce)
+    assert audit.problems == []
+    assert any("a release with noise cannot be matched" in statement for statement in audit.statements)
+
+
 @pytest.mark.parametrize("noise", [0.0, NOISE])
 def test_a_certificate_does_not_contradict_what_it_states(tmp_path: Path, noise: float) -> None:
     run = sifu.train(_spec(noise=noise), run=tmp_path / "run")

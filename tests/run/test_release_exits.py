@@ -25,7 +25,15 @@ SPEC = {
 }
 HAND_OUT_MODELS = {"export", "export onnx", "predict", "Run.model"}
 """Ways out that hand out the model, or its scores, whatever it is."""
-MEASURE = {"status", "forget", "audit", "metrics", "console /api/v1/runs/{run}"}
+MEASURE = {
+    "status",
+    "evaluate",
+    "evaluate on training data",
+    "forget",
+    "audit",
+    "metrics",
+    "console /api/v1/runs/{run}",
+}
 """Ways out that show the accuracy of a model."""
 
 
@@ -91,6 +99,8 @@ def _ways_out(run: sifu.Run, folder: Path, command: Command) -> dict[str, bytes]
         "export onnx": ("export", here, "--model", out / "model.onnx"),
         "predict": ("predict", out / "model.safetensors", out / "rows.npz"),
         "status": ("status", here, "--all"),
+        "evaluate": ("evaluate", here),
+        "evaluate on training data": ("evaluate", here, "--on", "training"),
         "plan": ("plan", here, "--clients", "client-002", "--all"),
         "report": ("report", here, "--output", out / "report.html"),
         "metrics": ("metrics", here, "--output", out / "metrics.jsonl"),

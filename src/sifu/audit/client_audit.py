@@ -126,10 +126,15 @@ def audit_client(
             f"{len(heads)} signed heads of the ledger that were kept elsewhere were compared with the certificate."
         )
     arrays = {name: _read(path) for name, path in (("before", before), ("after", after)) if path is not None}
-    if nonce is not None:
-        if after is None:
-            raise InputError("the nonce opens the commitment to the model after: give that model too")
-        audit.committed = _opens(Path(after), nonce, body["commitments"]["final_model"])
+    if nonce is not None and after is None:
+        raise InputError("the nonce opens the commitment to the model after: give that model too")
+    if "before_after" in body and after is not None:
+        statements.append(
+            "The certificate commits to the solved head, which stays with the operator; a release with noise cannot be "
+            "matched with it."
+        )
+    elif nonce is not None:
+        audit.committed = _opens(Path(str(after)), nonce, body["commitments"]["final_model"])
         if not audit.committed:
             problems.append("model after: it is not the one the certificate commits to")
     elif after is not None:
