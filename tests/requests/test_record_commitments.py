@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,29 @@ def test_approvers_see_identities_while_the_request_waits(run: sifu.Run) -> None
     assert run.record_identities("r1") == ("P003", "P009")
     run.forget()
     assert run.record_identities("r1") == ()
+
+
+def test_a_command_that_is_cut_off_has_shown_the_nonces(
+    run: sifu.Run, cli: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run keeps no nonce, so it is shown before the run commits to it."""
+
+    def cut_off(*_: Any) -> None:
+        raise InputError("cut off")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sifu.requests.worker.issue_certificates", cut_off)
+        answer = cli("forget", run.folder, "--client", "south", "--records", "P003", "--format", "json")
+    assert answer.code == 2
+    (nonce,) = re.findall(r"P003: ([0-9a-f]{64})", answer.err)
+    run.forget()
+    file = run.folder / "certificates" / "r1.public.json"
+    assert cli("certificate", "check-record", file, "--id", "P003", "--nonce", nonce).code == 0
+
+
+def test_lists_have_the_number_of_records_and_not_their_rows(run: sifu.Run, cli: Command) -> None:
+    run.request(["south"], "r1", records=["P009", "P003"])
+    for command in (("list", run.folder), ("show", run.folder, "r1")):
+        (listed,) = cli("requests", *command, "--format", "json").json["requests"]
+        assert (listed["records"], listed["terms"]["records"]) == (2, 2)
+        assert listed.get("identities", ["P003", "P009"]) == ["P003", "P009"]

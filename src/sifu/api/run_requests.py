@@ -53,8 +53,10 @@ class RequestRecord:
     steps: tuple[RequestStep, ...]
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the request as plain values, ready for JSON."""
-        return asdict(self.status) | {"state": self.status.state, "steps": [asdict(step) for step in self.steps]}
+        """Return the request as plain values, ready for JSON; `records` is their number, never which rows they are."""
+        terms = asdict(self.status.terms) | {"records": self.status.records}
+        steps = [asdict(step) for step in self.steps]
+        return asdict(self.status) | {"terms": terms, "state": self.status.state, "steps": steps}
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from sifu.cli.options import (
     read_records,
     takes_terms,
 )
-from sifu.cli.output import Answer, RoundsProgress, names_text, out, print_json, table
+from sifu.cli.output import Answer, RoundsProgress, err, names_text, out, print_json, table
 from sifu.cli.runs import MetricsOption, warn
 from sifu.core.record_commitments import names_record, new_nonces
 from sifu.core.wording import approvals_words
@@ -132,7 +132,7 @@ def request(
         raise InputError("no clients named: give --clients A,B, or --signed FILE")
     else:
         names = client_names(clients)
-        nonces = new_nonces(terms.get("records") or ())
+        nonces = _told_first(new_nonces(terms.get("records") or ()))
         received = opened.request(names, id, deadline_days=deadline, actor=actor, nonces=nonces, **terms)
         nonces = opened.committed(received, nonces)
     status = opened.request_status(received)
@@ -194,7 +194,7 @@ def forget(
             f"{flags(of_new_requests)} belong{'' if several else 's'} to a new request: add --clients, or leave "
             f"{'them' if several else 'it'} out; queued requests keep the terms they were filed with"
         )
-    nonces = new_nonces(terms.get("records") or ())
+    nonces = _told_first(new_nonces(terms.get("records") or ()))
     with RoundsProgress(MetricsLog(run, metrics, warn) if metrics else None) as progress:
         opened = open_run(run, data_folder=data, device=device, precision=precision)
         if not solved_from_files(opened.spec) and importlib.util.find_spec("torch") is None:
@@ -210,6 +210,15 @@ def forget(
     answer = show_outcomes(run, outcomes)
     nonces = opened.committed(outcomes[-1].request, nonces) if nonces and outcomes else {}
     return Answer(answer.values | {"nonces": nonces}, *answer.shown, *_nonce_lines(nonces))
+
+
+def _told_first(nonces: dict[str, str]) -> dict[str, str]:
+    """Print nonces before the run commits to them and return them: the run keeps none, and a kill loses none."""
+    if nonces:
+        err.print("Nonces of the records, in case this command is interrupted:")
+        for identity, nonce in nonces.items():
+            err.print(f"  {identity}: {nonce}", markup=False, soft_wrap=True)
+    return nonces
 
 
 def _nonce_lines(nonces: dict[str, str]) -> list[str]:

@@ -74,6 +74,8 @@ class RunEngines:
     def current(self, *, newcomers: bool = False, leaving: Collection[str] = ()) -> Engine:
         """Return the run's engine, see `Run.engine`."""
         with self._open_reader() as reader:
+            if self.engine is not None and len(self.engine.clients) < len(reader.clients()):
+                self.engine = None  # another process let a client join
             if self.engine is None:
                 newcomers = newcomers or remainder_to_join(reader) is not None
                 check = partial(check_continues, reader, newcomers=newcomers)
