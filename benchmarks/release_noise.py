@@ -4,9 +4,9 @@
 
 Each task has 100 clients of 100 records. `sifu advise` tries penalties and the noise of three budgets, for records and
 for clients; each accuracy is the mean of five draws. The noise that hides a record at (3, 1e-5) is then used for real
-runs: `trained` is the mean held-out accuracy of their releases, and `stated` the largest epsilon that `sifu plan`
-states for the records of the first clients. `best` is the best head without noise, `without_noise` the same head
-without noise.
+runs, which differ in their noise: `trained` is the mean held-out accuracy of their releases, and `stated` the largest
+epsilon that `sifu plan` states for the records of the first clients. `best` is the best head without noise,
+`without_noise` the same head without noise.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def trained(spec: Path, option: dict[str, Any], runs: int, options: argparse.Nam
     for number in range(runs):
         run = options.work / f"{spec.stem}-{number}"
         noise = ("--set", f"release.noise={option['noise']}", "--set", f"ridge.regularisation={option['r']}")
-        sifu("train", spec, "--run", run, "--data", options.data, *noise, "--set", f"seed={number}")
+        sifu("train", spec, "--run", run, "--data", options.data, *noise)
         status = sifu("status", run)
         accuracies.append(status["held_out"]["accuracy"])
         for client in status["clients"][:ASKED]:

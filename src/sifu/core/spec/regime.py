@@ -374,8 +374,6 @@ class ClosedForm(Regime):
 
     def why_figures_stay(self) -> str:
         """Return why the record must keep its figures: sums are derived from them."""
-        if self.spec.release.noise != 0.0:
-            return "distances of forgotten clients are sealed with those of clients that stay, which certificates need"
         return "it has a head in closed form or groups, whose models and sums are told by them"
 
     def sent_settings(self) -> SentSettings:
