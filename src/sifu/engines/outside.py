@@ -81,7 +81,7 @@ class OutsideFederation(RemoteFederation):
 
     def _reply(self, position: Position, name: str, arrays: Any) -> Reply:
         """Return a reply with its client's number of samples; arrays are copied, as the sender may change them."""
-        samples = next((client.samples for client in self.clients if client.name == name), 0)
+        samples = self.samples_of.get(name, 0)
         # Anything but a mapping of arrays is passed on and refused later.
         if isinstance(arrays, Mapping) and all(type(array) is np.ndarray for array in arrays.values()):
             arrays = np.asarray(model_pieces(arrays, self.layout))
@@ -97,7 +97,11 @@ class OutsideFederation(RemoteFederation):
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """Evaluate `model` on the clients that reply; others count with zero samples."""
-        there = self.may_ask(clients) if self.evaluates else []
+        if not self.evaluates:
+            nothing = np.zeros(len(clients))
+            counts = nothing.astype(np.int64)
+            return Evaluation(np.array(clients, dtype=np.int64), counts, counts, nothing)
+        there = self.may_ask(clients)
         models = dict.fromkeys(self._names(there), self._arrays(self.layout.own_copy(model)))
         replies = self._ask("evaluate", Position(0, 0), models)
         scores = {client: self._score(client, replies.get(self.clients[client].name)) for client in there}

@@ -118,6 +118,7 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
     def _use(self, blueprint: Blueprint) -> None:
         self.blueprint, self.layout, self.clients = blueprint, blueprint.layout, blueprint.clients
         self.samples: Integers = np.array([client.samples for client in blueprint.clients], dtype=np.int64)
+        self.samples_of = {client.name: client.samples for client in blueprint.clients}
 
     @property
     def facts(self) -> TrainingFacts:

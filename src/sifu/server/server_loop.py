@@ -199,6 +199,8 @@ class ServerLoop:
             facts = replace(training.facts, outside=(*training.facts.outside, CLOSED_EARLY))
             training = replace(training, facts=facts)
         self._engine = OutsideFederation(training, self._exchange)
+        self._left: set[str] = set()
+        self._leaving: set[str] = set()
         self._newcomers = deque(profile for name, profile in profiles.items() if name not in known)
         if not begun:
             create_run(Path(folder), given, given, self._engine).close()
@@ -251,8 +253,28 @@ class ServerLoop:
             raise InputError(f"{name} is, or was, a client of this run: a client joins under a name of its own")
         self._newcomers.append(ClientProfile(name, int(samples), self._steps))
 
+    def leave(self, name: str) -> None:
+        """Ask a client for nothing more, from the next task on.
+
+        What it contributed stays in the model until a request forgets it. The run does not record the departure, only
+        that the client took part in no later round: call this again when the loop is started again.
+
+        Args:
+            name: Its name.
+
+        Raises:
+            InputError: If the run has no client of this name.
+        """
+        if name not in {client.name for client in self._engine.clients}:
+            raise InputError(f"there is no client {name!r} in this run: name one that takes part")
+        self._leaving.add(name)
+
     def _admit(self, writer: RunWriter) -> None:
-        """Record new clients; called in the worker's thread between two rounds."""
+        """Record new clients and exclude those that left; called in the worker's thread between two rounds."""
+        while self._leaving:
+            self._left.add(self._leaving.pop())
+        gone = {number for number, client in enumerate(self._engine.clients) if client.name in self._left}
+        self._engine.leave_out(self._engine.left_out | gone)
         while self._newcomers:
             joined = self._newcomers[0]
             training = self._train([*self._engine.clients, joined])
@@ -297,7 +319,7 @@ class ServerLoop:
                 linger=self._linger,
                 level=self._level,
                 after_mail=self._admit,
-                more_mail=lambda: bool(self._newcomers),
+                more_mail=lambda: bool(self._newcomers or self._leaving),
             )
         except BaseException as error:
             self._tasks.put(error)
