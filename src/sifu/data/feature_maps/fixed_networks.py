@@ -340,12 +340,13 @@ class NetworkFeatures(FeatureMap):
     def _width(self) -> int:
         """Return the number of features; a user's module that refuses numbers may take token ids."""
         try:
-            return self._batch(np.zeros((1, *self.shape)), self._fresh()).shape[1]
+            return len(self._batch(np.zeros((1, *self.shape)), self._fresh())[0])
         except (RuntimeError, IndexError, TypeError):
             if self.kind != "module":
                 raise
             try:
-                width = self._batch(np.zeros((1, *self.shape), dtype=np.int64), self._fresh(), integers=True).shape[1]
+                tokens = np.zeros((1, *self.shape), dtype=np.int64)
+                width = len(self._batch(tokens, self._fresh(), integers=True)[0])
             except (RuntimeError, IndexError, TypeError):
                 width = 0
             if not width:
