@@ -293,9 +293,9 @@ def test_a_method_that_adds_too_little_noise_promises_nothing(
         assert certificate(own_trained)["level"] == "proven"
         assert verify_run(own_trained).problems == []
         return
-    with pytest.raises(NotCertifiableError, match="does not hide everyone who has a part"):
+    with pytest.raises(NotCertifiableError, match="does not hide all clients that influenced"):
         run.plan(["client-000"], method="quiet")
-    with pytest.raises(NotCertifiableError, match="does not hide everyone who has a part"):
+    with pytest.raises(NotCertifiableError, match="does not hide all clients that influenced"):
         run.forget(["client-000"], "quietly", method="quiet", level="none")
     assert state(own_trained) == before
 

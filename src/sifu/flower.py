@@ -102,7 +102,7 @@ class ForgettingFedAvg(FedAvg):
             default = usual[key].default if key in usual else None
             if key not in HONOURED and (key not in usual or value != default):
                 reason = REFUSED.get(key, "this version of sifu does not know it: leave it out")
-                raise InputError(f"{key} = {value!r} is not for {name}: {reason}")
+                raise InputError(f"{key} = {value!r} does not apply to {name}: {reason}")
         for method, _ in inspect.getmembers(FedAvg, inspect.isfunction):
             overridden = getattr(type(self), method) is not getattr(ForgettingFedAvg, method)
             if overridden and not method.startswith("_") and method not in OVERRIDABLE:
@@ -114,9 +114,10 @@ class ForgettingFedAvg(FedAvg):
             raise InputError(f"fraction_train must be above 0 and at most 1, found {self.fraction_train}")
         if self.fraction_train < 1.0 and self.min_train_nodes > usual["min_train_nodes"].default:
             raise InputError(
-                f"min_train_nodes = {self.min_train_nodes} and fraction_train = {self.fraction_train} exclude each "
-                "other: each client is drawn on its own, so a round has no least number. Write server.participation = "
-                f'"fixed({self.min_train_nodes})" in a spec and leave both out; certificates then name it as assumed'
+                f"min_train_nodes = {self.min_train_nodes} and fraction_train = {self.fraction_train} cannot be "
+                "combined: each client is drawn independently, so a round has no minimum number of clients. Write "
+                f'server.participation = "fixed({self.min_train_nodes})" in a spec and leave both out; certificates '
+                "then state it as an assumption"
             )
         self._config: Mapping[str, Any] = context.run_config
 

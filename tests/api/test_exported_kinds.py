@@ -161,7 +161,7 @@ def test_heads_on_image_features(tmp_path: Path) -> None:
     run = trained(file, tmp_path, "softmax", features={"kind": "random_convolutions"})
     check_agrees_with_the_run(run, sifu.load_model(run.export(tmp_path / "m.safetensors")), file)
     pytest.importorskip("onnx")
-    with pytest.raises(InputError, match="'random_convolutions' are not written as ONNX: export it as safetensors"):
+    with pytest.raises(InputError, match="'random_convolutions' cannot be written as ONNX: export it as safetensors"):
         run.export(tmp_path / "m.onnx")
 
 
@@ -192,9 +192,9 @@ def test_a_module_runs_only_if_it_is_named_and_is_the_same(
     try:
         run = trained(file, tmp_path, "ridge", features={"kind": "module", "module": "exported_trunk:make"})
         path = run.export(tmp_path / "m.safetensors")
-        with pytest.raises(InputError, match="name it yourself"):
+        with pytest.raises(InputError, match="name it to allow running it"):
             sifu.load_model(path)
-        assert "name it yourself" in cli("predict", path, file).err
+        assert "name it to allow running it" in cli("predict", path, file).err
         check_agrees_with_the_run(run, sifu.load_model(path, module="exported_trunk:make"), file)
         assert cli("predict", path, file, "--module", "exported_trunk:make").code == 0
         sys.modules.pop("exported_trunk")

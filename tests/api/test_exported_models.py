@@ -78,7 +78,7 @@ def test_a_row_that_cannot_be_read_has_a_reason_and_the_others_a_prediction(tabl
     first, second = model.predict_rows(table_run / "all.csv")
     assert [row.prediction for row in rows] == [None, first.prediction, None, second.prediction]
     assert (rows[1].scores, rows[3].scores) == (first.scores, second.scores)
-    assert "column 'price' holds '', which stands for a missing value" in rows[0].reason
+    assert "column 'price' holds '', which means a missing value" in rows[0].reason
     assert "column 'colour' holds 'green'" in rows[2].reason
     answer = cli("predict", table_run / "m.safetensors", table_run / "some.csv")
     assert answer.code == 0
@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_a_sentence(table_run: Path, tmp_path: Path) -> Non
     (tmp_path / "m.safetensors").write_bytes((table_run / "m.safetensors").read_bytes())
     for change, words in (
         ({"format": "other"}, "does not describe"),
-        ({"model": "python"}, "a module of your own: name the function"),
+        ({"model": "python"}, "your own module: name the function"),
         ({"parameters": {"weight": [3, 3], "bias": [3]}}, "does not hold the parameters"),
     ):
         (tmp_path / "m.safetensors.json").write_text(json.dumps(description | change))
@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_a_sentence(table_run: Path, tmp_path: Path) -> Non
             sifu.load_model(tmp_path / "m.safetensors")
     with pytest.raises(InputError, match="not a file that sifu export wrote"):
         sifu.load_model(tmp_path / "nothing.safetensors")
-    with pytest.raises(InputError, match=r"^m\.onnx is for runtimes of ONNX"):
+    with pytest.raises(InputError, match=r"^m\.onnx is for ONNX runtimes"):
         sifu.load_model(tmp_path / "m.onnx")
 
 

@@ -51,7 +51,7 @@ def engine_of(kind: type[SimulatedFederation]) -> Any:
 
 
 def test_an_engine_that_repeats_a_round_otherwise_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="gave another result when its first round was repeated"):
+    with pytest.raises(InputError, match="gave a different result when its first round was repeated"):
         sifu.train(SPEC, run=tmp_path / "run", engine=engine_of(ServerMomentum))
     assert not (tmp_path / "run").exists()
     sifu.train(SPEC, run=tmp_path / "own", engine=engine_of(SimulatedFederation))

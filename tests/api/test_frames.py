@@ -177,7 +177,7 @@ def test_a_folder_with_a_file_per_hospital_trains_alike(ending: str, from_file: 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no column for the client": (FakeFrame(columns()), {"client": ""}, "data.client"),
     "no such column": (FakeFrame(columns()), {"label": "sick"}, "the frame has no column 'sick', which data.label"),
-    "columns without names": (FakeFrame({0: [1, 2], "a": [1, 2]}), {}, "texts that differ"),  # type: ignore[dict-item]
+    "columns without names": (FakeFrame({0: [1, 2], "a": [1, 2]}), {}, "distinct names, as texts"),  # type: ignore[dict-item]
     "no rows": (FakeFrame({name: [] for name in columns()}), {}, "has no rows"),
     "a date": (FakeFrame(columns() | {"age": [np.datetime64("2024-01-31")] * 60}), {}, "row 0: column 'age'.*a date"),
     "splits": ({"train": FakeDataset(columns())}, {}, "'train' is a table"),

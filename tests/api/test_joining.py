@@ -81,7 +81,7 @@ def test_joining_from_a_file_on_the_command_line(tmp_path: Path, keep: str, cli:
     assert sifu_verifier.verify(folder) == []
     before = state(folder)
     for arguments, why in (
-        (("--client", "c0", "--file", tmp_path / "c3.npz"), "sent its statistics already"),
+        (("--client", "c0", "--file", tmp_path / "c3.npz"), "already sent its statistics"),
         (("--client", "c1", "--file", tmp_path / "c3.npz"), "asked to be forgotten"),
         (("--file", tmp_path / "c3.npz"), "--client NAME"),
         (("--client", "c9", "--file", tmp_path / "c4.npz"), "leave --client out"),

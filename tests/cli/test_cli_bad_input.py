@@ -188,7 +188,7 @@ def test_terms_without_clients_belong_nowhere(cli: Command, run_read_only: Path)
         ("[local]\nrate = -1\n", ["local.rate must be positive"]),
         ("[stop]\ntarget = 95\n", ["stop.target must be in [0, 1]"]),
         ('[model]\nkind = "sofmax"\n', ["did you mean softmax?"]),
-        ('[data]\nname = "digit"\n', ["data set 'digit' is not known", "did you mean digits?"]),
+        ('[data]\nname = "digit"\n', ["data set 'digit' is unknown", "did you mean digits?"]),
         ("local = 3\n", ["local must be a table of keys"]),
         ("[data]\nclients = 100000\n", ["client"]),
         ('[server]\nparticipation = "poisson(2)"\n', ["participation 'poisson(2)' is not understood"]),
@@ -203,7 +203,7 @@ def test_terms_without_clients_belong_nowhere(cli: Command, run_read_only: Path)
         ('[data]\nname = "npz"\n', ["data.file"]),
         ('[data]\nname = "npz"\nfile = "missing.npz"\n', ["missing.npz"]),
         ('[data]\npartition = "given"\n', ["client"]),
-        ('[data]\nname = "digit"\n', ["'digit' is not known", "did you mean digits?"]),
+        ('[data]\nname = "digit"\n', ["'digit' is unknown", "did you mean digits?"]),
         ("this is not TOML", ["is not valid TOML"]),
         ("[local\n", ["is not valid TOML"]),
         ("\x00", ["is not valid TOML"]),
@@ -520,7 +520,7 @@ def test_a_refused_change_of_the_list_makes_no_folder(cli: Command, tmp_path: Pa
 
 def test_a_list_without_a_run_says_what_makes_one(cli: Command, tmp_path: Path) -> None:
     (tmp_path / "clients.json").write_text("[]")
-    check_refused(cli("status", tmp_path), 2, "has a list of clients and no run yet", "flwr run")
+    check_refused(cli("status", tmp_path), 2, "has a list of clients but no run yet", "flwr run")
 
 
 @pytest.mark.parametrize("given", [True, False])

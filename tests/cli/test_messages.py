@@ -27,7 +27,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         PLAIN.replace("120", ""), {}, ["line 4 (row 2): column 'pressure' holds ''", 'data.missing = "pressure=NUMBER"']
     ),
     "semicolons": (PLAIN.replace(",", ";"), {"label": "ill"}, ["separated by semicolons", "no column 'ill'"]),
-    "a typo in the name": (PLAIN, {"name": "tabel"}, ["'tabel' is not known: did you mean table?"]),
+    "a typo in the name": (PLAIN, {"name": "tabel"}, ["'tabel' is unknown: did you mean table?"]),
     "a typo in a column": (PLAIN, {"scale": "aeg=50,20"}, ["no column 'aeg', which data.scale", "it has hospital"]),
     "too many outputs": (PLAIN, {"outputs": 3}, ["model.outputs = 3, but data.classes lists 2: leave"]),
 }  # fmt: skip

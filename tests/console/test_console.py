@@ -435,7 +435,7 @@ def test_sizes_and_rates_are_limited(service: Any) -> None:
         (b'{"clients": ["client-001"], "deadline_days": "7"}', "whole number"),
         (b'{"clients": ["client-001"], "terms": {"epsilon": "x"}}', "number"),
         (b'{"clients": ["client-001"], "terms": {"colour": 1}}', "no field 'colour'"),
-        (b'{"clients": ["client-001"], "request": "../../x"}', "not usable"),
+        (b'{"clients": ["client-001"], "request": "../../x"}', "cannot be used"),
         (b'{"clients": ["client-001"], "deadline_days": -4}', "deadline"),
         (b'{"clients": ["nobody"]}', "nobody"),
         (b'{"clients": ["client-001"], "x": 1}', "field"),

@@ -67,7 +67,7 @@ def test_a_port_in_use_is_said_before_anything_else(service: Any, cli: Command) 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         answer = cli("serve", service.folder, "--port", str(taken.getsockname()[1]))
     assert answer.code == 2
-    assert "cannot listen at 127.0.0.1" in answer.err
+    assert "cannot listen on 127.0.0.1" in answer.err
     assert "listens at" not in answer.out
 
 

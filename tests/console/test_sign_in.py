@@ -146,7 +146,7 @@ def test_a_discovery_document_of_another_issuer_is_refused(
     provider.discovery = {"issuer": issuer}
     answer = signing_service.stranger().get("/sign-in")
     assert answer.status_code == 400
-    assert "does not answer as one" in answer.text
+    assert "does not answer as an OpenID Connect provider" in answer.text
 
 
 def lookalikes(draw: random.Random, address: str) -> set[str]:

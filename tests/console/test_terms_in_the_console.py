@@ -146,7 +146,7 @@ def test_an_approval_at_the_desk_is_of_the_terms_that_were_shown(service: Any) -
         body = {"request": "a", "decision": "approved"} | terms
         assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).status_code == 400
     page = service.browser("ann").send(f"/runs/{north}/decide", request="a", decision="approved", number="1")
-    assert "names the terms it is about" in page.text
+    assert "must name the approved terms" in page.text
     assert service.approve("ann", north, 1).json()["outcome"] == "recorded"
     assert service.browser("bob").approve(f"/runs/{north}", 1).status_code == 200
     assert sifu.open_run(service.folder / "north").request_record("a").status.approvals == ("ann", "bob")

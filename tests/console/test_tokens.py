@@ -89,7 +89,7 @@ def test_a_damaged_file_is_a_sentence_and_lets_nobody_in(tmp_path: Path) -> None
     tokens = TokenFile(tmp_path)
     _, secret = tokens.create("ann", ["operator"])
     tokens.path.write_text(json.dumps({"tokens": [{"name": "ann"}]}))
-    with pytest.raises(RunDamagedError, match="make new tokens"):
+    with pytest.raises(RunDamagedError, match="create new tokens"):
         tokens.owner(secret)
 
 

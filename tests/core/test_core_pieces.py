@@ -231,5 +231,5 @@ def test_good_request_ids(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", ".hidden", "-x", "a/b", "..", "a b", "0" * 65, "a\n", "é"])
 def test_bad_request_ids(name: str) -> None:
-    with pytest.raises(InputError, match=r"is not usable: .* beginning with a letter or a digit"):
+    with pytest.raises(InputError, match=r"cannot be used: .* beginning with a letter or a digit"):
         check_request_id(name)

@@ -82,7 +82,7 @@ def test_images_that_are_channels_first_already_stay_so():
     ("arguments", "message"),
     [
         ({"scale": None, "normalise": "standard"}, "no published mean"),
-        ({"scale": None, "normalise": "fitted"}, "'fitted' is not known"),
+        ({"scale": None, "normalise": "fitted"}, "'fitted' is unknown"),
         ({"scale": None, "dtype": "float16"}, "'float16' is not supported"),
         ({"scale": GREY}, "must be stored as bytes"),
     ],
@@ -127,7 +127,7 @@ def test_a_set_without_test_samples_has_features_of_the_right_width():
 
 
 def test_an_unknown_split_is_refused():
-    with pytest.raises(InputError, match="split 'validation' is not known"):
+    with pytest.raises(InputError, match="split 'validation' is unknown"):
         make().raw("validation")
 
 

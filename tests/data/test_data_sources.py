@@ -59,9 +59,9 @@ def test_a_data_set_of_the_paper_says_what_to_install(packages, name):
     assert load(name).classes == ("a", "b")
 
 
-@pytest.mark.parametrize(("name", "hint"), [("digit", "digits"), ("npz_file", "npz"), ("xyz", "Known are digits")])
+@pytest.mark.parametrize(("name", "hint"), [("digit", "digits"), ("npz_file", "npz"), ("xyz", "write one of digits")])
 def test_an_unknown_name_gets_the_nearest_known(packages, name, hint):
-    with pytest.raises(InputError, match=f"{name!r} is not known: .*{hint}"):
+    with pytest.raises(InputError, match=f"{name!r} is unknown: .*{hint}"):
         load(name)
 
 

@@ -69,7 +69,7 @@ def test_one_file_a_client(tmp_path: Path) -> None:
     assert data.client_train.tolist() == ["north", "north", "south"]
     np.testing.assert_array_equal(data.x_train, X[[0, 2, 1]])
     write_csv(tmp_path / "west.csv", [("red", 1, "no")], "colour,price,bought")
-    with pytest.raises(InputError, match="other columns"):
+    with pytest.raises(InputError, match="differ in their columns"):
         read_table(tmp_path, TableCoding("bought", "", CODING.classes, CODING.class_names, CODING.categories))
 
 

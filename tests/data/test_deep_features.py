@@ -169,7 +169,7 @@ def test_a_run_without_the_keys_keeps_its_old_meaning(tmp_path: Path) -> None:
         ({"layers": "first"}, "must be a number or 'deep' or 'last'"),
         ({"layers": 0}, "number of blocks"),
         ({"layers": 1.5}, "whole number"),
-        ({"layers": 3}, "asks for 3 blocks, the network shows 2"),
+        ({"layers": 3}, "asks for 3 blocks, and the network exposes 2"),
         ({"size": -1}, "in 0 to 4096"),
     ],
 )

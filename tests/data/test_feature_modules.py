@@ -157,7 +157,7 @@ def test_nothing_of_a_module_runs_without_consent(
 
 @pytest.mark.parametrize("module", ["os:abort", "sys:exit", "antigravity:fly"])
 def test_code_that_the_spec_of_a_stranger_names_is_not_run(tmp_path: Path, module: str) -> None:
-    with pytest.raises(InputError, match="nothing of it was run"):
+    with pytest.raises(InputError, match="was not run"):
         sifu.train(spec_of("ridge", module=module), run=tmp_path / "run")
 
 
@@ -295,7 +295,7 @@ def test_a_module_that_changes_while_clients_go_through_is_refused(good_calls: i
     _ChangesForEveryCopy.everywhere.clear()
     x = np.random.default_rng(1).random((10, 6))
     features = NetworkFeatures(_ChangesForEveryCopy([], good_calls), (6,))
-    with pytest.raises(InputError, match=r"other features than at first|remembers samples"):
+    with pytest.raises(InputError, match=r"no longer gives the same features|carries information"):
         [list(features.chunks(x)) for _ in range(9)]
 
 
@@ -311,7 +311,7 @@ def test_training_on_a_module_with_memory_is_refused_and_keeps_none_of_its_later
 ) -> None:
     changed(backbone, COUNTING)
     for cache in ("", str(tmp_path / "kept")):
-        with pytest.raises(InputError, match=r"other features|remembers samples"):
+        with pytest.raises(InputError, match=r"the same features|carries information"):
             sifu.train(spec_of("ridge", cache=cache), run=tmp_path / f"run{len(cache)}")
     assert not list((tmp_path / "kept").glob("*.tmp"))
 

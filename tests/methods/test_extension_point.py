@@ -64,7 +64,7 @@ def test_without_the_package_verification_says_what_is_missing(
     assert find_method_info("go_on") is None
     answer = cli("verify", own_trained)
     assert answer.code == 5
-    assert "'go_on' is recorded, which no installed package has" in " ".join(answer.err.split())
+    assert "'go_on' is recorded, but no installed package provides it" in " ".join(answer.err.split())
 
 
 def test_without_the_package_a_run_with_its_key_says_what_is_missing(

@@ -169,7 +169,7 @@ def test_a_model_of_a_users_own_begins_afresh_with_every_client(shared: bool, tm
     clients = {client.name: (client.x, client.y) for client in clients_of()}
     Counts.shared.clear()
     if shared:
-        with pytest.raises(InputError, match="remembers samples"):
+        with pytest.raises(InputError, match="between clients"):
             sifu.train(spec, run=tmp_path / "run", model=lambda: Counts(True), clients=clients)
         assert not (tmp_path / "run").exists()
         return

@@ -254,7 +254,9 @@ def test_state_that_clients_share_is_refused(
     """Training stops with a sentence before a round is recorded."""
     monkeypatch.setitem(stateful_modules.CLASSES, "shared", lambda: Network(SHARED[what]))
     stateful_modules.choose(stateful_modules.Kind("shared", "forward", "scale"))
-    with pytest.raises(InputError, match=r"remembers samples|other features|cannot be copied"):
+    with pytest.raises(
+        InputError, match=r"between clients|depends on other samples|no longer gives the same features|cannot be copied"
+    ):
         DOORS[door](SHARED[what], tmp_path)
     if (tmp_path / "run").exists():
         assert [node["kind"] for node in RunFolder(tmp_path / "run").nodes.values()] in ([], ["initial"])
@@ -314,7 +316,7 @@ def test_a_module_that_all_clients_of_a_lane_share_keeps_no_state(place: str) ->
     if place == "nowhere":
         assert tried.try_out(torch.zeros(4), 3) == 3
         return
-    with pytest.raises(InputError, match=r"keeps state \((calls|count of)|remembers samples"):
+    with pytest.raises(InputError, match=r"keeps state \((calls|count of)|between clients"):
         tried.try_out(torch.zeros(4), 3)
 
 

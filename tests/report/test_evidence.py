@@ -318,7 +318,7 @@ def test_after_a_new_key_both_keys_are_shown(own_run: Path, tmp_path: Path) -> N
 
 def test_what_is_not_done_or_does_not_verify_has_no_evidence(own_run: Path, tmp_path: Path, cli: Command) -> None:
     for request in ("waits", "nobody"):
-        with pytest.raises(InputError, match="only a request that was carried out"):
+        with pytest.raises(InputError, match="only a finished request"):
             sifu.write_evidence(own_run, request, tmp_path / "e.zip")
     for target in (tmp_path, tmp_path / "nowhere" / "e.zip"):
         with pytest.raises(InputError, match="folder"):

@@ -82,7 +82,7 @@ def test_two_different_people_who_did_not_ask_must_approve(two: Path, cli: Comma
     assert (record.status.filed_by, record.status.approvals) == ("rita", ("ann", "bob"))
     assert run.verify().problems == []
     assert verify_independently(two) == []
-    with pytest.raises(InputError, match="cannot be approved any more"):
+    with pytest.raises(InputError, match="can no longer be approved"):
         run.decide("a", "approved", actor="carl")
 
 
@@ -102,7 +102,7 @@ def test_a_new_request_is_not_carried_out_at_once(two: Path, cli: Command) -> No
     before = state(two)
     answer = cli("forget", two, "--clients", "client-003")
     assert answer.code == 2
-    assert "file it with sifu request" in answer.err
+    assert "file the request with sifu request" in answer.err
     assert state(two) == before
 
 
@@ -278,7 +278,7 @@ def test_an_approval_of_other_terms_does_not_count(one: Path) -> None:
     run = sifu.open_run(one)
     run.request(["client-003"], "a", actor="rita", epsilon=7.5)
     seen = replace(run.request_record("a").status.terms, epsilon=5.0).digest("a")
-    with pytest.raises(InputError, match="does not have the terms that were decided on"):
+    with pytest.raises(InputError, match="does not have the terms of the decision"):
         run.decide("a", "approved", actor="ann", terms=seen)
     with RunWriter.open(one) as writer:
         writer.record(NewEvent("request approved", {"request": "a", "actor": "ann", "reason": "", "terms": seen}))

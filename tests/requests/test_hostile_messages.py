@@ -119,7 +119,7 @@ def test_a_letter_too_long_is_refused(own_trained: Path) -> None:
     (inbox / "request.a.json").write_text(terms() + " " * LARGEST_MESSAGE_BYTES)
     writer = RunWriter.open(own_trained)
     try:
-        assert ingest(writer) == ["request a: the letter cannot be read"]
+        assert ingest(writer) == ["request a: the inbox message cannot be read"]
     finally:
         writer.close()
 
@@ -170,7 +170,7 @@ def test_a_letter_with_many_names_is_read_in_a_moment(own_trained: Path) -> None
 
 
 def test_what_cannot_be_written_down_is_not_posted(own_trained: Path) -> None:
-    with pytest.raises(InputError, match="cannot be recorded"):
+    with pytest.raises(InputError, match="cannot be written to the inbox"):
         post(own_trained, "signed", "a", {"body": "\ud800"})
     assert not list((own_trained / "inbox").iterdir())
 

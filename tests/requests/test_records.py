@@ -217,11 +217,11 @@ def test_what_is_refused(tmp_path: Path) -> None:
     run.forget(["c1"], records=[0])
     before = state(tmp_path / "run")
     for rows, names, why in (
-        ([size], ["c1"], f"rows 0 to {size - 1}, there is no row {size}"),
+        ([size], ["c1"], f"rows 0 to {size - 1} and has no row {size}"),
         ([1, 1], ["c1"], "named 2 times"),
-        ([0, 1], ["c1"], "row 0 of client c1 was forgotten already"),
+        ([0, 1], ["c1"], "row 0 of client c1 was already forgotten"),
         (list(range(1, size)), ["c1"], "forget the client instead"),
-        ([], ["c1"], "no record is named"),
+        ([], ["c1"], "no records are named"),
         ([-1], ["c1"], "found -1"),
         ([0.5], ["c1"], "found 0.5"),
         ("12", ["c1"], "list of identities or row numbers"),
@@ -232,7 +232,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
                 ask(names, records=rows)  # type: ignore[operator]
     assert state(tmp_path / "run") == before
     fewer = [clients[0], without(clients[1], [3, 4]), *clients[2:]]
-    with pytest.raises(InputError, match="hand over all of them"):
+    with pytest.raises(InputError, match="give all of them"):
         sifu.open_run(tmp_path / "run", clients=fewer).forget(["c0"])
 
 
@@ -296,7 +296,7 @@ def test_on_the_command_line(tmp_path: Path, cli: Command) -> None:
     assert cli("verify", folder).code == 0
     again = cli("forget", folder, "--client", "client-002", "--records", rows)
     assert again.code == 2
-    assert "was forgotten already" in again.err
+    assert "was already forgotten" in again.err
     for text, why in (("x\n", "line 1"), ("", "names no record"), ("-3", "line 1")):
         rows.write_text(text)
         answer = cli("forget", folder, "--client", "client-002", "--records", rows)

@@ -191,7 +191,7 @@ def test_forgotten_samples_do_not_join_again_under_another_name(tmp_path: Path) 
     run = sifu.train(SPECS["ridge"], run=tmp_path / "run", clients=clients[:3])
     run.forget(["c0"])
     before = run.status()
-    with pytest.raises(InputError, match="back brings the samples of c0, which was forgotten"):
+    with pytest.raises(InputError, match="back has the samples of c0, which was forgotten"):
         sifu.open_run(tmp_path / "run", clients=[*clients[:3], replace(clients[0], name="back")]).join()
     assert run.status() == before
     assert sifu.open_run(tmp_path / "run", clients=clients).join() == ["c3"]
@@ -254,7 +254,7 @@ def test_an_engine_that_is_handed_over_has_the_same_data(tmp_path: Path, kind: s
             sifu.open_run(folder, engine=other).forget(["c1"])
         with pytest.raises(InputError, match="client 'c0' are not those the run was made with"):
             sifu.open_run(folder, clients=relabelled).forget(["c1"])
-        with pytest.raises(InputError, match="does not show those of its clients, 'c0' among them"):
+        with pytest.raises(InputError, match="does not provide those of its clients, 'c0' among them"):
             sifu.open_run(folder, engine=Closed(engine)).forget(["c1"])
         run = sifu.open_run(folder, engine=engine)
         run.forget(["c1"])

@@ -136,7 +136,7 @@ def test_a_run_whose_database_is_gone_is_never_trained_over(
         answer = cli("verify", own_run)
     said = " ".join(answer.err.split())
     assert answer.code == 5
-    assert "the rest of a run whose run.db is gone" in said
+    assert "a run whose run.db is missing" in said
     assert "or remove it" not in said
     assert files_of(own_run) == before
 
@@ -157,7 +157,7 @@ def test_whatever_is_left_of_a_run_is_not_advised_to_be_removed(tmp_path: Path, 
     for arguments in (("train", tmp_path / "spec.toml", "--run", folder), ("status", folder), ("forget", folder)):
         answer = cli(*arguments)
         assert answer.code == 5
-        assert "the rest of a run" in " ".join(answer.err.split())
+        assert "holds a run whose" in " ".join(answer.err.split())
         assert "or remove it" not in answer.err
         assert "Start one" not in answer.err
     assert sorted(path.name for path in folder.rglob("*")) == before

@@ -94,7 +94,7 @@ def test_a_client_alone_is_as_far_as_the_whole_head():
     truth = float(np.linalg.norm(_direct(*clients[0])))
     assert release.distance_without(statistics_of(FIXED, *clients[0])) == pytest.approx(truth, rel=1e-6)
     lonely = _clients(2, sizes=(1,))
-    with pytest.raises(InputError, match="needs another one"):
+    with pytest.raises(InputError, match="needs at least one other record"):
         _release(lonely).distances_of_records(*lonely[0])
 
 

@@ -167,7 +167,7 @@ def test_a_target_that_cannot_be_a_witness_is_refused(
     own_trained: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
     monkeypatch.setenv(kept_outside.WITNESSES, target)
-    with pytest.raises(InputError, match="a witness is"):
+    with pytest.raises(InputError, match="a witness must be"):
         sifu.open_run(own_trained).request(["client-000"])
     monkeypatch.delenv(kept_outside.WITNESSES)
     sifu.open_run(own_trained).request(["client-000"])

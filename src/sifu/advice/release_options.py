@@ -127,7 +127,7 @@ def advise_releases(spec: Spec, data_folder: str | Path | None, clients: Any) ->
     if held is None or relative == "auto":
         raise InputError("advice on noise needs held-out rows and a number for ridge.regularisation")
     if not spec.regime.has_accuracy:
-        raise InputError("the head has no accuracy to measure on held-out rows: advice on noise needs classes")
+        raise InputError("advice on noise needs a task with classes: this head has no accuracy on held-out rows")
     engine: Any = engine_from_spec(replace(spec, release=ReleaseSpec()), data)[0]
     usable = _usable(engine)
     release = Release(total(engine.fixed, [engine.sent_by(client) for client in usable]), relative)

@@ -210,7 +210,7 @@ def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> _Solved:
     if held is None:
         data, held = without_held_out(data)
     if held is None:
-        raise InputError("no client has five rows, so there is none to hold out")
+        raise InputError("no client has five rows, so none can be held out")
     outputs = known_outputs(spec) or 1 + max(int(np.max(client.y)) for client in data)
     own = replace(spec, data=replace(spec.data, name=PYTHON), model=replace(spec.model, outputs=outputs))
     rows = {client.name: (client.x.reshape(len(client.x), -1), client.y) for client in data}
@@ -229,7 +229,7 @@ def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> _Solved:
     flat = HeldOutRows(np.asarray(held.x).reshape(len(held.y), -1), held.y)
     figures = held_out_figures(spec, engine, model, flat)
     if figures is None or figures.accuracy is None:
-        raise InputError("its accuracy cannot be measured on held-out rows")
+        raise InputError("accuracy cannot be measured on held-out rows")
     size = float(sum(kept_bytes(engine.fixed, len(client.x)) for client in data))
     return _Solved(spec.features.kind, figures, seconds, size, request_seconds)
 

@@ -364,7 +364,7 @@ class Run:
         with self.view() as view:
             row = row_of(view.reader, request)
             if not row.waits:
-                raise InputError(f"request {request} is {row.status}: there is nothing left to plan")
+                raise InputError(f"request {request} is {row.status}: it needs no plan any more")
             return with_plain_names(view.reader, plan_request(view, row.terms))
 
     def most_expensive(self) -> str:
@@ -599,11 +599,13 @@ class Run:
         """
         address = check_authority(authority) if authority else timestamp_authority()
         if address is None:
-            raise InputError(f"name a timestamp authority: sifu --timestamp URL timestamp DIR, or set {AUTHORITY}")
+            raise InputError(
+                f"no timestamp authority is set: run sifu --timestamp URL timestamp DIR, or set {AUTHORITY}"
+            )
         with self._checked_writer() as writer:
             came, missing, reason = fetch_timestamps(writer, address)
         if missing:
-            raise InputError(f"{address} gave no timestamp ({reason}): nothing was lost, try again later")
+            raise InputError(f"{address} gave no timestamp ({reason}): nothing was lost; try again later")
         return came
 
     def export(self, path: str | Path) -> Path:

@@ -104,8 +104,8 @@ def execute(
         check_new(view, wanted, request)
         if request not in rows and approvals_needed(writer):
             raise InputError(
-                "requests of this run are approved before they are carried out (requests.approval of its "
-                "spec): file it with sifu request, and have it approved with sifu requests decide"
+                "requests of this run need approval before they are executed (requests.approval in its spec): file "
+                "the request with sifu request and have it approved with sifu requests decide"
             )
     elif request is None and not any(
         (_is_open(row) and row.request not in lacking) or row.terms.release == "now" for row in view.requests
@@ -146,7 +146,7 @@ def execute(
     if refusals:
         if measured:
             measure_held_out(writer, engines)
-        raise NotCertifiableError(f"{refusals[0]} Carried out: {', '.join(done)}")
+        raise NotCertifiableError(f"{refusals[0]} Executed: {', '.join(done)}")
     worker.recover()
     before = measure_held_out(writer, engines, earlier) if measured else None
     if view.spec.groups.rebuild == "now":
@@ -229,7 +229,7 @@ def new_terms(view: RunView, engines: RunEngines, clients: Sequence[str], given:
         records = [str(record) for record in records]  # without data.id, the row number in the file identifies a row
     if records is not None and any(isinstance(record, str) for record in records):
         if isinstance(clients, str) or len(clients) != 1:
-            raise InputError("records are rows of one client's data: name that client alone")
+            raise InputError("records need exactly one client: name only the client they belong to")
         own = engines.clients() if engines.clients else ()
         identities = [record for record in records if isinstance(record, str)]
         rows = [record for record in records if not isinstance(record, str)]
@@ -273,7 +273,7 @@ def check_not_settled(view: RunView, request: str | None) -> None:
     """Check that a request was not refused or withdrawn, because such a request is never executed."""
     for row in view.requests:
         if row.request == request and row.status in ("refused", "withdrawn"):
-            raise InputError(f"request {request} was {row.status}: ask again with another id")
+            raise InputError(f"request {request} was {row.status}: file it again under another id")
 
 
 def _is_open(row: RequestRow) -> bool:

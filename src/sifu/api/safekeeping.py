@@ -66,8 +66,8 @@ def back_up(writer: RunWriter, file: Path) -> str:
         raise InputError(f"there is no folder {file.parent} to write {file.name} into")
     if not (writer.folder / keys.KEY_FILE).is_file():
         raise RunDamagedError(
-            f"{writer.folder} has no {keys.KEY_FILE}, and a backup without it could not be continued: put the key back "
-            "first, from an older backup for example"
+            f"{writer.folder} has no {keys.KEY_FILE}, and a run restored without it could not be continued: put the "
+            "key back first, for example from an older backup"
         )
     content = {
         "backup": file.name,
@@ -141,9 +141,9 @@ def restore(
             if anchor is not None and not held and not accept_older:
                 problem = next(iter(check_anchor(reader, anchor)))
                 raise InputError(
-                    f"{file} is not the latest state of the run. {problem}. What was erased, released or forgotten "
-                    "since is not in it: find a newer backup, or accept it with --accept-older and the certificates "
-                    "issued since"
+                    f"{file} is not the latest state of the run. {problem}. It lacks everything erased, released or "
+                    "forgotten since then: find a newer backup, or accept this one with --accept-older and the "
+                    "certificates issued since"
                 )
             for body in given:
                 if body["body"]["run"] != run or not any(keys.signature_holds(body, key) for key in key_values):
@@ -179,8 +179,8 @@ def check_whole(staged: Path, file: Path) -> None:
             keys.load_key(staged, verification.public_key)
         except RunDamagedError as error:
             raise RunDamagedError(
-                f"{file} is damaged or was changed, nothing was restored: the operator's key in it is missing or "
-                "another one, and nothing could be certified with it"
+                f"{file} is damaged or was changed, nothing was restored: its operator's key is missing or different, "
+                "so nothing could be certified"
             ) from error
 
 

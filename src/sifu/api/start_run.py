@@ -139,8 +139,8 @@ def train(
         spec = replace(spec, model=replace(spec.model, kind="python"))
         if spec.regularity.kind == "measured" and not is_linear(as_model(model)):
             raise InputError(
-                "a module of your own has no measured smoothness: set regularity.kind = 'assumed' (and its factor), "
-                "and every certificate will say that this was assumed"
+                "the smoothness of your own module is not measured: set regularity.kind = 'assumed' (and its factor); "
+                "every certificate then states this assumption"
             )
     if clients is not None:
         spec = replace(spec, data=replace(spec.data, name=PYTHON))
@@ -203,12 +203,12 @@ def create_run(
         sample_digests: Digests of the clients' samples.
     """
     if resolved.data.held_out_by == "number":
-        raise InputError('data.held_out_by = "number" is how runs made before drew their rows: leave it out')
+        raise InputError('data.held_out_by = "number" is only for runs of earlier versions: leave it out')
     resolved = with_groups_by_rule(resolved, len(engine.clients))
     if resolved.regime.tunes and not isinstance(engine, TunedEngine):
         raise InputError(
-            f"features.tune = {resolved.features.tune!r} needs an engine whose groups tune networks: leave it out, or "
-            "use an engine of sifu's own"
+            f"features.tune = {resolved.features.tune!r} needs an engine that can tune networks in groups: leave it "
+            "out, or use one of sifu's engines"
         )
     check_names([client.name for client in engine.clients])
     Regularities.of(engine.clients, engine.facts, resolved)  # raises if Psi can never be tracked
@@ -269,7 +269,7 @@ def find_runs(*folders: str | Path) -> list[Path]:
     runs: dict[Path, Path] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
-            raise InputError(f"{folder} is not a folder: name run folders, or folders that hold some")
+            raise InputError(f"{folder} is not a folder: give run folders, or folders that contain them")
         below = []
         for path, inner, _ in os.walk(folder):  # folders that this account cannot read are skipped
             here = Path(path)

@@ -97,7 +97,9 @@ class ReleaseAttack:
         erased, wanted = not_recomputed(self.reader), self.options.request
         done = [row for row in self.reader.requests() if row.status == "done" and row.request not in erased]
         if wanted in erased:
-            raise InputError(f"the figures of request {wanted} were erased on {erased[wanted]}: nothing can be audited")
+            raise InputError(
+                f"the figures of request {wanted} were erased on {erased[wanted]}: it can no longer be audited"
+            )
         if wanted is not None and wanted not in {request.request for request in done}:
             raise InputError(
                 f"there is no finished request {wanted!r} in this run; it has "

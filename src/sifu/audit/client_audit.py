@@ -127,7 +127,7 @@ def audit_client(
         )
     arrays = {name: _read(path) for name, path in (("before", before), ("after", after)) if path is not None}
     if nonce is not None and after is None:
-        raise InputError("the nonce opens the commitment to the model after: give that model too")
+        raise InputError("--nonce needs the later model, whose commitment it opens: give --after FILE too")
     if "before_after" in body and after is not None:
         statements.append(
             "The certificate commits to the solved head, which stays with the operator; a release with noise cannot be "

@@ -101,7 +101,7 @@ def epsilon_lower_bound(
     """
     if min(with_client.size, without_client.size) < FEWEST_REPLAYS:
         raise InputError(
-            f"{min(with_client.size, without_client.size)} replays are too few to bound epsilon: take {FEWEST_REPLAYS} "
+            f"{min(with_client.size, without_client.size)} replays are too few to bound epsilon: use {FEWEST_REPLAYS} "
             "at least, 10000 are usual"
         )
     best = (-math.inf, 0.0, "with", 1.0)

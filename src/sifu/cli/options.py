@@ -203,7 +203,7 @@ def _record(where: str, entry: str, by_identity: bool) -> int | str:
         return entry
     if not (entry.isascii() and entry.isdecimal() and len(entry) < 16):
         raise InputError(
-            f"{where} is {entry[:40]!r}, which is not a row number counted from 0. Identities need a column for them "
-            "(data.id of the spec); a file of that name does not exist"
+            f"{where} is {entry[:40]!r}, which is neither an existing file nor a row number counted from 0; to name "
+            "records by identity, the spec needs data.id"
         )
     return int(entry)

@@ -60,7 +60,7 @@ def visitor_of(request: Request) -> Visitor:
     """Return the visitor of a request; raise `NotKnownError` if they are not logged in."""
     visitor = console_of(request).sessions.visitor(request)
     if visitor is None:
-        raise NotKnownError("log in first, or send a token that works")
+        raise NotKnownError("log in first, or send a valid token")
     return visitor
 
 
@@ -130,7 +130,7 @@ def client_names(value: Any, known: Collection[str] = ()) -> list[str]:
     """
     names = _names_in(value, known) if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InputError("clients is a list of names")
+        raise InputError("clients must be a list of names")
     cleaned = [name.strip() for name in names if name.strip()]
     if not cleaned or len(cleaned) > MOST_CLIENTS:
         raise InputError(f"name 1 to {MOST_CLIENTS} clients, found {len(cleaned)}")
@@ -153,13 +153,13 @@ def days(value: Any) -> int:
     try:
         return int(_number(int, value))
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"the deadline is a whole number of days, found {str(value)[:40]!r}") from error
+        raise InputError(f"the deadline must be a whole number of days, found {str(value)[:40]!r}") from error
 
 
 def terms_given(values: Any) -> TermsGiven:
     """Return the terms of a request that were given; empty ones come from the run's spec."""
     if not isinstance(values, dict):
-        raise InputError("terms is an object")
+        raise InputError("terms must be an object")
     offered = terms_on_offer()
     unknown = next((name for name in values if name not in offered), None)
     if unknown is not None:

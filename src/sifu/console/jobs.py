@@ -64,7 +64,7 @@ class Jobs:
             if any(
                 other.run == run and other.kind == kind and other.state == "running" for other in self._jobs.values()
             ):
-                raise RunBusyError(f"another one is at work on this run ({kind}): wait for it")
+                raise RunBusyError(f"another job of this run is in progress ({kind}): wait until it ends")
             finished = [other.id for other in self._jobs.values() if other.state != "running"]
             for old in finished[: max(0, len(self._jobs) - MOST_JOBS)]:
                 del self._jobs[old]

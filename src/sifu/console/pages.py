@@ -276,7 +276,7 @@ def _field_of(sentence: str) -> str:
 def _check_confirmed(visit: Visit, what: str) -> None:
     """Refuse an irreversible action unless its confirmation box is ticked."""
     if visit.text("confirm") != "yes":
-        raise InputError(f"{what} cannot be undone: tick the box to confirm it")
+        raise InputError(f"{what} cannot be undone: tick the box to confirm")
 
 
 @page
@@ -429,7 +429,7 @@ def figure(visit: Visit) -> Response:
     phone = visit.request.query_params.get("phone") == "yes"
     request = visit.run.request(visit.who, visit.number).record.status.request
     if not visit.who.may("see"):
-        raise InputError("this figure is not for your roles")
+        raise InputError("your roles do not allow you to see this figure")
 
     def draw() -> bytes:
         try:

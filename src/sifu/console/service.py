@@ -339,9 +339,11 @@ class ServedRun:
         elif decision in rights:
             who.demand(rights[decision])
         else:
-            raise InputError(f"a decision is approved, verified, refused or withdrawn, found {decision[:40]!r}")
+            raise InputError(f"a decision must be approved, verified, refused or withdrawn, found {decision[:40]!r}")
         if decision == "approved" and not terms:
-            raise InputError("an approval names the terms it is about: send terms, the terms_digest of the request")
+            raise InputError(
+                "an approval must name the approved terms: send terms, with the terms_digest of the request"
+            )
         with self.lock:
             outcome = self.run.decide(request, decision, reason, who.name, terms or None)
             self.written()
@@ -353,9 +355,9 @@ class ServedRun:
         numbered = self.request(who, request)
         status = numbered.record.status
         if numbered.state == "running":
-            raise RunBusyError(f"request {request} is being carried out already")
+            raise RunBusyError(f"request {request} is already in execution")
         if status.status not in ("received", "verified", "planned", "running"):
-            raise InputError(f"request {request} is {status.status}: there is nothing to carry out")
+            raise InputError(f"request {request} is {status.status}: it cannot be executed")
         if status.approvals_missing:
             raise InputError(f"request {request} needs {approvals_words(status.approvals_missing)}")
         elsewhere = executed_elsewhere(self.run.spec)
@@ -439,8 +441,8 @@ class ServedRun:
             held = (held | posted | set(view.names_now(list(clients)))) & there
         if 2 * len(held) > len(there):
             raise InputError(
-                "this request would leave less than half of the clients in training before anyone has agreed to it: "
-                "have earlier requests approved first, or ask an operator to file it"
+                "this request would exclude more than half of the clients from training without any approval: have "
+                "earlier requests approved first, or ask an operator to file it"
             )
 
     def _check_id_is_own(self, who: Token, request: str) -> None:

@@ -140,12 +140,12 @@ def check_binding(binding: Binding) -> None:
         InputError: If the settings are incomplete, invalid or unprotected.
     """
     if (binding.certificate is None) != (binding.key is None):
-        raise InputError("TLS needs both: --tls-cert FILE and --tls-key FILE")
+        raise InputError("TLS needs both --tls-cert FILE and --tls-key FILE")
     for path in (binding.certificate, binding.key):
         if path is not None and not path.is_file():
             raise InputError(f"{path} is not a file: give a certificate and its key in PEM")
     if not 0 <= binding.port <= 65535:
-        raise InputError(f"a port is a number up to 65535, found {binding.port}")
+        raise InputError(f"a port must be a number up to 65535, found {binding.port}")
     for name in binding.names:
         if not is_host(name):
             raise InputError(f"--name {name} is not a host name: give one without a scheme, user or port")
@@ -159,7 +159,7 @@ def check_binding(binding: Binding) -> None:
     if not is_loopback(binding.host) and not binding.tls and not binding.without_tls:
         raise InputError(
             f"{binding.host} can be reached from other machines, and tokens would be sent in the clear: give "
-            "--tls-cert and --tls-key, or say --without-tls if something in front of the console encrypts"
+            "--tls-cert and --tls-key, or --without-tls if a proxy in front of the console encrypts"
         )
 
 
@@ -167,7 +167,7 @@ def check_tokens_exist(tokens: TokenFile, folder: Path) -> None:
     """Refuse to start a console without a token to log in with."""
     if not tokens.all():
         raise InputError(
-            f"there is no token to log in with: create one, sifu token create {folder} --name NAME --role operator"
+            f"there is no token to log in with: create one with sifu token create {folder} --name NAME --role operator"
         )
 
 
@@ -178,8 +178,8 @@ def listen(binding: Binding) -> socket.socket:
         return socket.create_server((binding.host, binding.port), family=family, backlog=2048)
     except OSError as error:
         raise InputError(
-            f"cannot listen at {binding.host}, port {binding.port} ({error.strerror}): choose another --port, or end "
-            "what listens there"
+            f"cannot listen on {binding.host}, port {binding.port} ({error.strerror}): choose another --port, or stop "
+            "the program that uses it"
         ) from error
 
 

@@ -43,7 +43,10 @@ class SignIn:
     def __post_init__(self) -> None:
         address = urlsplit(self.issuer)
         if address.scheme != "https" and not (address.scheme == "http" and is_loopback(address.hostname or "")):
-            raise InputError(f"--sign-in {self.issuer} is not an https address: names would be sent in the clear")
+            raise InputError(
+                f"--sign-in {self.issuer} is not an https address, so names would be sent unencrypted: give an https "
+                "address"
+            )
         self.provider = OAuth().register(
             "provider",
             client_id=self.client,
@@ -87,7 +90,9 @@ async def begin(request: Request) -> Response:
         await sign_in.check_issuer()
         response: Response = await sign_in.provider.authorize_redirect(request, back)
     except (OAuthError, HTTPError, ValueError, RuntimeError) as error:
-        raise InputError(f"the provider to sign in with does not answer as one ({type(error).__name__})") from error
+        raise InputError(
+            f"the sign-in provider does not answer as an OpenID Connect provider ({type(error).__name__})"
+        ) from error
     options: dict[str, Any] = {"httponly": True, "samesite": "lax", "secure": console.secure_cookie}
     response.set_cookie(COOKIE, browser, max_age=int(MOST_SECONDS), path="/sign-in", **options)
     return response

@@ -189,13 +189,13 @@ class TokenFile:
         owner = actor_name(name).strip()
         unknown = [role for role in roles if role not in ROLES]
         if unknown or not roles:
-            raise InputError(f"a role is one of {', '.join(ROLES)}; found {', '.join(unknown) or 'none'}")
+            raise InputError(f"a role must be one of {', '.join(ROLES)}; found {', '.join(unknown) or 'none'}")
         if days is not None and not 1 <= days <= LONGEST_DAYS:
-            raise InputError(f"a token lasts 1 to {LONGEST_DAYS} days, found {days}")
+            raise InputError(f"a token must last 1 to {LONGEST_DAYS} days, found {days}")
         with self._changing() as tokens:
             # Two people with one name could not be told apart as approvers.
             if any(same_person(token.name) == same_person(owner) and token.works(utc_now()[:10]) for token in tokens):
-                raise InputError(f"{owner} has a token that works: revoke it first, or choose another name")
+                raise InputError(f"{owner} already has a valid token: revoke it first, or choose another name")
             secret = PREFIX + secrets.token_urlsafe(32)
             expires = "" if days is None else (current_time().date() + datetime.timedelta(days=days)).isoformat()
             token = Token(
@@ -218,7 +218,7 @@ class TokenFile:
         with self._changing() as tokens:
             chosen = [token for token in tokens if name_or_id in (token.id, token.name) and not token.revoked]
             if not chosen:
-                raise InputError(f"there is no token of {name_or_id!r} that could be revoked: see sifu token list")
+                raise InputError(f"there is no token of {name_or_id!r} to revoke: see sifu token list")
             revoked = [replace(token, revoked=utc_now()) for token in chosen]
             by_id = {token.id: token for token in revoked}
             tokens[:] = [by_id.get(token.id, token) for token in tokens]
@@ -258,7 +258,7 @@ def _parse(path: Path) -> list[Token]:
         if not all(isinstance(value, str) for row in rows for name, value in row.items() if name != "roles"):
             raise ValueError("a field is not a text")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RunDamagedError(f"{path} is damaged ({type(error).__name__}): remove it and make new tokens") from error
+        raise RunDamagedError(f"{path} is damaged ({type(error).__name__}): remove it and create new tokens") from error
     return tokens
 
 

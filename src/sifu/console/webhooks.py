@@ -36,7 +36,7 @@ Send = Callable[[str, bytes, dict[str, str]], None]
 def check_address(address: str) -> str:
     """Return a webhook address; refuse anything but an http or https URL."""
     if not address.startswith(("https://", "http://")):
-        raise InputError(f"a webhook is an http or https URL, found {address[:80]!r}")
+        raise InputError(f"a webhook must be an http or https URL, found {address[:80]!r}")
     return address
 
 

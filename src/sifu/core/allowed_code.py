@@ -20,7 +20,7 @@ def allow_code(*names: str) -> None:
     for name in names:
         package, _, function = name.partition(":")
         if not package or not function or any(character.isspace() for character in name):
-            raise InputError(f"code to allow is named package.file:function, for example trunk:make; found {name!r}")
+            raise InputError(f"write code to allow as package.file:function, for example backbone:make; found {name!r}")
     os.environ[ALLOWED_CODE] = "\n".join(sorted({*allowed_code(), *names}))
 
 
@@ -33,6 +33,6 @@ def demand_consent(name: str) -> None:
     """Refuse code that was not allowed, before importing any of it."""
     if name not in allowed_code():
         raise InputError(
-            f"module {name!r} is code, and nothing of it was run: read it first, then allow it with "
-            f"sifu --allow-code {name} before the command, or sifu.allow_code({name!r}) in Python"
+            f"module {name!r} is code and was not run: read it first, then allow it with sifu --allow-code {name} "
+            f"before the command, or sifu.allow_code({name!r}) in Python"
         )

@@ -67,13 +67,13 @@ def check_names(names: Sequence[str]) -> None:
     for name in names:
         if not name or "," in name or name != name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
             raise InputError(
-                f"the client name {name[:80]!r} cannot be used: take out commas, blanks at its ends and unprintable "
-                f"characters, and keep it below {LONGEST_NAME} characters"
+                f"the client name {name[:80]!r} cannot be used: remove commas, leading and trailing blanks and "
+                f"unprintable characters, and keep it below {LONGEST_NAME} characters"
             )
 
 
 def check_key(key: str) -> str:
     """Return the key; refuse text that is not a fingerprint as returned by `key_fingerprint`."""
     if not re.fullmatch(r"[0-9a-f]{64}", key):
-        raise InputError(f"a key is known by the 64 hexadecimal digits of its SHA-256, found {key[:80]!r}")
+        raise InputError(f"a key must be given by its SHA-256, 64 hexadecimal digits; found {key[:80]!r}")
     return key

@@ -229,6 +229,6 @@ def require_methods(names: Iterable[str]) -> None:
     for name in names:
         if find_method_info(name) is None:
             raise MissingExtensionError(
-                f"method {name[:80]!r} is recorded, which no installed package has: install the one that provides it "
-                f"and try again ({WHERE_BASELINES_ARE})"
+                f"method {name[:80]!r} is recorded, but no installed package provides it: install that package and try "
+                f"again ({WHERE_BASELINES_ARE})"
             )

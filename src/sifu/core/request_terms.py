@@ -84,7 +84,7 @@ class RequestTerms:
             raise InputError(f"client names must be strings, found {nameless[0]!r}")
         repeated = sorted(name for name, times in Counter(self.clients).items() if times > 1)
         if repeated:
-            raise InputError(f"the request names {', '.join(repeated[:5])} more than once")
+            raise InputError(f"the request names {', '.join(repeated[:5])} more than once: name each client once")
         if not isinstance(self.method, str):
             raise InputError(f"the method's name must be a string, found {self.method!r}")
         for name in ("epsilon", "delta", "reserve", "sigma"):
@@ -117,12 +117,12 @@ class RequestTerms:
             raise InputError(f"target must be an accuracy in [0, 1], 0 for none, found {target!r}")
         odd = [row for row in self.records if isinstance(row, bool) or not isinstance(row, int) or row < 0]
         if odd:
-            raise InputError(f"records are row numbers, whole numbers from 0 on; found {odd[0]!r}")
+            raise InputError(f"records must be row numbers counted from 0, found {odd[0]!r}")
         twice = sorted(row for row, times in Counter(self.records).items() if times > 1)
         if twice:
             raise InputError(f"row {twice[0]} is named {self.records.count(twice[0])} times: name each row once")
         if self.records and len(self.clients) != 1:
-            raise InputError(f"records are rows of one client's data, but {len(self.clients)} clients are named")
+            raise InputError(f"records need exactly one client, but {len(self.clients)} clients are named")
         _ = self.before_after_budget
 
     @staticmethod
@@ -252,7 +252,7 @@ def check_request_id(request: str) -> str:
     """Return a valid id of a request; refuse others, because the id becomes a file name."""
     if not is_request_id(request):
         raise InputError(
-            f"request id {request!r} is not usable: write 1 to 64 letters, digits, dots, dashes or underscores, "
+            f"request id {request!r} cannot be used: write 1 to 64 letters, digits, dots, dashes or underscores, "
             "beginning with a letter or a digit"
         )
     return request

@@ -44,7 +44,7 @@ class ClientData:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
-            raise InputError(f"a client has the name {self.name!r}; a text that is not empty was expected")
+            raise InputError(f"a client has the name {self.name!r}; a non-empty text was expected")
         owner = f"client {self.name!r}"
         check_pair(owner, self.x, self.y, "x", "y")
         if self.x.shape[0] == 0:
@@ -84,7 +84,7 @@ def from_dataset(
     if names is None:
         names = [f"client-{number:0{width}d}" for number in range(len(indices))]
     if len(names) != len(indices):
-        raise InputError(f"{len(names)} names were given for {len(indices)} clients; give one each")
+        raise InputError(f"{len(names)} names were given for {len(indices)} clients; give one for each")
     samples, holder = dataset.x_train.shape[0], np.full(dataset.x_train.shape[0], -1, dtype=np.int64)
     clients = []
     for number, (name, rows) in enumerate(zip(names, indices, strict=True)):
@@ -192,8 +192,8 @@ def check_federation(clients: Sequence[ClientData]) -> tuple[ClientData, ...]:
         ):
             if actual != expected:
                 raise InputError(
-                    f"client {client.name!r} has {what} {actual}, but client {first.name!r} has {expected}; they "
-                    "train one model and must be alike"
+                    f"client {client.name!r} has {what} {actual}, but client {first.name!r} has {expected}; all "
+                    "clients train one model and must agree"
                 )
     return tuple(clients)
 
@@ -265,7 +265,7 @@ def _flat(output: Any, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     rows = np.asarray(output.detach().cpu().numpy(), dtype=np.float64)
     if rows.ndim < 2 or not np.all(np.isfinite(rows)):
         raise InputError(
-            f"the features of client {name!r} have shape {rows.shape} or are not finite: the module must give finite "
-            "numbers, a row for each sample"
+            f"the features of client {name!r} have shape {rows.shape} or are not finite: the module must return finite "
+            "numbers, one row per sample"
         )
     return rows.reshape(rows.shape[0], -1)

@@ -88,8 +88,8 @@ class Dataset:
             raise InputError(f"data set {self.name!r} has no training samples; check the files it came from")
         if self.x_train.shape[1:] != self.x_test.shape[1:]:
             raise InputError(
-                f"data set {self.name!r} has training samples of shape {self.x_train.shape[1:]} and test "
-                f"samples of shape {self.x_test.shape[1:]}; they must be alike"
+                f"data set {self.name!r} has training samples of shape {self.x_train.shape[1:]} and test samples of "
+                f"shape {self.x_test.shape[1:]}; they must agree"
             )
         for field, column, samples in (
             ("identity_train", self.identity_train, self.y_train.shape[0]),
@@ -110,7 +110,7 @@ class Dataset:
             return self.x_train, self.y_train
         if split == "test":
             return self.x_test, self.y_test
-        raise InputError(f"split {split!r} is not known: write train or test")
+        raise InputError(f"split {split!r} is unknown: write train or test")
 
     def features(
         self,
@@ -157,8 +157,8 @@ def scale_features(
         raise InputError(f"feature type {dtype!r} is not supported: write {' or '.join(FEATURE_TYPES)}")
     if normalise not in NORMALISATIONS:
         raise InputError(
-            f"normalisation {normalise!r} is not known: write unit (x / largest), standard (published "
-            "mean and deviation) or authors (those in the code of the paper's authors)"
+            f"normalisation {normalise!r} is unknown: write unit (x / largest), standard (published mean and "
+            "deviation) or authors (those in the code of the paper's authors)"
         )
     if scale is None and normalise != "unit":
         raise InputError(
@@ -173,8 +173,8 @@ def scale_features(
             features = np.ascontiguousarray(images.astype(dtype))
     else:
         raise InputError(
-            f"the data must be stored as bytes (uint8) for their constants to apply, found {images.dtype}; load a file "
-            "of other features as npz with its path"
+            f"the data must be stored as bytes (uint8) for their constants to apply, found {images.dtype}; load other "
+            "features from an npz file, by its path"
         )
     # Not -1: the size of an empty test set cannot be inferred.
     return features.reshape(features.shape[0], math.prod(features.shape[1:])) if flat else features
@@ -241,7 +241,8 @@ def check_pair(owner: str, x: Array, y: Array, x_field: str, y_field: str) -> No
         raise InputError(f"{x_field} of {owner} has shape {x.shape}; write one feature as shape (N, 1)")
     if x.shape[0] != y.shape[0]:
         raise InputError(
-            f"{owner} has {x.shape[0]} samples in {x_field} but {y.shape[0]} labels in {y_field}; they must pair up"
+            f"{owner} has {x.shape[0]} samples in {x_field} but {y.shape[0]} labels in {y_field}; the numbers must be "
+            "equal"
         )
     check_finite(owner, x_field, x)
     check_finite(owner, y_field, y)

@@ -39,7 +39,7 @@ def fresh_copy(module: AnyModule) -> AnyModule:
     except (TypeError, RuntimeError, copy.Error) as error:
         raise InputError(
             f"the module {type(module).__name__} cannot be copied ({type(error).__name__}: {error}), and every client "
-            "begins with a fresh copy: keep what cannot be copied out of the module"
+            "starts from a fresh copy: keep objects that cannot be copied out of the module"
         ) from error
     return copied
 

@@ -126,15 +126,15 @@ def _check_members(path: Path) -> None:
             if total > max(ALWAYS_UNPACKED, LARGEST_RATIO * path.stat().st_size):
                 raise InputError(
                     f"{path} has {path.stat().st_size} bytes and unpacks to more than {LARGEST_RATIO} times as many: "
-                    "such a file is made to fill the memory. If it is meant, write it with np.savez, not compressed"
+                    "it could exhaust the memory. If this is intended, write it uncompressed with np.savez"
                 )
             with file.open(member) as stream:
                 shape, dtype = _header(stream)
                 size = math.prod(shape) * dtype.itemsize
                 if dtype.hasobject:
                     raise InputError(
-                        f"array {member.filename} of {path} holds Python objects, which would have to be unpickled; "
-                        "store numbers"
+                        f"array {member.filename} of {path} holds Python objects, which are not read for safety; store "
+                        "numbers"
                     )
                 if stream.tell() + size != member.file_size:
                     raise InputError(
@@ -147,7 +147,7 @@ def _check_samples(arrays: dict[str, Array], path: Path) -> None:
     """Refuse data arrays that are scalars or do not hold real numbers."""
     for name in ("x", "y", "client", *(f"{part}_{split}" for part in "xy" for split in ("train", "test"))):
         if name in arrays and arrays[name].ndim == 0:
-            raise InputError(f"array {name} of {path} is one number without a dimension; store a row for each sample")
+            raise InputError(f"array {name} of {path} is a single number; store one row per sample")
     for name in ("x", "x_train", "x_test"):
         if name in arrays and arrays[name].dtype.kind not in REAL_KINDS:
             raise InputError(f"array {name} of {path} holds {arrays[name].dtype}; store real numbers")

@@ -73,14 +73,14 @@ def partition(
     if kind not in KINDS:
         close = difflib.get_close_matches(str(kind), KINDS, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
-        raise InputError(f"partition {kind!r} is not known{hint}: write one of {', '.join(KINDS)}")
+        raise InputError(f"partition {kind!r} is unknown{hint}: write one of {', '.join(KINDS)}")
     targets = np.asarray(labels)
     if targets.ndim == 0:
         raise InputError("the labels to split are a single number; an array with one row per sample was expected")
     count = _whole_number("clients", clients)
     if count > targets.shape[0]:
         raise InputError(
-            f"{count} clients were asked for, but there are {targets.shape[0]} samples; each needs at least one"
+            f"{count} clients are requested, but there are {targets.shape[0]} samples; each client needs at least one"
         )
     if kind == "given":
         return _by_given(given, targets.shape[0], count, samples_per_client, sizes)
@@ -169,14 +169,13 @@ def _draw_counts(proportions: Floats, size: int, left: Indices, generator: np.ra
 def _by_identity(identity: ArrayLike | None, samples: int, clients: int, wanted: list[int] | None) -> list[Indices]:
     if identity is None:
         raise InputError(
-            "an identity partition needs to know the person of each sample, and this data set does not say it; "
-            "celeba does"
+            "an identity partition needs the person of each sample, which this data set does not have; celeba has it"
         )
     people = _one_a_sample("identity", identity, samples)
     order = np.argsort(people, kind="stable")
     _, starts, counts = np.unique(people[order], return_index=True, return_counts=True)
     if clients > counts.size:
-        raise InputError(f"{clients} clients of whole people were asked for, but there are {counts.size} people")
+        raise InputError(f"{clients} clients of whole people are requested, but there are {counts.size} people")
     ends = np.append(starts, samples)
     parts, person = [], 0
     for client in range(clients):
@@ -187,8 +186,8 @@ def _by_identity(identity: ArrayLike | None, samples: int, clients: int, wanted:
                 person += 1
             if ends[person] - ends[first] < wanted[client]:
                 raise InputError(
-                    f"{sum(wanted)} samples of whole people were asked for by {clients} clients, but the {samples} "
-                    f"available ({counts.size} people) ran out at client {client}; ask for fewer"
+                    f"{sum(wanted)} samples of whole people are requested by {clients} clients, but the {samples} "
+                    f"available ({counts.size} people) ran out at client {client}; request fewer"
                 )
         else:
             target = (samples - ends[first]) / (later + 1)
@@ -212,10 +211,10 @@ def _by_given(
     if given is None:
         raise InputError("a given partition needs the client id of each sample; store it as `client` in the npz file")
     if samples_per_client is not None or sizes is not None:
-        raise InputError("a given partition already says how many samples each client holds; leave the sizes out")
+        raise InputError("a given partition already determines the samples of each client; leave the sizes out")
     ids, client_of = np.unique(_one_a_sample("given", given, samples), return_inverse=True)
     if ids.size != clients:
-        raise InputError(f"{clients} clients were asked for, but the given ids name {ids.size}")
+        raise InputError(f"{clients} clients are requested, but the given ids name {ids.size}")
     order = np.argsort(client_of.reshape(-1), kind="stable")
     return [
         part.astype(np.int64)
@@ -247,7 +246,7 @@ def _sizes(clients: int, samples_per_client: int | None, sizes: Sequence[int] | 
         if samples_per_client is not None:
             raise InputError("give samples_per_client (one size for all) or sizes (one each), not both")
         if len(sizes) != clients:
-            raise InputError(f"{len(sizes)} sizes were given for {clients} clients; give one each")
+            raise InputError(f"{len(sizes)} sizes were given for {clients} clients; give one for each")
         return [_whole_number(f"the size of client {client}", size) for client, size in enumerate(sizes)]
     if samples_per_client is None:
         return None
@@ -256,7 +255,7 @@ def _sizes(clients: int, samples_per_client: int | None, sizes: Sequence[int] | 
 
 def _check_enough(wanted: int, available: int, what: str) -> None:
     if wanted > available:
-        raise InputError(f"{wanted} {what} were asked for, but {available} are available; ask for fewer")
+        raise InputError(f"{wanted} {what} are requested, but {available} are available; request fewer")
 
 
 def _whole_number(field: str, value: Any) -> int:

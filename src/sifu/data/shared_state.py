@@ -83,8 +83,8 @@ def refuse_changed_state(before: Mapping[str, str], module: nn.Module) -> None:
     if changed:
         raise InputError(
             f"the module {type(module).__name__} changed {', '.join(changed[:3])} while it computed with a client's "
-            "data: every client shares this variable, so that it remembers samples across clients. Keep state "
-            "in attributes of the module, which every client begins with afresh"
+            "data: all clients share this variable, so it carries information between clients. Keep state in "
+            "attributes of the module, which every client starts from afresh"
         )
 
 

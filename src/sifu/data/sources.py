@@ -74,8 +74,8 @@ def load(name: str, folder: Path | str | None = None, *, held_out_by: str = "con
         close = difflib.get_close_matches(name.lower().replace("-", "_"), [*choices, "table", "npz"], n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}? " if close else ""
         raise InputError(
-            f"data set {name!r} is not known: {hint}Known are {', '.join(choices)}, and with the path of a file table "
-            "and npz"
+            f"data set {name!r} is unknown: {hint}write one of {', '.join(choices)}, or table or npz with the path of "
+            "a file"
         )
     place = None if folder is None else Path(folder).expanduser()
     return replace(named.read(place, held_out_by), scale=named.scale)
@@ -93,7 +93,7 @@ def find_data(name: str) -> NamedData | None:
         return _loaded(name)
     if name in OF_THE_PAPER:
         raise InputError(
-            f"data set {name!r} is not part of sifu: install the paper's package, run pip install ./paper in sifu's "
+            f"data set {name!r} is not part of sifu: install the paper's package with pip install ./paper in sifu's "
             "repository"
         )
     return None

@@ -83,11 +83,11 @@ def read_frame(frame: Any, coding: TableCoding, **testing: Any) -> Dataset:
         testing: Arguments of `read_table` on testing: `held_out`, `held_out_by` and `seed`, or `test_file`.
     """
     if not coding.client:
-        raise InputError("the frame holds all clients: name the column that says whose a row is (data.client)")
+        raise InputError("the frame holds all clients: name the column with the client of each row (data.client)")
     names = frame_names(frame)
     odd = next((name for name in names if not isinstance(name, str) or names.count(name) > 1), None)
     if odd is not None:
-        raise InputError(f"the frame's columns need names of their own, texts that differ; found {odd!r}")
+        raise InputError(f"the frame's columns need distinct names, as texts; found {odd!r}")
     try:
         columns = {str(name): _values(frame[name]) for name in names}
     except TypeError as error:
@@ -288,17 +288,17 @@ def table_files(folder: Path) -> list[Path]:
 def _read_tables(path: Path, coding: TableCoding, *, one_file: bool = False) -> list[TableFile]:
     if not path.is_dir():
         if not coding.client and not one_file:
-            raise InputError(f"{path} holds all clients: name the column that says whose a row is (data.client)")
+            raise InputError(f"{path} holds all clients: name the column with the client of each row (data.client)")
         return [read_columns(path, coding.header)]
     if one_file:
-        raise InputError(f"{path} is a folder: name one file")
+        raise InputError(f"{path} is a folder: give one file")
     files = table_files(path)
     if not files or len(files) > MOST_FILES:
         raise InputError(f"{path} has {len(files)} files that end in {', '.join(ENDINGS)}: 1 to {MOST_FILES} are read")
     if len({file.stem for file in files}) != len(files):
-        raise InputError(f"{path} has two files for one client: a file's name without its ending is the client's")
+        raise InputError(f"{path} has two files for one client: the file name without its ending names the client")
     if coding.client:
-        raise InputError(f"{path} has one file per client, so there is no column for it: leave data.client empty")
+        raise InputError(f"{path} has one file per client: leave data.client empty")
     return [read_columns(file, coding.header) for file in files]
 
 
@@ -309,7 +309,8 @@ def _feature_columns(tables: Sequence[TableFile], coding: TableCoding) -> list[s
     for table in tables[1:]:
         if list(table.columns) != list(first.columns):
             raise InputError(
-                f"{table.name} has other columns than {first.name}, or another order: {', '.join(table.columns)[:200]}"
+                f"{table.name} and {first.name} differ in their columns or their order: "
+                f"{', '.join(table.columns)[:200]}"
             )
     return coding.features_of(list(first.columns))
 

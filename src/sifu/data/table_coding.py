@@ -284,9 +284,9 @@ class TableCoding:
         if name not in self.missing:
             example = f"{name}=" if name in self.categories else f"{name}=NUMBER"
             raise InputError(
-                f"{place}: column {name!r} holds {_text(value)[:40]!r}, which stands for a missing value: say "
-                f'what to use instead with data.missing = "{example}" (an indicator is added), or leave the '
-                "column out with data.ignore"
+                f"{place}: column {name!r} holds {_text(value)[:40]!r}, which means a missing value: give a "
+                f'replacement with data.missing = "{example}" (an indicator is added), or leave the column out with '
+                "data.ignore"
             )
         return self.missing[name]
 
@@ -303,7 +303,7 @@ class TableCoding:
         for row, value in enumerate(values if plain is None else ()):
             if is_missing(value) and _text(value) not in words:
                 raise InputError(
-                    f"{table.place(row)}: column {self.label!r}, the label, holds {_text(value)!r}, which stands for a "
+                    f"{table.place(row)}: column {self.label!r}, the label, holds {_text(value)!r}, which means a "
                     "missing value: leave such rows out"
                 )
         if self.classes:
@@ -430,7 +430,7 @@ def parse_classes(text: str) -> dict[str, tuple[str, ...]]:
         classes[name] = tuple(map(_unquoted, _split(listed if equals else part, "|")))
     every = [word for words in classes.values() for word in words]
     if len(set(every)) != len(every) or not all(classes) or not all(classes.values()):
-        raise InputError(f"data.classes: each word belongs to one class, found {text[:80]!r}")
+        raise InputError(f"data.classes: each word must belong to one class, found {text[:80]!r}")
     return classes
 
 

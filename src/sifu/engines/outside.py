@@ -73,8 +73,8 @@ class OutsideFederation(RemoteFederation):
         if self._lost_in_a_row >= LOST_IN_A_ROW:
             why = [f"{refused.client}: {refused.reason}" for result in results for refused in result.rejections]
             raise NoClientResponseError(
-                f"{self._lost_in_a_row} rounds in a row were lost, no client's training could be used "
-                f"({listed(why) or 'no replies were handed in'}): every round is saved; see to the clients and start "
+                f"{self._lost_in_a_row} rounds in a row were lost because no client's training could be used "
+                f"({listed(why) or 'no replies were handed in'}): every round is saved; check the clients and start "
                 "the server loop again to continue"
             )
         return results
@@ -92,7 +92,7 @@ class OutsideFederation(RemoteFederation):
     ) -> NDArray[np.floating]:
         """Raise `InputError`: only the operator's program knows its clients' number of local steps."""
         raise InputError(
-            f"this method asks clients for {steps} local steps of their own, which a server loop cannot: use another"
+            f"this method needs {steps} local steps of clients, which a server loop cannot request: use another method"
         )
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:

@@ -73,8 +73,8 @@ class FreshModels:
         """Return the initial model of a branch."""
         if self._repeats and not np.array_equal(self._first, self._make(0)):
             raise InputError(
-                "the function that makes a fresh model makes another one than before: it seems to hand out a model "
-                "that was trained since. Make a new one in every call"
+                "the function that makes a fresh model returned a different one than before, probably a trained one: "
+                "make a new model in every call"
             )
         return self._make(branch)
 
@@ -109,9 +109,9 @@ def own_training(
         InputError: If the spec or the model cannot be used with a user's own training.
     """
     if spec.local.rate == "auto":
-        raise InputError("local.rate cannot be found for a model of your own: give the rate your clients use")
+        raise InputError("local.rate cannot be determined for your own model: set it to the rate your clients use")
     if spec.local.clip > 0.0 or spec.round_extras.update_clip > 0.0:
-        raise InputError("steps and updates of ready-made models are clipped: clip in your own training function")
+        raise InputError("clipping needs one of sifu's models: clip in your own training function instead")
     first = fresh_model(initial, 0, spec.seed)
     floating = {name: value for name, value in first.items() if np.issubdtype(value.dtype, np.floating)}
     carried = {name: value for name, value in first.items() if name not in floating}
@@ -121,7 +121,7 @@ def own_training(
         wrong = (
             f"{odd[0]!r} holds {first[odd[0]].dtype}" if odd else f"its arrays hold {' and '.join(dtypes) or 'none'}"
         )
-        raise InputError(f"the model's real numbers must all be of one floating type, whole numbers apart: {wrong}")
+        raise InputError(f"all floating-point parameters of the model must have one type: {wrong}")
     layout = ModelLayout(tuple(floating), tuple(tuple(value.shape) for value in floating.values()), dtypes[0])
     rules = ReplyRules(spec.server.rejected, spec.server.update_bound)
     facts = TrainingFacts(
@@ -179,8 +179,8 @@ def own_blueprint(
     for key in RATE_KEYS:
         if key in config and spec.local.rate != "auto" and float(config[key]) != float(spec.local.rate):
             raise InputError(
-                f"the clients are told {key} = {config[key]}, and the spec says local.rate = {spec.local.rate}: say "
-                "the same in both"
+                f"the clients are sent {key} = {config[key]}, and the spec has local.rate = {spec.local.rate}: make "
+                "them equal"
             )
     several = all(profile.several for profile in profiles)
     clients = (profile.client for profile in profiles)

@@ -145,9 +145,9 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
         """
         old = self.blueprint
         if blueprint.clients[: len(old.clients)] != old.clients:
-            raise InputError("clients join at the end of the list")
+            raise InputError("new clients must be at the end of the list")
         if (blueprint.layout, blueprint.facts) != (old.layout, old.facts):
-            raise InputError("the model, or what is known of the training, would be another one with this client")
+            raise InputError("this client would change the model or the facts of the training")
         self._use(blueprint)
 
     def leave_out(self, clients: Iterable[int]) -> None:

@@ -201,7 +201,7 @@ def read_bytes(path: Path, most: int) -> bytes:
     try:
         exported = path.name.removesuffix(".json")
         if exported.endswith(".onnx"):
-            raise InputError(f"{exported} is for runtimes of ONNX: export the model to a .safetensors file as well")
+            raise InputError(f"{exported} is for ONNX runtimes only: export the model to a .safetensors file as well")
         if not path.is_file() or path.stat().st_size > most:
             raise InputError(f"{path} is not a file that sifu export wrote")
         return path.read_bytes()
@@ -286,8 +286,8 @@ def load_model(path: str | Path, *, module: str | ModelGiven | None = None) -> L
     features = description["features"]
     if own is None and features.get("kind") == "module" and features.get("module") != module:
         raise InputError(
-            f"{model} was trained on features of the module {features.get('module')!r}, which is a program: name it "
-            "yourself to have it run (sifu predict --module package.file:function, or load_model(..., module=...))"
+            f"{model} was trained on features of the module {features.get('module')!r}, which is code: name it to "
+            "allow running it (sifu predict --module package.file:function, or load_model(..., module=...))"
         )
     if isinstance(module, str) and features.get("kind") == "module":
         allow_code(module)  # naming it is the consent
@@ -304,8 +304,8 @@ def _own_model(model: Path, module: str | ModelGiven | None) -> Model | None:
 
     if module is None:
         raise InputError(
-            f"{model} has the parameters of a module of your own: name the function that makes it (sifu predict "
-            "--module package.file:function, or load_model(..., module=...))"
+            f"{model} has the parameters of your own module: name the function that makes it (sifu predict --module "
+            "package.file:function, or load_model(..., module=...))"
         )
     if not isinstance(module, str):
         return as_model(module)
@@ -330,7 +330,7 @@ def _tensors(path: Path, sha256: str, described_by: str) -> dict[str, Array]:
 def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
     """Write the current released model, see `Run.export`; `given` holds what the run was opened with."""
     if target.is_dir():
-        raise InputError(f"{target} is a folder: name the file to write, for example {target / 'model.safetensors'}")
+        raise InputError(f"{target} is a folder: give the file to write, for example {target / 'model.safetensors'}")
     spec, content = Spec.from_mapping(reader.spec), released_bytes(reader)
     if not target.parent.is_dir():
         raise InputError(f"there is no folder {target.parent} to write {target.name} into")
@@ -385,7 +385,7 @@ def released_bytes(reader: RunReader) -> bytes:
     if reader.phase != "ready":
         way = way_to_go_on(Spec.from_mapping(reader.spec), reader.phase)
         raise InputError(
-            f"the run is still {reader.phase}: its current model is not a released one. Finish it first ({way})"
+            f"the run is still {reader.phase}, and its current model is not released. Finish it first ({way})"
         )
     with blaming_damage(reader):
         content = released_content(reader)

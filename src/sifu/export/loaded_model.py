@@ -126,7 +126,7 @@ class LoadedModel(nn.Module):
                 "samples of the shape that it was trained on"
             ) from error
         except ValueError as error:
-            raise InputError(f"the model cannot take {len(samples)} of such samples at once: {error}") from error
+            raise InputError(f"the model cannot process {len(samples)} such samples at once: {error}") from error
         return scores.flatten(1)
 
     def features(self, x: Any) -> Array:
@@ -316,9 +316,9 @@ def described_map(description: dict[str, Any], networks: Mapping[str, Array], sh
         )
     if mapping.digest() != description["features_digest"]:
         raise InputError(
-            f"the feature map drawn for samples of shape {shape} is not the one that the model was trained on "
-            f"(digest {description['features_digest'][:12]}...): give samples of the same shape, and the "
-            "same module with the same weights"
+            f"the feature map for samples of shape {shape} is not the one that the model was trained on (digest "
+            f"{description['features_digest'][:12]}...): give samples of the same shape, and the same module with the "
+            "same weights"
         )
     return mapping
 
@@ -368,6 +368,6 @@ def _shape_that_fits(kind: str, parameters: dict[str, Array], outputs: int) -> t
         if network.linear_layers[0].features_in == parameters["fc1.weight"].shape[1]:
             return (channels, side, side)
     raise InputError(
-        "the shape of the images is not known any more: put the data file back where the spec says (data.file) and "
+        "the shape of the images is no longer known: put the data file back to its path in the spec (data.file) and "
         "export the model again"
     )

@@ -69,7 +69,7 @@ def onnx_bytes(
     kind, outputs = description["model"], int(description["outputs"])
     if kind == "python" and own is None:
         raise InputError(
-            "this model is a module of your own: to write it as ONNX, open the run with what makes it, "
+            "this model is your own module: to write it as ONNX, open the run with the function that makes it, "
             "sifu.open_run(folder, model=..., clients=...).export(...)"
         )
     graph, arrays = Graph(), load(content)

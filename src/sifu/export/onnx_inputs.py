@@ -142,7 +142,7 @@ def prepared_inputs(graph: Graph, description: dict[str, Any], width: int | None
     """
     kind = description["features"]["kind"]
     if kind not in WRITTEN_MAPS:
-        raise InputError(f"features of kind {kind!r} are not written as ONNX: {INSTEAD}")
+        raise InputError(f"features of kind {kind!r} cannot be written as ONNX: {INSTEAD}")
     samples, shape = raw_samples(graph, description, width)
     if kind != "none" or description["task"] is not None:
         mapping = described_map(description, {}, shape)
@@ -171,8 +171,8 @@ def _coded_table(graph: Graph, description: dict[str, Any]) -> tuple[str, tuple[
     coding, columns = TableCoding.from_mapping(description["table"]), description["columns"]
     if columns is None:
         raise InputError(
-            "the columns of the table are not known any more, so the model cannot be written as ONNX: put the table "
-            "back where the spec says (data.file) and export again"
+            "the columns of the table are no longer known, so the model cannot be written as ONNX: put the table back "
+            "to its path in the spec (data.file) and export again"
         )
     parts = [(_category if name in coding.categories else _number)(graph, name, coding) for name in columns]
     rows = parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=1)

@@ -267,8 +267,8 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
     charged = charges if method.info.protection == "noise" else ()
     if any(cost.charge > cost.subject.left(order) * (1.0 + TOLERANCE) for cost in charged):
         raise NotCertifiableError(
-            f"method {method.info.name} would add noise of {noise_std:g}, which does not hide everyone who has a part "
-            "in the model it continues from: nothing was changed. It needs more noise, or an earlier model"
+            f"method {method.info.name} would add noise of {noise_std:g}, which does not hide all clients that "
+            "influenced the model it continues from: nothing was changed. Use more noise, or an earlier model"
         )
     scratch = forecast.scratch()
     predicted = scratch if depth is None else forecast.predict(place, noise_std)

@@ -35,8 +35,8 @@ class Groups(Method):
         """Refuse a run whose clients did not train in groups."""
         if not group_state.has_groups(view):
             raise InputError(
-                "method groups merges the models of groups that trained separately, and this run has none: set "
-                "groups.count and groups.rounds in the spec and train again, or use scratch"
+                "method groups needs groups that trained separately, and this run has none: set groups.count and "
+                "groups.rounds in the spec and train again, or use scratch"
             )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:

@@ -121,7 +121,7 @@ class MetricsFile(ABC):
 
     def refuse(self, what: str) -> InputError:
         """Return an error for a file that belongs to another run or has another format."""
-        return InputError(f"{self.path} {what}: name another file for the metrics of this run")
+        return InputError(f"{self.path} {what}: give another file for the metrics of this run")
 
 
 class CsvFile(MetricsFile):
@@ -224,10 +224,11 @@ def check_target(target: str) -> str:
     """Return a target; refuse anything but a file of a known format or an MLflow experiment."""
     if target.startswith(MLFLOW):
         if not target.removeprefix(MLFLOW).strip():
-            raise InputError(f"name the experiment: {MLFLOW}NAME")
+            raise InputError(f"the MLflow experiment has no name: write {MLFLOW}NAME")
     elif Path(target).suffix.lower() not in KINDS:
         raise InputError(
-            f"metrics go to a file that ends in {', '.join(KINDS)}, or to {MLFLOW}EXPERIMENT; found {target[:80]!r}"
+            f"the target of metrics must be a file ending in {', '.join(KINDS)}, or {MLFLOW}EXPERIMENT; found "
+            f"{target[:80]!r}"
         )
     elif not Path(target).expanduser().parent.is_dir():
         raise InputError(f"there is no folder {Path(target).expanduser().parent} to write {Path(target).name} into")
@@ -259,8 +260,8 @@ def add_new_rows(folder: Path, target: str, opened: Target | None = None) -> tup
         ((last,),) = reader.query("SELECT MAX(node) FROM nodes")
         if opened.last_step > int(last):
             raise InputError(
-                f"{target} has metrics up to step {opened.last_step}, the run only {last}: it was restored from an "
-                "earlier state. Name another target"
+                f"{target} has metrics up to step {opened.last_step}, the run only up to step {last}: it was restored "
+                "from an earlier state. Give another target"
             )
         rows = rows_after(reader, opened.last_step)
         opened.append(rows)

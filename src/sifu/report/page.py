@@ -205,9 +205,7 @@ def write_report(run_folder: str | Path, output: str | Path | None = None) -> Pa
             write_atomically(page.parent / f"{prefix}{kind.name}.png", figure_bytes(figure, "png"))
         write_atomically(page, render_page(data, drawings).encode("utf-8", "xmlcharrefreplace"))
     except OSError as error:
-        raise InputError(
-            f"the report cannot be written to {page}: {error.strerror}; give another place for it"
-        ) from error
+        raise InputError(f"the report cannot be written to {page}: {error.strerror}; give another folder") from error
     return page
 
 

@@ -416,7 +416,7 @@ def payload_of_request(reader: RunReader, request: str, kind: Literal["rolled ba
     seq = reader.steps().get((kind, request))
     if seq is not None:
         return reader.payload(seq)
-    raise InputError(f"request {request} has no event {kind!r}: it was not carried out")
+    raise InputError(f"request {request} has no event {kind!r}: it was not executed")
 
 
 def issue_certificates(writer: RunWriter, engine: Engine | None, row: RequestRow, reason: str = "") -> None:

@@ -141,15 +141,14 @@ def _check(reader: RunReader, change: dict[str, Any]) -> tuple[identity.Admitted
     for client in (name, owner):
         if change.get("do") != "block" and view.index_of.get(client) in gone:
             raise InputError(
-                f"{client} asked to be forgotten: taking it back would void its certificate, and this run does not do "
-                "that. Start a new run with it"
+                f"{client} was forgotten on request: readmitting it would void its certificate. Start a new run with it"
             )
     after = _changed(before, change)
     if change["do"] == "add" and after != before:
         if name in view.index_of:
             raise InputError(f"{name} is already a client of this run: use --replace to give it another key")
         if view.facts.identity != AUTHENTICATED:
-            raise InputError(f"{name} cannot join: only runs on Flower with node keys take clients in later")
+            raise InputError(f"{name} cannot join: only Flower runs with node keys accept new clients")
     return after
 
 
@@ -170,13 +169,13 @@ def _changed(entries: tuple[identity.Admitted, ...], change: dict[str, Any]) -> 
     try:
         do, name = change["do"], str(change["name"])
         if do not in ("add", "replace", "block"):
-            raise InputError(f"the list of clients takes add, replace and block, found {do!r}")
+            raise InputError(f"a change to the list of clients must be add, replace or block, found {do!r}")
         key = "" if do == "block" else str(change["key"])
     except KeyError as error:
         raise InputError(f"the change has no {error}") from error
     listed = {entry.name: entry for entry in entries}
     if do != "add" and name not in listed:
-        raise InputError(f"{name} is not on the list; it has {', '.join(listed) or 'no entries'}")
+        raise InputError(f"{name} is not on the list of clients; it has {', '.join(listed) or 'no entries'}")
     if do == "block":
         return tuple((listed | {name: identity.Admitted(name, listed[name].key, "blocked")}).values())
     if do == "add":

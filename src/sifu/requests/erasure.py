@@ -283,7 +283,7 @@ def _all_figures(writer: RunWriter, view: RunView, verified: str) -> dict[str, A
     if not why and writer.signer().key is None:
         why = "the operator's key is not available to sign what was erased"
     if why:
-        raise InputError(f"the figures of this run stay: {why}. Nothing was erased")
+        raise InputError(f"the figures of this run cannot be erased: {why}. Nothing was erased")
     if verified != writer.value("head"):
         raise InputError("the run was written to while it was verified. Nothing was erased; run the command again")
     carried_out = [row for row in writer.requests() if row.noise_node is not None]

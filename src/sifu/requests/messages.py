@@ -67,7 +67,7 @@ def _rows(records: Any) -> Any:
     """Return row numbers as a list; refuse an empty one, which would mean forgetting the whole client."""
     rows = records.tolist() if hasattr(records, "tolist") else records
     if isinstance(rows, Sequence) and not isinstance(rows, str) and not rows:
-        raise InputError("no record is named: give the rows to forget, or leave records out to forget the client")
+        raise InputError("no records are named: give the records to forget, or leave records out to forget the client")
     return list(rows) if isinstance(rows, Sequence) and not isinstance(rows, str) else rows
 
 
@@ -82,7 +82,7 @@ def check_level(plan: Plan, level: Level | None) -> None:
         wanted = {"failed"} if least == "conditional" else {"failed", "assumed"}
         reasons = " ".join(premise.statement for premise in plan.premises if premise.status in wanted)
         raise NotCertifiableError(
-            f"the request can only be carried out at level {plan.level!r}, and {least!r} is the least accepted "
+            f"the request can only be executed at level {plan.level!r}, below the required level {least!r} "
             f"(see --level): nothing was changed. {reasons}"
         )
     check_before_after(plan)
@@ -176,8 +176,8 @@ def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
         method_for(view, terms.method)
     if terms.records and (view.facts.identity != IN_PROCESS or view.spec.data.name == "flower"):
         raise InputError(
-            f"{terms.clients[0]} keeps its data on its own node, where the operator knows no rows: forget the client, "
-            "and let it join again with what it has left under another name and key (sifu clients add)"
+            f"{terms.clients[0]} keeps its data on its own node, so the operator cannot name its rows: forget the "
+            "client, and let it join again with its remaining records under another name and key (sifu clients add)"
         )
     view.new_subjects(terms, view.next_order)
     for row in view.requests:
@@ -185,8 +185,8 @@ def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
         if row.waits and both:
             names = plain_names(view.reader, sorted(both))
             raise InputError(
-                f"client {', '.join(names)} already waits in request {row.request}; to ask with other terms, "
-                "withdraw that one first (sifu requests decide)"
+                f"client {', '.join(names)} already waits in request {row.request}; to change the terms, withdraw that "
+                "request first (sifu requests decide)"
             )
     # A client that forgets only some records stays.
     leaving = [row.clients for row in view.requests if row.waits and not row.records]
@@ -209,7 +209,7 @@ def id_of_signed(statement: dict[str, Any]) -> str:
     try:
         return check_request_id(statement["body"]["request"])
     except (KeyError, TypeError) as error:
-        raise InputError(f"that is not a signed request: it has no {error}") from error
+        raise InputError(f"this is not a signed request: it has no {error}") from error
 
 
 def terms_of_signed(reader: RunReader, statement: dict[str, Any]) -> RequestTerms:
@@ -222,14 +222,16 @@ def terms_of_signed(reader: RunReader, statement: dict[str, Any]) -> RequestTerm
     body = statement["body"]
     signer = signer_of(statement)
     if body.get("do") != FORGET_ME or signer is None:
-        raise InputError("the signature does not hold over the request")
+        raise InputError("the signature does not match the request")
     if body.get("run") != reader.value("run"):
         raise InputError(f"the request was signed for another run ({body.get('run')!r})")
     owner = next((entry.name for entry in recorded_clients(reader) if entry.key == signer), None)
     if owner is None:
         raise InputError("the request is signed with a key that is not on the list of clients")
     if owner != body.get("client"):
-        raise InputError(f"{owner} signed a request for {body.get('client')}: a client can ask for itself only")
+        raise InputError(
+            f"{owner} signed a request for {body.get('client')}: a client can only request to be forgotten itself"
+        )
     return make_terms(RunView(reader), [owner], {})
 
 
@@ -315,15 +317,17 @@ def ingest(writer: RunWriter) -> list[str]:
 
 def _open(writer: RunWriter, message: Message) -> None:
     if message.content is None:
-        raise InputError("the letter cannot be read")
+        raise InputError("the inbox message cannot be read")
     if message.kind == "request":
         content = dict(message.content)
         deadline, actor = content.pop("deadline_days", DEADLINE_DAYS), content.pop("actor", None)
         commitments = content.pop("commitments", [])
         if not isinstance(commitments, list) or not all(is_commitment(value) for value in commitments):
-            raise InputError("commitments are texts of 64 hexadecimal digits, found something else")
+            raise InputError("commitments must be texts of 64 hexadecimal digits")
         if not isinstance(deadline, int) or not isinstance(actor, str | None):
-            raise InputError(f"a deadline is a number of days and an actor a name, found {deadline!r} and {actor!r}")
+            raise InputError(
+                f"a deadline must be a number of days and an actor a name, found {deadline!r} and {actor!r}"
+            )
         view = RunView(writer)
         needed = set(TERMS) - LATER_TERMS  # the spec's defaults may change before it is ingested
         if not needed <= set(content) <= set(TERMS):
@@ -337,7 +341,7 @@ def _open(writer: RunWriter, message: Message) -> None:
         receive(writer, view, terms, message.id, days_left, actor, commitments=sorted(commitments))
     elif message.kind == "signed":
         if id_of_signed(message.content) != message.id:
-            raise InputError("the letter's name is not the id that was signed")
+            raise InputError("the file name of the inbox message is not the signed id")
         terms = terms_of_signed(writer, message.content)
         actor = f"client {plain_names(writer, terms.clients)[0]}"[:LONGEST_ACTOR]
         receive(writer, RunView(writer), terms, message.id, _days_left(message, DEADLINE_DAYS), actor)
@@ -352,8 +356,8 @@ def _open(writer: RunWriter, message: Message) -> None:
         change_clients(writer, message.content)
     else:
         raise InputError(
-            "a letter is a request, a signed request, a decision or a change to the list of clients, found "
-            f"{message.kind!r}"
+            "an inbox message must be a request, a signed request, a decision or a change to the list of clients, "
+            f"found {message.kind!r}"
         )
 
 

@@ -109,7 +109,7 @@ def check_decision(
     if status == decision:
         return False
     if status not in MAY_FOLLOW[decision]:
-        raise InputError(f"request {request} is {status}: it cannot be {decision} any more")
+        raise InputError(f"request {request} is {status}: it can no longer be {decision}")
     if decision == "refused" and not reason.strip():
         raise InputError("a refusal needs a reason: give one with --reason")
     return True
@@ -119,8 +119,8 @@ def check_digest(request: str, current: str, given: str | None) -> None:
     """Check that a decision is about the current terms of the request."""
     if given is not None and given != current:
         raise InputError(
-            f"request {request} does not have the terms that were decided on: their digest is {current[:12]}..., the "
-            f"decision names {given[:12] or 'none'}. Look at the request again (sifu requests show)"
+            f"request {request} does not have the terms of the decision: the digest of its terms is {current[:12]}..., "
+            f"the decision names {given[:12] or 'none'}. Look at the request again (sifu requests show)"
         )
 
 
@@ -141,7 +141,7 @@ def _check_approval(reader: RunReader, request: str, status: str, actor: str) ->
     if same_person(actor) in map(same_person, approvals.approved_by):
         return False
     if status not in MAY_BE_APPROVED:
-        raise InputError(f"request {request} is {status}: it cannot be approved any more")
+        raise InputError(f"request {request} is {status}: it can no longer be approved")
     if not approvals.may_approve(actor):
         raise InputError(f"{approvals.filed_by} filed request {request}, so another person must approve it")
     return True

@@ -456,15 +456,15 @@ class Worker:
         approved = least_level(row.terms)
         if approvals_needed(self.writer) and least_level(row.terms, level) != approved:
             raise NotCertifiableError(
-                f"request {row.request} was approved at level {approved!r}, and {level!r} would be "
-                "something else: leave --level out, or file a request with that level"
+                f"request {row.request} was approved at level {approved!r}, not {level!r}: leave --level out, or "
+                "file a new request with that level"
             )
 
     def _execute(self, row: RequestRow, level: Level | None) -> None:
         """Roll back, add noise, retrain and certify."""
         if row.records and self._engine_again is None:
             raise NotCertifiableError(
-                f"request {row.request} is about records, which need the client's data: carry it out with sifu forget"
+                f"request {row.request} is about records, which need the client's data: execute it with sifu forget"
             )
         if row.records and self._prepare_records is not None:
             self._prepare_records(self.writer, row.terms)
@@ -532,8 +532,8 @@ class Worker:
             return rate, self.engine
         if self._engine_at is None:
             raise NotCertifiableError(
-                f"without {', '.join(plan.terms.clients)} the automatic rate is {rate:.6g}, and this engine keeps its "
-                "own: carry the request out with sifu forget"
+                f"without {', '.join(plan.terms.clients)} the automatic rate is {rate:.6g}, and this engine cannot "
+                "change its rate: execute the request with sifu forget"
             )
         return rate, self._engine_at(view.reader, rate, gone)
 
@@ -546,8 +546,8 @@ class Worker:
             self.engine = self._engine_again()
         if len(self.engine.clients) <= remainder.client or self.engine.clients[remainder.client].name != remainder.name:
             raise InputError(
-                f"{remainder.name} cannot join again: the engine does not have what it has left. Open the run with its "
-                "clients' data (sifu.open_run(folder, clients=...)), not with an engine, and forget again"
+                f"{remainder.name} cannot rejoin: the engine does not have its remaining records. Open the run with "
+                "its clients' data (sifu.open_run(folder, clients=...)), not with an engine, and forget again"
             )
         profile, digest = self.engine.clients[remainder.client], self._digest_of(remainder.client)
         payload = {"client": profile.name, "request": remainder.request}

@@ -59,17 +59,17 @@ def executed_elsewhere(spec: Spec) -> str:
     """Return what to do if `sifu forget` cannot execute a request by itself; empty if it can."""
     if spec.data.name == FLOWER:
         return (
-            "The clients of this run are nodes of Flower: its server carries the request out automatically, "
-            "between rounds, as soon as nothing is missing. If it is not running, start it with flwr run."
+            "The clients of this run are nodes of Flower: its server executes the request automatically between "
+            "rounds, as soon as nothing is missing. If it is not running, start it with flwr run."
         )
     if spec.data.name == LOOP:
         return (
-            "Your own program speaks with the clients of this run: its sifu.ServerLoop carries the request out between "
-            "rounds. If it does not run, start it."
+            "Your own program communicates with the clients of this run: its sifu.ServerLoop executes the request "
+            "between rounds. If it is not running, start it."
         )
     if spec.data.name == PYTHON or spec.model.kind == "python":
         return (
-            "This run was made from Python with custom data or a custom model: carry the request out there, with "
+            "This run was made from Python with custom data or a custom model: execute the request there, with "
             "sifu.open_run(folder, clients=..., model=...).forget(request=...)."
         )
     return ""
@@ -102,13 +102,13 @@ def clients_from_spec(
         )
     if data.name == FLOWER:
         raise InputError(
-            "this run trains on Flower's nodes, which keep their data: put requests into it with sifu request; its "
-            "server carries them out while it runs, or when it is started again with flwr run"
+            "this run trains on Flower nodes, which keep their data: file requests with sifu request; its server "
+            "executes them while it runs, or when it is started again with flwr run"
         )
     if data.name == LOOP:
         raise InputError(
-            "a program of your own speaks with the clients of this run: put requests into it with sifu request; its "
-            "sifu.ServerLoop carries them out while it runs, or when it is started again"
+            "your own program communicates with the clients of this run: file requests with sifu request; its "
+            "sifu.ServerLoop executes them while it runs, or when it is started again"
         )
     if dataset is not None:
         pass
@@ -154,7 +154,7 @@ def _own_dataset(spec: Spec) -> Any:
         return load(NPZ, Path(data.file))
     if data.partition != "given":
         raise InputError(
-            f'data.name = "table" says whose each row is: set data.partition = "given", found {data.partition!r}'
+            f'data.name = "table" names the client of each row: set data.partition = "given", found {data.partition!r}'
         )
     coding = TableCoding.from_spec(data, spec.features, regression=not spec.regime.has_accuracy)
     return read_again(Path(data.file).expanduser(), coding, **_testing(data, spec.seed))
@@ -452,7 +452,8 @@ def engine_from_spec(
     """
     if spec.server.wait != ALL:
         raise InputError(
-            f"server.wait = {spec.server.wait!r} is for Flower, where clients can be late: leave it out, or say all"
+            f"server.wait = {spec.server.wait!r} is only for Flower, where clients can be late: leave it out, or set "
+            "all"
         )
     return by_regime(ENGINES, spec.regime)(spec, clients, model, numbers)
 

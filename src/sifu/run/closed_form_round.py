@@ -225,7 +225,7 @@ class RecordedSolve(RecordedTraining):
         taken = np.array([client for client in self.active.tolist() if client not in left_out], dtype=np.int64)
         if gathered.absent and not taken.size:
             raise NoClientResponseError(
-                "no client sent its statistics: nothing was changed; see that the nodes are connected and start again"
+                "no client sent its statistics: nothing was changed; check that the nodes are connected and start again"
             )
         if gathered.absent and not refused and set(taken.tolist()) == self._taken() and not self.lacks_networks():
             return  # the same clients are still missing
@@ -433,6 +433,6 @@ def _refuse_forgotten_samples(view: RunView, digest_of: DigestOf, new: Sequence[
         forgotten = names.get(digest_of(client))
         if forgotten is not None:
             raise InputError(
-                f"{profile.name} brings the samples of {forgotten}, which was forgotten: the model would be the "
-                "old one again, and the certificate would be worth nothing. Nothing was changed"
+                f"{profile.name} has the samples of {forgotten}, which was forgotten: joining would restore the old "
+                "model and void the certificate. Nothing was changed"
             )

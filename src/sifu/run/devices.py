@@ -99,7 +99,7 @@ def _rounds_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precis
 
     try:
         if spec.keep.gram_clients:
-            raise InputError("a GPU keeps no Gram matrices: set keep.gram_clients = 0, or use --device cpu")
+            raise InputError("the GPU engine computes no Gram matrices: set keep.gram_clients = 0, or use --device cpu")
         return lane_engines([cast("SimulatedFederation", engine)], [clients], GPU, precision)[0]
     except InputError:
         if device == "auto":
@@ -195,7 +195,7 @@ def check_repeats(engine: Engine) -> None:
     pairs.append((start, engine.initial_model(0)))
     if not all(np.array_equal(before, after, equal_nan=True) for before, after in pairs):
         raise InputError(
-            f"the engine {type(engine).__name__} gave another result when its first round was repeated: it keeps "
-            "something from round to round, or draws at random without a key. What it keeps of a client would stay "
-            "when the client is forgotten: let a round follow from its model, its position and its clients alone"
+            f"the engine {type(engine).__name__} gave a different result when its first round was repeated: it keeps "
+            "state between rounds, or draws random numbers without a key. State of a client would remain after the "
+            "client is forgotten: make a round depend only on its model, its position and its clients"
         )

@@ -140,7 +140,7 @@ def check_remainder(
     there, before = remainder.client < len(engine.clients), reader.clients()[remainder.before]
     if not there or engine.clients[remainder.client].name != remainder.name:
         raise InputError(
-            f"{before.name} could not join again: the engine does not have what it has left. Open the run with its "
+            f"{before.name} could not rejoin: the engine does not have its remaining records. Open the run with its "
             "clients' data (sifu.open_run(folder, clients=...)), not with an engine, and forget again"
         )
     profile = engine.clients[remainder.client]
@@ -164,9 +164,9 @@ def _check_nothing_is_recorded(reader: RunReader) -> None:
     recorded = [client for client in recorded_digests(reader) if client not in gone]
     if recorded:
         raise InputError(
-            f"{reader.folder} was made with samples that it can tell from others, and this engine does not show "
-            f"those of its clients, {reader.clients()[recorded[0]].name!r} among them: open the run with clients=..., "
-            "or let the engine inherit sifu.core.engine.ShowsSamples"
+            f"{reader.folder} recorded digests of the clients' samples, and this engine does not provide those of its "
+            f"clients, {reader.clients()[recorded[0]].name!r} among them: open the run with clients=..., or let the "
+            "engine inherit sifu.core.engine.ShowsSamples"
         )
 
 
@@ -197,8 +197,8 @@ def _check_facts(folder: Path, recorded: dict[str, Any], facts: TrainingFacts, n
     strange = [what for what in facts.outside if what not in recorded["outside"]]
     if strange:
         raise InputError(
-            f"{folder} was not begun with {', '.join(strange)}, and its certificates would not say so: "
-            "continue as it was begun"
+            f"{folder} was not started with {', '.join(strange)}, and its certificates would not state it: continue "
+            "with the original settings"
         )
     if facts.features != recorded.get("features", ""):
         raise InputError(
@@ -212,7 +212,7 @@ def _check_facts(folder: Path, recorded: dict[str, Any], facts: TrainingFacts, n
             continue
         raise InputError(
             f"{folder} was begun with {MEANING.get(name, name)} = {before!r}, the engine has {now!r}: certificates "
-            "would speak of another training than the one that was done. Continue as it was begun, or in another folder"
+            "would describe a different training. Continue with the original settings, or in another folder"
         )
 
 
@@ -238,8 +238,8 @@ def check_as_specified(spec: Spec, facts: TrainingFacts) -> None:
         fact = _plain(getattr(facts, name))
         if fact != wanted:
             raise InputError(
-                f"the spec says {MEANING[name]} = {wanted!r}, the engine has {fact!r}: make them agree, so that the "
-                "record of the run is that of its training"
+                f"the spec says {MEANING[name]} = {wanted!r}, the engine has {fact!r}: make them equal, so that the "
+                "run's record describes its training"
             )
 
 

@@ -57,8 +57,8 @@ def as_clients(data: ClientsGiven, spec: Spec, device: str = "cpu") -> tuple[Any
         frame = next((name for name, value in data.items() if is_frame(value)), None)
         if frame is not None:
             raise InputError(
-                f"{frame!r} is a table: put all clients into one, with a column for the client (data.client), or give "
-                "pairs (x, y) of arrays"
+                f"{frame!r} is a table: put all clients into one table, with a column for the client (data.client), or "
+                "give pairs (x, y) of arrays"
             )
         pairs = {name: isinstance(value, tuple | list) for name, value in data.items()}
         odd = [name for name, pair in pairs.items() if not pair and not hasattr(data[name], "__getitem__")]
@@ -123,8 +123,8 @@ def as_model(model: ModelGiven | None) -> Model | None:
     name = type(model).__name__
     if isinstance(model, nn.Module):
         raise InputError(
-            f"model is a {name} that is made already, and every new model of a run must begin anew: give what makes "
-            f"one, model={name}, or model=lambda: {name}(...) where it takes arguments"
+            f"model is a {name} instance, and every new model of a run must be fresh: give a function that makes one, "
+            f"model={name}, or model=lambda: {name}(...) if it needs arguments"
         )
     if not callable(model):
         raise InputError(f"model must be a function that makes a torch.nn.Module, found {model!r}")

@@ -55,4 +55,6 @@ class KeptStatistics(LacksData):
         return Evaluation(clients, np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count))
 
     def _gone(self, client: int) -> InputError:
-        return InputError(f"the data of client {self.clients[client].name!r} are missing, and its statistics not kept")
+        return InputError(
+            f"the data of client {self.clients[client].name!r} are missing, and its statistics are not stored"
+        )

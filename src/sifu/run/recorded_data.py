@@ -278,7 +278,7 @@ def clients_of_file(spec: Spec, file: Path, name: str | None, owner: str = "") -
     if (given is None) == (name is None):
         where = f"column {spec.data.client!r}" if spec.data.client else "array client"
         raise InputError(
-            f"{file} has no {where}: say who joins with --client NAME"
+            f"{file} has no {where}: name the client with --client NAME"
             if given is None
             else f"{file} names its clients itself, in the {where}: leave --client out"
         )
@@ -435,7 +435,7 @@ def _rows_there(first: ClientProfile, samples: int, remainders: Sequence[Remaind
         forgotten = max((len(item.removed) for item in remainders), default=0)
         raise InputError(
             f"client {first.name!r} has {samples} samples; it joined with {first.samples}, of which {forgotten} are "
-            "forgotten: hand over all of them, or all but those"
+            "forgotten: give all of them, or all but the forgotten ones"
         )
     return np.setdiff1d(np.arange(first.samples), gone)
 
@@ -452,14 +452,14 @@ def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple
         index = view.index_of.get(now.get(client.name, client.name))
         if index is not None and index in view.forgotten | view.asking:
             raise InputError(
-                f"{client.name} asked to be forgotten: taking it back would void its certificate. Samples that it "
+                f"{client.name} was forgotten on request: readmitting it would void its certificate. Samples that it "
                 "never had in this run may join under another name"
             )
         if index is None:
             newcomers.append(client)
         elif files.get(client.name) != file:  # otherwise the same command is repeated after an interruption
             raise InputError(
-                f"{client.name} sent its statistics already: records that it gained join under another name, and "
-                "records that it lost go with sifu forget --client NAME --records FILE"
+                f"{client.name} already sent its statistics: join additional records under another name, and remove "
+                "records with sifu forget --client NAME --records FILE"
             )
     return tuple(newcomers)

@@ -126,7 +126,7 @@ class Accountant:
         fixed, rows = recorded_fixed_point(spec, reader.layout), list(reader.statistics().values())
         own, whole = OwnStatistics.among(rows, fixed, None, {}), next((row for row in rows if row.is_sum), None)
         if whole is None or spec.ridge.regularisation == "auto":
-            raise RunDamagedError("the statistics of the current head are not there: its distances cannot be computed")
+            raise RunDamagedError("the statistics of the current head are missing: its distances cannot be computed")
         release = Release(read_statistics(reader.folder, whole, fixed), spec.ridge.regularisation)
         return Accountant(reader.folder, release, own)
 

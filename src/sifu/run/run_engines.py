@@ -241,7 +241,7 @@ class RunEngines:
         def check(engine: Engine, **others: Any) -> dict[int, str]:
             if engine.facts.local_rate != rate:
                 raise NotCertifiableError(
-                    f"the automatic rate of those who stay is {rate:.6g}, and the engine that was handed over keeps "
+                    f"the automatic rate of the remaining clients is {rate:.6g}, and the given engine has "
                     f"{engine.facts.local_rate:.6g}: open the run with its clients' data instead"
                 )
             return check_continues(reader, engine, local_rate=rate, **others)

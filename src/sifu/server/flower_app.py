@@ -103,7 +103,9 @@ class Settings:
         names = {field.name.replace("_", "-"): field.name for field in fields(Settings)}
         given = {names[key]: value for key, value in config.items() if key in names}
         if "run" not in given:
-            raise InputError("the app's config needs run (the run folder) and mostly spec (a TOML file, see sifu init)")
+            raise InputError(
+                "the app's config needs run (the run folder), and usually spec (a TOML file, see sifu init)"
+            )
         for key in ("run", "spec"):
             if key in given and not Path(str(given[key])).is_absolute():
                 raise InputError(f"{key} must be an absolute path on the server's machine, found {given[key]!r}")
@@ -118,7 +120,7 @@ class Settings:
             return spec
         if self.spec and declared == "unknown":
             raise InputError(
-                f'the config says preprocessing = "unknown", and {self.spec} says "{in_spec}": say it in one place'
+                f'the config says preprocessing = "unknown", and {self.spec} says "{in_spec}": set it in one place'
             )
         return replace(spec, data=replace(spec.data, preprocessing="fixed"))
 
@@ -298,7 +300,7 @@ def check_identity(grid: Grid, settings: Settings, listed: Sequence[Admitted]) -
     # Flower gives an app no other way to find out whether SuperLink uses TLS.
     if getattr(grid, "_insecure", False):
         raise InputError(
-            "SuperLink runs with --insecure: anyone who listens can speak for a node. Give it --ssl-certfile, "
+            "SuperLink runs with --insecure, so anyone on the network can pose as a node. Give it --ssl-certfile, "
             f"--ssl-keyfile and --enable-supernode-auth, {way}"
         )
 
@@ -347,7 +349,7 @@ class _ClientRegistry:
         identity = facts["identity"]
         if (identity == AUTHENTICATED) != self._authenticated:
             raise InputError(
-                f"{folder} was begun with clients known by {identity}: continue in the same way "
+                f"{folder} was started with clients identified by {identity}: continue in the same way "
                 f"(insecure-identity = {str(identity != AUTHENTICATED).lower()})"
             )
         if reported:
@@ -367,7 +369,7 @@ class _ClientRegistry:
         begun, now = list(facts["outside"]), list(engine.facts.outside)
         if now not in (begun, [what for what in begun if what != MASKED_STATISTICS]):
             raise InputError(
-                f"{folder} was begun with other rules (outside the theorem: {begun or 'nothing'}; now "
+                f"{folder} was started with other rules (outside the theorem: {begun or 'nothing'}; now "
                 f"{now or 'nothing'}): continue with the same min-replies, masked-updates and masked-statistics"
             )
         return engine
@@ -378,9 +380,9 @@ class _ClientRegistry:
         known_by_number = not self._authenticated and all(number.isdecimal() for number in numbers)
         if online and known_by_number and not online & numbers:
             raise InputError(
-                f"no client of {folder} is here: its clients have no names but the numbers of their nodes, and a "
-                "simulation numbers its nodes anew each time. Name them with sifu.flower.add_profile, for example by "
-                "their partition-id, in a new run; or set linger, and file requests while the simulation runs"
+                f"no client of {folder} is connected: its clients are known only by the numbers of their nodes, which "
+                "a simulation assigns anew each time. Name them with sifu.flower.add_profile, for example by their "
+                "partition-id, in a new run; or set linger, and file requests while the simulation runs"
             )
 
     def update_keys(self, writer: RunWriter) -> None:
@@ -453,8 +455,8 @@ class _ClientRegistry:
             raise InputError("with masked-updates the spec's keep.gram_clients must be 0, and no updates can be stored")
         if design.head and self._settings.masked_statistics and resolved.keep.statistics == "clients":
             raise InputError(
-                'keep.statistics = "clients" keeps what a server with masked statistics never sees: write "sum", or '
-                "set masked-statistics = false"
+                'keep.statistics = "clients" needs the statistics of each client, which a server with masked '
+                'statistics never sees: write "sum", or set masked-statistics = false'
             )
         self._engine = make_federation(
             self._grid,
@@ -490,8 +492,8 @@ class _ClientRegistry:
                 return [present[name] for name in order]
             if time.monotonic() >= end:
                 raise NoClientResponseError(
-                    f"after {self._settings.wait:g} s clients are still missing ({'; '.join(missing[:5])}): see that "
-                    "their SuperNodes run and log no error, then start the run again; nothing was created"
+                    f"after {self._settings.wait:g} s clients are still missing ({'; '.join(missing[:5])}): check that "
+                    "their SuperNodes run without errors, then start the run again; nothing was created"
                 )
             if missing != told:
                 self._tell(f"waiting for {'; '.join(missing[:5])}")

@@ -233,9 +233,9 @@ class ServerLoop:
             InputError: If no task is open, or `replies` is not a mapping.
         """
         if self._task is None:
-            raise InputError("no task is open: ask for one with next(), and hand in its replies")
+            raise InputError("no task is open: get one with next() before you submit replies")
         if not isinstance(replies, Mapping):
-            raise InputError(f"replies come as a mapping from clients' names, found {type(replies).__name__}")
+            raise InputError(f"replies must be a mapping from client names, found {type(replies).__name__}")
         self._replies.put(dict(replies))
         self._await_task()
 
@@ -250,7 +250,7 @@ class ServerLoop:
             InputError: If the run has, or had, a client of this name.
         """
         if name in {client.name for client in (*self._engine.clients, *self._newcomers)}:
-            raise InputError(f"{name} is, or was, a client of this run: a client joins under a name of its own")
+            raise InputError(f"{name} is or was a client of this run: choose a new name")
         self._newcomers.append(ClientProfile(name, int(samples), self._steps))
 
     def leave(self, name: str) -> None:

@@ -25,7 +25,7 @@ def actor_name(given: str | None = None) -> str:
         except (OSError, KeyError):  # a container without a user database
             name = "unknown"
     if len(name) > LONGEST_ACTOR or not name.isprintable() or not name.strip():
-        raise InputError(f"an actor's name is printable, not blank, and has at most {LONGEST_ACTOR} characters")
+        raise InputError(f"an actor's name must be printable, not blank, and at most {LONGEST_ACTOR} characters long")
     return name
 
 

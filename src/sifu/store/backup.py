@@ -97,9 +97,9 @@ def read_backup(file: Path, folder: Path) -> Iterator[Path]:
         InputError: If the folder is not empty or the file is not a valid backup.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} exists and is not empty: a backup is restored into a new folder")
+        raise InputError(f"{folder} exists and is not empty: restore the backup into a new folder")
     if not folder.parent.is_dir():
-        raise InputError(f"there is no folder {folder.parent} to make {folder.name} in")
+        raise InputError(f"folder {folder.parent} does not exist: make it first, or restore elsewhere")
     for place in {folder.absolute().parent, file.absolute().parent}:
         remove_copies_in(place)
     with unfinished_restoration(folder.parent) as staged:

@@ -95,12 +95,12 @@ def open_database(folder: Path, *, migrating: bool = False) -> sqlite3.Connectio
     if not path.is_file():
         if rest_of_a_run(folder):
             raise RunDamagedError(
-                f"{folder} holds the rest of a run whose {DATABASE} is gone. Put it back from a backup (sifu restore); "
-                "remove nothing and train nothing here until then"
+                f"{folder} holds a run whose {DATABASE} is missing. Restore it from a backup (sifu restore); do not "
+                "remove or train anything here before"
             )
         if (folder / CLIENTS_FILE).is_file():
             raise InputError(
-                f"{folder} has a list of clients and no run yet: flwr run makes it when they are all there"
+                f"{folder} has a list of clients but no run yet: flwr run creates it once all clients are connected"
             )
         raise InputError(
             f"{folder} is not a run folder: it has no {DATABASE}. Start one with: sifu train SPEC.toml --run {folder}"
@@ -226,8 +226,8 @@ def scrub_database(connection: sqlite3.Connection) -> bool:
     except sqlite3.OperationalError as error:
         if "full" in str(error):
             raise NoSpaceError(
-                "no space left to rewrite the run's database: what was deleted may still be in its pages; free some "
-                "and run sifu purge"
+                "no space left to rewrite the run's database: deleted content may still be in its pages; free some "
+                "space and run sifu purge"
             ) from error
         if "locked" in str(error):
             return False
@@ -254,7 +254,7 @@ def transaction(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") 
             connection.execute("ROLLBACK")
         if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
             raise NoSpaceError(
-                "no space left to write the run's database: free some and run the command again; nothing was lost"
+                "no space left to write the run's database: free some space and run the command again; nothing was lost"
             ) from error
         if isinstance(error, sqlite3.Error) and is_disk_error(error):
             raise DiskError(FAILED_DISK) from error

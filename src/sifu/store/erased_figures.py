@@ -69,10 +69,12 @@ def no_certificate(reader: RunReader, request: str, form: str) -> InputError:
     """
     if erased := not_recomputed(reader).get(request):
         return InputError(
-            f"the {form} certificate of request {request} was erased on {erased} by the operator's choice "
-            "(sifu purge --figures); copies that were handed out before can be checked by their signature"
+            f"the {form} certificate of request {request} was erased on {erased} by the operator's choice (sifu purge "
+            "--figures); copies handed out earlier can still be checked by their signature"
         )
-    return InputError(f"request {request[:80]!r} has no {form} certificate: is it done? See sifu requests list")
+    return InputError(
+        f"request {request[:80]!r} has no {form} certificate; only finished requests have one: see sifu requests list"
+    )
 
 
 def erased_certificates(requests: Collection[RequestRow]) -> dict[str, list[str]]:

@@ -48,12 +48,12 @@ def room_to_write(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpaceError(
-                f"no space left to write {path}: free some and run the command again; nothing was lost"
+                f"no space left to write {path}: free some space and run the command again; nothing was lost"
             ) from error
         if error.errno == errno.EIO:
             raise DiskError(
-                f"the disk failed to write {path} (Input/output error): see to it and run the command again; what was "
-                "recorded before is there"
+                f"the disk failed to write {path} (Input/output error): check the disk and run the command again; "
+                "earlier records are intact"
             ) from error
         raise
 

@@ -115,8 +115,9 @@ def check_approved(reader: RunReader, request: str) -> None:
         by = approvals_of(reader)[request]
         given = f"approved by {', '.join(by.approved_by)}" if by.approved_by else "not approved yet"
         raise InputError(
-            f"request {request} is {given} and needs {lacking} more (requests.approval of the run's spec), by people "
-            f"other than {by.filed_by}, who filed it: sifu requests decide DIR {request} approved --actor NAME"
+            f"request {request} is {given} and needs {lacking} more approval(s) (requests.approval in the run's spec), "
+            f"by people other than {by.filed_by}, who filed it: run sifu requests decide DIR {request} approved "
+            "--actor NAME"
         )
 
 

@@ -59,7 +59,7 @@ def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
     try:
         body = canonical_json(content)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{kind} {id} cannot be recorded: {error}") from error
+        raise InputError(f"{kind} {id} cannot be written to the inbox: {error}") from error
     path = inbox / f"{kind}.{id}.json"
     temporary = inbox / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
     with room_to_write(path):

@@ -103,7 +103,7 @@ def read_known_keys(path: Path) -> KnownKeys:
         if path in _read and _read[path][0] == stamp:
             return _read[path][1]
         if status.st_size > LARGEST_FILE:
-            raise InputError(f"{path} has {status.st_size} bytes, far more than known keys take")
+            raise InputError(f"{path} has {status.st_size} bytes, too many for a file of known keys")
         lines = path.read_text(encoding="utf-8").splitlines()
     except (FileNotFoundError, NotADirectoryError):
         return KnownKeys()
@@ -116,7 +116,9 @@ def read_known_keys(path: Path) -> KnownKeys:
             texts = [str(entry[name]) for name in ("run", "key", "folder")]
             content.add(texts[0], texts[1], bool(entry["encrypted"]), texts[2], bool(entry.get("accepted")))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise InputError(f"{path}, line {number}, names no key of a run: mend it, or take the line out") from error
+            raise InputError(
+                f"{path}, line {number}, does not contain a run's key: correct or remove the line"
+            ) from error
     _read[path] = (stamp, content)
     return content
 
@@ -174,8 +176,8 @@ def check_place(folder: Path, run: str) -> None:
     before = read_known_keys(known_keys_file()).held_before(folder, run)
     if before is not None:
         raise InputError(
-            f"{folder} held run {before} when it was last used here, and the backup is of run {run[:40]}: restore it "
-            "into another folder. Nothing was restored"
+            f"{folder} held run {before} when last used here, and the backup is of run {run[:40]}: restore it into "
+            "another folder. Nothing was restored"
         )
 
 
@@ -257,7 +259,7 @@ def witness_targets() -> tuple[str, ...]:
     for target in targets:
         kind, _, rest = target.partition(":")
         if kind not in ("file", "command", "http", "https") or not rest.strip():
-            raise InputError(f"a witness is file:PATH, command:PROGRAM or a URL, found {target[:80]!r}")
+            raise InputError(f"a witness must be file:PATH, command:PROGRAM or a URL, found {target[:80]!r}")
     return targets
 
 
@@ -270,8 +272,8 @@ def check_files_of_witnesses(reader: RunReader) -> None:
     problem = next(contradictions(reader, files_of_witnesses()), None)
     if problem:
         raise RunDamagedError(
-            f"{reader.folder}: {problem}. Nothing was done. If a backup was restored deliberately, keep this file "
-            "and name another witness"
+            f"{reader.folder}: {problem}. Nothing was done. If you restored a backup on purpose, keep this file and "
+            "name another witness"
         )
 
 
@@ -294,8 +296,8 @@ def check_witnesses_know(reader: RunReader) -> None:
         suspects = [name for name, first in others.items() if name not in known.runs and first.holds]
         if run not in others and suspects:
             raise RunDamagedError(
-                f"{reader.folder}: the witness {path} does not know run {run[:40]}, and knows run {suspects[0][:40]}, "
-                "which this folder may have held. Nothing was done. If this run is the right one, name another witness"
+                f"{reader.folder}: the witness {path} does not know run {run[:40]} but knows run {suspects[0][:40]}, "
+                "which this folder may have held. Nothing was done. If this is the right run, name another witness"
             )
 
 
@@ -375,7 +377,7 @@ def read_witness(path: Path) -> list[Checkpoint]:
             except InputError as error:
                 raise InputError(f"{path}, line {number}: {error}") from error
     if not checkpoints:
-        raise InputError(f"{path} holds no checkpoint")
+        raise InputError(f"{path} contains no checkpoint")
     return checkpoints
 
 

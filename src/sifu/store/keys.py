@@ -73,7 +73,7 @@ def read_key(path: Path) -> Any:
     except TypeError:  # the key is encrypted
         secret = passphrase(ask=True)
         if secret is None:
-            raise InputError(f"{path.name} is encrypted: set {PASSPHRASE}, or call from a terminal") from None
+            raise InputError(f"{path.name} is encrypted: set {PASSPHRASE}, or run the command in a terminal") from None
         try:
             key = load_pem_private_key(content, password=secret)
         except ValueError as error:
@@ -106,7 +106,7 @@ def write_key(path: Path, key: Any, *, like_the_old: bool = False) -> str:
 
     secret = passphrase(ask=like_the_old)
     if like_the_old and not secret:
-        raise InputError(f"the old key is encrypted, so the new one must be, too: set {PASSPHRASE}")
+        raise InputError(f"the old key is encrypted, so the new one must be encrypted too: set {PASSPHRASE}")
     how: KeySerializationEncryption = BestAvailableEncryption(secret) if secret else NoEncryption()
     write_atomically(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how))
     return public_hex(key)

@@ -153,7 +153,7 @@ class RunReader(HistoryReader):
         """Return the model of a node, checked against its recorded digest."""
         row = self.models().get(node)
         if row is None:
-            raise RunDamagedError(f"the model of node {node} was not kept")
+            raise RunDamagedError(f"the model of node {node} is not stored")
         layout = self.group_layout if node in self.group_models() else self.layout
         return files.read_model(files.stored_path(self.folder, "models", node), layout, row.digest)
 
@@ -457,11 +457,11 @@ def check_rows(reader: RunReader, client: int, rows: tuple[int, ...]) -> None:
     first, removed = (earlier[client].first, earlier[client].removed) if client in earlier else (client, ())
     name, samples = clients[first].name, clients[first].samples
     if max(rows) >= samples:
-        raise InputError(f"client {name} joined with rows 0 to {samples - 1}, there is no row {max(rows)}")
+        raise InputError(f"client {name} joined with rows 0 to {samples - 1} and has no row {max(rows)}")
     gone = sorted(set(rows) & set(removed))
     if gone:
-        raise InputError(f"row {gone[0]} of client {name} was forgotten already; leave it out")
+        raise InputError(f"row {gone[0]} of client {name} was already forgotten; leave it out")
     if len(rows) + len(removed) == samples:
         raise InputError(
-            f"these are all the records that client {name} has left: forget the client instead, without naming records"
+            f"these are all remaining records of client {name}: forget the client instead, without naming records"
         )

@@ -96,7 +96,7 @@ def released_model(reader: RunReader, node: int | None = None) -> Vector:
         return reader.load_model(reader.tip if node is None else node)
     row = _latest(reader)
     if node is not None and node != row.node:
-        raise InputError(f"node {node} is not the latest release, and earlier ones are not kept")
+        raise InputError(f"node {node} is not the latest release, and earlier releases are not stored")
     return files.read_model(release_path(reader.folder, row.node), reader.layout, row.digest)
 
 

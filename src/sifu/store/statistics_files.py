@@ -118,7 +118,7 @@ def read_updates(folder: Path, row: UpdatesRow) -> StoredUpdates:
     stored = read_tensors(path, what, row.digest, _by_client)
     digests = {client: salted_digest(values, stored.salts[client]) for client, values in stored.values.items()}
     if digests != row.clients:
-        raise RunDamagedError(f"{what} does not hold the updates that were recorded")
+        raise RunDamagedError(f"{what} does not contain the recorded updates")
     return stored
 
 
@@ -264,7 +264,7 @@ class OwnStatistics:
         if isinstance(sent, Rows) and client in self.rows and not self._keeps_rows(client):
             return total(self.fixed, [sent])
         if not isinstance(sent, Rows) and self._keeps_rows(client):
-            raise InputError(f"client {client} sent statistics where rows of its samples are kept: let it send rows")
+            raise InputError(f"client {client} sent statistics although this run stores rows: it must send rows")
         return sent
 
     def completed(

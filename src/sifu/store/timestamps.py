@@ -54,7 +54,7 @@ def check_authority(address: str) -> str:
         InputError: If it is not a URL, or the package for timestamps is not installed.
     """
     if not re.fullmatch(r"https?://[^\s]+", address):
-        raise InputError(f"a timestamp authority is an http or https URL, found {address[:80]!r}")
+        raise InputError(f"a timestamp authority must be an http or https URL, found {address[:80]!r}")
     protocol()
     return address
 
@@ -125,12 +125,12 @@ def ask_authority(authority: str, content: bytes) -> bytes:
     with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as stream:
         answer: bytes = stream.read(LARGEST_ANSWER + 1)
     if len(answer) > LARGEST_ANSWER:
-        raise InputError(f"the timestamp authority {authority} answered with far more than a timestamp")
+        raise InputError(f"the timestamp authority {authority} sent an answer too large for a timestamp")
     response = read_timestamp(answer)
     if response.tst_info.nonce != question.nonce:
-        raise InputError(f"the timestamp authority {authority} answered another question than was asked")
+        raise InputError(f"the timestamp authority {authority} answered a different request")
     if response.tst_info.message_imprint.message != hashlib.sha256(content).digest():
-        raise InputError(f"the timestamp authority {authority} signed something else")
+        raise InputError(f"the timestamp authority {authority} signed different content")
     return answer
 
 

@@ -54,8 +54,8 @@ def check_free(folder: Path) -> None:
     allowed = {CLIENTS_FILE} | (_OWN_FILES if CREATING in present else {files.LOCK_FILE})
     if rest_of_a_run(folder):
         raise RunDamagedError(
-            f"{folder} holds the rest of a run whose {DATABASE} is gone: put it back from a backup (sifu restore), "
-            "or choose another folder. Nothing was changed"
+            f"{folder} holds a run whose {DATABASE} is missing: restore it from a backup (sifu restore), or choose "
+            "another folder. Nothing was changed"
         )
     if (folder.exists() and not folder.is_dir()) or present - allowed:
         raise InputError(f"{folder} exists and is not empty: choose another folder for the run")
@@ -182,7 +182,7 @@ def _held_copy(
             if descriptor is not None:
                 break
         else:
-            raise InputError(f"a new file in {folder} is taken away by another process at once: choose another folder")
+            raise InputError(f"a new file in {folder} is deleted at once by another process: choose another folder")
         yield path
     finally:
         try:

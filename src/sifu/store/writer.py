@@ -108,7 +108,7 @@ class RunWriter(RunReader):
         try:
             if (folder / DATABASE).exists():  # another process was faster; do not delete its run
                 raise RunBusyError(
-                    f"{folder} was made by another process just now: run the command again to continue it"
+                    f"{folder} was just created by another process: run the command again to continue it"
                 )
             unfinished.clear_unfinished(folder)
             (folder / unfinished.CREATING).touch(mode=0o600)

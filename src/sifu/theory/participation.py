@@ -196,8 +196,8 @@ class Participation:
         except ValueError:
             pass
         raise InputError(
-            f"participation {text!r} is not understood: write all, poisson(RATE) with 0 < RATE <= 1, "
-            "or fixed(COUNT) with COUNT >= 1"
+            f"participation {text!r} is not valid: write all, poisson(RATE) with 0 < RATE <= 1, or fixed(COUNT) with "
+            "COUNT >= 1"
         )
 
     def __str__(self) -> str:

@@ -129,7 +129,7 @@ def local_regularity(client: ClientProfile, facts: TrainingFacts, assumed: float
     beta, mu = client.smoothness, client.curvature
     if beta is None or mu is None:
         raise InputError(
-            f"client {client.name!r} reports no smoothness bound, so no L is proven for it: "
+            f"client {client.name!r} reports no smoothness bound, so no L can be proven: "
             'set regularity.kind = "assumed" (the certificate will say so) or train a linear model'
         )
     eta, rho, steps = facts.local_rate, facts.momentum, client.local_steps

@@ -134,7 +134,9 @@ class Release:
             squares = np.einsum("ij,ij->i", features[rows], features[rows])
             penalties = scale * (trace - squares)
             if self.statistics.samples < 2 or np.any(penalties <= 0.0):
-                raise InputError("the distance of a record needs another one in the head: add clients or records")
+                raise InputError(
+                    "the distance for a record needs at least one other record in the head: add clients or records"
+                )
             inverse = 1.0 / (values[None, :] + penalties[:, None])
             rotated = features[rows] @ vectors
             solved = rotated * inverse  # M phi

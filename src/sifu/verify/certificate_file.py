@@ -79,7 +79,7 @@ def _check_envelope(envelope: dict[str, Any], path: Path, public_key: str | None
         public_key = public_key or str(read_json(text)["public_key"])
     elif public_key is None:
         raise InputError(
-            f"{path} is a DSSE envelope, which does not hold the key it was signed with: give the operator's with "
+            f"{path} is a DSSE envelope, which does not contain the signing key: give the operator's key with "
             f"--public-key, or put {certificate.name} into the same folder"
         )
     else:

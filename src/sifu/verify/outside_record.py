@@ -335,7 +335,7 @@ def parse_anchor(anchor: str) -> tuple[int, str]:
     match = re.fullmatch(r"\s*([1-9][0-9]{0,17}):([0-9a-fA-F]{64})\s*", anchor)
     if not match:
         raise InputError(
-            f"an anchor is SEQ:HASH with 64 hexadecimal digits, as sifu anchor prints it; found {anchor[:90]!r}"
+            f"an anchor must be SEQ:HASH with 64 hexadecimal digits, as printed by sifu anchor; found {anchor[:90]!r}"
         )
     return int(match[1]), match[2].lower()
 

@@ -233,4 +233,4 @@ def check_public_key(public_key: str | None) -> None:
         InputError: If it cannot.
     """
     if public_key is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", public_key):
-        raise InputError(f"a public key is 64 hexadecimal digits, found {len(public_key)} characters")
+        raise InputError(f"a public key must have 64 hexadecimal digits, found {len(public_key)} characters")

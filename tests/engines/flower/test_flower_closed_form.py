@@ -214,9 +214,9 @@ def test_a_client_tells_its_masked_statistics_once_for_a_key() -> None:
     _, flower, grid = flower_engine()
     flower.collect_sum(range(8), PLACE)
     sent = [message for message in grid.sent if message.metadata.message_type == SEND_MASKED_STATISTICS]
-    assert "sent already" in grid.answer(sent[0]).error.reason
+    assert "already sent" in grid.answer(sent[0]).error.reason
     grid.contexts.clear()
-    assert "started anew" in grid.answer(sent[1]).error.reason
+    assert "restarted" in grid.answer(sent[1]).error.reason
 
 
 def changed(grid: Any, change: Callable[[Message], None], kind: str) -> Callable[[Message], Message]:

@@ -155,7 +155,7 @@ def test_a_function_that_hands_out_a_trained_model_is_found_out() -> None:
     fresh = handed_out(1)
     kept["w"] += 1.0
     assert fresh.tolist() == [0.0, 0.0]
-    with pytest.raises(InputError, match="hand out a model that was trained since"):
+    with pytest.raises(InputError, match="returned a different one than before, probably a trained one"):
         handed_out(2)
     other_each_time = iter(range(9))
     layout = ModelLayout(("w",), ((1,),), "float64")

@@ -215,7 +215,7 @@ def test_an_app_without_evaluation_trains_for_its_rounds(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("initial", "config", "sentence"),
     [
-        (Net, {"lr": 0.2}, r"told lr = 0\.2, and the spec says local\.rate = 0\.1"),
+        (Net, {"lr": 0.2}, r"sent lr = 0\.2, and the spec has local\.rate = 0\.1"),
         (Net, {"round": 1}, "'round' is a key of sifu's own messages"),
         (lambda: 3, {}, "must be a torch module, numpy arrays by name, or a list of them, found int"),
         (lambda: {"a": np.zeros(2), "b": np.zeros(2, np.float32)}, {}, "its arrays hold float32 and float64"),

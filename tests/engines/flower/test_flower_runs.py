@@ -556,7 +556,7 @@ def test_a_client_asks_for_itself_and_for_nobody_else(tmp_path: Path) -> None:
     bent = json.loads(json.dumps(good))
     bent["body"]["request"] = "other"
     for statement, match in (
-        (sign_request(tmp_path / "mine", names[5], number, "a"), "for itself only"),
+        (sign_request(tmp_path / "mine", names[5], number, "a"), "to be forgotten itself"),
         (sign_request(tmp_path / "strange", names[6], number, "b"), "not on the list"),
         (sign_request(tmp_path / "mine", names[6], "another", "c"), "another run"),
         (bent, "signature does not hold"),
@@ -565,7 +565,7 @@ def test_a_client_asks_for_itself_and_for_nobody_else(tmp_path: Path) -> None:
             run.request_signed(statement)
     busy = RunWriter.open(fed.run_folder)
     try:  # the writer will refuse it; the sender is told at once
-        with pytest.raises(InputError, match=r"for itself only\. The running server will refuse it"):
+        with pytest.raises(InputError, match=r"to be forgotten itself\. The running server will refuse it"):
             run.request_signed(sign_request(tmp_path / "mine", names[5], number, "a"))
     finally:
         busy.close()

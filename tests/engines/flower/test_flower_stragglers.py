@@ -131,7 +131,7 @@ def test_what_cannot_be_waited_for_is_refused(wait: str) -> None:
 
 
 def test_waiting_is_for_flower(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"server\.wait = '80%' is for Flower"):
+    with pytest.raises(InputError, match=r"server\.wait = '80%' is only for Flower"):
         sifu.train(small_spec(server={"wait": "80%"}), run=tmp_path / "run")
 
 

@@ -297,5 +297,5 @@ def test_a_simulation_is_continued_if_clients_are_named_by_their_partition(start
     assert [outcome.request for outcome in run.outcomes()] == ["leaves"]
     shutil.rmtree(tmp_path / "run")
     start(nodes(100, named=False))
-    with pytest.raises(InputError, match="a simulation numbers its nodes anew each time"):
+    with pytest.raises(InputError, match="a simulation assigns anew each time"):
         start(nodes(900, named=False))

@@ -236,7 +236,7 @@ def test_a_node_runs_no_network_that_it_was_not_told_to_trust(tmp_path: Path, mo
     ready.travelled_map.cache_clear()
     ready.head_of.cache_clear()
     monkeypatch.setenv(ALLOWED_CODE, "")
-    with pytest.raises(NoClientResponseError, match="is code, and nothing of it was run"):
+    with pytest.raises(NoClientResponseError, match="is code and was not run"):
         fed.serve()
 
 

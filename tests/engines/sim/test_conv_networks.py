@@ -380,7 +380,7 @@ def test_an_error_in_a_thread_reaches_the_caller(threads, monkeypatch):
 
 
 def test_descriptions_that_cannot_be_are_sentences():
-    with pytest.raises(InputError, match="images of 9x9 are too small: nothing is left of them after convolution 2"):
+    with pytest.raises(InputError, match="images of 9x9 are too small: no pixels are left after convolution 2"):
         make_model("cnn_cifar10", (3, 9, 9), 10)
     with pytest.raises(InputError, match=r"'cnn_celeba' needs images .* found samples of shape \(64,\)"):
         make_model("cnn_celeba", (64,), 2)

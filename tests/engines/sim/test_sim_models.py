@@ -126,7 +126,7 @@ def test_modules_with_other_targets_and_losses(make_federation, kind):
 
 
 def test_unusable_models_are_sentences(make_federation):
-    with pytest.raises(InputError, match="no model is called 'svm'; there are softmax, logistic"):
+    with pytest.raises(InputError, match="model 'svm' is unknown: use one of softmax, logistic"):
         make_model("svm", (5,), 3)
     with pytest.raises(InputError, match=r"'cnn' needs images .* found samples of shape \(5,\)"):
         make_federation(model="cnn")

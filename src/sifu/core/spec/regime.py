@@ -216,8 +216,8 @@ class Regime:
     def check_joining(self) -> None:
         """Refuse the call that adds clients to a head, because this model is trained in rounds."""
         raise InputError(
-            f"clients join a head in closed form (model.kind = {RIDGE!r}) this way; this run has "
-            f"{self.spec.model.kind!r}. On Flower clients join while the server runs"
+            f"sifu join needs a head in closed form (model.kind = {RIDGE!r}); this run has {self.spec.model.kind!r}. "
+            "On Flower clients join while the server runs"
         )
 
     def why_not_compared(self) -> str:
@@ -361,8 +361,8 @@ class ClosedForm(Regime):
         """Refuse methods for models that are trained in rounds."""
         if name != self.exact_method:
             raise InputError(
-                f"method {name} is for models that are trained in rounds; this run solves a ridge head in closed form: "
-                f"use method {self.exact_method}, which is exact and takes no rounds or one"
+                f"method {name} needs a model trained in rounds, and this run solves a ridge head in closed form: use "
+                f"method {self.exact_method}, which is exact and takes no rounds or one"
             )
 
     def check_joining(self) -> None:

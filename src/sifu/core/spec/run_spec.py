@@ -142,8 +142,8 @@ def _demands_of_groups(spec: Spec) -> Iterator[Demand]:
     yield "groups.stretch", 1 <= groups.stretch <= 2, "in 1 to 2, and fixed before training"
     if not Participation.parse(server.participation).independent:
         raise InputError(
-            f"server.participation = {server.participation} cannot be combined with groups, which would each draw "
-            "as many: use all or poisson(RATE)"
+            f"server.participation = {server.participation} cannot be combined with groups, each of which would draw "
+            "that many: use all or poisson(RATE)"
         )
     if why := spec.regime.why_no_groups():
         raise InputError(why)
@@ -255,7 +255,7 @@ def _cast(hint: Any, value: Any, name: str) -> Any:
     if hint is float and not abs(value) < 1e308:
         raise InputError(f"{name} must be a finite number, found {str(value)[:40]}")
     if hint is int and abs(value) > LARGEST_INTEGER:
-        raise InputError(f"{name} must be a whole number up to 2^53, which JSON in every language can hold")
+        raise InputError(f"{name} must be a whole number up to 2^53, the range of JSON numbers")
     return float(value) if hint is float else value
 
 

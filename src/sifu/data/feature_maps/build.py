@@ -42,9 +42,9 @@ def feature_map(kind: str, shape: tuple[int, ...], **options: Any) -> FeatureMap
     4
     """
     if kind not in KINDS:
-        raise InputError(f"features of kind {kind!r} are not known: write one of {', '.join(KINDS)}")
+        raise InputError(f"features of kind {kind!r} are unknown: write one of {', '.join(KINDS)}")
     if kind in IMAGE_KINDS and len(shape) != 3:
-        raise InputError(f"images have a shape (channels, height, width), found {shape}")
+        raise InputError(f"images must have a shape (channels, height, width), found {shape}")
     if kind == "random_convolutions" and max(shape[1:]) > LARGEST_SIDE:
         options = LARGE_IMAGES | options
     make: Callable[..., FeatureMap] = ROW_MAPS.get(kind, RandomConvolutions)
@@ -59,7 +59,7 @@ def feature_map(kind: str, shape: tuple[int, ...], **options: Any) -> FeatureMap
     try:
         return make(shape=shape, **options)
     except TypeError as error:
-        raise InputError(f"features of kind {kind!r} do not take these options: {error}") from error
+        raise InputError(f"features of kind {kind!r} do not accept these options: {error}") from error
 
 
 def fixed_point(features: FeatureMap, targets: Targets, *, feature_bits: int = 16, target_bits: int = 16) -> FixedPoint:
@@ -154,7 +154,7 @@ def module_of(name: str) -> tuple[Any, str]:
 
     package, _, function = name.partition(":")
     if not package or not function:
-        raise InputError(f"module {name!r}: write package.file:function, for example trunk:make")
+        raise InputError(f"module {name!r}: write package.file:function, for example backbone:make")
     demand_consent(name)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

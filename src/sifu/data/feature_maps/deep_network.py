@@ -121,8 +121,8 @@ def deep_network(
     found = blocks_of(backbone, shape) if isinstance(backbone, Backbone) else 0
     if found < blocks:
         raise InputError(
-            f"features.layers = {blocks} asks for {blocks} blocks, the network shows {found}: lower it, or give the "
-            "module a method activations(x) that returns the activations of its blocks and of its last layer"
+            f"features.layers = {blocks} asks for {blocks} blocks, and the network exposes {found}: lower it, or give "
+            "the module a method activations(x) that returns the activations of its blocks and of its last layer"
         )
     width = output_width(DeepNetwork(backbone, blocks, 0), shape)
     return DeepNetwork(backbone, blocks, width, mirror=mirror, count=count, seed=seed)

@@ -226,8 +226,8 @@ class NetworkFeatures(FeatureMap):
             width = known or self._width()
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(
-                f"the feature module cannot take samples of shape {self.shape}: {type(error).__name__}: "
-                f"{str(error).splitlines()[0] if str(error) else 'it does not say why'}"
+                f"the feature module cannot process samples of shape {self.shape}: {type(error).__name__}: "
+                f"{str(error).splitlines()[0] if str(error) else 'no reason given'}"
             ) from error
         object.__setattr__(self, "features", width)
         if self.kind == "module":
@@ -289,7 +289,7 @@ class NetworkFeatures(FeatureMap):
         outputs = [self._batch(samples[start : start + size], module) for start in range(0, len(samples), size)]
         rows = np.concatenate(outputs) if outputs else np.zeros((0, self.features))
         if not np.all(np.isfinite(rows)):
-            raise InputError("the feature module gave NaN or infinity")
+            raise InputError("the feature module returned NaN or infinity: check its weights and the samples")
         lengths = self._lengths(rows).reshape(-1, 1)
         unit: Floats = np.divide(rows * self.norm, lengths, out=np.zeros_like(rows), where=lengths > 0.0)
         return unit
@@ -319,8 +319,8 @@ class NetworkFeatures(FeatureMap):
         allowed = SAME_FEATURES * float(np.max(np.abs(together), initial=0.0))
         if np.max(np.abs(together[:1] - alone)) > allowed or np.max(np.abs(together - again)) > allowed:
             raise InputError(
-                "the feature module gives a sample other features next to other samples or after them: it must look at "
-                "each sample separately, without statistics over a batch, memory or randomness"
+                "the feature module's output for a sample depends on other samples: it must process each sample "
+                "separately, without batch statistics, memory or randomness"
             )
 
     def _check_nothing_is_remembered(self, module: torch.nn.Module) -> None:
@@ -332,9 +332,9 @@ class NetworkFeatures(FeatureMap):
             now = self._batch(probes, changed)
             if not np.array_equal(now, first, equal_nan=True):
                 raise InputError(
-                    f"the feature module gives the same samples other features than at first (they differ by up to "
-                    f"{np.max(np.abs(now - first)):.3g}): it has memory or draws numbers, so its features may hold "
-                    "other clients' data. Make its output depend on the sample alone, and train again"
+                    "the feature module no longer gives the same features for the same samples (they differ by up to "
+                    f"{np.max(np.abs(now - first)):.3g}): it has memory or draws random numbers, so its features may "
+                    "contain other clients' data. Make its output depend on the sample alone, and train again"
                 )
 
     def _width(self) -> int:
@@ -383,7 +383,7 @@ class NetworkFeatures(FeatureMap):
         finally:
             torch.set_num_threads(before)
         if not isinstance(output, torch.Tensor) or output.ndim < 2 or output.shape[0] != size:
-            raise InputError("the feature module must give a row of numbers for each sample")
+            raise InputError("the feature module must return one row of numbers per sample")
         return output.reshape(size, -1)[: len(samples)].double().cpu().numpy()
 
 

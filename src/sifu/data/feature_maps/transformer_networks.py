@@ -57,7 +57,7 @@ class StillNetwork(nn.Module):
     def _states(self, **inputs: Tensor) -> Sequence[Tensor]:
         states: Sequence[Tensor] | None = self.network(**inputs, output_hidden_states=True).hidden_states
         if not states:
-            raise InputError(f"{type(self.network).__name__} shows no hidden states: choose another features.model")
+            raise InputError(f"{type(self.network).__name__} exposes no hidden states: choose another features.model")
         return states
 
 
@@ -171,7 +171,7 @@ def model_folder(name: str) -> Path:
     if not folder.is_dir():
         folder = _from_hub(name)
     if not any(folder.glob("*.safetensors")) or not (folder / "config.json").is_file():
-        raise InputError(f"{folder} is no model: it needs config.json and weights in files *.safetensors")
+        raise InputError(f"{folder} is not a model folder: it needs config.json and weights in *.safetensors files")
     return folder
 
 
@@ -186,8 +186,8 @@ def _from_hub(name: str) -> Path:
         except Exception as error:  # many types: no such name, no connection, no space
             cause = error
     raise InputError(
-        f"the model {name!r} is no folder and cannot be downloaded ({type(cause).__name__}): where there is a "
-        f"connection run hf download {name} --local-dir FOLDER, and set features.model to that folder"
+        f"the model {name!r} is not a folder and cannot be downloaded ({type(cause).__name__}): on a machine with a "
+        f"connection, run hf download {name} --local-dir FOLDER, and set features.model to that folder"
     ) from cause
 
 
@@ -212,7 +212,7 @@ def _library() -> Any:
         import transformers
     except ImportError as error:
         raise InputError(
-            f'features.kind = "transformers" needs the library of that name: {install_extra("transformers")}'
+            f'features.kind = "transformers" needs the library transformers: {install_extra("transformers")}'
         ) from error
     return transformers
 
@@ -246,11 +246,11 @@ def _preprocessing(folder: Path) -> dict[str, Any]:
         prepared = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{folder} has no preprocessor_config.json that can be read, which says how images are prepared: choose a "
+            f"{folder} has no readable preprocessor_config.json, which describes the preprocessing of images: choose a "
             "model for images"
         ) from error
     if not isinstance(prepared, dict):
-        raise InputError(f"{folder / 'preprocessor_config.json'} is no table of keys")
+        raise InputError(f"{folder / 'preprocessor_config.json'} is not a JSON object")
     return prepared
 
 

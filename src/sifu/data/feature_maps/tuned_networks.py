@@ -50,7 +50,7 @@ class TunedNetwork(nn.Module):
         super().__init__()
         self.network = fresh_copy(public).requires_grad_(True)
         if not any(True for _ in self.network.parameters()):
-            raise InputError('the network has no parameters that groups could tune: set features.tune = "none"')
+            raise InputError('the network has no parameters to tune: set features.tune = "none"')
         keep_parameters(self.network, trainable)
         kind = next(iter(self.network.state_dict().values())).dtype
         self.scores = nn.Linear(width, outputs, dtype=kind if kind.is_floating_point else torch.float32)
@@ -133,8 +133,8 @@ def _adapted(network: nn.Module, rank: int) -> list[str]:
     layers = [(path, part) for path, part in network.named_modules() if type(part) is nn.Linear]
     if not layers or not layers[0][0]:
         raise InputError(
-            f"features.trainable = 'lora({rank})' puts adapters next to nn.Linear layers inside the network, and it "
-            "has none: name the layers to tune, or write the adapters into your module"
+            f"features.trainable = 'lora({rank})' needs nn.Linear layers inside the network, and it has none: name the "
+            "layers to tune, or write the adapters into your module"
         )
     for part in network.modules():  # the fused evaluation pass would bypass the adapters
         if isinstance(part, nn.TransformerEncoderLayer):
@@ -156,7 +156,7 @@ def _last_layers(network: nn.Module) -> Sequence[str]:
     for place in range(len(children) - 1, -1, -1):
         if any(parameter.ndim >= 2 for parameter in children[place][1].parameters()):
             return [name for name, _ in children[place:]]
-    raise InputError('features.trainable = "last" finds no layer with a matrix of weights: name the layers to tune')
+    raise InputError('features.trainable = "last" finds no layer with a weight matrix: name the layers to tune')
 
 
 class Projected(Reading):

@@ -109,11 +109,13 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         if masked:
             if blueprint.carried:
                 raise InputError(
-                    f"{', '.join(blueprint.carried)} hold whole numbers, which cannot be masked: leave them out of "
-                    "what travels, or do without masked-updates"
+                    f"{', '.join(blueprint.carried)} hold integers, which cannot be masked: leave them out of the "
+                    "exchanged parameters, or set masked-updates = false"
                 )
             if blueprint.clipping or blueprint.replies.update_bound:
-                raise InputError("clipping and server.update_bound need every client's update: not with masked ones")
+                raise InputError(
+                    "clipping and server.update_bound need the update of each client: set masked-updates = false"
+                )
             coupled.append(DROPPED_MASKED_ROUND)
             # The counterfactual's fixed-point numbers may have another range, so no allowance is claimed as proven.
             facts = replace(facts, rounding_bounded=False)
@@ -208,8 +210,8 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
             lost_in_a_row = lost_in_a_row + 1 if done.lost else 0
             if lost_in_a_row >= self._patience.rounds_without_answer:
                 raise NoClientResponseError(
-                    f"{lost_in_a_row} rounds in a row were lost, no client's training could be used "
-                    f"({listed(reasons)}): every round is saved; see to the clients and start the run again to go on"
+                    f"{lost_in_a_row} rounds in a row were lost because no client's training could be used "
+                    f"({listed(reasons)}): every round is saved; check the clients and start the run again to continue"
                 )
             if done.lost:
                 time.sleep(self._patience.pause)
@@ -223,7 +225,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
     ) -> NDArray[np.floating]:
         """Return theta_i - model of each client; all are needed, so each is asked up to three times."""
         if self._masked:
-            raise InputError("this method needs single updates, which the server of a masked run never sees")
+            raise InputError("this method needs the update of each client, which the server of a masked run never sees")
         start = self.layout.own_copy(model)
         models: dict[int, ModelPieces] = {}
         for attempt in range(ATTEMPTS):
@@ -240,7 +242,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         names = [self.clients[int(client)].name for client in clients if int(client) not in models]
         if names:
             raise NoClientResponseError(
-                f"{', '.join(names[:5])} did not answer and are needed here: nothing was changed, try again later"
+                f"{', '.join(names[:5])} did not answer but are needed: nothing was changed; try again later"
             )
         rows = [np.asarray(models[int(client)]) - start for client in clients]
         return np.stack(rows) if rows else np.zeros((0, start.size), dtype=self.layout.dtype)
@@ -265,7 +267,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
             if evaluation.samples.any() or not (self.evaluates and self.may_ask(clients)):
                 return evaluation
         raise NoClientResponseError(
-            "no client answered an evaluation: nothing was lost; see that the nodes are connected and start again"
+            "no client answered an evaluation: nothing was lost; check that the nodes are connected and start again"
         )
 
     def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:

@@ -208,9 +208,7 @@ def _kept(message: Message, context: Context, name: str) -> tuple[ConfigRecord, 
     position = Instruction.of(message).position
     same = isinstance(kept, ConfigRecord) and kept.get("place") == _place(message)
     if not same or not isinstance(kept, ConfigRecord) or not isinstance(arrays, ArrayRecord):
-        raise InputError(
-            f"nothing of round {position.branch}.{position.round} is kept here: this node was started anew"
-        )
+        raise InputError(f"nothing of round {position.branch}.{position.round} is stored here: this node was restarted")
     return kept, arrays_of(arrays)
 
 
@@ -226,7 +224,7 @@ def _send_masked(message: Message, context: Context, name: str) -> Message:
     instruction, (kept, arrays) = Instruction.of(message), _kept(message, context, name)
     position, config = instruction.position, message.content[CONFIG]
     if "secret" not in kept:
-        raise InputError(f"what is masked in round {position.branch}.{position.round} was sent already")
+        raise InputError(f"the masked update of round {position.branch}.{position.round} was already sent")
     if WORDS not in arrays:
         raise InputError("the update does not fit the range: it was not sent")
     keys: dict[int, bytes] = dict(zip(config["clients"], config["keys"], strict=True))  # type: ignore[arg-type]

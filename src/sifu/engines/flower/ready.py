@@ -263,7 +263,7 @@ class ReadyClient:
         """
         plan = WirePlan.of_text(instruction.plan)
         if not plan.ridge:
-            raise InputError(f"statistics are for heads in closed form, this plan has a model {plan.model!r}")
+            raise InputError(f"statistics need a head in closed form, and this plan has a model {plan.model!r}")
         head = _asked_head(self, instruction)
         return head.sent_by(0), head.facts.features
 

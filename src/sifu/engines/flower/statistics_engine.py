@@ -54,7 +54,7 @@ class FlowerStatistics(FlowerFederation):
     def __init__(self, grid: Grid, roster: Roster, blueprint: Blueprint, patience: Patience | None = None) -> None:
         super().__init__(grid, roster, blueprint, patience)
         if blueprint.head is None:
-            raise InputError("these clients train a model in rounds: they send no statistics")
+            raise InputError("these clients train a model in rounds and send no statistics")
         self._head: HeadPlan = blueprint.head
         self.fixed, self.relative_penalty = self._head.fixed, self._head.relative_penalty
         self._check_room(blueprint)
@@ -119,7 +119,7 @@ class FlowerStatistics(FlowerFederation):
 
     def run_together(self, setups: Sequence[RoundSetup], *, separate: bool) -> list[RoundResult]:
         """Raise `InputError`: a head is solved from statistics, not trained in rounds."""
-        raise InputError("a head in closed form is solved from statistics, not trained in rounds")
+        raise InputError("a head in closed form is solved from statistics and cannot be trained in rounds")
 
     def local_updates(self, *arguments: Any) -> NDArray[np.floating]:
         """Raise `InputError`: a closed-form head has no updates."""
@@ -139,7 +139,7 @@ class MaskedFlowerStatistics(FlowerStatistics, MaskedStatisticsEngine):
         self, clients: Sequence[int], position: Position
     ) -> Iterator[tuple[int, Statistics | Rows | Rejection | None]]:
         """Raise `InputError`: the statistics of a single client are never visible."""
-        raise InputError("masked statistics are seen as a sum only (collect_sum)")
+        raise InputError("masked statistics are available only as a sum (collect_sum)")
 
     def collect_sum(self, clients: Sequence[int], position: Position) -> MaskedSum:
         """Return the sum over all clients that are ready; repeat without clients that do not send their part."""
@@ -163,8 +163,8 @@ class MaskedFlowerStatistics(FlowerStatistics, MaskedStatisticsEngine):
             self.note(position, None, again)
         raise NoClientResponseError(
             f"no sum of masked statistics came together in {ATTEMPTS} attempts (it needs {LEAST_MASKED} clients that "
-            "stay to the end): nothing was changed; see that the nodes are connected and start again. With fewer than "
-            f"{LEAST_MASKED} clients left set masked-statistics = false"
+            "stay to the end): nothing was changed; check that the nodes are connected and start again. With fewer "
+            f"than {LEAST_MASKED} clients left set masked-statistics = false"
         )
 
     def _prepared(
@@ -210,8 +210,8 @@ class MaskedFlowerStatistics(FlowerStatistics, MaskedStatisticsEngine):
             why = f"{flaw.value} ({detail})" if flaw is not None else f"{statistics.samples} samples, not {samples}"
             raise RoundRejectedError(
                 f"the sum of the masked statistics of {len(clients)} clients is refused and nothing was changed: "
-                f"{why}. Who sent what is hidden: to find out, continue with masked-statistics = false, where each "
-                "client's statistics are checked"
+                f"{why}. Masking hides which client sent them: to find out, continue with masked-statistics = false, "
+                "where each client's statistics are checked"
             )
         return statistics
 
@@ -237,7 +237,7 @@ class TunedFlowerStatistics(FlowerStatistics, TunedEngine):
         super().__init__(grid, roster, blueprint, patience)
         tuning, networks = self._head.tuning, self._head.networks
         if tuning is None or networks is None:
-            raise InputError("these clients' features go through a network that no group tunes")
+            raise InputError("the features of these clients come from a network that no group tunes")
         self._networks = networks
         self.tuning = FlowerFederation(grid, roster, tuning, patience, masked=masked_updates, exchange=self._exchange)
 

@@ -58,10 +58,12 @@ def lane_engines(
         InputError: If the federations cannot run as lanes of one program.
     """
     if precision not in PRECISIONS:
-        raise InputError(f"the precision is one of {', '.join(PRECISIONS)}, found {precision!r}")
+        raise InputError(f"the precision must be one of {', '.join(PRECISIONS)}, found {precision!r}")
 
     if any(federation.reply_rules != ReplyRules() for federation in federations):
-        raise InputError("lanes look at no single client's reply: leave server.rejected and server.update_bound out")
+        raise InputError(
+            "the GPU engine does not check single replies: leave server.rejected and server.update_bound out"
+        )
     first = federations[0]
     for other in federations[1:]:
         if (other.model, other.training, other.facts.participation, other.facts.server_rate) != (
@@ -70,8 +72,8 @@ def lane_engines(
             raise InputError("lanes must share the model, the local training, participation and the server rate")
     if any(federation.facts.noise_source not in (NO_NOISE, "seeded") for federation in federations):
         raise InputError(
-            "lanes draw the noise of training from a keyed generator, which protects no client: set privacy.noise = "
-            "'seeded' for an experiment, or use device cpu for noise from the operating system"
+            "the GPU engine draws training noise from a keyed generator, which protects no client: set privacy.noise "
+            "= 'seeded' for an experiment, or use device cpu for noise from the operating system"
         )
     data = _LaneData(
         clients, max(client.samples for federation in federations for client in federation.clients), device
@@ -175,8 +177,8 @@ def _module_source(
 
     if plan.clipped:
         raise InputError(
-            "updates of this model are not clipped on a GPU: leave privacy.clip out, or use device cpu; linear models "
-            "and the convolutional networks that a spec can name are clipped there"
+            "updates of this model cannot be clipped on a GPU: leave privacy.clip out, or use device cpu; linear "
+            "models and the convolutional networks of a spec can be clipped on a GPU"
         )
     layout, objective = federations[0].layout, model.objective
     module = ModulePass(model, layout.dtype, torch.device(data.device), precision)

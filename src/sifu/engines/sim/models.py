@@ -54,7 +54,7 @@ class LinearModel:
 
     def __post_init__(self) -> None:
         if self.kind not in OBJECTIVES:
-            raise InputError(f"no linear model is called {self.kind!r}; there are {sorted(OBJECTIVES)}")
+            raise InputError(f"linear model {self.kind!r} is unknown: use one of {sorted(OBJECTIVES)}")
         if self.init not in ("zeros", "random"):
             raise InputError(f"a linear model starts from 'zeros' or 'random', found init {self.init!r}")
         if self.features < 1 or self.outputs < 1:
@@ -122,8 +122,8 @@ class ModuleModel:
         shared = _shared_storage(module, self._made(1))
         if shared:
             raise InputError(
-                f"the factory makes modules that share their parameters ({shared}): a model that is trained would "
-                "change the fresh ones. Make a new module in every call, or return copy.deepcopy(module)"
+                f"the factory returns modules that share their parameters ({shared}), so training one would change "
+                "fresh ones. Make a new module in every call, or return copy.deepcopy(module)"
             )
         object.__setattr__(self, "outside", _outside_the_theory(module))
 
@@ -215,7 +215,7 @@ def make_model(
         return ModuleModel(Recipe(SmallResidualNet, (shape, outputs)), initial_source=DRAWN_FROM_SEED)
     if name != "mlp":
         names = [*OBJECTIVES, "mlp", "resnet_small", *CONV_NETS]
-        raise InputError(f"no model is called {name!r}; there are {', '.join(names)}")
+        raise InputError(f"model {name!r} is unknown: use one of {', '.join(names)}")
     if hidden < 1:
         raise InputError(f"a network needs at least 1 hidden unit, found {hidden}")
     return ModuleModel(Recipe(mlp, (tuple(input_shape), outputs, hidden)), initial_source=DRAWN_FROM_SEED)
@@ -234,7 +234,9 @@ def evaluated_module(model: Model, layout: ModelLayout, parameters: Mapping[str,
     """
     module = model.build(layout.dtype).eval()
     if model.layout(layout.dtype) != layout:
-        raise InputError("the model has other parameters than the run: give the function that made the run's model")
+        raise InputError(
+            "the parameters of the model are not those of the run: give the function that made the run's model"
+        )
     for name, parameter in module.named_parameters():
         parameter.data = torch.from_numpy(parameters[name].copy())
     for part in module.modules():

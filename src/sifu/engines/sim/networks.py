@@ -218,8 +218,8 @@ class ConvNet:
             layer = ConvLayer(channels, height_in=height, width_in=width, weight_at=at, **asdict(convolution))
             if min(layer.height_out, layer.width_out) < 1:
                 raise InputError(
-                    f"images of {self.input_shape[1]}x{self.input_shape[2]} are too small: nothing is left of them "
-                    f"after convolution {number} of {len(self.convolutions)}; use larger images or another model"
+                    f"images of {self.input_shape[1]}x{self.input_shape[2]} are too small: no pixels are left after "
+                    f"convolution {number} of {len(self.convolutions)}; use larger images or another model"
                 )
             layers.append(layer)
             channels, height, width, at = layer.channels_out, layer.height_out, layer.width_out, layer.end

@@ -200,8 +200,8 @@ class LoopTrainer:
                 scores = module(x[:2])
                 if not isinstance(scores, Tensor):
                     raise InputError(
-                        f"the model gives a {type(scores).__name__} for a batch of samples: its forward must return a "
-                        "tensor of scores alone, one row a sample"
+                        f"the model gives a {type(scores).__name__} for a batch of samples: its forward must return "
+                        "only a tensor of scores, one row per sample"
                     )
                 enough = scores.numel() // scores.shape[0] >= outputs
                 if enough:
@@ -221,12 +221,11 @@ def refuse_another_result(first: Tensor, again: Tensor) -> None:
         return
     away = float((first - again).abs().max())
     raise InputError(
-        f"a client's local training came to other parameters when it was repeated (up to {away:.3g} away): the model "
-        "carries something from client to client, so that it remembers samples, or draws at random outside the "
-        "generators of torch, numpy and Python"
+        f"repeating a client's local training gave different parameters (up to {away:.3g} away): the model keeps "
+        "state between clients, or draws random numbers outside the generators of torch, numpy and Python"
         + (", or the GPU sums in another order (then use --device cpu)" if first.is_cuda else "")
-        + ". What it remembers of a client would stay when the client is forgotten: keep state in the module itself, "
-        "which every client begins with afresh"
+        + ". State of a client would remain after the client is forgotten: keep state in the module itself, which "
+        "every client starts from afresh"
     )
 
 

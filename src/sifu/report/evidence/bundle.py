@@ -82,7 +82,7 @@ def write_evidence(run: str | Path, request: str, file: str | Path) -> Path:
     """
     target = Path(file)
     if target.is_dir():
-        raise InputError(f"{target} is a folder: name the file to write, for example {target / f'{request}.zip'}")
+        raise InputError(f"{target} is a folder: give the file to write, for example {target / f'{request}.zip'}")
     if not target.parent.is_dir():
         raise InputError(f"there is no folder {target.parent} to write {target.name} into")
     write_atomically(target, evidence_bytes(run, request))
@@ -96,7 +96,7 @@ def evidence_bytes(run: str | Path, request: str) -> bytes:
         row = next((row for row in reader.requests() if row.request == request), None)
         if row is None or row.status != "done":
             standing = "is not in this run" if row is None else f"is {row.status}, not done"
-            raise InputError(f"request {request[:80]!r} {standing}: only a request that was carried out has evidence")
+            raise InputError(f"request {request[:80]!r} {standing}: only a finished request has evidence")
         if (request, "public") not in reader.certificates(request):
             raise no_certificate(reader, request, "public")
         verified = _verified(folder, row)
@@ -123,7 +123,7 @@ def _verified(folder: Path, row: RequestRow) -> dict[str, Any]:
     problems = [*whole.problems, *alone.problems]
     if problems:
         raise VerificationError(
-            f"{folder} does not verify, so there is no evidence to hand out. {len(problems)} problem(s), the first: "
+            f"{folder} does not verify, so no evidence was written. {len(problems)} problem(s), the first: "
             f"{problems[0]}"
         )
     erased = whole.not_recomputed.get(row.request)

@@ -113,8 +113,8 @@ def fit_head(statistics: Statistics, relative: float | None = None) -> Head:
             residual = _relative(cross - gram @ weights, cross)
     if not residual <= RESIDUAL:  # also true for NaN
         raise InputError(
-            f"the equations of the head are left with a relative residual of {residual:.2g}, where {RESIDUAL:g} is "
-            f"allowed: r = {chosen:g} is too small for these features"
+            f"the equations of the head have a relative residual of {residual:.2g}, above the allowed {RESIDUAL:g}: "
+            f"r = {chosen:g} is too small for these features"
         )
     return Head(statistics.fixed, weights, chosen, ridge, residual)
 
@@ -230,7 +230,9 @@ def _tridiagonal(gram: Floats, cross: Floats) -> tuple[Floats, Floats, Floats]:
         np.asfortranarray(gram), lower=1, lwork=int(work), overwrite_a=1
     )
     if failed:
-        raise InputError(f"the tridiagonal form of G was not found (LAPACK says {failed}); are its entries numbers?")
+        raise InputError(
+            f"the tridiagonal form of G could not be computed (LAPACK code {failed}): check that its entries are finite"
+        )
     # The first row and column of Q are those of the identity; the rest is the product of the reflectors as dgeqrf
     # stores them.
     rotated = np.array(cross, order="F")
@@ -240,7 +242,7 @@ def _tridiagonal(gram: Floats, cross: Floats) -> tuple[Floats, Floats, Floats]:
             "L", "T", reduced[1:, :-1], scales, rotated[1:], lwork=int(work[0])
         )
         if failed:
-            raise InputError(f"H could not be rotated to the tridiagonal form of G (LAPACK says {failed})")
+            raise InputError(f"H could not be rotated to the tridiagonal form of G (LAPACK code {failed})")
     return diagonal, subdiagonal, rotated
 
 

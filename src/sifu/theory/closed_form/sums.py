@@ -306,16 +306,18 @@ class Targets:
 
     def __post_init__(self) -> None:
         if self.task not in ("classification", "multi_label", "regression"):
-            raise InputError(f"task {self.task!r} is not known: write classification, multi_label or regression")
+            raise InputError(f"task {self.task!r} is unknown: write classification, multi_label or regression")
         if self.outputs < 1 or (self.task == "classification" and self.outputs < 2):
-            raise InputError(f"{self.task} with {self.outputs} outputs has nothing to tell apart")
+            raise InputError(
+                f"{self.task} with {self.outputs} outputs is not possible: classification needs at least two"
+            )
         for name, values in (("shift", self.shift), ("scale", self.scale)):
             if len(values) not in (1, self.outputs) or not all(math.isfinite(value) for value in values):
                 raise InputError(f"{name} must be one number or {self.outputs}, found {values}")
         if min(self.scale) <= 0.0:
             raise InputError(f"every scale must be positive, found {self.scale}")
         if self.task == "multi_label" and not all(0.0 <= value <= 1.0 for value in self.shift):
-            raise InputError(f"labels are 0 or 1, so their shift lies between, found {self.shift}")
+            raise InputError(f"the shift of labels 0 and 1 must lie between them, found {self.shift}")
 
     @property
     def norm(self) -> float:

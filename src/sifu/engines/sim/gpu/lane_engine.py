@@ -116,7 +116,9 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
     ) -> Generator[list[StreamedRound]]:
         """Yield rounds of each group from its own model; `how` are further arguments of `_stream`."""
         if wanted.want_gram:
-            raise InputError("lanes keep no Gram matrices: set keep.gram_clients = 0, or use the embedded engine")
+            raise InputError(
+                "the GPU engine computes no Gram matrices: set keep.gram_clients = 0, or use the embedded engine"
+            )
         origin = self._upload(wanted.origin, "float64")
         # Groups usually start from the same model, which is reordered and uploaded once.
         different = {id(model): model for model in models}

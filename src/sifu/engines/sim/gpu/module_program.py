@@ -144,8 +144,8 @@ def refuse_other_gradients(own: Tensor, reference: Tensor, precision: str) -> No
     away = float((own.cpu() - reference).abs().max() / reference.abs().max().clamp(min=1e-30))
     if not away <= AGREEMENT[precision]:
         raise InputError(
-            f"this device's gradients of the model are {away:.2g} off those of the CPU, at most "
-            f"{AGREEMENT[precision]:g} is expected: use device cpu"
+            f"the model's gradients on this device differ from those on the CPU by {away:.2g}, more than the allowed "
+            f"{AGREEMENT[precision]:g}: use device cpu"
         )
 
 
