@@ -15,7 +15,7 @@ from sifu_paper.plots.courses import Line, labels_of
 from sifu_paper.plots.methods import rounds_message
 from sifu_paper.reading import results_of, without
 from sifu_paper.settings import load_experiment
-from sifu_paper.summary import split_sealed, summarise
+from sifu_paper.summary import set_apart, summarise
 from sifu_paper.table import REQUEST_COLUMNS
 from sifu_paper.trained_to import training_rows
 
@@ -85,14 +85,14 @@ def test_methods_set_apart_leave_the_seeds_of_the_others(letter: list[dict[str, 
     rows = letter + rows_of("authors_unclipped", "fashion_mnist", 10, {"scratch": 100, "sifu": 50})
     rows += rows_of("authors_unclipped", "fashion_mnist", 3, {"last": 120})
     main = {(row["data"], row["method"]): row["seeds"] for row in summarise(LETTER, rows).rows}
-    separate = {(row["data"], row["method"]): row["seeds"] for row in split_sealed(LETTER, rows).rows}
+    separate = {(row["data"], row["method"]): row["seeds"] for row in set_apart(LETTER, rows).rows}
     assert main["FashionMNIST", "SIFU (authors_unclipped)"] == 10
     assert ("FashionMNIST", "Last (authors_unclipped)") not in main
     assert separate["FashionMNIST", "Last (authors_unclipped)"] == 3
     assert separate["FashionMNIST", "Scratch (authors_unclipped)"] == 3
     assert ("FashionMNIST", "SIFU (authors_unclipped)") not in separate
-    assert {row["data"] for row in split_sealed(LETTER, without(rows, ["last"])).rows} == set()
-    assert split_sealed(load_experiment("sequential"), rows).rows == []
+    assert {row["data"] for row in set_apart(LETTER, without(rows, ["last"])).rows} == set()
+    assert set_apart(load_experiment("sequential"), rows).rows == []
 
 
 def test_trainings_of_different_limits_are_not_counted_together(letter: list[dict[str, Any]]) -> None:
