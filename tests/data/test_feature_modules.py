@@ -143,13 +143,17 @@ def test_nothing_of_a_module_runs_without_consent(
     assert cli("--allow-code", "own_trunk:make", "train", spec, "--run", tmp_path / "run").code == 0
     monkeypatch.delenv("SIFU_ALLOW_CODE", raising=False)
     (tmp_path / "marker").unlink()
-    assert refused("forget", tmp_path / "run", "--clients", "client-003")
+    assert refused("evaluate", tmp_path / "run", "--on", "training")
+    assert refused("forget", tmp_path / "run", "--client", "client-003", "--records", "0")
+    # A request to forget a client is served from files, so it needs no consent and runs nothing.
+    assert cli("forget", tmp_path / "run", "--clients", "client-003").code == 0
+    assert not (tmp_path / "marker").exists()
     assert refused("audit", tmp_path / "run", "--no-attacks")
     assert cli("verify", tmp_path / "run").code == 0
     with RunReader(tmp_path / "run") as reader:
         assert reader.payload(1)["allowed_code"] == "own_trunk:make"
     sifu.allow_code("own_trunk:make")
-    (outcome,) = sifu.open_run(tmp_path / "run").forget(["client-003"])
+    (outcome,) = sifu.open_run(tmp_path / "run").forget(["client-004"], records=[0])
     assert outcome.level == "exact"
     assert sifu_verifier.verify(tmp_path / "run") == []
     monkeypatch.delenv("SIFU_ALLOW_CODE", raising=False)

@@ -189,7 +189,7 @@ def test_a_column_of_texts_goes_from_a_table_to_a_prediction(tmp_path: Path, tex
     (outcome,) = run.forget(["site-2"])
     if kind == "ridge":
         assert outcome.level == "exact"
-        assert run.status().accuracy == 1.0
+        assert run.evaluate("training").accuracy == 1.0
     assert verify_run(run.folder).problems == []
     assert sifu_verifier.verify(run.folder) == []
     exported = run.export(tmp_path / "model.safetensors")

@@ -472,7 +472,7 @@ def test_low_rank_adapters_of_linear_layers_are_all_that_is_tuned_sent_and_kept(
     model = sifu.load_model(run.export(tmp_path / "model.safetensors"), module="public_backbone:make")
     others = without(clients_of(), ["client-003"])
     right = sum(int(np.sum(model.predict(client.x) == client.y)) for client in others)
-    assert right / sum(len(client.y) for client in others) == pytest.approx(run.status().accuracy)
+    assert right / sum(len(client.y) for client in others) == pytest.approx(run.evaluate("training").accuracy)
 
 
 def test_adapters_of_an_own_module_are_all_that_is_tuned_sent_and_kept(tmp_path: Path) -> None:
@@ -540,7 +540,7 @@ def test_an_exported_model_predicts_as_the_run_does(tmp_path: Path, tune: str) -
     model = sifu.load_model(file, module="public_backbone:make")
     others = without(clients_of(), ["client-003"])
     right = sum(int(np.sum(model.predict(client.x) == client.y)) for client in others)
-    assert right / sum(len(client.y) for client in others) == pytest.approx(run.status().accuracy)
+    assert right / sum(len(client.y) for client in others) == pytest.approx(run.evaluate("training").accuracy)
     assert {name.split("/")[0] for name in model.networks} == {str(g) for g in range(GROUPS)} - {
         str(g) for g in groups_of(tmp_path / "run", ["client-003"])
     }
@@ -558,7 +558,7 @@ def test_the_example_of_an_own_network_runs(tmp_path: Path, monkeypatch: pytest.
     assert len(Path(tuned_network.__file__).read_text().splitlines()) <= 40
     outcome = tuned_network.main(tmp_path / "run")
     assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
-    assert outcome.accuracy > 0.9
+    assert sifu.open_run(tmp_path / "run").evaluate("training").accuracy > 0.9
 
 
 def test_a_restored_backup_gives_up_what_went_through_the_network_of_a_forgotten_client(

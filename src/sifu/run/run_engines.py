@@ -31,6 +31,7 @@ from sifu.run.run_view import RunView
 from sifu.store.client_accuracy import read_held_out, write_held_out
 from sifu.store.reader import Remainder, RunReader, plain_name, remainder_after, remainder_to_join
 from sifu.store.release_files import released_model, released_node
+from sifu.store.statistics_files import begins_as_expected
 from sifu.store.writer import RunWriter
 
 Arrange = Callable[[Any], Any]
@@ -299,7 +300,10 @@ def forgets_from_files(view: RunView) -> bool:
     records = any(row.records and (row.waits or row.status == "running") for row in view.requests)
     if trains or rebuilds or records or spec.release.noise_std > 0.0 or remainder_to_join(reader) is not None:
         return False
-    return set(view.active.tolist()) <= own_statistics(view).complete
+    own, whole = own_statistics(view), next((row for row in reader.statistics().values() if row.is_sum), None)
+    if whole is None or not begins_as_expected(reader.folder, whole, own.fixed):
+        return False  # the engine's own checks give the reason
+    return set(view.active.tolist()) <= own.complete
 
 
 def refuse_missing(view: RunView, unusable: Mapping[int, str], leaving: Collection[str]) -> None:

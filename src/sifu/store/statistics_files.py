@@ -452,6 +452,14 @@ def heading(fixed: FixedPoint, part: Part | None = None) -> bytes:
     return f"sifu statistics 2 {fixed.describe()}{'' if part is None else f' part={part_name(part)}'}\n".encode()
 
 
+def begins_as_expected(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> bool:
+    """Return whether a file of statistics begins with the line of this fixed point."""
+    expected = heading(fixed)
+    with stored_path(folder, "statistics", row.file).open("rb") as file:
+        found = file.read(len(expected))
+    return found in (expected, _unpacked(expected))
+
+
 def read_statistics(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Statistics:
     """Return the statistics of a file, checked against its digest."""
     words = _numbers(folder, row, heading(fixed), fixed).astype(np.int64, copy=False)
@@ -472,6 +480,11 @@ def read_part(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Integers:
     return _numbers(folder, row, heading(fixed, part), fixed).astype(np.int64, copy=False)
 
 
+def _unpacked(first_line: bytes) -> bytes:
+    """Return the first line that a file of an older run has, whose numbers are not packed."""
+    return first_line.replace(b" 2 ", b" 1 ", 1)
+
+
 def _numbers(folder: Path, row: StatisticsRow, first_line: bytes, fixed: FixedPoint) -> Numbers:
     """Return the numbers of a file between its first line and its salt, checked against its digest.
 
@@ -489,7 +502,7 @@ def _numbers(folder: Path, row: StatisticsRow, first_line: bytes, fixed: FixedPo
             return unpack(between, kind)
         except InputError as error:
             raise RunDamagedError(f"the statistics file {row.file} cannot be read: {error}") from error
-    if content.startswith(first_line.replace(b" 2 ", b" 1 ", 1)) and len(between) % kind.itemsize == 0:
+    if content.startswith(_unpacked(first_line)) and len(between) % kind.itemsize == 0:
         return np.frombuffer(between, kind)
     raise RunDamagedError(
         f"the statistics file {row.file} is not in [{fixed.describe()}]. If the run's groups tune a network and an "
