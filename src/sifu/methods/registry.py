@@ -195,7 +195,7 @@ def _way(view: RunView, method: Method, plan: Plan) -> MethodOption:
         client_rounds=None if rounds is None else rounds * taking_part,
         rebuild_client_rounds=plan.rebuild_client_rounds,
         bytes_sent=sent,
-        seconds=None if rounds is None or pace is None else rounds * pace,
+        seconds=rounds * pace if rounds and pace is not None else None,
         attacker_rate=attacker_rate(exact if plan.untouched else plan.level, plan.multiplier),
         kept=_kept(view, info, plan),
         bytes_kept=method.bytes_kept(view),
