@@ -116,7 +116,7 @@ def test_the_story_in_a_browser(served: Served, tmp_path: Path) -> None:
         otto.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         otto.goto(f"{run}/requests/2")
         otto.wait_for_selector("text=Not approved yet")
-        assert otto.locator("button:has-text('Carry out now')").count() == 0
+        assert otto.locator("button:has-text('Execute now')").count() == 0
         otto.evaluate("window.neverLoadedAgain = true")
 
         for name in ("ann", "bob"):
@@ -126,10 +126,10 @@ def test_the_story_in_a_browser(served: Served, tmp_path: Path) -> None:
             person.wait_for_selector("text=is approved")
             assert person.evaluate("document.documentElement.scrollWidth") <= 390  # nothing sticks out on a phone
 
-        otto.wait_for_selector("button:has-text('Carry out now')")  # the two approvals arrived by themselves
+        otto.wait_for_selector("button:has-text('Execute now')")  # the two approvals arrived by themselves
         assert otto.evaluate("window.neverLoadedAgain") is True
         otto.check("#confirm-carry-out")
-        otto.click("button:has-text('Carry out now')")
+        otto.click("button:has-text('Execute now')")
         otto.wait_for_selector("text=is being carried out")
         otto.evaluate("window.neverLoadedAgain = true")
         otto.wait_for_selector("text=The certificate in words")  # arrives while the page stays
@@ -263,7 +263,7 @@ def test_an_overdue_request_among_ten_is_seen_first_on_every_screen(tmp_path: Pa
                 page.goto(f"http://127.0.0.1:{port}/")
                 page.click("a:has-text('case-9')")
                 page.wait_for_selector("text=made from Python with custom data or a custom model")
-                assert page.locator("button:has-text('Carry out now')").count() == 0
+                assert page.locator("button:has-text('Execute now')").count() == 0
             page.set_content("<button></button>")
             assert serious_barriers(page) != []  # control: axe looks
             browser.close()
@@ -321,7 +321,7 @@ def test_a_patient_is_forgotten_by_identity_and_an_approver_signs_in_elsewhere(
             otto = log_in(browser, address, secrets["otto"], **options)
             otto.goto(f"{run}/requests/1")
             otto.check("#confirm-carry-out")
-            otto.click("button:has-text('Carry out now')")
+            otto.click("button:has-text('Execute now')")
             otto.wait_for_selector("text=The certificate in words")  # arrives while the page stays
             with otto.expect_download() as started:
                 otto.click("text=Download the evidence")

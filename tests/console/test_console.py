@@ -59,7 +59,7 @@ def test_the_whole_story_from_filing_to_evidence(service: Any) -> None:
     assert "approved</span>" in otto.get(f"/runs/{north}/requests/1").text
     unconfirmed = otto.send(f"/runs/{north}/carry-out", request="case-1", number="1")
     assert "cannot be undone: tick the box" in unconfirmed.text
-    assert "is being carried out" in otto.send(f"/runs/{north}/carry-out", **execute).text
+    assert "is being executed" in otto.send(f"/runs/{north}/carry-out", **execute).text
     (job,) = wait_for_jobs(service, north)
     assert (job["kind"], job["state"], job["message"]) == ("carry out", "done", "")
     done = eve.get(f"/runs/{north}/requests/1").text
@@ -667,7 +667,7 @@ def test_what_the_console_cannot_carry_out_it_says_how_to(service: Any, monkeypa
         monkeypatch.setattr(Run, "spec", property(lambda run, other=other: other))
         page = service.browser("otto").get(f"/runs/{south}/requests/5").text
         assert words in page
-        assert "Carry out now" not in page
+        assert "Execute now" not in page
         answer = service.program("otto").post(f"/api/v1/runs/{south}/carry-out", json={"request": "waits"})
         assert answer.status_code == 400
         assert words in answer.json()["error"]

@@ -306,12 +306,12 @@ def test_what_runs_cannot_be_started_again(service: Any, monkeypatch: pytest.Mon
         if row["state"] == "received"
     )  # fmt: skip
     page = f"/runs/{south}/requests/{waiting['number']}"
-    assert "Carry out now" in otto.get(page).text
+    assert "Execute now" in otto.get(page).text
     jobs = [Job("1", "carry out", south, "otto", 0.0, waiting["request"])]
     monkeypatch.setattr(Jobs, "of_run", lambda self, run: jobs)
     running = otto.get(page).text
     assert "running</span>" in running
-    assert "Carry out now" not in running
+    assert "Execute now" not in running
     body = {"request": waiting["request"]}
     assert service.program("otto").post(f"/api/v1/runs/{south}/carry-out", json=body).status_code == 409
 

@@ -239,7 +239,7 @@ def test_a_merge_bounds_nobody_and_touches_no_stranger(own: sifu.Run) -> None:
 
 def test_requests_during_the_rounds_apart_wait_for_the_merge(tmp_path: Path) -> None:
     def stop(update: Progress) -> None:
-        if update.phase == "groups apart" and update.rounds == 2:
+        if update.phase == "separate groups" and update.rounds == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

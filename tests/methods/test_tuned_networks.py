@@ -347,7 +347,7 @@ def test_a_merge_without_the_hit_group_takes_one_round_and_both_worlds_are_the_s
 def test_control_a_hit_block_left_in_is_caught(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics_erasure, "drop", lambda statistics, blocks, groups: statistics)
     open_own(own).forget(["client-003"], "gone")
-    assert any("is struck" in problem for problem in verify_run(own).problems)
+    assert any("is dropped" in problem for problem in verify_run(own).problems)
     assert any("is not zero" in problem for problem in sifu_verifier.verify(own))
 
 

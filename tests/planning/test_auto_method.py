@@ -307,7 +307,7 @@ def test_advice_on_a_spec_with_groups_keeps_them_and_names_no_target_that_is_not
     answer = advise(spec if isinstance(spec, sifu.Spec) else sifu.Spec.from_mapping(spec), pilot_rounds=4)
     groups = answer.ways[-1]
     assert groups.settings == ()
-    assert groups.reason.startswith("the spec has 3 groups, 2 rounds apart")
+    assert groups.reason.startswith("the spec has 3 groups, 2 separate rounds")
     assert (answer.target, answer.reached_target) == (0.0, False)
 
 

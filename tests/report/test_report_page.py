@@ -210,7 +210,7 @@ def test_an_unfinished_request_has_a_report_and_no_certificate(tmp_path: Path) -
     with pytest.raises(KeyboardInterrupt):
         run.forget(["client-000"], sigma=20.0, progress=interrupt)
     _, page = page_of(tmp_path / "run", tmp_path / "out")
-    assert "A request is being carried out and is not certified yet." in page.text
+    assert "A request is being executed and is not certified yet." in page.text
     assert "Nothing is certified yet." in page.text
     assert "proven" not in page.text.replace("What was promised", "")
 
@@ -265,8 +265,7 @@ def test_what_cannot_be_done_is_a_sentence(plain_run: Path, tmp_path: Path) -> N
 
 def test_the_verdict_of_a_busy_run(busy_run: Path) -> None:
     assert verdict(collect(busy_run)) == (
-        "4 requests, 5 clients forgotten: 1 certified as exact, 3 certified as proven. "
-        "1 request waits to be carried out."
+        "4 requests, 5 clients forgotten: 1 certified as exact, 3 certified as proven. 1 request waits to be executed."
     )
 
 

@@ -205,7 +205,7 @@ def test_records_and_then_the_client_after_it(erased: sifu.Run) -> None:
     [
         (ROUNDS | {"privacy": {"noise": "seeded"}}, {"level": "none"}, "follow from the seed"),
         (ROUNDS | {"keep": {"gram_clients": 5}}, {"retention": "paper"}, "Gram matrices"),
-        (ROUNDS, {"method": "go_on", "sigma": "auto"}, "without a promise"),
+        (ROUNDS, {"method": "go_on", "sigma": "auto"}, "without a guarantee"),
         (ROUNDS | {"local": {"rate": "auto", "steps": 2}}, {}, "local rate follows from"),
     ],
     ids=["seeded", "Gram", "no promise", "rate"],

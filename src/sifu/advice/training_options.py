@@ -258,7 +258,7 @@ def groups_option(spec: Spec, view: RunView, training_rounds: float | None) -> T
         possible, why = False, "noise in training and groups exclude each other"
     settings: tuple[str, ...] = (f"groups.count = {count}", f"groups.rounds = {separate}")
     if spec.groups.count > 0:
-        settings, why = (), f"the spec has {spec.groups.count} groups, {spec.groups.rounds} rounds apart; {why}"
+        settings, why = (), f"the spec has {spec.groups.count} groups, {spec.groups.rounds} separate rounds; {why}"
     rounds, interval = None, None
     if possible and training_rounds is not None:
         rounds = USUAL_COST * training_rounds

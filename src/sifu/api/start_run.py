@@ -379,6 +379,6 @@ def warn_of_data(spec: Spec, clients: Sequence[Any]) -> None:
     if all(y.dtype.kind in "biu" and y.ndim == 1 for y in labels):
         seen = {int(label) for y in labels for label in (y.min(), y.max())}
         if len(seen) == 1:
-            sentences.append(f"all labels are the same class, {seen.pop()}: there is nothing to tell apart")
+            sentences.append(f"all labels are the same class, {seen.pop()}: there is nothing to classify")
     for sentence in sentences:
         warnings.warn(sentence, SifuWarning, stacklevel=3)

@@ -178,7 +178,7 @@ def draw_audit(report: AuditReport) -> Figure:
 def _draw_distances(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
     psi, distance = (np.array(column) for column in zip(*points, strict=True))
     drawn = np.isfinite(psi) & (psi > 0.0) & (distance > 0.0)
-    axes.set_title("True distance to the world without the client", loc="left", pad=8)
+    axes.set_title("True distance to the counterfactual without the client", loc="left", pad=8)
     axes.set_xlabel("Ψ, the bound")
     axes.set_ylabel("True distance")
     only_ticks(axes, grid="both")

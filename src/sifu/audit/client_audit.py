@@ -147,7 +147,7 @@ def audit_client(
     if len(arrays) == 2:
         audit.distance = _distance(arrays["before"], arrays["after"])
         if audit.distance == 0.0 and body["level"] != "none":
-            problems.append("models: before and after are the same model, so nothing was carried out between them")
+            problems.append("models: before and after are the same model, so no request was executed between them")
     if data is not None:
         on_models, audit.samples = _on_own_data(arrays, data, model, kind)
         audit.before, audit.after = on_models.get("before"), on_models.get("after")

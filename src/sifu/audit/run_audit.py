@@ -136,7 +136,7 @@ class _Audit:
         if self.view.regime.tunes:
             self.notes.append(
                 "groups tune networks, and releases go through different ones: exact releases were made again without "
-                "their clients; no distances were measured, and no attacks carried out"
+                "their clients; no distances were measured, and no attacks were run"
             )
             return Evidence()
         return gather(
@@ -198,8 +198,8 @@ class _Audit:
                 )
             elif release.without is not None and not release.same_model:
                 self.notes.append(
-                    f"{who}: both worlds give one model here, but not to the bit the released one, as on another "
-                    "machine or device"
+                    f"{who}: training with and without the client gives the same model here, but its bits differ from "
+                    "the released model, as on another machine or device"
                 )
             yield release
 

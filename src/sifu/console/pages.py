@@ -251,7 +251,7 @@ def file_request(visit: Visit) -> Response:
             plan = run.plan(who, clients, terms)
             return show("ways.html", visit.visitor, run=run, plan=plan, clients=clients, fields=fields)
         if fields.get("release") == "now" and who.may("set terms"):
-            _check_confirmed(visit, "releasing a model before it has healed")
+            _check_confirmed(visit, "releasing a model before it has recovered")
         nonces, due = new_nonces(terms.get("records") or ()), days(fields.get("deadline_days"))
         filed = run.file(who, clients, visit.text("request").strip() or None, due, terms, nonces)
     except (InputError, NotCertifiableError) as error:
@@ -411,7 +411,7 @@ def execute(visit: Visit) -> Response:
     if visit.who.may("carry out"):
         _check_confirmed(visit, "carrying out a request")
     visit.run.execute(visit.who, visit.text("request"))
-    visit.note(f"Request {visit.text('request')} is being carried out.")
+    visit.note(f"Request {visit.text('request')} is being executed.")
     return _back_to_request(visit)
 
 

@@ -56,7 +56,7 @@ class ClosedForm(Scratch):
         if not view.regime.tunes:
             return ()
         left = len(current_networks(view)) - len(hit)
-        done = "struck out of everyone's statistics" if view.spec.features.tune == "blocks" else "left out of the merge"
+        done = "dropped from everyone's statistics" if view.spec.features.tune == "blocks" else "left out of the merge"
         said = [f"the networks that {left} of {view.spec.groups.count} groups tuned never held anyone forgotten"]
         if hit:
             named = ", ".join(map(str, hit))

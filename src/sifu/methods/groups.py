@@ -100,7 +100,7 @@ def _notes(view: RunView, merged: Sequence[int], hit: Sequence[int]) -> list[str
     count, rebuild, stretch = view.spec.groups.count, view.spec.groups.rebuild, view.spec.groups.stretch
     notes = []
     if group_state.are_separate(view):
-        notes.append("the groups still train separately: the request is carried out when they are done")
+        notes.append("the groups still train separately: the request is executed when they are done")
     if merged:
         moved = "" if stretch == 1.0 else f", their mean moved on from the fresh model by {stretch:g}"
         notes.append(f"the models of {_listed(merged)} of {count} are merged{moved}; they never held anyone forgotten")

@@ -105,7 +105,7 @@ def released_accuracy(view: RunView, plan: Plan) -> float | None:
     return float(np.clip(accuracy, 0.0, 1.0))
 
 
-RELEASED_NOW = ("the model it starts from is released at once; it is less accurate until the rounds have healed it",)
+RELEASED_NOW = ("the model it starts from is released at once; it is less accurate until retraining has recovered it",)
 
 
 def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None) -> Plan:

@@ -44,7 +44,7 @@ def draw_before_after(data: ReportData) -> Figure:
     """Draw a dumbbell for each request: forgotten clients at the left, remaining ones at the right."""
     done = [request for request in data.done if request.measured.forgotten_before or request.measured.remaining_before]
     if not done:
-        return empty_figure(before_after_message(data), "no request has been carried out yet")
+        return empty_figure(before_after_message(data), "no request has been executed yet")
     shown = done[-MOST_ROWS:]
     grid = (2, 1) if is_narrow() else (1, 2)
     figure = new_figure(0.75 + grid[0] * (0.8 + len(shown) * (0.42 if len(shown) <= 12 else 0.27)))
@@ -245,7 +245,7 @@ def draw_rounds(data: ReportData) -> Figure:
     """Draw a pair of bars for each request, and one pair for all of them."""
     done = data.done
     if not done:
-        return empty_figure(rounds_message(data), "no request has been carried out yet")
+        return empty_figure(rounds_message(data), "no request has been executed yet")
     shown, hidden = done[-MOST_ROWS:], len(done) - len(done[-MOST_ROWS:])
     lines = len(shown) + (1 if len(done) > 1 else 0)
     figure = new_figure(1.25 + lines * (0.52 if lines <= 12 else 0.38))

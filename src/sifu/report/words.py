@@ -59,9 +59,9 @@ def verdict(data: ReportData) -> str:
     running = sum(1 for request in data.requests if request.status == "running")
     waiting = sum(1 for request in data.requests if request.status in ("received", "verified", "planned"))
     if running:
-        text += " A request is being carried out and is not certified yet."
+        text += " A request is being executed and is not certified yet."
     if waiting:
-        text += f" {counted(waiting, 'request')} {'waits' if waiting == 1 else 'wait'} to be carried out."
+        text += f" {counted(waiting, 'request')} {'waits' if waiting == 1 else 'wait'} to be executed."
     missed = sum(1 for request in done if request.reached is False)
     if missed:
         text += f" After {counted(missed, 'request')} the model did not get back to its target accuracy."
@@ -152,13 +152,13 @@ def status_words(request: ReportedRequest) -> str:
     """Return the state of an unfinished request in words."""
     if request.status == "running":
         return (
-            f"This request is being carried out: {counted(request.rounds, 'round')} since it was begun. "
-            "Nothing is certified yet."
+            f"This request is being executed: {counted(request.rounds, 'round')} since it was begun. Nothing is "
+            "certified yet."
         )
     if request.status in ("refused", "withdrawn"):
         return f"This request was {request.status}: nothing was done for it, and its clients may take part."
     return (
-        "This request is in the ledger and waits to be carried out. Its clients no longer take part, but nothing has "
+        "This request is in the ledger and waits to be executed. Its clients no longer take part, but nothing has "
         "been forgotten yet."
     )
 

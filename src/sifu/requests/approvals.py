@@ -56,8 +56,8 @@ def check_approvals(reader: RunReader) -> Iterator[str]:
             counted = len(approvals[str(content["request"])].approved_by)
             if counted < needed:
                 yield (
-                    f"request {content['request']}: it was carried out (event {event.seq}) with {counted} of the "
-                    f"{needed} approvals that the spec demands"
+                    f"request {content['request']}: it was executed (event {event.seq}) with {counted} of the {needed} "
+                    "approvals that the spec demands"
                 )
 
 

@@ -194,7 +194,7 @@ class RecordedRequest:
 
     def __init__(self, reader: RunReader, request: RequestRow, rules: int | None = None) -> None:
         if request.noise_node is None or request.request_order is None:
-            raise ValueError(f"request {request.request} was not carried out")
+            raise ValueError(f"request {request.request} was not executed")
         self.reader, self.request = reader, request
         self.rules = rules or rules_of(reader, request.request)
         self.order: int = request.request_order

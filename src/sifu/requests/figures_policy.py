@@ -61,7 +61,7 @@ def keeps_figures(
         needed = {row["method"] for row in requests if method_info(row["method"]).figures == "needed"}
         if needed or any(request.get("level") in (None, "none") for request in requests):
             named = f" ({', '.join(sorted(needed))})" if needed else ""
-            return f"a request was carried out without a promise, or by a method whose figures must stay{named}"
+            return f"a request was executed without a guarantee, or by a method whose figures must stay{named}"
     elif any(row.get("level") != "exact" or method_info(row["method"]).figures != "unused" for row in requests):
         return "certificates of requests that are not exact, or that started from a trained model, rest on them"
     return ""

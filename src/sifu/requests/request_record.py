@@ -260,8 +260,8 @@ def _promise(body: dict[str, Any]) -> list[str]:
     many, level, records = len(body["clients"]) > 1, body["level"], body["records"]
     whom = wording.forgotten_words(body["clients"], records)
     lines = [
-        f"The request {body['request']} to forget {whom}, received on {body['received'][:10]}, "
-        f"was carried out on {body['carried_out'][:10]}.",
+        f"The request {body['request']} to forget {whom}, received on {body['received'][:10]}, was executed on "
+        f"{body['carried_out'][:10]}.",
         wording.what_was_done(body),
     ]
     if records is not None and body["method"] != CLOSED_FORM:

@@ -317,7 +317,7 @@ class Worker:
     def _merge_groups(self, until_message: bool = False) -> bool:
         """Let the groups finish their separate rounds, and merge them; return False if a message stopped them."""
         while behaviour_of(view := RunView(self.writer)).are_separate():
-            if GroupTraining(self.engine, self.writer, view).run("groups apart", self.progress, self.inbox.waiting):
+            if GroupTraining(self.engine, self.writer, view).run("separate groups", self.progress, self.inbox.waiting):
                 behaviour_of(view).after_groups(self.writer)
                 continue
             self.inbox.ingest()
@@ -355,7 +355,7 @@ class Worker:
         evaluated = {row.node: row.accuracy for row in self.writer.evaluations() if row.subset == ACTIVE}
         if should_stop(stop, before, evaluated.get(view.path.nodes[-1].node)):
             return 0
-        training = self._run_rounds(f"healing {last.request}", stop, until_message)
+        training = self._run_rounds(f"recovering {last.request}", stop, until_message)
         if training is not None:
             training.note_standing()
         return RunView(self.writer).path.nodes[-1].position - before
@@ -387,7 +387,7 @@ class Worker:
         row = waiting[0]
         try:
             self._check_level_approved(row, level)
-            self._tell(f"request {row.request} is being carried out")
+            self._tell(f"request {row.request} is being executed")
             self._execute(row, level)
         except NotCertifiableError as error:
             self._tell(f"request {row.request} keeps waiting: {error}")

@@ -274,7 +274,7 @@ def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ())
         return {}
     clients = reader.clients()
     return {
-        client: f"client {clients[client].name!r} left, and the local rate was found anew without it"
+        client: f"client {clients[client].name!r} left, and the local rate was recomputed without it"
         for client in left
         if (steepest := clients[client].smoothness) is None or rate * steepest > 2.0  # None: a purge erased it
     }

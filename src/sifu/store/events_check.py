@@ -302,7 +302,7 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
         if (choice["request_order"], choice["noise_node"]) != (past.carried_out, tip_after):
             yield (
                 f"names order {choice['request_order']} and node {choice['noise_node']}, but it is request number "
-                f"{past.carried_out} that was carried out, and made node {tip_after}"
+                f"{past.carried_out} that was executed, and made node {tip_after}"
             )
     if any(not tip_before <= row["node"] <= tip_after for row in content.get("evaluations", [])):
         yield "records an evaluation of another model than the current one"

@@ -141,7 +141,7 @@ def key_problem(reader: RunReader) -> str | None:
     if key != earlier.keys[-1] and not _signed_for(reader, earlier.keys[-1]):
         return (
             f"key: run {run} is known here ({path}) by the key {earlier.keys[-1]}, and is now signed with {key}, for "
-            f"which that key did not sign: its history was written anew, or is an older one. {way_out}"
+            f"which that key did not sign: its history was rewritten, or is an older one. {way_out}"
         )
     if earlier.encrypted and (reader.folder / KEY_FILE).is_file() and not is_encrypted(reader.folder):
         return (

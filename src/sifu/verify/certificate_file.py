@@ -242,7 +242,7 @@ def _check_head(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
         yield "ledger: the head that it names is not signed with the certificate's key"
     times = [body["received"], body["carried_out"], body["ledger"]["time"], body["issued"]]
     if times != sorted(times):
-        yield f"received, carried out, last event and issued are out of order: {', '.join(times)}"
+        yield f"the dates received, executed, last event and issued are out of order: {', '.join(times)}"
 
 
 def _check_terms(body: dict[str, Any]) -> Iterator[str]:

@@ -118,7 +118,7 @@ def _check_dropped(reader: RunReader, blocks: Blocks, row: StatisticsRow, statis
     """Yield a problem for each block that is not zero although its network is erased or never existed."""
     for group in sorted(set(range(blocks.count)) - set(_groups_of(reader.group_models(), row.trunks))):
         if not is_dropped(statistics, blocks, group):
-            yield f"statistics: {row.file} holds features through a network of group {group}, which is struck"
+            yield f"statistics: {row.file} holds features through a network of group {group}, which is dropped"
 
 
 def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:

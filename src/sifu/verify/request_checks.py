@@ -37,10 +37,10 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
     restored = bool(history.complete or history.older)
     floor = request.terms.level
     if floor is not None and not restored and LEVELS.index(level) < LEVELS.index(floor):
-        yield f"level {floor} was asked for, and it was carried out at level {level}"
+        yield f"level {floor} was requested, and it was executed at level {level}"
     if request.terms.method != AUTO:
         if request.method != request.terms.method or auto is not None:
-            yield f"method {request.terms.method} was asked for, {request.method} carried it out"
+            yield f"method {request.terms.method} was asked for, {request.method} executed it"
         return
     if auto is None and SEALED in content and FIGURES_SALT not in content:
         return  # a purge erased the comparison of the methods
@@ -60,7 +60,7 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
         yield f"auto chose among levels from {least} on, but the terms approved say {approved}"
     taken = choose_method(compared, least)
     if taken != request.method:
-        yield f"{request.method} carried it out, by the recorded figures auto had to take {taken}"
+        yield f"{request.method} executed it, but by the recorded figures auto had to choose {taken}"
     stated = next((way.level for way in compared if way.method == request.method), None)
     if stated != level and not restored:
         yield f"auto took {request.method} for its level {stated}, recomputed {level}"
@@ -93,7 +93,7 @@ def check_requests(reader: RunReader) -> Iterator[str]:
             if request.status == "done" and request.request not in erased and request.noise_std is not None:
                 yield from check_statements(reader, request, recorded)
     for left in carried_out:
-        yield f"request {left}: the ledger has no event that carried it out"
+        yield f"request {left}: the ledger has no event that executed it"
 
 
 def _check_request(

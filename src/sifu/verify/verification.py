@@ -100,7 +100,7 @@ def verify_run(
     kept = files_of_witnesses()  # before the run is read: later checkpoints are no contradiction
     with RunReader(folder) as reader, reader.snapshot():
         if is_locked(folder):
-            result.notes.append("the run is in use: files its writer is at work on were not checked")
+            result.notes.append("the run is in use: files that its writer is changing were not checked")
         result.public_key = reader.value("public_key", "")
         for name, check in (
             ("database", check_database),

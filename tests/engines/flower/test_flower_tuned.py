@@ -287,7 +287,7 @@ def test_a_node_that_never_returns_is_absent_and_one_with_another_key_does_not_r
         del fed.grid.apps[fed.nodes[gone]]
         fed.grid.add(77, stranger, new_key(tmp_path, "stranger")[1])
 
-    fed.serve({("groups apart", 1): replaced})
+    fed.serve({("separate groups", 1): replaced})
     assert "stranger" not in fed.contacted()
     assert (gone, "its node is not there") in incidents_of(fed.run_folder)
     assert last_solve(fed.run_folder)["absent"] == [5]
@@ -321,7 +321,7 @@ def killed() -> None:
     raise KilledError
 
 
-@pytest.mark.parametrize("place", [("groups apart", 1), ("statistics", 3)])
+@pytest.mark.parametrize("place", [("separate groups", 1), ("statistics", 3)])
 def test_a_run_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path, place: tuple[str, int]) -> None:
     fed, whole = plain(tmp_path / "run", tuned_spec()), plain(tmp_path / "whole", tuned_spec())
     with pytest.raises(KilledError):

@@ -31,7 +31,7 @@ function show(live) {
   const panel = document.querySelector(".live");
   if (panel) {
     const work = panel.querySelector('[data-field="work"]');
-    work.textContent = live.at_work ? "at work" : "idle";
+    work.textContent = live.at_work ? "working" : "idle";
     work.className = `badge ${live.at_work ? "busy" : "neutral"}`;
     set(panel, "phase", (PHASES[live.phase] || live.phase) + (live.request ? ` for ${live.request}` : ""));
     set(panel, "rounds", String(live.rounds));

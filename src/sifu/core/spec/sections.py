@@ -227,7 +227,9 @@ class GroupsSpec:
     """Groups of clients that train separately before they merge (method groups: exact forgetting for any model)."""
 
     count: int = key(0, "how many groups train separately at first; 0: none, or where only rounds are given, by rule")
-    rounds: int = key(0, "rounds apart, fixed beforehand; 0: by rule; they count towards stop.max_rounds")
+    rounds: int = key(
+        0, "rounds that groups train separately, fixed beforehand; 0: by rule; they count towards stop.max_rounds"
+    )
     rebuild: Literal["now", "later", "never"] = key(
         "now", "a group whose model was erased is built again after the request, by sifu rebuild, or never"
     )
@@ -280,7 +282,8 @@ class RequestsSpec:
     """Approval of requests."""
 
     approval: Approval = key(
-        "none", "how many people must approve a request before it is carried out: none, one or two; never who filed it"
+        "none",
+        "how many people must approve a request before it is executed: none, one or two; never the person who filed it",
     )
 
 
