@@ -287,7 +287,10 @@ def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Eviden
             continue
         if edge.noise_std == 0.0:
             if distance > 0.0:
-                yield f"node {edge.node} was released without noise, {distance:.6g} away from the counterfactual without it"
+                yield (
+                    f"node {edge.node} was released without noise, {distance:.6g} away from the counterfactual "
+                    "without it"
+                )
             continue
         certain = max(0.0, distance * (1.0 - slack) - slack * evidence.lengths[edge.source])
         cost = (certain / edge.noise_std) ** 2
