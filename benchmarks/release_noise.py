@@ -29,8 +29,6 @@ LAST = {"kind": "pretrained", "layers": "last", "size": 96, "mirror": False}
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "mnist fourier 500": ("mnist", FOURIER | {"count": 500}),
     "mnist fourier 1000": ("mnist", FOURIER | {"count": 1000}),
-    "mnist fourier 2000": ("mnist", FOURIER | {"count": 2000}),
-    "mnist convolutions": ("mnist", {"kind": "random_convolutions"}),
     "celeba last layer": ("celeba", LAST),
     "cifar10 last layer": ("cifar10", LAST),
 }
