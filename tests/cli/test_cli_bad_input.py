@@ -191,7 +191,7 @@ def test_terms_without_clients_belong_nowhere(cli: Command, run_read_only: Path)
         ('[data]\nname = "digit"\n', ["data set 'digit' is unknown", "did you mean digits?"]),
         ("local = 3\n", ["local must be a table of keys"]),
         ("[data]\nclients = 100000\n", ["client"]),
-        ('[server]\nparticipation = "poisson(2)"\n', ["participation 'poisson(2)' is not understood"]),
+        ('[server]\nparticipation = "poisson(2)"\n', ["participation 'poisson(2)' is not valid"]),
         ("[privacy]\nepsilon = 0\n", ["epsilon must be a positive number"]),
         ("[privacy]\ndelta = 1\n", ["delta must lie strictly between 0 and 1"]),
         ("[privacy]\nsigma = 0\n", ["sigma must be a positive number"]),
@@ -282,7 +282,7 @@ def test_init_overwrites_nothing(cli: Command, tmp_path: Path) -> None:
     path.write_text("mine")
     check_refused(cli("init", path), 2, "exists")
     assert path.read_text() == "mine"
-    check_refused(cli("init", tmp_path / "no" / "new.toml"), 2, "no folder")
+    check_refused(cli("init", tmp_path / "no" / "new.toml"), 2, "does not exist: make it")
 
 
 @pytest.mark.parametrize("command", ["status", "plan", "request", "forget", "verify", "report", "export"])

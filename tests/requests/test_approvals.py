@@ -98,6 +98,13 @@ def test_one_approval_is_enough_where_one_is_asked_for(one: Path) -> None:
     assert run.verify().problems == []
 
 
+def test_the_next_step_of_a_new_request_is_its_approval(one: Path, own_trained: Path, cli: Command) -> None:
+    filed = cli("request", one, "--clients", "client-003", "--id", "a", "--actor", "eve").out
+    assert "needs 1 more approval. Next: sifu requests decide" in filed
+    assert "sifu forget" not in filed
+    assert "Next: sifu forget" in cli("request", own_trained, "--clients", "client-003").out
+
+
 def test_a_new_request_is_not_carried_out_at_once(two: Path, cli: Command) -> None:
     before = state(two)
     answer = cli("forget", two, "--clients", "client-003")

@@ -140,6 +140,9 @@ def request(
         standing = "waits in the inbox of the running server, which will ingest it soon."
     elif status == "done":
         standing = "is already done."
+    elif missing := opened.request_record(received).status.approvals_missing:
+        decide = f"sifu requests decide {run} {received} approved --actor NAME"
+        standing = f"is in the ledger and needs {approvals_words(missing)}. Next: {decide}"
     else:
         elsewhere = opened.spec.data.name in (FLOWER, LOOP)
         way = f"{way_to_go_on(opened.spec, 'ready')} executes it" if elsewhere else f"sifu forget {run}"
@@ -155,7 +158,8 @@ def request(
     whom = names_text(names, escaped=False) if count is None else forgotten_words(names, count)
     with opened.reader() as reader:
         view, now = RunView(reader), names_now(reader)
-        staying = staying_without(view, [now.get(name, name) for name in names], records=count is not None)
+        leaving = [] if status == "done" else [now.get(name, name) for name in names]
+        staying = staying_without(view, leaving, records=count is not None)
         values["warnings"] = list(consequences(view, staying))
     warnings = [f"[yellow]{escape(warning)}[/]" for warning in values["warnings"]]
     return Answer(values, f"Request {received} for {whom} {standing}", *warnings, *_nonce_lines(nonces))
@@ -215,7 +219,7 @@ def forget(
 def _told_first(nonces: dict[str, str]) -> dict[str, str]:
     """Print nonces before the run commits to them and return them: the run keeps none, and a kill loses none."""
     if nonces:
-        err.print("Nonces of the records, in case this command is interrupted:")
+        err.print("Nonces of the records, shown now in case of an interruption; void if the request is refused:")
         for identity, nonce in nonces.items():
             err.print(f"  {identity}: {nonce}", markup=False, soft_wrap=True)
     return nonces
