@@ -90,7 +90,7 @@ def test_certificates_outcomes_and_report_say_plain_names(run: sifu.Run, tmp_pat
 
 
 def test_refusals_say_plain_names(run: sifu.Run) -> None:
-    with pytest.raises(sifu.InputError, match="client cleveland already waits in request waits"):
+    with pytest.raises(sifu.InputError, match="client cleveland already waits in request waits: execute that"):
         run.request(["cleveland"])
     with pytest.raises(sifu.InputError, match=r"knows budapest, cleveland, zurich$"):
         run.plan(["vienna"])

@@ -17,6 +17,7 @@ from sifu.api.status import ClientState
 from sifu.cli.output import Answer, level_text, names_text, number, out, percent, table
 from sifu.core.ledger import finite_or_text
 from sifu.core.wording import TRAINING_DATA, approvals_words, forgotten_words, psi_words
+from sifu.plots.style import byte_size
 from sifu.run.clients_and_engine import way_to_go_on
 from sifu.store.inbox import INBOX
 
@@ -63,11 +64,11 @@ def _print_standing(run: Run, status: RunStatus) -> None:
     if status.closed_form:
         held = status.statistics
         out.print(
-            f"{held.files} statistics files kept, {held.bytes / 1e6:.2f} MB; forgetting a client means solving the "
+            f"{held.files} statistics files kept, {byte_size(held.bytes)}; forgetting a client means solving the "
             "head again"
         )
     else:
-        out.print(f"{len(kept)} models kept for rollbacks, {sum(kept) / 1e6:.2f} MB")
+        out.print(f"{len(kept)} models kept for rollbacks, {byte_size(sum(kept))}")
     if status.groups:
         unfinished = [group for group in status.groups if not group.finished]
         empty, finished = sum(not group.members for group in unfinished), len(status.groups) - len(unfinished)
@@ -82,7 +83,7 @@ def _print_standing(run: Run, status: RunStatus) -> None:
             + (f"; {empty} without members" if empty else "")
         )
     if status.updates.files:
-        out.print(f"updates of clients stored for {status.updates.files} rounds, {status.updates.bytes / 1e6:.2f} MB")
+        out.print(f"updates of clients stored for {status.updates.files} rounds, {byte_size(status.updates.bytes)}")
     if status.psi_star:
         out.print(
             f"Noise of standard deviation sigma = {number(status.sigma)} hides an influence of up to Psi* = "

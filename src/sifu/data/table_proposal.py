@@ -260,7 +260,7 @@ class _Roles:
                 "other than the clients' data, or leave them out with ignore"
             )
         if self.categories:
-            yield f"categories: list every word that {some(self.categories)} can have, seen or not"
+            yield f"categories: list every value that {some(self.categories)} can take, seen or not"
         if self.gaps:
             yield f"missing: values are missing in {some(self.gaps)}; the fillers are constants of yours"
         if self.dates or self.wordy:
@@ -308,7 +308,7 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str]) -> Proposal:
         'preprocessing = "unknown"  # CHECK: "fixed" once everything above is known from elsewhere',
         "",
         "[model]",
-        'kind = "ridge"  # in closed form: a client is forgotten exactly, in no round',
+        'kind = "ridge"  # in closed form: a client is forgotten exactly, without a round of training',
         *(regression if not roles.classes else []),
     ]  # fmt: skip
     return Proposal("\n".join(lines) + "\n", tuple(roles.checks()))

@@ -66,11 +66,11 @@ class ClosedForm(Scratch):
         return tuple(said)
 
     def _note(self, view: RunView, leaving: int, rounds: int) -> str:
-        size, staying = self.bytes_kept(view), len(view.clients) - len(view.forgotten) - leaving
+        staying = len(view.clients) - len(view.forgotten) - leaving
         if rounds == 0:
             return (
-                f"the statistics of the {staying} clients that stay are kept, {size / 1e6:.1f} MB on disk; "
-                'keep.statistics = "sum" keeps one file, and asks everyone who stays again'
+                f"the statistics of the {staying} clients that stay are kept, so no client that stays is asked; "
+                'keep.statistics = "sum" keeps only their sum, and asks all of them at every request'
             )
         return f"the {staying} clients that stay send their statistics again: one round, no training"
 

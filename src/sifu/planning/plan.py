@@ -161,16 +161,16 @@ def reason_of(method: str, compared: Sequence[MethodOption], least: Level) -> st
     """Return the reason for choosing a method, as a sentence."""
     taken = next(way for way in compared if way.method == method)
     if LEVELS.index(taken.level) < LEVELS.index(least):
-        return f"{method}, the strongest there is: no way reaches level {least}, so a request would be refused"
+        return f"{method}, the strongest one here: no method reaches level {least}, so a request would be refused"
     if least == "exact":
-        return f"{method}: exact was asked for, and of the ways that are exact this one keeps most of what was learned"
+        return f"{method}: exact was asked for, and among the exact methods this one preserves most of the training"
     others = [way for way in compared if way.method != method and LEVELS.index(way.level) >= LEVELS.index(least)]
     if not others:
-        return f"{method}: the only way that reaches level {least}"
+        return f"{method}: the only method that reaches at least the required level ({least}); it is {taken.level}"
     rounds = "an unknown number of" if taken.rounds is None else f"{taken.rounds:.3g}"
     return (
-        f"{method}: the fewest predicted rounds ({rounds}) among the ways of level {least} or better, and on a tie the "
-        "stronger guarantee"
+        f"{method}: the fewest predicted rounds ({rounds}) among the methods of level {least} or better; on a tie, "
+        "the stronger guarantee"
     )
 
 

@@ -185,8 +185,8 @@ def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
         if row.waits and both:
             names = plain_names(view.reader, sorted(both))
             raise InputError(
-                f"client {', '.join(names)} already waits in request {row.request}; to change the terms, withdraw that "
-                "request first (sifu requests decide)"
+                f"client {', '.join(names)} already waits in request {row.request}: execute that one first (sifu "
+                "forget), or withdraw it (sifu requests decide) and file one request for everything"
             )
     # A client that forgets only some records stays.
     leaving = [row.clients for row in view.requests if row.waits and not row.records]
