@@ -49,7 +49,7 @@ test-long: $(VENV)/.dev  ## what takes long: whole runs, second verifier, browse
 test-slow: $(VENV)/.dev  ## the long statistical and crash suites
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
-test-paper: $(VENV)/.dev  ## the tests of the paper's experiments
+test-paper: $(VENV)/.dev $(VENV)/.paper  ## the tests of the paper's experiments
 	$(TEST_ENV) $(BIN)/python -m pytest paper/tests -n 2 --dist worksteal
 
 paper: $(VENV)/.paper    ## installs the paper's experiments and runs a small one; its numbers mean nothing

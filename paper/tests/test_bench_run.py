@@ -359,7 +359,7 @@ def test_a_head_in_closed_form_is_a_way_of_its_own(tmp_path: Path) -> None:
     assert training["bytes_kept"] > training["bytes_sent"], "everybody's statistics and their sum"
     size, unit = sentences[0].split("at most ")[1].split()[:2]
     named = float(size) * {"GB": 1e9, "MB": 1e6, "kB": 1e3}[unit]
-    assert training["bytes_kept"] <= named <= 3 * training["bytes_kept"], "the training's and a copy's room"
+    assert training["bytes_kept"] <= named <= 4 * training["bytes_kept"], "the training's and a copy's room, not packed"
     assert {row["bytes_sent"] for row in requests} == {0}
     assert {row["device"] for row in (training, *requests)} == {"cpu"}
     assert [(row["method"], row["rounds"], row["level"]) for row in requests] == [("closed_form", 0, "exact")] * 2

@@ -80,7 +80,7 @@ def test_room_is_announced_once_and_folders_go_with_their_last_row(
         plain(self, requests)
         standing.append({path.name for path in (tmp_path / "out" / "runs").iterdir()})
 
-    monkeypatch.setattr(runner_module.TrajectoryRun, "carry_out", look)
+    monkeypatch.setattr(runner_module.TrajectoryRun, "execute", look)
     Bench(options(tmp_path / "out", seeds=(1, 2)), announce=sentences.append).run()
     assert len(sentences) == 1
     assert "where" in sentences[0]
@@ -103,7 +103,7 @@ def test_a_failure_keeps_its_own_folders_only(tmp_path: Path, monkeypatch: pytes
             raise RuntimeError("the lights went out")
         plain(self, requests)
 
-    monkeypatch.setattr(runner_module.TrajectoryRun, "carry_out", fail)
+    monkeypatch.setattr(runner_module.TrajectoryRun, "execute", fail)
     result = Bench(options(tmp_path / "out", seeds=(1, 2))).run()
     assert len(result.failures) == 1
     assert {path.name for path in (tmp_path / "out" / "runs").iterdir()} == {"train--digits--seed1--paper--shared"}
