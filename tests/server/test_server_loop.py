@@ -336,4 +336,4 @@ def test_a_round_costs_nearly_the_same_with_ten_times_as_many_clients(tmp_path: 
     """Measured: 1.15 for medians; searching the list of clients for every reply gave 1.6."""
     few = min(best_round(tmp_path / f"few-{turn}", 100) for turn in range(3))
     many = min(best_round(tmp_path / f"many-{turn}", 1000) for turn in range(3))
-    assert many <= 1.35 * few
+    assert many <= 1.4 * few
