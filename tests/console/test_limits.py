@@ -93,7 +93,7 @@ VALID: dict[str, dict[str, Any]] = {
         "terms": {"epsilon": 1.0, "records": [1, "x"]},
     },
     "decide": {"request": "a", "decision": "approved", "reason": "", "terms": ""},
-    "carry_out": {"request": "a"},
+    "execute": {"request": "a"},
     "compare_ways": {"clients": ["b"], "terms": {"sigma": "auto", "level": "exact"}},
     "verify": {},
 }
@@ -153,7 +153,7 @@ def test_bodies_are_refused_exactly_where_the_schema_forbids_them(operation: str
 @pytest.mark.parametrize("seed", range(2))
 def test_the_api_answers_400_to_every_forbidden_body(service: Any, seed: int) -> None:
     draw, otto, north = random.Random(seed), service.program("otto"), service.key("north")
-    paths = {"file_request": "requests", "decide": "decisions", "carry_out": "carry-out", "compare_ways": "plan"}
+    paths = {"file_request": "requests", "decide": "decisions", "execute": "carry-out", "compare_ways": "plan"}
     for _ in range(40):
         operation = draw.choice(sorted(paths))
         body = mutate(draw, VALID[operation])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import html
+import json
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sifu
-from run_tools import Command, environment
-from sifu.console import service as service_module
+from run_tools import Command, environment, query
 from sifu.console.asking import client_names, terms_given
 from sifu.core.request_terms import TERMS, RequestTerms, terms_words
+from sifu.store.inbox import messages
 from sifu_verifier import verify as verify_independently
 
 UNUSUAL: dict[str, Any] = {
@@ -178,6 +180,7 @@ def test_a_requester_may_ask_for_records_and_more_protection(service: Any) -> No
     terms = {"records": [2, 5], "epsilon": 1.0, "level": "exact"}
     body = {"clients": ["client-003"], "request": "a", "terms": terms}
     assert service.program("rita").post(f"/api/v1/runs/{service.key('north')}/requests", json=body).status_code == 201
+    service.program("ann").get(f"/api/v1/runs/{service.key('north')}/requests")
     page = service.browser("rita").get(f"/runs/{service.key('north')}/requests/1").text
     assert "2 records" in page
     form = service.browser("rita").get(f"/runs/{service.key('north')}").text
@@ -186,57 +189,86 @@ def test_a_requester_may_ask_for_records_and_more_protection(service: Any) -> No
     assert 'name="method"' not in form
 
 
+def refusals(folder: Path) -> list[str]:
+    """Return the reasons of the submitted requests that were refused."""
+    rows = query(folder, "SELECT payload FROM events WHERE kind = 'letter refused' ORDER BY seq")
+    return [json.loads(payload)["reason"] for (payload,) in rows]
+
+
 def test_a_requester_cannot_take_most_clients_out_of_training(service: Any) -> None:
-    north, rita = service.key("north"), service.program("rita")
-    names = [client.name for client in sifu.open_run(service.folder / "north").status().clients]
+    north, rita, otto = service.key("north"), service.program("rita"), service.program("otto")
+    folder = service.folder / "north"
+    names = [client.name for client in sifu.open_run(folder).status().clients]
     half = len(names) // 2
-    refused = rita.post(f"/api/v1/runs/{north}/requests", json={"clients": names[: half + 1], "request": "a"})
-    assert refused.status_code == 400
-    assert "before anyone has agreed" in refused.json()["error"]
+    assert rita.post(f"/api/v1/runs/{north}/requests", json={"clients": names[: half + 1]}).status_code == 201
     for name in names[:half]:  # nor one after the other
+        otto.get(f"/api/v1/runs/{north}/requests")
         assert rita.post(f"/api/v1/runs/{north}/requests", json={"clients": [name]}).status_code == 201
+    otto.get(f"/api/v1/runs/{north}/requests")
     one_more = {"clients": [names[half]], "request": "a"}
-    assert rita.post(f"/api/v1/runs/{north}/requests", json=one_more).status_code == 400
-    assert service.program("otto").post(f"/api/v1/runs/{north}/requests", json=one_more).status_code == 201
+    assert rita.post(f"/api/v1/runs/{north}/requests", json=one_more).status_code == 201
+    assert len(otto.get(f"/api/v1/runs/{north}/requests").json()["requests"]) == half
+    assert [("more than half" in reason, "examined by otto" in reason) for reason in refusals(folder)] == [
+        (True, True)
+    ] * 2
+    assert otto.post(f"/api/v1/runs/{north}/requests", json=one_more).status_code == 201
 
 
-def test_errors_tell_requesters_nothing_of_others(service: Any) -> None:
+def test_an_answer_tells_requesters_nothing_of_clients_records_and_ids(service: Any) -> None:
+    """Every client, record and id, there or not, gets the same answer and leaves the same list; seeded draws."""
     north, rita, otto = service.key("north"), service.program("rita"), service.program("otto")
+    folder, draw, answers, listed = service.folder / "north", random.Random(3), set(), set()
     otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-001"], "request": "of-otto"})
-    for client in ("client-001", "client-0011", "nobody-here"):
-        answer = rita.post(f"/api/v1/runs/{north}/requests", json={"clients": [client], "request": "mine"})
-        assert answer.status_code == 400
-        names = set(re.findall(r"client-\d+", answer.json()["error"]))
-        assert names <= {client}, answer.json()
-        assert "of-otto" not in answer.text
-    told = otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-001"], "request": "mine"})
-    assert "of-otto" in told.json()["error"]  # control: operators are told
-
-
-def test_a_refusal_tells_requesters_nothing_of_clients_and_records(
-    service: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every client and record, there or not, is refused in one sentence after the same sleep; seeded draws."""
-    north, rita, otto = service.key("north"), service.program("rita"), service.program("otto")
-    slept: list[float] = []
-    monkeypatch.setattr(service_module.time, "sleep", slept.append)
-    otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-001"], "request": "of-otto"})
-    draw, answers = random.Random(3), set()
-    # All that is there is asked for with a record that is not: nothing but a refusal can be the answer.
-    for number in range(30):
+    for number in range(12):
         client = draw.choice(("client-001", "client-003", "client-011", "nobody", "client-012", "client-3"))
-        records = draw.choice(([999], [10], ["P-7"], [0, 10], ["0" * 9]))
-        request = draw.choice(("of-otto", f"r{number}"))
-        body = {"clients": [client], "request": request, "terms": {"records": records}}
+        records = draw.choice(([999], [1], ["P-7"], [0, 10], ["0" * 9], None))
+        if number < 3:
+            client, records = (("client-003", [999]), ("client-003", [1]), ("nobody", None))[number]
+        request = "of-otto" if number == 5 else f"r{number}"
+        body = {"clients": [client], "request": request, "terms": {"records": records} if records else {}}
         answer = rita.post(f"/api/v1/runs/{north}/requests", json=body)
-        answers.add((answer.status_code, answer.text))
-    assert len(answers) == 1
-    assert len(slept) == 30
-    assert all(0.0 <= seconds < service_module.REFUSAL_SECONDS for seconds in slept)
-    body = {"clients": ["client-003"], "request": "r", "terms": {"records": [999]}}
-    assert "rows 0 to 9" in otto.post(f"/api/v1/runs/{north}/requests", json=body).text  # control: operators are told
-    wrong = rita.post(f"/api/v1/runs/{north}/requests", json=body | {"terms": {"epsilon": -1.0}})
+        told = answer.json()
+        assert told.pop("request") == request
+        assert set(told.pop("nonces", {})) == set(map(str, records or ()))
+        answers.add((answer.status_code, json.dumps(told)))
+        mine = rita.get(f"/api/v1/runs/{north}/requests").json()
+        (row,) = [row for row in mine["posted"] if row["request"] == request]
+        listed.add((row["status"], len(mine["requests"])))
+    assert answers == {(201, json.dumps({"status": "received; it will be examined"}))}
+    assert listed == {("posted", 0)}
+    service.program("eve").get(f"/api/v1/runs/{north}/requests")  # an auditor decides nothing
+    assert len(messages(folder)) == 12
+    filed = otto.get(f"/api/v1/runs/{north}/requests").json()["requests"]  # an operator examines them
+    reasons = refusals(folder)
+    assert len(filed) - 1 + len(reasons) == 12
+    assert any("unknown client" in reason for reason in reasons)
+    assert any("rows 0 to 9" in reason for reason in reasons)
+    assert messages(folder) == []
+    assert sifu.open_run(folder).verify().problems == verify_independently(folder) == []
+    told = otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["nobody"], "request": "mine"})
+    assert "unknown client" in told.json()["error"]  # control: operators are told
+    wrong = rita.post(f"/api/v1/runs/{north}/requests", json={"clients": ["x"], "terms": {"epsilon": -1.0}})
     assert "epsilon" in wrong.text  # what is wrong with the words alone is said
+
+
+def test_a_submitted_request_keeps_its_id_its_nonces_and_its_withdrawal(service: Any) -> None:
+    north, rita, ann = service.key("north"), service.program("rita"), service.program("ann")
+    folder, path = service.folder / "north", f"/api/v1/runs/{service.key('north')}/requests"
+    body = {"clients": ["client-003"], "request": "a", "terms": {"records": [2]}}
+    first, again = rita.post(path, json=body).json(), rita.post(path, json=body).json()
+    assert (set(first["nonces"]), again["nonces"]) == ({"2"}, {})
+    rita.post(path, json={"clients": ["client-004"], "request": "b"})
+    with sifu.open_run(folder).writer():  # a writer takes in other messages, not these
+        pass
+    assert {message.request for message in messages(folder)} == {"a", "b"}
+    decided = {"request": "b", "decision": "withdrawn", "reason": "mistyped"}
+    assert rita.post(f"/api/v1/runs/{north}/decisions", json=decided).status_code == 200
+    (row,) = ann.get(path).json()["requests"]
+    assert (row["request"], row["filed_by"]) == ("a", "rita")
+    assert sifu.open_run(folder).committed("a", first["nonces"]) == first["nonces"]
+    assert refusals(folder) == ["withdrawn by rita: mistyped"]
+    held = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
+    assert first["nonces"]["2"].encode() not in held
 
 
 def test_an_error_keeps_the_form_and_stands_by_its_field(service: Any) -> None:
@@ -404,7 +436,9 @@ def test_two_requesters_at_once_do_not_take_more_than_half_out(service: Any) -> 
     with ThreadPoolExecutor(3) as people:
         program = service.program("rita")
         answers = list(people.map(lambda body: program.post(f"/api/v1/runs/{north}/requests", json=body), bodies))
-    assert sorted(answer.status_code for answer in answers) == [201, 400, 400]
+    assert [answer.status_code for answer in answers] == [201, 201, 201]
+    assert len(service.program("otto").get(f"/api/v1/runs/{north}/requests").json()["requests"]) == 1
+    assert len(refusals(service.folder / "north")) == 2
 
 
 def test_an_approval_of_one_request_is_of_no_use_for_another(service: Any) -> None:

@@ -33,7 +33,7 @@ from sifu.console.asking import (
 )
 from sifu.console.pages import evidence
 from sifu.console.schema import check_body
-from sifu.console.service import ConsoleService, NumberedRequest, ServedRun
+from sifu.console.service import RECEIVED, ConsoleService, NumberedRequest, ServedRun
 from sifu.core.ledger import plain_values
 from sifu.core.record_commitments import new_nonces
 from sifu.core.request_terms import AUTO
@@ -155,7 +155,7 @@ BODIES: dict[str, dict[str, Any]] = {
             "terms": TEXT | {"description": "The terms_digest of the request that you saw; an approval needs it."},
         },
     },
-    "carry_out": {"required": ["request"], "properties": {"request": TEXT}},
+    "execute": {"required": ["request"], "properties": {"request": TEXT}},
     "compare_ways": {"required": ["clients"], "properties": {"clients": CLIENTS, "terms": TERMS}},
     "verify": {"properties": {}},
 }
@@ -247,6 +247,9 @@ def file_request(visit: Visit) -> Any:
     terms, due = terms_given(content.get("terms", {})), days(content.get("deadline_days"))
     nonces = new_nonces(terms.get("records") or ())
     filed = run.file(who, client_names(content["clients"]), content.get("request"), due, terms, nonces)
+    if not who.may("see"):
+        received = {"request": filed, "status": RECEIVED}
+        return received | ({"nonces": run.committed(who, filed, nonces)} if nonces else {})
     numbers = (row.number for row in run.requests(who) if row.record.status.request == filed)
     answer = {"request": filed, "number": next(numbers, None), "status": run.run.request_status(filed)}
     return answer | ({"nonces": run.run.committed(filed, nonces)} if nonces else {})

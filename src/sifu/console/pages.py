@@ -29,7 +29,7 @@ from sifu.console.asking import (
 )
 from sifu.console.rendering import charts, expected_words, render
 from sifu.console.security import origin_of
-from sifu.console.service import REPORT, ServedRun
+from sifu.console.service import RECEIVED, REPORT, ServedRun
 from sifu.console.tokens import COOKIE, LONGEST_SECONDS, TERMS_OF_REQUESTERS, Session, Token, Visitor
 from sifu.core.method_info import all_method_infos
 from sifu.core.record_commitments import new_nonces
@@ -257,8 +257,8 @@ def file_request(visit: Visit) -> Response:
     except (InputError, NotCertifiableError) as error:
         values = _run_values(run, who) | {"fields": fields, "errors": {_field_of(str(error)): str(error)}}
         return show("run.html", visit.visitor, code=status_code(error), **values)
-    visit.note(f"Request {filed} was filed.")
-    for identity, nonce in run.run.committed(filed, nonces).items():
+    visit.note(f"Request {filed} was filed." if who.may("see") else f"Request {filed}: {RECEIVED}.")
+    for identity, nonce in run.committed(who, filed, nonces).items():
         visit.note(f"Hand this nonce to the person of record {identity}, it is kept nowhere: {nonce}")
     return RedirectResponse(way_back(visit.request), 303)
 

@@ -27,13 +27,12 @@ from sifu.core.spec import Spec
 from sifu.core.wording import approvals_words
 from sifu.errors import InputError, NotCertifiableError, RunBusyError, SifuError
 from sifu.requests.approvals import POSTED, check_deadline, pending_requests
-from sifu.requests.messages import usual_terms
+from sifu.requests.messages import days_left_of, record_refusal, usual_terms
 from sifu.run.clients_and_engine import executed_elsewhere
-from sifu.run.recorded_data import rows_of_identities
 from sifu.store.clock import current_time, utc_now
 from sifu.store.files import private_folder
 from sifu.store.given_approvals import approvals_needed, unapproved
-from sifu.store.inbox import messages
+from sifu.store.inbox import SUBMITTED, Message, discard, messages, post
 
 FOUND_AGAIN_EVERY = 3.0
 """Interval between two searches for new run folders, in seconds."""
@@ -41,13 +40,9 @@ REPORT = Path("report", "index.html")
 KEPT_LONGER = 20.0
 MOST_REMEMBERED = 64
 SETTLED = ("done", "refused", "withdrawn")
-REFUSAL_SECONDS = 0.25
-"""Time unit of refusals that must reveal nothing: each is sent at a multiple of this many seconds after the request."""
-CANNOT_BE_FILED = (
-    "this request cannot be filed: a client or a record may be unknown, forgotten already or in a request that waits, "
-    "the id may be taken, or too few clients would be left in training before anyone has agreed. Check it, or ask the "
-    "operator"
-)
+RECEIVED = "received; it will be examined"
+"""Answer to every request of a person who may not see the run: it must not depend on the clients and records there."""
+SUBMITTED_FIELDS = {"request", "clients", "deadline_days", "actor", "terms", "nonces"}
 log = logging.getLogger(__name__)
 
 
@@ -180,6 +175,7 @@ class ServedRun:
 
     def requests(self, who: Token) -> list[NumberedRequest]:
         """Return the requests that a visitor may see, in the order of their receipt."""
+        self.examine(who)
         what = ("requests", utc_now()[:10])
         records: list[RequestRecord] = self.remembered(what, self.run.request_records, self.lists_lock)
         return [
@@ -212,7 +208,9 @@ class ServedRun:
         if who.may("see"):
             return waiting
         own = {
-            message.id for message in messages(self.folder) if is_own(who, str((message.content or {}).get("actor")))
+            message.request
+            for message in messages(self.folder)
+            if is_own(who, str((message.content or {}).get("actor")))
         }
         return [row for row in waiting if row.request in own]
 
@@ -223,7 +221,23 @@ class ServedRun:
             for row in self.requests(who)
         ]
         posted = [RequestLine.of(self, row, state="received") for row in self.posted(who)]
-        return sorted(recorded + posted, key=RequestLine.urgency)
+        return sorted(recorded + posted + self._refused(who), key=RequestLine.urgency)
+
+    def _refused(self, who: Token) -> list[RequestLine]:
+        """Return the submitted requests that were refused when they were examined."""
+        with self.run.reader() as reader:
+            rows = reader.query("SELECT time, payload FROM events WHERE kind = 'letter refused'")
+        refused = []
+        for when, payload in rows:
+            message = json.loads(payload)
+            content = message["content"] or {}
+            if message["kind"] != SUBMITTED or not (who.may("see") or is_own(who, str(content.get("actor")))):
+                continue
+            nothing: dict[str, Any] = {"number": None, "level": None, "overdue": False, "method": ""}
+            said = {"request": str(content["request"]), "clients": tuple(content["clients"]), "state": "refused"}
+            times = {"received": when, "finished": when, "deadline": when, "filed_by": str(content["actor"])}
+            refused.append(RequestLine(self.key, self.name, **nothing | said | times))
+        return refused
 
     def plan(self, who: Token, clients: Sequence[str], terms: TermsGiven) -> Plan:
         """Return the plan of a request; with the method `auto`, it compares all methods."""
@@ -268,19 +282,71 @@ class ServedRun:
             check_terms(who, self.run.spec, terms)
         if who.may("see"):
             return self._file(who, clients, name, deadline_days, terms, nonces)
-        # What is wrong with the words alone is said; why the run refuses them is not.
+        # What is wrong with the words alone is said; the run itself is looked at when somebody examines the request.
         check_request_id(name)
         check_deadline(deadline_days)
         given = {key: value for key, value in terms.items() if key != "records"}
         RequestTerms.from_mapping(usual_terms(self.run.spec, clients).to_mapping() | given)
-        started = time.monotonic()
+        content = {"request": name, "clients": list(clients), "deadline_days": deadline_days, "actor": who.name}
+        content |= {"terms": dict(terms), "nonces": dict(nonces or {})}
+        with self.lock:
+            if name not in {line.request for line in self.lines(who)}:  # the same id again changes nothing
+                post(self.folder, SUBMITTED, f"s-{secrets.token_hex(8)}", content)
+                self.written()
+        return name
+
+    def committed(self, who: Token, request: str, nonces: Mapping[str, str]) -> dict[str, str]:
+        """Return the `nonces`, by identity, that the filed or submitted request holds."""
+        if who.may("see"):
+            return self.run.committed(request, nonces)
+        held = [self._content(message)["nonces"] for message in self._submitted() if message.request == request]
+        return {identity: nonce for identity, nonce in nonces.items() if any(nonce in each.values() for each in held)}
+
+    def examine(self, who: Token) -> None:
+        """File the requests that people without sight of the run submitted, or record why they are refused.
+
+        This happens when a person who decides on requests or executes them looks at the list.
+        """
+        if not (who.may("refuse") or who.may("carry out")):
+            return
+        for message in self._submitted():
+            content = self._content(message)
+            with self.lock:
+                try:
+                    self._check_share(content["clients"])
+                    self._check_id_is_own(content["actor"], message.request)
+                    self.run.request(
+                        content["clients"],
+                        message.request,
+                        deadline_days=days_left_of(message, content["deadline_days"]),
+                        actor=content["actor"],
+                        nonces=content["nonces"],
+                        **content["terms"],
+                    )
+                except (InputError, NotCertifiableError) as error:
+                    if not self._refuse(message, f"examined by {who.name}: {error}"):
+                        continue
+                discard(message)
+                self.written()
+
+    def _refuse(self, message: Message, reason: str) -> bool:
+        """Record that a submitted request is refused; return False if another process writes to the run."""
         try:
-            return self._file(who, clients, name, deadline_days, terms, nonces)
-        except (InputError, NotCertifiableError) as error:
-            with suppress(SifuError):
-                self._look_for_records(clients, terms.get("records"))
-            time.sleep((started - time.monotonic()) % REFUSAL_SECONDS)
-            raise InputError(CANNOT_BE_FILED) from error
+            with self.run.writer() as writer:
+                record_refusal(writer, message, reason)
+        except RunBusyError:
+            return False
+        return True
+
+    def _submitted(self) -> list[Message]:
+        """Return the submitted requests that wait to be examined."""
+        return [message for message in messages(self.folder) if message.kind == SUBMITTED and self._content(message)]
+
+    @staticmethod
+    def _content(message: Message) -> dict[str, Any]:
+        """Return the content of a submitted request; empty if it is not one of this console."""
+        content = message.content or {}
+        return content if content.keys() == SUBMITTED_FIELDS else {}
 
     def identities(self, who: Token, request: str) -> tuple[str, ...]:
         """Return the identities of the records that a waiting request names."""
@@ -302,20 +368,11 @@ class ServedRun:
         with self.lock:  # two requesters at once do not pass the check with the same clients to spare
             if not who.may("set terms"):
                 self._check_share(clients)
-            if not who.may("see"):
-                self._check_id_is_own(who, name)
             filed = self.run.request(
                 list(clients), name, deadline_days=deadline_days, actor=who.name, nonces=nonces, **terms
             )
             self.written()
         return filed
-
-    def _look_for_records(self, clients: Sequence[str], records: Sequence[int | str] | None) -> None:
-        """Read the data of some client even if `clients` names none of the run, so that the timing reveals nothing."""
-        with self.run.view() as view:
-            there = [client.name for client in view.clients]
-            if records and not set(view.names_now(list(clients))) & set(there):
-                rows_of_identities(view.reader, there[0], [str(record) for record in records])
 
     def decide(self, who: Token, request: str, decision: str, reason: str, terms: str = "") -> str:
         """Approve, refuse, verify or withdraw a request.
@@ -336,6 +393,13 @@ class ServedRun:
                 who.demand("withdraw own")
                 if request not in {line.request for line in self.lines(who)}:
                     raise UnknownError("there is no such request here")
+                for message in self._submitted():
+                    if message.request == request and is_own(who, self._content(message)["actor"]):
+                        if not self._refuse(message, f"withdrawn by {who.name}: {reason}"):
+                            raise RunBusyError("the run is in use: withdraw the request again in a moment")
+                        discard(message)
+                        self.written()
+                        return "recorded"
         elif decision in rights:
             who.demand(rights[decision])
         else:
@@ -437,19 +501,21 @@ class ServedRun:
             }
             there = {view.clients[index].name for index in view.active} | held
             pending = pending_requests(view.reader, current_time())
-            posted = {name for row in pending if row.status == POSTED for name in row.clients}
-            held = (held | posted | set(view.names_now(list(clients)))) & there
+            submitted = {message.request for message in self._submitted()}  # they take nobody out of training yet
+            posted = [row for row in pending if row.status == POSTED and row.request not in submitted]
+            named = {name for row in posted for name in row.clients}
+            held = (held | named | set(view.names_now(list(clients)))) & there
         if 2 * len(held) > len(there):
             raise InputError(
                 "this request would exclude more than half of the clients from training without any approval: have "
                 "earlier requests approved first, or ask an operator to file it"
             )
 
-    def _check_id_is_own(self, who: Token, request: str) -> None:
-        """Refuse an id that another requester uses, without revealing why."""
+    def _check_id_is_own(self, actor: str, request: str) -> None:
+        """Refuse an id that another person uses."""
         for record in self.run.request_records():
-            if record.status.request == request and not is_own(who, record.status.filed_by):
-                raise InputError(f"request {request} cannot be filed: use another id")
+            if record.status.request == request and not same_address(actor, record.status.filed_by):
+                raise InputError(f"another person has filed a request {request}: it needs another id")
 
 
 class ConsoleService:

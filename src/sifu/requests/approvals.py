@@ -31,7 +31,7 @@ from sifu.store.given_approvals import (
     LeavingClients,
     approvals_needed,
 )
-from sifu.store.inbox import Message, messages
+from sifu.store.inbox import SUBMITTED, Message, messages
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, plain_names
 
@@ -149,7 +149,7 @@ def pending_requests(reader: RunReader, now: datetime.datetime) -> list[PendingR
     pending += [
         _posted(run, message, now)
         for message in messages(reader.folder)
-        if message.kind in ("request", "signed") and message.id not in recorded
+        if message.kind == SUBMITTED or (message.kind in ("request", "signed") and message.id not in recorded)
     ]
     return sorted(pending, key=lambda request: (request.deadline, request.request))
 
@@ -164,7 +164,7 @@ def _posted(run: str, message: Message, now: datetime.datetime) -> PendingReques
     names = tuple(str(name) for name in clients) if isinstance(clients, list) else ()
     return PendingRequest(
         run,
-        message.id,
+        message.request,
         POSTED,
         names,
         posted.strftime(TIME_FORMAT),

@@ -28,7 +28,7 @@ from sifu.requests.client_list import change_clients, recorded_clients
 from sifu.requests.request_record import check_decision, check_digest, check_words, decide
 from sifu.run.run_view import RunView
 from sifu.store.actors import LONGEST_ACTOR, actor_name
-from sifu.store.inbox import Message, any_messages, discard, messages, post
+from sifu.store.inbox import SUBMITTED, Message, any_messages, discard, messages, post
 from sifu.store.keys import sign_statement, signer_of
 from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader, plain_names
@@ -301,18 +301,24 @@ def ingest(writer: RunWriter) -> list[str]:
     """
     refused = []
     for message in messages(writer.folder):
-        if message.trouble:
-            continue  # it may be a request: keep it until its file can be opened
+        if message.trouble or message.kind == SUBMITTED:
+            continue  # it may be a request: keep it until its file can be opened, or a person has examined it
         try:
             _open(writer, message)
         except (NoSpaceError, DiskError, RunDamagedError):
             raise  # the message is not at fault: it stays until the disk works again
         except SifuError as error:
             refused.append(f"{message.kind} {message.id}: {error}")
-            payload = {"letter": message.id, "kind": message.kind, "content": message.content, "reason": str(error)}
-            writer.record(NewEvent("letter refused", payload))
+            record_refusal(writer, message, str(error))
         discard(message)
     return refused
+
+
+def record_refusal(writer: RunWriter, message: Message, reason: str) -> None:
+    """Record that an inbox message was refused, with its content but for nonces, which the run never keeps."""
+    content = message.content and {key: value for key, value in message.content.items() if key != "nonces"}
+    payload = {"letter": message.id, "kind": message.kind, "content": content, "reason": reason}
+    writer.record(NewEvent("letter refused", payload))
 
 
 def _open(writer: RunWriter, message: Message) -> None:
@@ -337,14 +343,14 @@ def _open(writer: RunWriter, message: Message) -> None:
         check_retention(view.spec, terms)
         if len(commitments) > len(terms.records):
             raise InputError(f"there are {len(commitments)} commitments to {len(terms.records)} records")
-        days_left = _days_left(message, deadline)
+        days_left = days_left_of(message, deadline)
         receive(writer, view, terms, message.id, days_left, actor, commitments=sorted(commitments))
     elif message.kind == "signed":
         if id_of_signed(message.content) != message.id:
             raise InputError("the file name of the inbox message is not the signed id")
         terms = terms_of_signed(writer, message.content)
         actor = f"client {plain_names(writer, terms.clients)[0]}"[:LONGEST_ACTOR]
-        receive(writer, RunView(writer), terms, message.id, _days_left(message, DEADLINE_DAYS), actor)
+        receive(writer, RunView(writer), terms, message.id, days_left_of(message, DEADLINE_DAYS), actor)
     elif message.kind == "decision":
         decision = message.content
         if set(decision) != set(FIELDS) or not all(isinstance(decision[name], str) for name in FIELDS):
@@ -361,7 +367,7 @@ def _open(writer: RunWriter, message: Message) -> None:
         )
 
 
-def _days_left(message: Message, deadline_days: int) -> int:
+def days_left_of(message: Message, deadline_days: int) -> int:
     """Return the days left of a deadline, which runs from the time the message was posted."""
     waited = int(max(0.0, time.time() - message.posted) // 86400)
     return max(0, deadline_days - waited) if deadline_days >= 0 else deadline_days

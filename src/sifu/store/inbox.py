@@ -23,6 +23,8 @@ from sifu.store.files import TEMPORARY_PREFIX, private_folder, room_to_write, sy
 
 INBOX = "inbox"
 LARGEST_MESSAGE_BYTES = 1 << 20
+SUBMITTED = "submitted"
+"""Kind of a message that waits until a person has examined it; a writer does not ingest it."""
 MESSAGE_NAME = re.compile(r".*\..*\.json", re.DOTALL)
 """Kind, id and ending; kind and id are checked when the message is read."""
 
@@ -39,6 +41,11 @@ class Message:
     """Time of posting, in seconds since 1970."""
     trouble: str = ""
     """Reason why the file cannot be opened (permissions, a failing disk); the file stays until it can be."""
+
+    @property
+    def request(self) -> str:
+        """Id of the request that the message is about: its own id, or the one that a submission states."""
+        return str((self.content or {}).get("request", self.id)) if self.kind == SUBMITTED else self.id
 
 
 def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
@@ -93,8 +100,8 @@ def messages(folder: Path) -> list[Message]:
 
 
 def any_messages(folder: Path) -> bool:
-    """Return whether messages wait; cheap enough to be called between rounds."""
-    return any(True for _ in _entries(folder))
+    """Return whether messages wait for a writer; cheap enough to be called between rounds."""
+    return any(not entry.name.startswith(f"{SUBMITTED}.") for entry in _entries(folder))
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
