@@ -206,7 +206,7 @@ class Run:
     def complete_engine(self) -> Engine:
         """Return the engine with everyone's data, including clients that left.
 
-        Data of a client that left are not needed if its loss is too steep for the current rate.
+        The data of a client that left may be missing if its loss is too steep for the current rate.
         """
         return self._engines.complete()
 
@@ -459,7 +459,7 @@ class Run:
             The id of the request.
 
         Raises:
-            InputError: If the statement does not count; this is recorded as well.
+            InputError: If the statement is invalid; the ledger records the refusal.
         """
         request = id_of_signed(statement)
         with self._writer_if_free() as reader:

@@ -100,7 +100,7 @@ class Guard:
 
         async def receive_limited() -> Message:
             nonlocal size, whole
-            try:  # once the body is here, what comes is the end of the connection, which may take long
+            try:  # after the whole body only the disconnect follows, which may take long
                 async with asyncio.timeout_at(None if whole else end):
                     message = await receive()
             except TimeoutError as error:

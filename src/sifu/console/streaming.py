@@ -70,7 +70,7 @@ class Broadcast:
         try:
             yield sent
             while console.tokens.still_works(who):
-                if self._latest.get(key, sent) != sent:  # also what changed while this viewer was slow
+                if self._latest.get(key, sent) != sent:  # includes changes that a slow viewer missed
                     sent = self._latest[key]
                     yield sent
                     continue

@@ -107,7 +107,7 @@ class Webhooks:
         """Yield the address, key and body of every notification."""
         for body in self._events():
             for address in self._addresses:
-                # A request is received once, in the inbox or in the ledger, whenever that is.
+                # Inbox and ledger record different times of reception, so the time is not part of this key.
                 when = "" if body["event"] == "received" else body["time"]
                 parts = "\0".join((address, body["run"], body["request"], body["event"], when))
                 yield address, hashlib.sha256(parts.encode()).hexdigest()[:32], body

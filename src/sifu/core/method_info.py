@@ -105,9 +105,11 @@ def attacker_rate(level: Level, multiplier: float) -> float | None:
 StartsFrom = Literal["rule", "current", "fresh", "initial", "merge", "any"]
 """Model that a request starts from.
 
-`rule` is the latest one that the budgets allow, `current` the current one, `fresh` a new one, `initial` the initial one
-of the active history (moved by stored updates), and `merge` the merge of the remaining groups (a fresh model if there
-are none).
+* `rule`: the latest model that the budgets allow.
+* `current`: the current model.
+* `fresh`: a new model.
+* `initial`: the initial model of the active history, moved by stored updates.
+* `merge`: the merge of the remaining groups, or a fresh model if none remain.
 """
 
 

@@ -210,7 +210,7 @@ LATER_TERMS = frozenset(term.name for term in fields(RequestTerms) if "later" in
 
 
 BUDGET_TERMS = ("epsilon", "delta", "sigma", "unit", "scope", "calibration", "reserve")
-"""Terms without a meaning for a model that the client has no part in and that has no noise."""
+"""Terms of the budget; they are meaningless for a model without noise that the client did not influence."""
 
 
 def terms_words(terms: Mapping[str, Any], *, budget: bool = True) -> str:

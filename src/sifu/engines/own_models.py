@@ -60,8 +60,9 @@ def fresh_model(initial: Callable[..., Any], branch: int, seed: int) -> dict[str
 class FreshModels:
     """Initial models of one layout, as a vector per branch; it detects a function that returns a trained model.
 
-    The first model is made again for every other branch and compared. A function whose models always differ cannot be
-    distinguished from one that returns a trained model; it is trusted, as certificates state.
+    For every other branch, the first model is created again and compared with the original. A function whose
+    models always differ cannot be distinguished from one that returns a trained model; it is trusted, as certificates
+    state.
     """
 
     def __init__(self, initial: Callable[..., Any], seed: int, layout: ModelLayout) -> None:

@@ -363,7 +363,7 @@ def _measure_of_errors(first: FirstTraining, target: float, linear: bool) -> Mea
         goal += (1.0 - target) - errors.last
 
     def spread(noise_std: float) -> float:
-        """Return the standard deviation of luck: its effect grows like sigma, the mean harm like sigma^2."""
+        """Return the relative spread of the harm; the random part grows like sigma, the mean like sigma^2."""
         if noise_std == 0.0:
             return 0.0
         return min(LARGEST_SPREAD, math.hypot(SPREAD_OF_LUCK * recovery.noise_std / noise_std, SPREAD_OF_LAW))

@@ -180,7 +180,7 @@ class Purge:
 
 
 def everyone_forgotten(view: RunView, among: set[int] | None = None) -> list[Exposure]:
-    """Return the exposure of every subject of an executed request, whatever its method; or of subjects `among` some."""
+    """Return the exposure of every subject of the executed requests, or only of the subjects in `among`."""
     requests = {row.request: row for row in view.requests}
     subjects = []
     for row in view.reader.subjects():

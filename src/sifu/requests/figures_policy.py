@@ -22,7 +22,7 @@ from sifu.store.reader import RunReader
 def _tied(first: Mapping[str, Any], run: Collection[str]) -> str:
     """Return why no figures of the run can be erased, whatever its requests were; empty if they can.
 
-    The reason is the end of a sentence.
+    The reason completes a sentence.
     """
     spec = first["run"]["spec"]
     if SEALED not in first:

@@ -53,9 +53,8 @@ class EngineWithout:
     def solved_again(self, reader: RunReader, solve: Mapping[str, Any], clients: ClientIndices) -> SolvedAgain | None:
         """Return a repeated solve of a head on networks that groups tune; None if its networks were erased.
 
-        The members of each group that are there repeat the group's separate rounds, and the head is solved on the
-        features of
-        the resulting networks (docs/theory.md, section 15.5).
+        The members of each group that are present repeat the group's separate rounds. The head is then solved on the
+        features of the resulting networks (docs/theory.md, section 15.5).
 
         Args:
             reader: The run.

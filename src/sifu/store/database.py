@@ -68,7 +68,7 @@ def rest_of_a_run(folder: Path) -> bool:
     """Return whether a folder without a database used to be a run.
 
     It was one if it holds files that are written only after the database. While a run is being created, a marker file
-    exists and the database comes last.
+    exists, and the database is written last.
     """
     if (folder / DATABASE).exists() or (folder / ".creating").exists():
         return False

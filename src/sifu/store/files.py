@@ -277,7 +277,7 @@ def strange_files(folder: Path) -> Iterator[str]:
 
 
 def _is_harmless(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a regular file, or a folder without the name of a stored file.
+    """Return whether an entry is a regular file, or a folder whose name no stored file could have.
 
     Verification reports the content of such a folder.
     """

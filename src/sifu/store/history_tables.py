@@ -244,8 +244,8 @@ class HistoryReader(RunConnection):
     def weighted_drifts(self, nodes: Sequence[int]) -> list[tuple[int, float]]:
         """Return each client's sum of n_c / (N - n_c) drift_c over these rounds; rounds with one client add nothing.
 
-        The database computes the sum, for a million rows in a fraction of a second. It is not rounded up, so use it for
-        forecasts only.
+        The database computes the sum, which takes a fraction of a second for a million rows. It is not rounded up, so
+        use it for forecasts only.
         """
         if not nodes:
             return []

@@ -32,7 +32,7 @@ def rows_heading(fixed: FixedPoint, name: str | None) -> bytes:
 
 
 def part_of_rows(rows: Rows, blocks: Blocks | None, part: Part) -> Numbers:
-    """Return the numbers of one part of rows, as packed between heading and salt."""
+    """Return the numbers of one part of the rows, in the order in which the file packs them."""
     features = rows.features[:, _places(rows.fixed, blocks, part)].ravel()
     return np.concatenate([features, rows.targets.ravel()]) if _has_targets(part) else features
 

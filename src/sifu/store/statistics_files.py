@@ -481,7 +481,7 @@ def read_part(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Integers:
 
 
 def _unpacked(first_line: bytes) -> bytes:
-    """Return the first line that a file of an older run has, whose numbers are not packed."""
+    """Return the first line in the format of older runs, which do not pack the numbers."""
     return first_line.replace(b" 2 ", b" 1 ", 1)
 
 

@@ -61,7 +61,9 @@ def place_key(base: ArrayLike, *place: ArrayLike) -> Scores:
     >>> int(a[1]) == int(place_key(base_key(7, "batches"), 0, 3, 6))
     True
     """
-    if all(isinstance(value, int) for value in (base, *place)):  # one key: Python integers are ten times faster
+    if all(
+        isinstance(value, int) for value in (base, *place)
+    ):  # for a single key, Python integers are ten times faster
         whole = typing.cast("int", base)
         for part in place:
             whole = _mix_one((whole + GOLDEN * (typing.cast("int", part) + 1)) % 2**64)

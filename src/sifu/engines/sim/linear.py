@@ -16,8 +16,8 @@ where the norms are precise enough for a proof. Both variants agree with the pla
 
 Outputs precede rows: scores are (clients, C, n) and models (C, d), so that sums over outputs run along long rows.
 
-Softmax regression with whole batches, between samples, uses several cores. The steps of some clients are one function
-of torch operations only. TorchScript runs it without Python's lock, so each thread trains its own clients. If the
+Softmax regression with whole batches, between samples, uses several cores. One function, of torch operations only,
+trains a set of clients. TorchScript runs it without Python's lock, so each thread trains its own clients. If the
 function cannot be compiled, it runs as Python with the same bits (`sifu.engines.sim.threads`). A client's bits depend
 neither on the number of threads nor on the other participants.
 """

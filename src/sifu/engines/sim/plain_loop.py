@@ -216,7 +216,7 @@ class LoopTrainer:
 
 
 def refuse_another_result(first: Tensor, again: Tensor) -> None:
-    """Refuse a module whose repeated local training gave other bits."""
+    """Refuse a module whose local training gave different bits when it was repeated."""
     if torch.allclose(first, again, rtol=0.0, atol=0.0, equal_nan=True):
         return
     away = float((first - again).abs().max())

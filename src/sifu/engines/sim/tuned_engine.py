@@ -74,7 +74,7 @@ class TunedFederation(ClosedFormFederation, TunedEngine, ChecksModule):
         self.tuning.check_module()
 
     def compute_features_on(self, device: str) -> None:
-        """Compute features on a device from now on, with any networks."""
+        """Compute the features of all networks on a device from now on."""
         self._tuned = self._tuned.on(device)
         super().compute_features_on(device)
 
