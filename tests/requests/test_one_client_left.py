@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import sifu
+import sifu_verifier
 from run_tools import query, small_spec
 from sifu.core.spec import Spec
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
@@ -61,3 +62,14 @@ def test_masks_with_fewer_than_three_clients_left_are_announced(
     assert (two in caplog.text) == bool(masks)
     assert bool(run.status().warnings) == bool(masks)
     assert (two in " ".join(cli("status", run.folder).out.split())) == bool(masks)
+
+
+def test_a_head_of_one_client_whose_rows_are_kept_verifies(tmp_path: Path) -> None:
+    """Its own file holds rows, and the sum over one client is not of another form of that client's file."""
+    spec = {"data": {"clients": 3, "samples_per_client": 2}, "model": {"kind": "ridge"}}
+    run = sifu.train(spec, run=tmp_path / "run")
+    for client in ("client-000", "client-001"):
+        run.forget([client])
+    files = sorted(path.name.partition(".")[2] for path in (tmp_path / "run" / "statistics").iterdir())
+    assert files == ["2.rows.statistics", "sum.statistics"]
+    assert run.verify().problems == sifu_verifier.verify(run.folder) == []

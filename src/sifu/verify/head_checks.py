@@ -103,7 +103,8 @@ def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
         yield "statistics: files are of features through different networks, so they cannot be added"
     if len(set(own)) != len(own) or sum(row.is_sum for row in rows) > 1:
         yield "statistics: there are two files of one client, or two sums"
-    if len({(row.clients, row.is_rows) for row in rows}) != len({row.clients for row in rows}):
+    forms = {(row.clients, row.is_rows) for row in rows if not row.is_sum}  # the sum may be that of one client
+    if len(forms) != len({clients for clients, _ in forms}):
         yield "statistics: files of one client are of two forms, rows and statistics"
     if own and view.spec.keep.statistics != "clients":
         yield "statistics: those of single clients are kept, where the spec says that only their sum is"
