@@ -198,7 +198,8 @@ def restore(
         )
     if restored.requests:
         sentences.append(
-            f"Restored requests: {', '.join(restored.requests)}; {len(restored.erased)} models were erased. "
+            f"Restored requests: {', '.join(restored.requests)}; {len(restored.erased)} models were erased. Those "
+            "filed after the backup concern whole clients, because a certificate does not name records. "
             f"Next: sifu forget {run}"
         )
     return Answer(restored.to_mapping(), *sentences)
