@@ -339,12 +339,12 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     ]
     if clean:
         yield (
-            f"{len(clean)} kept models",
+            f"kept models ({len(clean)})",
             "no forgotten client touched them, or noise covers it; kept for later requests",
         )
     if len(kept) > len(clean):
         yield (
-            f"{len(kept) - len(clean)} kept models that hold an uncovered part",
+            f"kept models that hold an uncovered part ({len(kept) - len(clean)})",
             "retention paper keeps them for later requests; sifu purge erases them",
         )
     grams = reader.query("SELECT COUNT(*) FROM grams")[0][0]
@@ -352,7 +352,10 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
         yield f"{grams} Gram matrices in run.db", "joint certificates are recomputed from them; they are the auditor's"
     statistics = len(reader.statistics())
     if statistics:
-        yield f"{statistics} files of statistics", "no forgotten client is in any of them; the head is solved from them"
+        yield (
+            f"files of statistics ({statistics})",
+            "no forgotten client is in any of them; the head is solved from them",
+        )
     if not view.regime.records_figures:
         yield "numbers of samples and clients in run.db and certificates", "certificates are recomputed from them"
     elif why := figures_policy.why_figures_stay(reader):
@@ -383,7 +386,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
             f"the folder {AUDIT}, with what sifu audit measured of the forgotten",
             "it is evidence, and belongs to the auditor's record; delete it if it is no longer needed",
         )
-    yield "clients' names in requests and certificates", "they say whose request was carried out"
+    yield "clients' names in requests and certificates", "they say whose request was executed"
     still = {*reader.models(), *reader.statistics()}
     payloads = reader.query("SELECT seq, payload FROM events WHERE kind = 'backup made' ORDER BY seq")
     backups = [(int(seq), json.loads(payload)) for seq, payload in payloads]
@@ -397,7 +400,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     ]
     if old:
         yield (
-            f"{len(old)} backups outside this folder that hold models, statistics or figures erased since: "
+            f"backups outside this folder that hold models, statistics or figures erased since ({len(old)}): "
             + ", ".join(backup["backup"] for backup in old[:5]),
             "sifu cannot reach them; destroy them or make new ones",
         )

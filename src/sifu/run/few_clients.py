@@ -40,7 +40,7 @@ def left_alone(view: RunView, staying: ClientIndices) -> str:
     if staying.size != 1:
         return ""
     name = plain_name(view.reader, int(staying[0]))
-    return f"{name} is the only client left: the model is made from its data alone, and shows them to its users"
+    return f"{name} is the only client left: the model is made from its data alone and may reveal them to its users"
 
 
 def masks_fail(view: RunView, staying: ClientIndices) -> str:
