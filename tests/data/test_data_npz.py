@@ -83,7 +83,7 @@ def test_a_header_that_claims_more_than_is_there_is_refused_before_allocation(tm
     path = tmp_path / "huge.npz"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("x.npy", header.getvalue() + bytes(16))
-    with pytest.raises(InputError, match="claims 160000000000000 bytes, but 16 are there"):
+    with pytest.raises(InputError, match="claims 160000000000000 bytes, but 16 are present"):
         read_npz(path)
 
 

@@ -104,7 +104,7 @@ BAD: dict[str, tuple[str, str, TableCoding, str]] = {
     "no such column": (HEADER, "n,1,no", TableCoding("label", "shop"), "no column 'label'"),
     "no column for the client": (HEADER, "n,1,no", TableCoding("bought"), "data.client"),
     "a short row": (HEADER, "n,1", TableCoding("bought", "shop"), "2 fields"),
-    "two columns of one name": ("shop,price,price", "n,1,2", TableCoding("price", "shop"), "price. is there twice"),
+    "two columns of one name": ("shop,price,price", "n,1,2", TableCoding("price", "shop"), "price. occurs twice"),
     "no rows": (HEADER, "", TableCoding("bought", "shop"), "no rows"),
     "no features": ("shop,bought", "n,0", TableCoding("bought", "shop"), "no column for features"),
 }

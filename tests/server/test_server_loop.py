@@ -153,7 +153,7 @@ def test_what_cannot_be_used_is_refused_and_recorded(tmp_path: Path, reason: str
         incidents = [event.content["incidents"] for event in reader.events() if event.kind == "incidents"]
     assert refused == {("site-0", reason), ("a stranger", "unknown client")}
     assert {(item["client"], item["what"]) for items in incidents for item in items} == {
-        ("site-5", "no reply was handed in")
+        ("site-5", "no reply was submitted")
     }
     assert run.verify().holds
 

@@ -118,7 +118,7 @@ def restore(
         folder: The new run folder.
         anchor: Latest head that was published or kept. A backup that does not hold it is older than the run was.
         certificates: Certificates issued since the backup. Their requests are restored: the clients take part no
-            longer, and kept models that hold their part, their updates and their statistics are erased at once.
+            longer, and kept models that they influenced, their updates and their statistics are erased at once.
         accept_older: True to accept an older backup. Every certificate made from it is at best conditional, since
             there may have been releases that it does not know.
 

@@ -120,7 +120,7 @@ class ReleaseAttack:
         return {node for node in nodes if node is not None}
 
     def execute(self, row: RequestRow, watched: list[Watched], evidence: Evidence) -> AttackAudit | None:
-        """Run every attack that the available data allow; return None if the released model is gone."""
+        """Run every attack that the available data allow; return None if the released model no longer exists."""
         from sifu.engines.sim.models import scorer_of
 
         reader, engine, progress = self.reader, self.engine, self._audited.progress

@@ -203,7 +203,7 @@ def _record(value: Any) -> int | str:
     """Return a client's record: a row number or an identity."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError(value)
-    # An identity with leading zeros is none that a row number could stand for.
+    # An identity with leading zeros cannot be a row number.
     return int(value) if isinstance(value, str) and value.isdecimal() and str(int(value)) == value else value
 
 

@@ -94,7 +94,7 @@ class Jobs:
         sentence = str(answer.get("error") or (told[-1].removeprefix("sifu: ") if told and code else ""))
         for path in (out, err):
             path.unlink(missing_ok=True)
-        # A verification that found something has done its work.
+        # A verification that found problems still succeeded as a job.
         good = code == 0 or (job.kind == "verify" and "holds" in answer)
         ended = replace(job, state="done" if good else "failed", message=sentence[:1000])
         with self._lock:

@@ -321,7 +321,7 @@ def show_request(visit: Visit) -> Response:
             others = plan if plan.ways else _other_options(run, who, status.terms)
         except NotCertifiableError as error:
             refusal = str(error)
-        except InputError:  # it was begun since it was read: there is nothing to plan any more
+        except InputError:  # its execution has started since: it needs no plan any more
             pass
     # A requester who named row numbers does not learn whose records they are.
     identities = run.identities(who, status.request) if who.may("see") else ()
@@ -434,7 +434,7 @@ def figure(visit: Visit) -> Response:
     def draw() -> bytes:
         try:
             plan = visit.run.plan_of(visit.who, request)
-        except (InputError, NotCertifiableError):  # it was begun since its page was loaded
+        except (InputError, NotCertifiableError):  # its execution has started since its page was loaded
             return NOTHING_TO_PLAN
         with narrow_figures() if phone else nullcontext():
             return figure_bytes(draw_plan(plan), "svg")

@@ -36,7 +36,7 @@ def delta_of_budget(
     Args:
         epsilon: Budget of the request.
         multiplier: Noise multiplier s of the budget.
-        untouched: True if no forgotten client has a part in the model.
+        untouched: True if no forgotten client influenced the model.
         protection: Basis of the method's guarantee.
         training_noise: Guarantee of the noise of training, if there is one.
 

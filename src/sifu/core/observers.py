@@ -66,7 +66,7 @@ def observers_of(
         rate: Bound on an attacker's true-positive rate at 1 % false alarms; None if there is none.
         scope: Releases that the bound covers, "all" or "latest".
         before_after: Guarantee against an observer who kept earlier releases, if there is one.
-        untouched: True if the client has no part in the model that training continued from.
+        untouched: True if the client did not influence the model that training continued from.
 
     >>> observers_of("exact", 0.01, "all").kept_earlier
     'An observer who also kept an earlier release: not protected. Comparing the two can reveal the deleted data.'

@@ -77,7 +77,7 @@ BITS = ("layout", "deterministic device")
 """Premises that matter only where no noise hides the last bits; bounds on rounding hold for any layout."""
 
 ON_THE_PATH = ("counterfactual", "replies", "schedule", "record")
-"""Premises that matter for an earlier trained model even if the client has no part in it.
+"""Premises that matter for an earlier trained model even if the client did not influence it.
 
 Without the client, other rounds might have counted.
 """
@@ -88,7 +88,7 @@ def premises_that_count(premises: Sequence[Premise], *, exact: bool, fresh: bool
 
     Args:
         premises: All premises.
-        exact: True if no forgotten client has a part in the model that training continues from.
+        exact: True if no forgotten client influenced the model that training continues from.
         fresh: True if that model is a new initial model.
     """
     if not exact:
@@ -104,7 +104,7 @@ def level_of(premises: Sequence[Premise], *, exact: bool, fresh: bool = False) -
 
     Args:
         premises: All premises.
-        exact: True if no forgotten client has a part in the model that training continues from.
+        exact: True if no forgotten client influenced the model that training continues from.
         fresh: True if that model is a new initial model.
     """
     statuses = {premise.status for premise in premises_that_count(premises, exact=exact, fresh=fresh)}

@@ -414,7 +414,7 @@ def what_was_erased(
         statistics: Kept statistics that a head was solved from; None without a head in closed form.
         records: Number of forgotten records, or None for whole clients.
         grouped: True if clients may have trained in groups.
-        untouched: True if the client has no part in the model that training continued from.
+        untouched: True if the client did not influence the model that training continued from.
     """
     if start != "trained":
         erased, remains = ERASED_AND_LEFT[start]
@@ -469,7 +469,7 @@ def has_noise(body: Mapping[str, Any]) -> bool:
 
 
 def needs_budget(body: Mapping[str, Any]) -> bool:
-    """Return whether a budget has a meaning for a certificate: not if the client has no part in a model without noise.
+    """Return whether a budget has a meaning for a certificate: not without noise and without influence of the client.
 
     Args:
         body: Certificate of either form.

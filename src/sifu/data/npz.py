@@ -139,7 +139,7 @@ def _check_members(path: Path) -> None:
                 if stream.tell() + size != member.file_size:
                     raise InputError(
                         f"array {member.filename} of {path} claims {size} bytes, but "
-                        f"{member.file_size - stream.tell()} are there; write the file again"
+                        f"{member.file_size - stream.tell()} are present; write the file again"
                     )
 
 

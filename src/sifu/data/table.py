@@ -364,7 +364,7 @@ def _read_csv(path: Path, header: tuple[str, ...]) -> TableFile:
             names = names[:-1]
     if len(set(names)) != len(names) or not all(names):
         twice = next((name for name in names if name and names.count(name) > 1), "")
-        what = f"{twice!r} is there twice" if twice else f"column {names.index('') + 1} has none"
+        what = f"{twice!r} occurs twice" if twice else f"column {names.index('') + 1} has none"
         raise InputError(
             f"{path}, line {first}: the first line must name the columns, each with its own name; {what}. Give it one "
             "(pandas: index=False leaves its index out), or for a file without such a line name the columns in "

@@ -553,7 +553,7 @@ def _why_no_number(text: str, words_key: str) -> str:
     if _DECIMAL_COMMA.fullmatch(text):
         return "a decimal comma in a file that commas separate: separate it by semicolons, or write a decimal point"
     if text.lower().lstrip("+-") in {"inf", "infinity"} or _NUMBER.fullmatch(text):
-        return "which is not a finite number: correct it, or write ? and say with data.missing what stands for it"
+        return "which is not a finite number: correct it, or write ? and give a replacement with data.missing"
     if words_key == "data.classes":
         return 'which is not a number: list the words of the label in data.classes, for example classes = "no,yes"'
     if _WITH_A_SIGN.fullmatch(text):

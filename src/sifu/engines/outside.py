@@ -74,7 +74,7 @@ class OutsideFederation(RemoteFederation):
             why = [f"{refused.client}: {refused.reason}" for result in results for refused in result.rejections]
             raise NoClientResponseError(
                 f"{self._lost_in_a_row} rounds in a row were lost because no client's training could be used "
-                f"({listed(why) or 'no replies were handed in'}): every round is saved; check the clients and start "
+                f"({listed(why) or 'no replies were submitted'}): every round is saved; check the clients and start "
                 "the server loop again to continue"
             )
         return results
@@ -125,7 +125,7 @@ class OutsideFederation(RemoteFederation):
         replies = self._exchange(Task(kind, position.branch, position.round, models))
         doing = "evaluation: " if kind == "evaluate" else ""
         self.incidents += [
-            Incident(position.branch, position.round, name, f"{doing}no reply was handed in")
+            Incident(position.branch, position.round, name, f"{doing}no reply was submitted")
             for name in models
             if name not in replies
         ]

@@ -162,7 +162,7 @@ def _network_features(graph: Graph, mapping: FeatureMap, samples: str) -> str:
     """Add the features of a map through networks, concatenated in block order, as doubles; return their name."""
     if isinstance(mapping, NetworkFeatures):
         return _scaled(graph, mapping, samples, _exported_map(mapping))
-    assert isinstance(mapping, TunedFeatures)  # no other map goes through networks
+    assert isinstance(mapping, TunedFeatures)  # no other map uses several networks
     public, networks = mapping.parts
     parts = [_scaled(graph, public, samples, _exported_map(public))]
     # Groups' networks differ only in their parameters.

@@ -190,7 +190,7 @@ def draw_psi(data: ReportData) -> Figure:
     """Draw a small panel for each of the latest requests."""
     panels = data.psi_panels
     if not panels:
-        return empty_figure(psi_message(data), "no request has gone back along the history yet")
+        return empty_figure(psi_message(data), "no request has rolled back the history yet")
     columns = 1 if len(panels) == 1 or is_narrow() else 2
     rows = -(-len(panels) // columns)
     figure = new_figure(0.9 + 2.25 * rows)
@@ -284,7 +284,7 @@ def _legend(figure: Figure, panels: tuple[PsiPanel, ...], empty: Axes | None) ->
     handles = [
         Line2D([], [], color=BLUE, linewidth=2.0, label="Ψ, largest and others"),
         Line2D([], [], color=VERMILLION, linewidth=1.6, label="Ψ* = σ/s: what the noise hides"),
-        Line2D([], [], linestyle="", marker="o", mfc="white", mec=INK, mew=1.8, ms=8, label="model gone back to"),
+        Line2D([], [], linestyle="", marker="o", mfc="white", mec=INK, mew=1.8, ms=8, label="rollback target"),
     ]
     if any(panel.limit < panel.psi_star for panel in panels):
         handles.append(Line2D([], [], color=VERMILLION, lw=1.0, linestyle=(0, (4, 2)), label="less the reserve"))
@@ -317,7 +317,7 @@ def draw_plan(plan: Plan) -> Figure:
     axes.plot(
         sigmas, [option.predicted_rounds or 0 for option in shown], "o-", color=BLUE, ms=3.5, label="predicted rounds"
     )
-    axes.plot(sigmas, [option.rounds for option in shown], ".:", color=ORANGE, label="round it goes back to")
+    axes.plot(sigmas, [option.rounds for option in shown], ".:", color=ORANGE, label="round it rolls back to")
     if plan.scratch_rounds is not None:
         axes.axhline(plan.scratch_rounds, color=GREY, ls="--", lw=1, label="Scratch")
     if plan.noise_std > 0.0 and plan.predicted_rounds is not None:

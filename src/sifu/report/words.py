@@ -152,7 +152,7 @@ def status_words(request: ReportedRequest) -> str:
     """Return the state of an unfinished request in words."""
     if request.status == "running":
         return (
-            f"This request is being executed: {counted(request.rounds, 'round')} since it was begun. Nothing is "
+            f"This request is being executed: {counted(request.rounds, 'round')} since it started. Nothing is "
             "certified yet."
         )
     if request.status in ("refused", "withdrawn"):

@@ -221,7 +221,7 @@ def to_purge(view: RunView, available: set[int], stored: dict[str, int], among: 
 
 
 def forgetting_models(view: RunView, clients: Sequence[int], available: set[int]) -> tuple[int, ...]:
-    """Return the models, except the current one, that hold a part of clients whose request is not yet executed."""
+    """Return the models, except the current one, influenced by clients whose request is not yet executed."""
     subjects = [Subject(0, (client,), 1.0, "all", view.next_order, 0.0, 0.0) for client in clients]
     exposures, depth_of, groups = view.exposures(subjects), view.path.depth_of, view.reader.group_models()
 

@@ -400,7 +400,7 @@ class Worker:
         A request that cannot be executed keeps waiting, its client stays in the model, and a warning gives the reason.
 
         Args:
-            besides: Request that is left to the caller.
+            besides: Request to skip, which the caller executes.
 
         Returns:
             The requests that were executed.
@@ -507,7 +507,7 @@ class Worker:
         self._handed_on[request] = HandedOn(plan, terms, level, self.writer.last_event())
 
     def _plan(self, view: RunView, row: RequestRow, level: Level | None) -> Plan:
-        """Return the plan that was handed on if the ledger did not change since; otherwise a new one."""
+        """Return the given plan if the ledger has not changed since it was made; otherwise a new plan."""
         given = self._handed_on.pop(row.request, None)
         if given is not None and (given.terms, given.level, given.state) == (
             row.terms,

@@ -46,7 +46,7 @@ class EngineWithout:
         return self._engine.initial_model(branch)
 
     def run_round(self, model: Vector, position: Position, active: ClientIndices) -> RoundResult:
-        """Run one round among the `active` clients that are there."""
+        """Run one round among the available `active` clients."""
         result = self._engine.run_round(model, position, self._places(active))
         return replace(result, participants=self._there[result.participants])
 
@@ -83,7 +83,7 @@ class EngineWithout:
         return cast("StatisticsEngine", self._engine).fixed
 
     def sum_of(self, clients: ClientIndices) -> Statistics:
-        """Return the sum of the statistics of those `clients` that are there."""
+        """Return the sum of the statistics of the available `clients`."""
 
         def parts() -> Iterator[Statistics | Rows]:
             for _, sent in cast("StatisticsEngine", self._engine).collect(

@@ -1,4 +1,4 @@
-"""Comparison of an engine with the one that a run was begun with: certificates are about the recorded training.
+"""Comparison of an engine with the one that a run was started with: certificates are about the recorded training.
 
 Every fact of the training is compared (docs/theory.md, section 12.1). An engine may do better than the recorded one,
 since certificates then claim less than they could. It may never do worse, or something different.
@@ -57,7 +57,7 @@ def check_continues(
     absent: Collection[int] = (),
     local_rate: float | None = None,
 ) -> dict[int, str]:
-    """Check that an engine continues a run as it was begun.
+    """Check that an engine continues a run with its original settings.
 
     Args:
         reader: The run.
@@ -104,7 +104,7 @@ def check_continues(
         unusable |= _other_samples(reader, sample_digests, {*without, *unusable, *absent})
     if unusable:
         return unusable
-    # The CPU is better than the GPU that a run was begun on, and a GPU that repeats its rounds better than one that
+    # The CPU is better than the GPU that a run was started on, and a GPU that repeats its rounds better than one that
     # does not.
     better = {BY_PARTICIPANTS, ON_A_REPEATING_GPU} if recorded_facts.get("engine") == ON_A_GPU else {BY_PARTICIPANTS}
     on_a_gpu = (BY_LARGEST_CLIENT, ON_A_GPU, ON_A_REPEATING_GPU)
@@ -123,7 +123,7 @@ def check_remainder(
     sample_digests: Sequence[str] | None = None,
     absent: Collection[int] = (),
 ) -> dict[int, str]:
-    """Check that a client could rejoin with its remaining records, and that the run continues as it was begun.
+    """Check that a client could rejoin with its remaining records, and that the run keeps its original settings.
 
     With fewer samples, a client can have a steeper loss: beyond rate * smoothness = 2, rounding is no longer bounded.
 
@@ -202,7 +202,7 @@ def _check_facts(folder: Path, recorded: dict[str, Any], facts: TrainingFacts, n
         )
     if facts.features != recorded.get("features", ""):
         raise InputError(
-            f"{folder} was begun with the feature map {recorded.get('features', '')[:16] or 'none'}, this one is "
+            f"{folder} was started with the feature map {recorded.get('features', '')[:16] or 'none'}, this one is "
             f"{facts.features[:16] or 'none'}: the spec, the network's weights, its program or the samples' "
             "shape changed, or an earlier version of sifu trained it, whose features had another length"
         )
@@ -211,7 +211,7 @@ def _check_facts(folder: Path, recorded: dict[str, Any], facts: TrainingFacts, n
         if before in (now, UNKNOWN):
             continue
         raise InputError(
-            f"{folder} was begun with {MEANING.get(name, name)} = {before!r}, the engine has {now!r}: certificates "
+            f"{folder} was started with {MEANING.get(name, name)} = {before!r}, the engine has {now!r}: certificates "
             "would describe a different training. Continue with the original settings, or in another folder"
         )
 

@@ -38,7 +38,7 @@ RECOVERED = "healing:"
 RATIOS = {0.25: 4, 0.75: 3, 2.0: 1}
 """Ratios of noise to distance travelled, sigma sqrt(d) / ||theta - theta_0||, and the number of draws of each."""
 RECOVERED_RATIO = 0.75
-"""Ratio of the noise that goes through rounds."""
+"""Ratio of the noise whose recovery by rounds is rehearsed."""
 MOST_ROUNDS, LEAST_TRAINING = 2, 12
 """Largest number of rehearsed rounds, and rounds of training needed for each: a rehearsed round costs three."""
 

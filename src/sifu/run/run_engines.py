@@ -307,7 +307,7 @@ def forgets_from_files(view: RunView) -> bool:
 
 
 def refuse_missing(view: RunView, unusable: Mapping[int, str], leaving: Collection[str]) -> None:
-    """Check that the data of every remaining client are there, unless its statistics are kept.
+    """Check that the data of every remaining client are available, unless its statistics are stored.
 
     A client that will rejoin with fewer records is not in the record yet: its data are needed.
 

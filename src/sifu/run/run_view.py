@@ -359,7 +359,7 @@ class RunView:
     def were_refused(self, clients: Sequence[str], depth: int) -> bool:
         """Return whether a reply of one of `clients`, under any name, was refused on the path to the model at `depth`.
 
-        Such a client has no part in the model, but it may have kept a round from counting.
+        Such a client did not influence the model, but it may have kept a round from counting.
         """
         names = {self.clients[client].name for client in self.leaving(clients)}
         refused = {(row.branch, row.round) for row in self.reader.rejections() if row.left_out and row.client in names}

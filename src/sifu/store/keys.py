@@ -246,7 +246,7 @@ def signer_of(statement: dict[str, Any]) -> str | None:
 HEAD_FILE = "head"
 """File with `SEQ:HASH` of the last event. While an event is being committed, a second line names that event."""
 _CONTENT = re.compile(r"([1-9][0-9]{0,17}:[0-9a-f]{64}\n){1,2}")
-"""One or two complete lines. The file is written atomically, so any other content was changed by somebody."""
+"""Pattern of one or two complete lines. The file is written atomically, so any other content was changed by hand."""
 
 
 def write_head(folder: Path, event: Event) -> None:

@@ -362,7 +362,7 @@ class StatisticsRow:
     bytes: int
     digest: str
     trunks: tuple[int, ...] = ()
-    """Nodes of the groups' networks that the features went through, if groups tune one."""
+    """Nodes of the groups' networks that computed the features, if groups tune one."""
 
     @property
     def is_sum(self) -> bool:
@@ -407,7 +407,7 @@ def write_statistics(
         statistics: Statistics of one client, or the sum over several.
         is_sum: True if it is the sum from which a head is solved.
         seed: Seed of the salt; None for the operating system's generator.
-        backbones: Nodes of the groups' networks that the features went through.
+        backbones: Nodes of the groups' networks that computed the features.
 
     Returns:
         The row of `statistics` for the file.

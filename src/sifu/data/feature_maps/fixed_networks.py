@@ -208,9 +208,9 @@ class NetworkFeatures(FeatureMap):
     _compared: tuple[NDArray[Any], Floats] | None = field(default=None, init=False, repr=False)
     """Samples of the first client, and the features that a fresh copy of the user's module gave for them."""
     _shared: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-    """Variables that copies of a user's module share, before it was used."""
+    """Variables that copies of a user's module share, as they were before its first use."""
     _takes_integers: bool = field(default=False, init=False, repr=False)
-    """Whether a user's module takes token ids alone, such as one that begins with an embedding."""
+    """True if a user's module accepts only token ids, for example because it starts with an embedding."""
 
     def __post_init__(self) -> None:
         check_norm(self.norm)

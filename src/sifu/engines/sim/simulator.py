@@ -155,10 +155,10 @@ class SimulationSettings:
         if self.dtype not in TORCH_TYPES:
             raise InputError(f"models are float64 or float32, found dtype {self.dtype!r}")
         if self.strategy not in ("auto", "loop", "vectorised"):
-            raise InputError(f"the strategy is auto, loop or vectorised, found {self.strategy!r}")
+            raise InputError(f"the strategy must be auto, loop or vectorised, found {self.strategy!r}")
 
     def numbers_of(self, clients: int) -> ClientIndices:
-        """Return the numbers of this many clients.
+        """Return the configured numbers of the clients, by default 0, 1, 2...
 
         Raises:
             InputError: If there are not as many numbers, or they do not increase.

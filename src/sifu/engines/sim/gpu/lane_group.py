@@ -412,7 +412,7 @@ class LaneGroup:
     def _program(self, capacity: int, slots: int, width: int) -> Program:
         key = (capacity, slots, width)
         if key not in self._programs:
-            # Rare, so it may wait: for work in a program to be dropped, and for the data of the new one.
+            # Waiting is acceptable here, because it is rare: for work of a dropped program, and for the new one's data.
             self.queue.synchronize()
             while len(self._programs) >= MOST_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
