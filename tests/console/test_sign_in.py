@@ -181,5 +181,5 @@ def test_no_lookalike_of_an_address_signs_in(tmp_path: Path, seed: int) -> None:
 def test_a_console_without_a_provider_offers_none(service: Any) -> None:
     assert service.stranger().get("/sign-in").status_code == 404
     assert "Sign in with your organisation" not in service.stranger().get("/login").text
-    with pytest.raises(InputError, match="in the clear"):
+    with pytest.raises(InputError, match="sent unencrypted"):
         SignIn("http://provider.example", "sifu", "")

@@ -271,7 +271,7 @@ def test_clients_join_between_rounds_and_when_the_loop_is_started_again(tmp_path
         for _ in range(2):
             server.take(answers(server.next()))  # type: ignore[arg-type]
         server.join("site-4", SAMPLES["site-4"])
-        with pytest.raises(InputError, match="site-4 is, or was, a client"):
+        with pytest.raises(InputError, match="site-4 is or was a client"):
             server.join("site-4", 3)
         server.take(answers(server.next()))  # type: ignore[arg-type]
         task = server.next()
