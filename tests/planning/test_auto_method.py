@@ -140,7 +140,7 @@ def test_nothing_reaches_the_level(tmp_path: Path) -> None:
     run = sifu.train(small_spec(privacy={"noise": "seeded"}), run=folder)
     with pytest.raises(NotCertifiableError, match="below the required level 'proven'"):
         run.forget(["client-003"], sigma=0.5, level="proven")
-    assert "no way reaches" in run.plan(["client-003"], sigma=0.5, level="proven").auto.reason  # type: ignore[union-attr]
+    assert "no method reaches" in run.plan(["client-003"], sigma=0.5, level="proven").auto.reason  # type: ignore[union-attr]
     assert run.plan(["client-003"], level="proven").level == "exact", "without a given sigma there is Scratch"
     assert run.request_records() == []
 
