@@ -106,7 +106,7 @@ def test_the_story_in_a_browser(served: Served, tmp_path: Path) -> None:
         rita.fill("#clients", "client-003\nclient-004")
         rita.fill("#request", "case-1")
         rita.click("text=Submit request")
-        rita.wait_for_selector("text=Request case-1 was filed")
+        rita.wait_for_selector("text=Request case-1: received")
         run = rita.url
         assert "case-1" not in run
         rita.goto(f"{run}/trail")
@@ -130,7 +130,7 @@ def test_the_story_in_a_browser(served: Served, tmp_path: Path) -> None:
         assert otto.evaluate("window.neverLoadedAgain") is True
         otto.check("#confirm-carry-out")
         otto.click("button:has-text('Execute now')")
-        otto.wait_for_selector("text=is being carried out")
+        otto.wait_for_selector("text=is being executed")
         otto.evaluate("window.neverLoadedAgain = true")
         otto.wait_for_selector("text=The certificate in words")  # arrives while the page stays
         assert otto.evaluate("window.neverLoadedAgain") is True
@@ -304,7 +304,7 @@ def test_a_patient_is_forgotten_by_identity_and_an_approver_signs_in_elsewhere(
             dora.fill("#term-records", "P-3-4")
             dora.fill("#request", "patient")
             dora.click("text=Submit request")
-            dora.wait_for_selector("text=Request patient was filed")
+            dora.wait_for_selector("text=Request patient: received")
             assert "P-3-4" not in dora.url
             run = dora.url
 
