@@ -141,7 +141,7 @@ def _check(reader: RunReader, change: dict[str, Any]) -> tuple[identity.Admitted
     for client in (name, owner):
         if change.get("do") != "block" and view.index_of.get(client) in gone:
             raise InputError(
-                f"{client} was forgotten on request: readmitting it would void its certificate. Start a new run with it"
+                f"{client} asked to be forgotten: readmitting it would void its certificate. Start a new run with it"
             )
     after = _changed(before, change)
     if change["do"] == "add" and after != before:

@@ -452,7 +452,7 @@ def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple
         index = view.index_of.get(now.get(client.name, client.name))
         if index is not None and index in view.forgotten | view.asking:
             raise InputError(
-                f"{client.name} was forgotten on request: readmitting it would void its certificate. Samples that it "
+                f"{client.name} asked to be forgotten: readmitting it would void its certificate. Samples that it "
                 "never had in this run may join under another name"
             )
         if index is None:
