@@ -559,7 +559,7 @@ def test_a_client_asks_for_itself_and_for_nobody_else(tmp_path: Path) -> None:
         (sign_request(tmp_path / "mine", names[5], number, "a"), "to be forgotten itself"),
         (sign_request(tmp_path / "strange", names[6], number, "b"), "not on the list"),
         (sign_request(tmp_path / "mine", names[6], "another", "c"), "another run"),
-        (bent, "signature does not hold"),
+        (bent, "signature does not match"),
     ):
         with pytest.raises(InputError, match=match):
             run.request_signed(statement)

@@ -123,7 +123,7 @@ def check_min_evaluate_nodes(start: Start, folder: Path) -> None:
 def check_min_train_nodes(start: Start, folder: Path) -> None:
     with pytest.raises(NoClientResponseError, match="still missing"):
         start(options={"min_train_nodes": 5})
-    with pytest.raises(InputError, match="exclude each other"):
+    with pytest.raises(InputError, match="cannot be combined"):
         start(options={"min_train_nodes": 3, "fraction_train": 0.5})
     start(options={"min_train_nodes": 4})
 
