@@ -26,6 +26,7 @@ def test_every_error_has_an_exit_code() -> None:
         "SifuError": 1,
         "InputError": 2,
         "NoSpaceError": 2,
+        "MissingPackageError": 2,
         "MissingExtensionError": 5,
         "UnusableSamplesError": 2,
         "RoundRejectedError": 2,

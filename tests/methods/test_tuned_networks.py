@@ -528,7 +528,7 @@ def test_the_plan_says_which_networks_go_and_that_nothing_is_sent(own: Path) -> 
     plan = open_own(own).plan(["client-003"])
     (hit,) = groups_of(own, ["client-003"])
     assert plan.predicted_rounds == 0
-    assert any(f"group {hit} is erased and struck" in note for note in plan.notes)
+    assert any(f"group {hit} is erased and dropped" in note for note in plan.notes)
     assert json.dumps([premise.name for premise in plan.premises]).count("rounds apart") == 1
 
 
@@ -716,7 +716,5 @@ def test_groups_without_members_are_counted_not_listed(tmp_path: Path) -> None:
     said = " ".join(CliRunner().invoke(app, ["status", str(tmp_path / "run")]).output.split())
     with RunReader(tmp_path / "run") as reader:
         built = len(available_backbones(reader))
-    assert (
-        f"20 groups: {built} have a finished model that a request can go on with; {20 - built} without members" in said
-    )
+    assert f"20 groups: {built} have a finished model that a request can use; {20 - built} without members" in said
     assert "0 members" not in said

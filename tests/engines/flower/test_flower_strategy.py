@@ -164,7 +164,7 @@ def test_every_argument_is_honoured_or_refused(argument: str, start: Start, tmp_
     """An argument that a new version of Flower brings fails here."""
     if argument in REFUSED:
         with pytest.raises(
-            InputError, match=f"{argument} = 'other' is not for ForgettingFedAvg: .*{REFUSED[argument]}"
+            InputError, match=f"{argument} = 'other' does not apply to ForgettingFedAvg: .*{REFUSED[argument]}"
         ):
             start(options={argument: "other"})
         start(options={argument: inspect.signature(FedAvg).parameters[argument].default})
@@ -173,7 +173,7 @@ def test_every_argument_is_honoured_or_refused(argument: str, start: Start, tmp_
 
 
 def test_an_unknown_argument_is_refused(start: Start) -> None:
-    with pytest.raises(InputError, match="unheard_of = 1 is not for ForgettingFedAvg: this version"):
+    with pytest.raises(InputError, match="unheard_of = 1 does not apply to ForgettingFedAvg: this version"):
         start(options={"unheard_of": 1})
 
 
