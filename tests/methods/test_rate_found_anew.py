@@ -140,7 +140,7 @@ def test_training_that_was_killed_goes_on_at_the_rate_that_was_found_anew(tmp_pa
 def test_an_engine_that_was_handed_over_keeps_its_rate_so_nothing_is_rolled_back(tmp_path: Path) -> None:
     run = trained(tmp_path / "run")
     handed_over = sifu.open_run(run.folder, engine=run.engine())
-    with pytest.raises(NotCertifiableError, match=r"keeps 0\.\d+: open the run with its clients' data"):
+    with pytest.raises(NotCertifiableError, match=r"has 0\.\d+: open the run with its clients' data"):
         handed_over.forget(["c2"], "waits", method="scratch")
     (outcome,) = handed_over.forget(["c0"], method="scratch")  # the rate stays, so this engine will do
     assert outcome.level == "exact"

@@ -56,7 +56,7 @@ def test_a_refused_or_withdrawn_request_is_not_carried_out(own_trained: Path, cl
     assert run.decide("a", decision, "again") == "unchanged"  # idempotent
     assert dump(own_trained) == before
     other = {"refused": "withdrawn", "withdrawn": "refused"}[decision]
-    with pytest.raises(InputError, match="any more"):
+    with pytest.raises(InputError, match="can no longer be"):
         run.decide("a", other, "x")
     run.request(["client-003"], "b")  # the same client may ask again
     assert "1 to be executed: use sifu forget" in cli("status", own_trained).out

@@ -137,9 +137,8 @@ def federation(kind: type[SimulatedFederation], rules: ReplyRules, **more: Any) 
     spec = Spec.from_mapping(small_spec())
     clients = clients_from_spec(spec)
     model = engine_from_spec(spec, clients)[0]
-    return kind(
-        clients, model.model, model.training, seed=spec.seed, replies=rules, preprocessing=FIXED_CONSTANTS, **more
-    )
+    settings = SimulationSettings(seed=spec.seed, replies=rules, preprocessing=FIXED_CONSTANTS, **more)
+    return kind(clients, model.model, model.training, settings)
 
 
 def hostile(corrupt: Corruption, rule: Any = "reply") -> Any:
