@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -17,6 +17,7 @@ from sifu.core.layout import Vector
 from sifu.core.round import NormalSource, add_noise
 from sifu.store.projection import GroupModelRow
 from sifu.theory.closed_form import Statistics
+from sifu.theory.closed_form.sums import RunningSum
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,10 @@ def hit_groups_left_in() -> Iterator[None]:
 def statistics_left_in() -> Iterator[None]:
     """Only the counts of a client are taken out of the sum; its samples' products stay."""
 
-    def counts_only(self: Statistics, other: Statistics) -> Statistics:
-        return replace(self, samples=self.samples - other.samples)
+    def counts_only(self: RunningSum, part: Statistics) -> None:
+        self._samples -= part.samples
 
-    with mock.patch.object(Statistics, "__sub__", counts_only):
+    with mock.patch.object(RunningSum, "subtract", counts_only):
         yield
 
 

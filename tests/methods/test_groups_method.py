@@ -308,7 +308,7 @@ def test_the_fresh_model_outlasts_scratch_and_a_purge(own: sifu.Run, tmp_path: P
     body = json.loads((own.folder / "certificates" / "from-scratch.public.json").read_text())["body"]
     said = words_of(body).remains
     assert len(own.status().models) > 1, "models of groups that never held the client lie on disk"
-    assert "models of groups that never held it do" in said
+    assert "the models of groups the client never belonged to remain" in said
     assert "No model from before" not in said
     own.purge()
     assert 0 in [model.node for model in own.status().models]

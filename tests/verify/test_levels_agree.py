@@ -40,7 +40,7 @@ SMALL: dict[str, Any] = {
 RUNS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "rounds": (
         {"server": {"participation": "poisson(0.5)"}},
-        [{"sigma": 0.5}, {"sigma": 0.01}, {"method": "scratch"}, {"method": "last", "sigma": 5.0}],
+        [{"sigma": 0.5}, {"sigma": 0.01}, {"method": "scratch"}, {"method": "noise_here", "sigma": 5.0}],
     ),
     "from a trained model": (
         {"server": {"participation": "poisson(0.3)"}},
@@ -53,7 +53,7 @@ RUNS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         [{"method": "groups"}, {"sigma": 0.3}, {"method": "scratch"}],
     ),
     "closed form": ({"model": {"kind": "ridge"}, "stop": {}, "local": {}}, [{}, {"records": [1]}]),
-    "noise in training": ({"server": {"clip": 1.0, "noise": 3.0}}, [{"method": "dp"}, {"method": "scratch"}]),
+    "noise in training": ({"server": {"clip": 1.0, "noise": 3.0}}, [{"method": "scratch"}]),
 }
 FACTS: dict[str, list[Any]] = {
     "dtype": ["float64", "float32"],
