@@ -240,7 +240,7 @@ def regression(tmp_path: Path, cli: Command) -> Path:
     spec.write_text(spec.read_text().replace("shift = 0.0", "shift = 180.0").replace("scale = 1.0", "scale = 40.0"))
     answer = cli("train", spec, "--run", run)
     assert answer.code == 0, answer.err
-    assert answer.err == ""
+    assert answer.err.strip() == ""  # older versions of rich end a progress bar with an empty line
     return run
 
 
