@@ -1,4 +1,4 @@
-"""What a run claims against the truth: it is executed again with and without the forgotten, and measured.
+"""Comparison of a run's claims with the truth: the run is repeated with and without the forgotten clients.
 
 Nothing here uses sifu's bounds, its calibration or its replay: the record is read by the independent verifier, which
 also recomputes Psi; rounds are those of the engine, noise is that of the journey (`random_journeys`); delta comes from
@@ -442,7 +442,7 @@ class Truth:
 
     @cached_property
     def slack(self) -> float:
-        """What rounding may add, relative to the model: a bit where it is bounded, more where it is assumed away.
+        """Rounding error allowed relative to the model: small where it is bounded, larger where it is assumed.
 
         A rate that was found again is met only by the clients that were still there.
         """

@@ -101,7 +101,7 @@ class Journey:
 
     @property
     def approvals(self) -> int:
-        """How many people approve a request before it is executed."""
+        """Number of people who approve a request before it is executed."""
         return NEEDED[self.spec.get("requests", {}).get("approval", "none")]
 
     @property

@@ -336,7 +336,7 @@ class Tuner:
         return np.concatenate(passes)[:wanted].reshape(self.size.steps, self.size.batch)
 
     def features(self, vector: Tensor) -> Tensor:
-        """Of all images through the backbone of a vector, float32."""
+        """Return the float32 features of all images through the backbone with these parameters."""
         return self._through(vector, heads=False)
 
     def accuracy(self, vector: Tensor) -> float:

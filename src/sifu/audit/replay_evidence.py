@@ -98,7 +98,7 @@ class NoiseDrawn:
 
 @dataclass
 class Evidence:
-    """Everything that one pass over the recorded run shows."""
+    """Evidence that one pass over the recorded run yields."""
 
     distances: dict[tuple[int, int], float] = field(default_factory=dict)
     """||theta - phi|| by (subject, node)."""

@@ -282,7 +282,7 @@ class ServedRun:
             check_terms(who, self.run.spec, terms)
         if who.may("see"):
             return self._file(who, clients, name, deadline_days, terms, nonces)
-        # What is wrong with the words alone is said; the run itself is looked at when somebody examines the request.
+        # Only the wording of a request is checked here. Its clients and records are checked when it is examined.
         check_request_id(name)
         check_deadline(deadline_days)
         given = {key: value for key, value in terms.items() if key != "records"}

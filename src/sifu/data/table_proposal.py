@@ -136,7 +136,7 @@ class _Column:
 
     @property
     def is_mostly_numbers(self) -> bool:
-        """True if there are a few texts among many different numbers."""
+        """True if the column holds many different numbers and only a few texts."""
         different = len(self.words) - len(self.odd)
         return different > FEW_WORDS and self.numbers >= MOSTLY * self.words.total()
 

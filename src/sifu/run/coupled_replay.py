@@ -35,7 +35,7 @@ class SolvedAgain(NamedTuple):
 
 
 class EngineWithout:
-    """An `engine` that has the data of the clients `there` only; other clients are left out of each round."""
+    """Wrapper of an `engine` that has only the data of the clients `there` and leaves the others out of each round."""
 
     def __init__(self, engine: Engine, there: ClientIndices) -> None:
         self._engine, self._there = engine, there

@@ -8,6 +8,7 @@ every file that determines its features: configuration, weights, tokenizer and p
 
 from __future__ import annotations
 
+import abc
 import functools
 import hashlib
 import json
@@ -34,16 +35,16 @@ RESIZING = {2: "bilinear", 3: "bicubic"}
 """Interpolation modes, by their number in the preprocessing configuration."""
 
 
-class StillNetwork(nn.Module):
+class StillNetwork(nn.Module, abc.ABC):
     """A network that stays in evaluation mode while it is tuned, so that dropout draws nothing."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
 
+    @abc.abstractmethod
     def activations(self, x: Tensor) -> list[Tensor]:
         """Return the means after the embedding and after every layer."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the means of the last layer."""
