@@ -471,7 +471,7 @@ def restore_in_the_middle(dice: random.Random, journey: Journey, observer: Obser
     given = issued if dice.random() < 0.7 else []
     journey.folder = back
     os.environ[WITNESSES] = f"file:{journey.witness}"  # the old one knows of what came after the backup
-    sifu.restore(file, back, anchor if dice.random() < 0.5 else None, certificates=given)
+    sifu.restore(file, back, anchor if dice.random() < 0.5 else None, certificates=given, whole_clients=True)
     journey.steps.append("restored" + (" with a certificate issued since" if given else ""))
     if given:
         try:

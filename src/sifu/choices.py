@@ -5,7 +5,7 @@ This module imports nothing else of sifu, so that the command line starts fast. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get_type_hints
 
 Unit = Literal["client", "joint"]
@@ -44,6 +44,8 @@ class Term(NamedTuple):
     help: str
     default: str | None = None
     """Default shown in the help if it does not come from the spec."""
+    words: Mapping[str, str] = {}
+    """Phrases for people, by stored value; a value without one is shown as it is."""
 
 
 class TermsGiven(TypedDict, total=False):
@@ -56,8 +58,20 @@ class TermsGiven(TypedDict, total=False):
     epsilon: Annotated[float | None, Term("Budget; 1 is strong, 10 is weak.")]
     delta: Annotated[float | None, Term("Budget; 0.01 or smaller is usual.")]
     sigma: Annotated[SigmaChoice | None, Term("Noise: auto, or a number.")]
-    unit: Annotated[Unit | None, Term("client covers each separately, joint all together.")]
-    scope: Annotated[Scope | None, Term("all covers every later release, latest the last only.")]
+    unit: Annotated[
+        Unit | None,
+        Term(
+            "client covers each separately, joint all together.",
+            words={"client": "each client separately", "joint": "all clients together"},
+        ),
+    ]
+    scope: Annotated[
+        Scope | None,
+        Term(
+            "all covers every later release, latest the last only.",
+            words={"all": "for every later release", "latest": "for the latest release only"},
+        ),
+    ]
     method: Annotated[
         str | None,
         Term(
@@ -67,11 +81,21 @@ class TermsGiven(TypedDict, total=False):
     ]
     level: Annotated[Level | None, Term("Minimum level; anything weaker is refused.", default="conditional")]
     calibration: Annotated[Calibration | None, Term("Formula for the noise of a budget.")]
-    retention: Annotated[Retention | None, Term("paper keeps models from before the rollback, strict erases them.")]
+    retention: Annotated[
+        Retention | None,
+        Term(
+            "paper keeps models from before the rollback, strict erases them.",
+            words={"paper": "earlier models are kept", "strict": "earlier models are erased"},
+        ),
+    ]
     reserve: Annotated[float | None, Term("Fraction of the budget kept back for later requests.")]
     max_rounds: Annotated[int | None, Term("Maximum number of retraining rounds; 0 is the spec's limit.")]
     release: Annotated[
-        Release | None, Term("healed waits for the target; now releases the starting model, then retrains.")
+        Release | None,
+        Term(
+            "healed waits for the target; now releases the starting model, then retrains.",
+            words={"healed": "released once the target is reached", "now": "released at once, then retrained"},
+        ),
     ]
     target: Annotated[float | None, Term("Accuracy to stop at, 0 for none; by default the spec's.")]
     before_after: Annotated[

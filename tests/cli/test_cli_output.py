@@ -256,7 +256,7 @@ def test_text_output_of_a_whole_story(cli: Command, own_trained: Path, tmp_path:
     assert "Nothing was changed." in answer.out
     assert "proven" in answer.out
     answer = cli("forget", own_trained)
-    assert "No request is ready" in answer.out
+    assert "No request waits" in answer.out
     cli("request", own_trained, "--clients", "client-007", "--id", "mine")
     answer = cli("status", own_trained)
     assert "waiting" in answer.out

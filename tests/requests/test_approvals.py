@@ -113,6 +113,24 @@ def test_a_new_request_is_not_carried_out_at_once(two: Path, cli: Command) -> No
     assert state(two) == before
 
 
+def test_forget_says_which_requests_lack_approvals_and_what_to_do(one: Path, own_trained: Path, cli: Command) -> None:
+    run = sifu.Run(one)
+    run.request(["client-001"], "a", actor="rita")
+    run.request(["client-002"], "b", actor="rita")
+    lacking = "Request {} needs 1 more approval, not by rita, who filed it: sifu requests decide"
+    answer = cli("forget", one).out
+    assert answer.startswith("Nothing was executed.")
+    assert lacking.format("a") in answer
+    assert lacking.format("b") in answer
+    run.decide("a", "approved", actor="ann")
+    answer = cli("forget", one).out
+    assert lacking.format("b") in answer
+    assert lacking.format("a") not in answer
+    assert (
+        cli("forget", own_trained).out == f"No request waits. File one with: sifu request {own_trained} --clients A,B\n"
+    )
+
+
 def test_without_approval_nothing_changes(own_trained: Path) -> None:
     run = sifu.open_run(own_trained)
     run.request(["client-003"], "a", actor="rita")

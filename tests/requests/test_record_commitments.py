@@ -126,6 +126,20 @@ def test_a_command_that_is_cut_off_has_shown_the_nonces(
     assert cli("certificate", "check-record", file, "--id", "P003", "--nonce", nonce).code == 0
 
 
+def test_a_command_shows_each_nonce_once_and_says_which_are_void(run: sifu.Run, cli: Command) -> None:
+    ask = ("request", run.folder, "--client", "south", "--records", "P003,P009", "--id", "r1")
+    first, again = cli(*ask), cli(*ask)
+    for answer in (first, again):
+        assert len(re.findall(r"P00[39]: [0-9a-f]{64}", answer.out + answer.err)) == 2
+    assert "Give each person the nonce" in first.out
+    assert "Void" not in first.out
+    assert "Void: the nonces of P003, P009" in again.out
+    nonces = dict(re.findall(r"(P00[39]): ([0-9a-f]{64})", first.out))
+    run.forget()
+    file = run.folder / "certificates" / "r1.public.json"
+    assert cli("certificate", "check-record", file, "--id", "P009", "--nonce", nonces["P009"]).code == 0
+
+
 def test_lists_have_the_number_of_records_and_not_their_rows(run: sifu.Run, cli: Command) -> None:
     run.request(["south"], "r1", records=["P009", "P003"])
     for command in (("list", run.folder), ("show", run.folder, "r1")):

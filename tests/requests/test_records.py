@@ -305,6 +305,20 @@ def test_on_the_command_line(tmp_path: Path, cli: Command) -> None:
     assert "add --client NAME" in cli("forget", folder, "--records", rows).err
 
 
+def test_a_request_that_the_backup_names_is_restored_for_its_records(tmp_path: Path) -> None:
+    clients = table_clients(4)
+    run = sifu.train(TABLE, run=tmp_path / "run", clients=clients)
+    run.request(["c2"], "r1", records=[1])
+    run.backup(tmp_path / "backup")
+    run.forget()
+    certificates = [tmp_path / "run" / "certificates" / "r1.public.json"]
+    restore(tmp_path / "backup", tmp_path / "again", run.anchor(), certificates, accept_older=True)
+    again = sifu.open_run(tmp_path / "again", clients=clients)
+    again.forget()
+    assert kept_sum(tmp_path / "again") == kept_sum(tmp_path / "run")
+    assert fine(again)
+
+
 def test_a_backup_from_before_brings_the_whole_client_back(tmp_path: Path) -> None:
     """A certificate does not say which records it is about: until they are named, the client takes no part."""
     clients = table_clients(4)
@@ -313,7 +327,13 @@ def test_a_backup_from_before_brings_the_whole_client_back(tmp_path: Path) -> No
     run.forget(["c2"], records=[1])
     run.forget(["c2"], records=[2])
     certificates = sorted((tmp_path / "run" / "certificates").glob("*.public.json"))
-    restored = restore(tmp_path / "backup", tmp_path / "again", run.anchor(), certificates, accept_older=True)
+    given = (tmp_path / "backup", tmp_path / "again", run.anchor(), certificates, True)
+    with pytest.raises(
+        InputError, match=r"r1 is about 1 record of c2, .* would forget all of c2\. Accept .*--whole-cli"
+    ):
+        restore(*given)
+    assert not (tmp_path / "again").exists()
+    restored = restore(*given, whole_clients=True)
     assert restored.requests == ("r1", "r2")
     again = sifu.open_run(tmp_path / "again", clients=clients)
     again.forget()

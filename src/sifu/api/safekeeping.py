@@ -22,6 +22,7 @@ from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]
 
 from sifu.core.ledger import canonical_json, read_json
 from sifu.core.request_terms import TERMS, RequestTerms
+from sifu.core.wording import forgotten_words
 from sifu.errors import InputError, RunDamagedError
 from sifu.requests.erasure import forgetting_models, statistics_to_erase
 from sifu.run.regimes import behaviour_of
@@ -110,6 +111,7 @@ def restore(
     anchor: str | None = None,
     certificates: Sequence[Path] = (),
     accept_older: bool = False,
+    whole_clients: bool = False,
 ) -> Restoration:
     """Make a run `folder` from the backup `file`; its ledger records this permanently.
 
@@ -121,9 +123,12 @@ def restore(
             longer, and kept models that they influenced, their updates and their statistics are erased at once.
         accept_older: True to accept an older backup. Every certificate made from it is at best conditional, since
             there may have been releases that it does not know.
+        whole_clients: True to forget the whole client where a certificate is about records that the backup does not
+            name. A certificate says how many records it is about, not which.
 
     Raises:
-        InputError: If the backup is older and not accepted, or a certificate does not belong to the run.
+        InputError: If the backup is older and not accepted, a certificate does not belong to the run, or restoring its
+            request would forget a whole client instead of records. Nothing is written then.
     """
     file, folder = Path(file), Path(folder)
     if anchor is not None:
@@ -151,6 +156,12 @@ def restore(
                         f"certificate {body['body']['request']} does not belong to this run, or its signature does "
                         "not hold"
                     )
+            known = {row.request for row in reader.requests()}
+            unnamed = [
+                body["body"] for body in given if body["body"]["records"] and body["body"]["request"] not in known
+            ]
+            if unnamed and not whole_clients:
+                raise InputError(_why_whole_clients(file, folder, unnamed[0]))
         # Recorded before the folder gets its name, so that the folder never exists without the record of its
         # restoration.
         late, dropped, complete = _record_restoration(
@@ -159,6 +170,17 @@ def restore(
     with RunReader(folder) as reader:
         remember_key(reader)
     return Restoration(str(folder), head, complete, tuple(late), dropped)
+
+
+def _why_whole_clients(file: Path, folder: Path, body: dict[str, Any]) -> str:
+    """Return why a request for records would forget a whole client, and what to do instead."""
+    client = ", ".join(body["clients"])
+    return (
+        f"certificate {body['request']} is about {forgotten_words(body['clients'], body['records'])}, and neither it "
+        f"nor {file} says which: restoring it would forget all of {client}. Accept that with --whole-clients, or "
+        f"restore without this certificate and at once forget the same records: sifu forget {folder} --client "
+        f"{client} --records ..."
+    )
 
 
 def _accept_earlier_key(staged: Path) -> None:

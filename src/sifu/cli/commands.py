@@ -26,8 +26,14 @@ FEW = 3
 """Number of entries shown of a list that `--all` shows in full."""
 
 
-def show_status(run: Run, everything: bool = False) -> Answer:
-    """Return the answer of `sifu status` and `sifu train`; a few clients and requests, or all with `everything`."""
+def show_status(run: Run, everything: bool = False, *shown: Any) -> Answer:
+    """Return the answer of `sifu status` and `sifu train`.
+
+    Args:
+        run: The run.
+        everything: True to show all clients and requests instead of a few.
+        *shown: Further lines for people.
+    """
     status = run.status()
     return Answer(
         status.to_mapping,
@@ -36,6 +42,7 @@ def show_status(run: Run, everything: bool = False) -> Answer:
         partial(_print_refusals, status),
         partial(_print_inbox, run, status),
         partial(_print_requests, run, status, everything),
+        *shown,
     )
 
 
@@ -237,19 +244,29 @@ def _figure(outcomes: list[Outcome]) -> str:
     return "Mean squared error" if regression else "Accuracy"
 
 
-def show_outcomes(folder: Path, outcomes: list[Outcome]) -> Answer:
-    """Return the answer of `sifu forget`."""
-    values = {"run": str(folder), "requests": [outcome_values(outcome) for outcome in outcomes]}
-    return Answer(values, partial(_print_outcomes, folder, outcomes))
+def show_outcomes(run: Run, outcomes: list[Outcome]) -> Answer:
+    """Return the answer of `sifu forget`, with the requests that still lack approvals."""
+    values = {"run": str(run.folder), "requests": [outcome_values(outcome) for outcome in outcomes]}
+    lacking = _unapproved_lines(run)
+    if outcomes:
+        return Answer(values, partial(_print_outcomes, run.folder, outcomes), *lacking)
+    nothing = f"No request waits. File one with: sifu request {run.folder} --clients A,B"
+    return Answer(values, *(["Nothing was executed.", *lacking] if lacking else [nothing]))
+
+
+def _unapproved_lines(run: Run) -> list[str]:
+    """Return a line for each request that waits for approvals, with the command that records one."""
+    if run.spec.requests.approval == "none":
+        return []
+    return [
+        f"Request {status.request} needs {approvals_words(status.approvals_missing)}, not by {status.filed_by}, who "
+        f"filed it: sifu requests decide {run.folder} {status.request} approved --actor NAME"
+        for status in (record.status for record in run.request_records())
+        if status.approvals_missing
+    ][:MOST_CLIENTS]
 
 
 def _print_outcomes(folder: Path, outcomes: list[Outcome]) -> None:
-    if not outcomes:
-        out.print(
-            "No request is ready to be executed. File one with sifu request DIR --clients A,B; sifu requests list DIR "
-            "shows those that wait for approval."
-        )
-        return
     out.print(outcomes_table(outcomes))
     held_out = "" if outcomes[-1].held_out is None else f"; the current model has {outcomes[-1].held_out.words}"
     before = outcomes[-1].held_out_before

@@ -154,7 +154,7 @@ def train(
                 "model.outputs is not set, so the classes were counted from the clients' labels: later certificates "
                 "are conditional at best. Set model.outputs and train again to avoid this."
             )
-    return show_status(trained)
+    return show_status(trained, False, f"Next: sifu plan {run} --client NAME shows what forgetting a client would do.")
 
 
 def rebuild(run: RunArgument, data: DataOption = None, device: DeviceOption = "auto") -> Answer:

@@ -34,7 +34,7 @@ from sifu.cli.options import (
     read_records,
     takes_terms,
 )
-from sifu.cli.output import Answer, RoundsProgress, err, names_text, out, print_json, table
+from sifu.cli.output import Answer, Format, RoundsProgress, err, names_text, out, print_json, table
 from sifu.cli.runs import MetricsOption, warn
 from sifu.core.record_commitments import names_record, new_nonces
 from sifu.core.wording import approvals_words
@@ -134,7 +134,7 @@ def request(
         names = client_names(clients)
         nonces = _told_first(new_nonces(terms.get("records") or ()))
         received = opened.request(names, id, deadline_days=deadline, actor=actor, nonces=nonces, **terms)
-        nonces = opened.committed(received, nonces)
+    held = opened.committed(received, nonces) if nonces else {}
     status = opened.request_status(received)
     if status == "posted":
         standing = "waits in the inbox of the running server, which will ingest it soon."
@@ -153,7 +153,7 @@ def request(
         "clients": names,
         "records": count,
         "status": status,
-        "nonces": nonces,
+        "nonces": held,
     }
     whom = names_text(names, escaped=False) if count is None else forgotten_words(names, count)
     with opened.reader() as reader:
@@ -162,7 +162,7 @@ def request(
         staying = staying_without(view, leaving, records=count is not None)
         values["warnings"] = list(consequences(view, staying))
     warnings = [f"[yellow]{escape(warning)}[/]" for warning in values["warnings"]]
-    return Answer(values, f"Request {received} for {whom} {standing}", *warnings, *_nonce_lines(nonces))
+    return Answer(values, f"Request {received} for {whom} {standing}", *warnings, *_nonce_lines(nonces, held))
 
 
 @takes_terms
@@ -211,24 +211,33 @@ def forget(
             nonces=nonces,
             **terms,
         )
-    answer = show_outcomes(run, outcomes)
-    nonces = opened.committed(outcomes[-1].request, nonces) if nonces and outcomes else {}
-    return Answer(answer.values | {"nonces": nonces}, *answer.shown, *_nonce_lines(nonces))
+    answer = show_outcomes(opened, outcomes)
+    held = opened.committed(outcomes[-1].request, nonces) if nonces and outcomes else {}
+    return Answer(answer.values | {"nonces": held}, *answer.shown, *_nonce_lines(nonces, held))
 
 
 def _told_first(nonces: dict[str, str]) -> dict[str, str]:
     """Print nonces before the run commits to them and return them: the run keeps none, and a kill loses none."""
+    shown = err if Answer.format is Format.json else out
     if nonces:
-        err.print("Nonces of the records, shown now in case of an interruption; void if the request is refused:")
+        shown.print("Nonces of the records, which are stored nowhere (void if the request is refused):", soft_wrap=True)
         for identity, nonce in nonces.items():
-            err.print(f"  {identity}: {nonce}", markup=False, soft_wrap=True)
+            shown.print(f"  {identity}: {nonce}", markup=False, soft_wrap=True)
     return nonces
 
 
-def _nonce_lines(nonces: dict[str, str]) -> list[str]:
-    """Return the lines that tell the operator which nonce to give to which person."""
-    told = "Give each person the nonce of their record; it is not stored (sifu certificate check-record needs it):"
-    return [told, *(f"  {escape(identity)}: {nonce}" for identity, nonce in nonces.items())] if nonces else []
+def _nonce_lines(told: dict[str, str], held: dict[str, str]) -> list[str]:
+    """Return what to do with the nonces that were shown: those that the request holds are for the people.
+
+    Args:
+        told: Nonces that were shown, by identity.
+        held: Those of them that the request commits to.
+    """
+    void = [identity for identity in told if identity not in held]
+    lines = ["Give each person the nonce of their record: sifu certificate check-record needs it."] if held else []
+    if void:
+        lines.append(f"Void: the nonce{'s' if len(void) > 1 else ''} of {', '.join(void)}; earlier ones count.")
+    return lines
 
 
 def _add_records(terms: TermsGiven, clients: str | None, records: str | None, run: Path) -> None:

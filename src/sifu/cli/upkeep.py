@@ -90,8 +90,8 @@ def purge(
 ) -> Answer:
     """Permanently erase stored data that still depends on forgotten clients; shows what remains and why.
 
-    Erases earlier kept models (retention strict) for everyone forgotten so far, even if retention paper kept them for
-    later requests, and cleans the database's free pages, its log and temporary files.
+    Erases earlier kept models for everyone forgotten so far, as --retention strict does, even if their requests kept
+    them for later ones, and cleans the database's free pages, its log and temporary files.
     """
     from sifu.requests.figures_policy import why_figures_stay
 
@@ -180,13 +180,17 @@ def restore(
     accept_older: Annotated[
         bool, option("Restore the backup even if the anchor shows a later state.", "--accept-older")
     ] = False,
+    whole_clients: Annotated[
+        bool,
+        option("Forget whole clients where a certificate is about records that it does not name.", "--whole-clients"),
+    ] = False,
 ) -> Answer:
     """Restore a run folder from a backup; the ledger records this permanently.
 
     After a restore, certificates are at best conditional, except for fresh models, merged groups and heads in closed
     form: no anchor can prove that the original run did not continue after the backup.
     """
-    restored = sifu.restore(file, run, anchor, certificates or [], accept_older)
+    restored = sifu.restore(file, run, anchor, certificates or [], accept_older, whole_clients)
     sentences = [
         f"Restored {run} as of event {restored.backup_head.split(':')[0]}; the ledger records this.",
         "Later certificates are at best conditional, except for fresh models, merged groups and heads in closed form: "
@@ -198,8 +202,7 @@ def restore(
         )
     if restored.requests:
         sentences.append(
-            f"Restored requests: {', '.join(restored.requests)}; {len(restored.erased)} models were erased. Those "
-            "filed after the backup concern whole clients, because a certificate does not name records. "
+            f"Restored requests: {', '.join(restored.requests)}; {len(restored.erased)} models were erased. "
             f"Next: sifu forget {run}"
         )
     return Answer(restored.to_mapping(), *sentences)

@@ -370,6 +370,9 @@ def _terms_in_words(terms: RequestTerms, spec: Spec, identities: Sequence[str] =
     """Return the terms of a request in words; a default from the spec is shown with its value."""
     filed = terms.shown()
     words = {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in filed.items()}
+    for name, offered in terms_on_offer().items():
+        if words[name] in offered.about.words:
+            words[name] = f"{offered.about.words[words[name]]} ({words[name]})"
     words["records"] = rows_words(terms.records, identities)
     if terms.level is None:
         words["level"] = "conditional, or none for a method without a guarantee"
@@ -409,7 +412,7 @@ def decide(visit: Visit) -> Response:
 def execute(visit: Visit) -> Response:
     """Start the execution of a request."""
     if visit.who.may("carry out"):
-        _check_confirmed(visit, "carrying out a request")
+        _check_confirmed(visit, "execution")
     visit.run.execute(visit.who, visit.text("request"))
     visit.note(f"Request {visit.text('request')} is being executed.")
     return _back_to_request(visit)

@@ -214,19 +214,22 @@ BUDGET_TERMS = ("epsilon", "delta", "sigma", "unit", "scope", "calibration", "re
 
 
 def terms_words(terms: Mapping[str, Any], *, budget: bool = True) -> str:
-    """Return the terms in one line, named as in forms and commands, without the clients.
+    """Return the terms in one line for people, without the clients.
 
     Args:
         terms: The terms by name.
         budget: True to include the terms of the budget and its noise.
 
     >>> terms_words({"release": "now", "epsilon": 10.0, "target": None, "clients": ["hospital-3"]})
-    'epsilon 10, target default, release now'
+    'epsilon 10, target default, released at once, then retrained'
     """
+    offered = terms_on_offer()
 
     def word(name: str, value: Any) -> str:
         if name == "records":
             return rows_words(value)
+        if isinstance(value, str) and value in (phrases := offered[name].about.words):
+            return phrases[value]
         return f"{name} {'default' if value is None else f'{value:g}' if isinstance(value, float) else value}"
 
     shown = [name for name in TERMS[1:] if name in terms and (budget or name not in BUDGET_TERMS)]

@@ -321,7 +321,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
         names = ", ".join(uncovered[:5]) + (f" and {len(uncovered) - 5} more" if len(uncovered) > 5 else "")
         yield (
             f"the current model, which may hold the part of {names}",
-            "their request was carried out by a method that adds no noise; sifu or scratch would hide it",
+            "their request was executed by a method that adds no noise; sifu or scratch would hide it",
         )
     else:
         yield "the current model", "it is released; no forgotten client is in it, or noise covers its part"
@@ -345,7 +345,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     if len(kept) > len(clean):
         yield (
             f"kept models that hold an uncovered part ({len(kept) - len(clean)})",
-            "retention paper keeps them for later requests; sifu purge erases them",
+            "their requests keep them for later ones; sifu purge erases them",
         )
     grams = reader.query("SELECT COUNT(*) FROM grams")[0][0]
     if grams:

@@ -108,7 +108,7 @@ def check_retention(spec: Spec, terms: RequestTerms) -> None:
     if terms.retention == "strict" and spec.keep.gram_clients > 0:
         raise InputError(
             f"retention strict is not possible in a run that keeps Gram matrices (keep.gram_clients = "
-            f"{spec.keep.gram_clients}): they hold the client's part. Use retention paper, or keep.gram_clients = 0"
+            f"{spec.keep.gram_clients}): they hold the client's part. Use --retention paper, or keep.gram_clients = 0"
         )
 
 

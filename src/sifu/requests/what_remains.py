@@ -165,7 +165,7 @@ COUNTS = (
     KeptFigure("rounds", "how many rounds training took", "the history is made of them"),
     KeptFigure(
         "models",
-        "which rounds' models were kept, and by which method a request was carried out",
+        "which rounds' models were kept, and by which method a request was executed",
         "erased files are told by them",
     ),
     KeptFigure("requests.terms", "row numbers of forgotten records", "they leave the rows out of data read again"),
