@@ -14,7 +14,7 @@ from sifu.core.spec import ModelSpec, Spec
 from sifu.data import ClientData
 from sifu.engines.sim import ModuleModel
 from sifu.run.clients_and_engine import engine_from_spec
-from sifu.run.run_view import Regularities
+from sifu.run.regularities import Regularities
 from sifu.run.training import levels_to_keep
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rollback import crosses_a_level, thin

@@ -392,7 +392,7 @@ def test_logs_and_addresses_hold_nothing_confidential(service: Any, caplog: pyte
 def test_what_breaks_is_logged_by_its_kind_alone(
     service: Any, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
-    from sifu.console.service import ServedRun
+    from sifu.console.served_run import ServedRun
 
     def broken(*arguments: object) -> None:
         raise ZeroDivisionError("client-001 is in this text")
@@ -744,7 +744,7 @@ def test_viewers_of_a_run_at_work_share_a_plan_and_lists_do_not_wait_for_it(
 
 
 def test_no_more_than_some_results_are_remembered(service: Any) -> None:
-    from sifu.console.service import MOST_REMEMBERED
+    from sifu.console.served_run import MOST_REMEMBERED
 
     run = service.app._app.state.console.service.every_run()[service.key("north")]
     for number in range(3 * MOST_REMEMBERED):

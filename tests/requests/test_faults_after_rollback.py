@@ -15,7 +15,7 @@ import pytest
 
 import sifu
 from sifu.errors import InputError
-from sifu.requests.worker import RollBack
+from sifu.requests.roll_back import RollBack
 
 SOURCES = str(Path(sifu.__file__).resolve().parent)
 PACKAGES = tuple(f"{SOURCES}/{name}/" for name in ("requests", "run", "methods", "theory", "core", "planning", "store"))

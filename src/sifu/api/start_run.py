@@ -42,8 +42,8 @@ from sifu.run.devices import (
 from sifu.run.engine_check import check_as_specified
 from sifu.run.given import ClientsGiven, ModelGiven, as_clients, as_model, check_names_differ, is_linear
 from sifu.run.recorded_data import clients_again
+from sifu.run.regularities import Regularities
 from sifu.run.run_engines import Arrange, Numbers, shown_digests
-from sifu.run.run_view import Regularities
 from sifu.run.training import ProgressCallback
 from sifu.store.clock import clock_problem, current_time, utc_now
 from sifu.store.database import DATABASE

@@ -14,7 +14,8 @@ from starlette.requests import Request
 
 from sifu.choices import SigmaChoice, TermOnOffer, TermsGiven, terms_on_offer
 from sifu.console.security import RateLimit
-from sifu.console.service import ConsoleService, ServedRun, UnknownError
+from sifu.console.served_run import ServedRun, UnknownError
+from sifu.console.service import ConsoleService
 from sifu.console.tokens import NotAllowedError, Sessions, TokenFile, Visitor
 from sifu.core.request_terms import parse_sigma
 from sifu.errors import InputError, NotCertifiableError, RunBusyError, SifuError, VerificationError

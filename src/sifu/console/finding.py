@@ -17,7 +17,7 @@ from starlette.routing import Route
 from sifu.choices import LEVELS
 from sifu.console.asking import Visit
 from sifu.console.pages import page, page_number, pager, show
-from sifu.console.service import RequestLine
+from sifu.console.request_lines import RequestLine
 from sifu.errors import SifuError
 from sifu.store.actors import same_person
 from sifu.store.clock import current_time, time_of, utc_now

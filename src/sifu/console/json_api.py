@@ -32,8 +32,10 @@ from sifu.console.asking import (
     visitor_of,
 )
 from sifu.console.pages import evidence
+from sifu.console.request_lines import NumberedRequest
 from sifu.console.schema import check_body
-from sifu.console.service import RECEIVED, ConsoleService, NumberedRequest, ServedRun
+from sifu.console.served_run import RECEIVED, ServedRun
+from sifu.console.service import ConsoleService
 from sifu.core.ledger import plain_values
 from sifu.core.record_commitments import new_nonces
 from sifu.core.request_terms import AUTO

@@ -29,7 +29,7 @@ from sifu.console.asking import (
 )
 from sifu.console.rendering import charts, expected_words, render
 from sifu.console.security import origin_of
-from sifu.console.service import RECEIVED, REPORT, ServedRun
+from sifu.console.served_run import RECEIVED, REPORT, ServedRun
 from sifu.console.tokens import COOKIE, LONGEST_SECONDS, TERMS_OF_REQUESTERS, Session, Token, Visitor
 from sifu.core.method_info import all_method_infos
 from sifu.core.record_commitments import new_nonces

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from sifu.console.asking import Console, Visit, console_of, visitor_of
 from sifu.console.json_api import answering, catching
 from sifu.console.pages import live_values
-from sifu.console.service import ServedRun
+from sifu.console.served_run import ServedRun
 from sifu.console.tokens import Token
 from sifu.core.ledger import plain_values
 from sifu.errors import SifuError

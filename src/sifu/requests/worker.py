@@ -8,211 +8,39 @@ continues from the last event.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from sifu.choices import Level
 from sifu.core.engine import Engine, evaluate_present
-from sifu.core.ledger import LOCAL_RATES, finite_or_text
 from sifu.core.method_info import method_info
 from sifu.core.request_terms import RequestTerms
-from sifu.core.round import noise_rounding
 from sifu.core.round_stream import should_stop
 from sifu.core.spec import StopSpec
 from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
-from sifu.methods.base import Start
 from sifu.methods.registry import method_for, plan_request
 from sifu.planning.plan import Plan, least_level
 from sifu.requests.certification import (
     RecordedRequest,
-    committed_model,
     issue_certificates,
-    nodes_to_erase,
-    updates_to_erase,
 )
-from sifu.requests.erasure import statistics_to_erase, write_sum_left
 from sifu.requests.messages import WatchedInbox, check_level
+from sifu.requests.roll_back import RollBack
 from sifu.run.coupled_replay import retrain_unrecorded
 from sifu.run.few_clients import consequences, staying_without
-from sifu.run.group_state import groups_to_build, has_groups, merge_rows, use_backbones_of_head
-from sifu.run.group_training import LARGEST_PSI, GroupTraining
+from sifu.run.group_state import groups_to_build, has_groups, use_backbones_of_head
+from sifu.run.group_training import GroupTraining
 from sifu.run.regimes import behaviour_of
-from sifu.run.run_view import ACTIVE, RunView, evaluation_row
-from sifu.run.training import ProgressCallback, RecordedTraining, track_everyone
+from sifu.run.run_view import ACTIVE, RunView
+from sifu.run.training import ProgressCallback, RecordedTraining
 from sifu.store.actors import actor_name
-from sifu.store.client_accuracy import remove_standing
 from sifu.store.given_approvals import approvals_needed, approved_requests
-from sifu.store.history_tables import NodeRow
-from sifu.store.projection import EvaluationRow, NewEvent, NewModel, NewRows, RequestRow
+from sifu.store.projection import NewEvent, RequestRow
 from sifu.store.reader import JOINED, RunReader, remainder_to_join
-from sifu.store.release_files import released_model, released_node
-from sifu.store.statistics_files import NewUpdates, only_clients
 from sifu.store.writer import RunWriter
 from sifu.theory.facts import IN_PROCESS
-from sifu.theory.history import NodeKind, PathNode
-from sifu.theory.rounding import norm
-
-
-@dataclass
-class RollBack:
-    """Content of a request's rollback event and the files it erases, derived from the plan and the starting model.
-
-    `local_rate` is the recomputed automatic rate, recorded in the ledger; None if it was not recomputed.
-    """
-
-    writer: RunWriter
-    engine: Engine
-    view: RunView
-    plan: Plan
-    request: str
-    start: Start
-    local_rate: float | None = None
-
-    def __post_init__(self) -> None:
-        plan, on_disk = self.plan, self.writer.models()
-        self.fresh, self.replayed = plan.source_node is None, self.start.replayed is not None
-        self.noise_node = 1 + max(self.writer.nodes_by_number())
-        self.source = None if plan.source_node is None else on_disk.get(plan.source_node)
-        # A client of which only records are forgotten is active until now.
-        self.others = np.setdiff1d(self.view.active, self.view.indices(plan.terms.clients))
-        self.stored_updates = self.writer.updates()
-        erased_by = self.view.exposures(plan.subjects), -1 if self.fresh else plan.source_depth, plan.terms.retention
-        self.erased_models = nodes_to_erase(self.view, set(on_disk), *erased_by)
-        self.erased_updates = updates_to_erase(self.view, self.stored_updates.values(), *erased_by)
-
-    def record(self) -> None:
-        """Record the rollback in the ledger."""
-        rows, models, updates, evaluations = self._rows(), self._models(), self._updates(), self._evaluations()
-        gone = {client for subject in self.plan.subjects for client in subject.clients}
-        networks = behaviour_of(self.view).networks_among(self.erased_models)
-        dropped_statistics = statistics_to_erase(self.writer.statistics().values(), gone, networks)
-        statistics = write_sum_left(self.writer, self.view, gone, networks, self.noise_node)
-        rolled_back = NewEvent(
-            "rolled back",
-            self._payload(),
-            rows=rows,
-            models=models,
-            dropped_models=sorted(self.erased_models),
-            updates=updates,
-            dropped_updates=self.erased_updates.dropped,
-            statistics=statistics,
-            dropped_statistics=dropped_statistics,
-            evaluations=evaluations,
-            for_good=self.plan.terms.retention == "strict",
-        )
-        self.writer.record(rolled_back)
-        remove_standing(self.writer.folder)
-
-    def _rows(self) -> NewRows:
-        """Return the node of the new starting model with its distance from the initial one; and members of a merge."""
-        plan, model, merged = self.plan, self.start.model, self.start.merged
-        root = model if self.fresh else self.writer.load_model(self.view.rows[0].node.node)
-        distance = norm(model.astype(np.float64) - root.astype(np.float64))
-        if merged is not None:
-            row, members = merge_rows(self.view, merged, self.noise_node, plan.order, 0, plan.order, distance)
-            return NewRows(nodes=[row], participation=members)
-        kind: NodeKind = "heuristic" if self.replayed else "initial" if self.fresh else "noise"
-        rounded = plan.noise_std > 0.0 and self.view.facts.rounding_bounded
-        node = PathNode(
-            self.noise_node,
-            plan.source_node,
-            kind,
-            plan.order,
-            self.start.rounds,
-            rounding=noise_rounding(model) if rounded else 0.0,
-            noise_std=plan.noise_std,
-            order=plan.order,
-        )
-        return NewRows(nodes=[NodeRow(node, distance)])
-
-    def _models(self) -> list[NewModel]:
-        """Return the new starting model, and its source if that was not kept: later requests may roll back to it."""
-        unknown = self.replayed or self.start.merged is not None
-        psi_max = LARGEST_PSI if unknown else 0.0
-        if not self.fresh and not unknown:
-            at_source = track_everyone(RunView(self.writer, tip=self.plan.source_node))
-            psi_max = min(float(at_source.total(self.others).max(initial=0.0)), LARGEST_PSI)
-        models = [NewModel(self.noise_node, self.start.model, kept=True, psi_max=psi_max)]
-        source = self.source
-        if source is not None and not source.kept and source.node not in self.erased_models:
-            models.append(NewModel(source.node, self.writer.load_model(source.node), kept=True, psi_max=psi_max))
-        return models
-
-    def _updates(self) -> list[NewUpdates]:
-        """Return the files of updates without the forgotten clients, and the parts of a replayed model."""
-        order = self.plan.order
-        shortened = [
-            only_clients(self.writer.folder, self.stored_updates[file], stay)
-            for file, stay in self.erased_updates.shortened.items()
-        ]
-        parts = enumerate(self.start.replayed or (), start=1)
-        return shortened + [
-            NewUpdates(self.noise_node, part, order, replayed.clients, replayed.values, replayed.salts)
-            for part, replayed in parts
-        ]
-
-    def _evaluations(self) -> list[EvaluationRow]:
-        """Return evaluations of the current and the starting model on the request's clients and on the others.
-
-        Empty if the request is strict or the current head was not released, because such figures reveal something about
-        the
-        data to be forgotten.
-        """
-        tip = self.view.rows[-1].node.node
-        if self.plan.terms.retention == "strict" or released_node(self.writer) != tip:
-            return []
-        asking = np.array(self.view.indices(self.plan.terms.clients), dtype=np.int64)
-        current, new = released_model(self.writer), self.start.model
-        measured = (
-            (tip, f"forgotten:{self.request}", evaluate_present(self.engine, current, asking)),
-            (tip, f"remaining:{self.request}", evaluate_present(self.engine, current, self.others)),
-            (self.noise_node, f"forgotten:{self.request}", evaluate_present(self.engine, new, asking)),
-        )
-        # Clients on other machines are not asked once they want to be forgotten, so some evaluations have no samples.
-        return [
-            evaluation_row(node, subset, evaluation)
-            for node, subset, evaluation in measured
-            if evaluation.samples.any() and math.isfinite(evaluation.loss)
-        ]
-
-    def _payload(self) -> dict[str, Any]:
-        plan, source, start = self.plan, self.source, self.start
-        payload: dict[str, Any] = {
-            "request": self.request,
-            "actor": actor_name(),
-            "run": {"tip": str(self.noise_node), "phase": "retraining"},
-            "choice": {
-                "method": plan.terms.method,
-                "request_order": plan.order,
-                "multiplier": plan.multiplier,
-                "noise_std": plan.noise_std,
-                "source_node": plan.source_node,
-                "wanted_node": plan.wanted_node,
-                "noise_node": self.noise_node,
-            },
-            "subjects": [{"subject": subject.subject, "clients": list(subject.clients)} for subject in plan.subjects],
-            "charges": [
-                {"subject": cost.subject.subject, "psi": repr(finite_or_text(cost.psi)), "charge": cost.charge}
-                for cost in plan.charges
-            ],
-            "source_model": committed_model(source.node, source.digest) if source else None,
-            "left_out": sorted(self.view.left_out - set(self.view.indices(plan.terms.clients))),
-            "remaining_models": sorted(set(self.writer.models()) - self.erased_models),
-            "extra": {"rounds": start.rounds, "local_steps": start.local_steps, "bytes_sent": start.bytes_sent},
-        }
-        if start.merged is not None:
-            payload["merges"] = start.merged.rows(self.noise_node)
-        if plan.auto is not None:
-            payload["auto"] = plan.auto.to_mapping()
-        if self.local_rate is not None:
-            found_so_far = self.writer.local_rates | {self.noise_node: self.local_rate}
-            payload[LOCAL_RATES] = {str(node): rate for node, rate in found_so_far.items()}
-        return payload
-
 
 log = logging.getLogger(__name__)
 Tell = Callable[[str], None]

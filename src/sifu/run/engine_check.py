@@ -16,7 +16,7 @@ from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError
 from sifu.run.devices import facts_of
-from sifu.run.run_view import Regularities
+from sifu.run.regularities import Regularities
 from sifu.store.reader import Remainder, RunReader, joined_remainders, remainder_to_join
 from sifu.store.record_check import check_record
 from sifu.store.salts import SALTS_FILE, WITHOUT_SALTS, outlived, read_salts, recorded_digests, salted_sample_digest

@@ -1,130 +1,43 @@
-"""Read-only view of a run, in the form that the rollback rule needs.
-
-It includes the regularity of the clients' losses, and whether the local rate was derived from their data.
-"""
+"""Read-only view of a run, in the form that the rollback rule needs."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from sifu.choices import Unit
 from sifu.core.engine import Evaluation
 from sifu.core.method_info import Protection, method_info
-from sifu.core.premises import MeasuredRegularity, RateSource, RecordHistory
+from sifu.core.premises import RateSource, RecordHistory
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.core.spec.regime import Regime
 from sifu.core.spec.run_spec import number_of_groups
 from sifu.core.wording import LAST_CLIENT
 from sifu.errors import InputError, RoundRejectedError
+from sifu.run.clients_view import ClientsView
+from sifu.run.regularities import Regularities
 from sifu.store.erased_figures import last_erased
-from sifu.store.given_approvals import leaving_requests
 from sifu.store.history_tables import NodeRow, ParticipationRows
 from sifu.store.projection import EvaluationRow, ModelRow, RequestRow
-from sifu.store.reader import RunReader, chain_of, check_rows, names_now, plain_names, readable
+from sifu.store.reader import RunReader, check_rows, readable
 from sifu.store.statistics_files import UpdatesRow
 from sifu.theory.arrays import Floats, Integers
-from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ClientProfile, TrainingFacts
+from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, TrainingFacts
 from sifu.theory.history import ActivePath, PsiCurve, TakenPart, client_curve, joint_curve
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.regularity import (
     RoundRegularity,
     automatic_rate,
-    certified_rates,
-    classify,
-    is_copied_rate,
-    largest_rate_within,
-    local_regularities,
 )
 from sifu.theory.rollback import Exposure, Subject
 from sifu.theory.rounding import slack
 from sifu.theory.tracking import RoundScalars, summarise_round
-
-
-@dataclass(frozen=True)
-class Regularities:
-    """P_i and alpha_i of every client, and the regularity class of the run."""
-
-    factors: Floats
-    averagedness: Floats
-    measured: MeasuredRegularity
-    certified_rates: Floats | None
-
-    @staticmethod
-    def of(
-        clients: Sequence[ClientProfile], facts: TrainingFacts, spec: Spec, erased: Collection[int] = ()
-    ) -> Regularities:
-        """Return the regularities that the clients reported, or that the spec assumes.
-
-        Args:
-            clients: Profiles of the clients.
-            facts: Facts of the training.
-            spec: Spec of the run.
-            erased: Forgotten clients whose regularity was erased (`store.erased_figures`). No claim rests on them: Psi
-                is unbounded in all of their rounds, and without them the rate can only seem to depend on more clients.
-        """
-        assumed = spec.regularity.factor if spec.regularity.kind == "assumed" else None
-        betas = [client.smoothness for client in clients if client.smoothness is not None]
-        stays = [index for index in range(len(clients)) if index not in erased]
-        if erased and assumed is None:
-            clients = [
-                replace(client, smoothness=0.0, curvature=0.0) if index in erased else client
-                for index, client in enumerate(clients)
-            ]
-        factors, averagedness = local_regularities(clients, facts, assumed)
-        rates = certified_rates(clients, facts.momentum)
-        measured = MeasuredRegularity(
-            kind=classify([clients[index] for index in stays], factors[stays], assumed is not None),
-            largest_smoothness=max(betas) if betas else None,
-            largest_factor=float(factors[stays].max()),
-            local_rate=facts.local_rate,
-            largest_certified_rate=largest_rate_within(rates),
-            assumed_factor=assumed,
-        )
-        return Regularities(factors, averagedness, measured, rates)
-
-    def rate_source(
-        self,
-        clients: Sequence[ClientProfile],
-        setting_it: ClientIndices,
-        facts: TrainingFacts,
-        model: str,
-        given: bool,
-        leaving: Iterable[int],
-    ) -> RateSource:
-        """Return whether the local rate was given and, if not, whether it would be the same without `leaving`.
-
-        Args:
-            clients: Profiles of the clients.
-            setting_it: Clients that the rate was derived from; clients that joined later are not among them.
-            facts: Facts of the training.
-            model: Kind of the model.
-            given: True if the spec states a rate.
-            leaving: Clients that leave.
-        """
-        # Reuse the known rates: recomputing them for a hundred thousand clients takes longer than the rest of a plan.
-        rates = self.certified_rates
-        rates = (
-            certified_rates([clients[k] for k in setting_it], facts.momentum) if rates is None else rates[setting_it]
-        )
-        largest = largest_rate_within(rates)
-        # A rate copied by hand from a plan's output reveals as much as an automatic one.
-        copied = largest is not None and is_copied_rate(facts.local_rate, largest, model)
-        if given and not copied:
-            return "given"
-        stays = ~np.isin(setting_it, list(leaving))
-        if rates is not None and largest_rate_within(rates[stays]) != largest:
-            return "forgotten"
-        return "given" if given else "others"
-
 
 ACTIVE = "active"
 """Subset name of evaluations for the stop rule, on all active clients."""
@@ -153,7 +66,7 @@ def _facts_of(recorded: dict[str, Any]) -> TrainingFacts:
     return TrainingFacts(**(recorded | {"participation": participation, "outside": outside}))
 
 
-class RunView:
+class RunView(ClientsView):
     """A run at one instant: its path, its clients, the forgotten clients, and the stored models.
 
     Args:
@@ -316,20 +229,6 @@ class RunView:
         )
 
     @cached_property
-    def index_of(self) -> dict[str, int]:
-        """Index of each client by name."""
-        indices: dict[str, int] = self.reader.constant(
-            ("index of", len(self.clients)), lambda: {client.name: index for index, client in enumerate(self.clients)}
-        )
-        return indices
-
-    @cached_property
-    def population_samples(self) -> int:
-        """Samples of the whole federation."""
-        key = ("samples", len(self.clients))
-        return int(self.reader.constant(key, lambda: sum(client.samples for client in self.clients)))
-
-    @cached_property
     def path(self) -> ActivePath:
         """Active history."""
         on_path = {row.node.node for row in self.rows}
@@ -401,81 +300,10 @@ class RunView:
         rows = [row for row in self.reader.updates().values() if row.node in depth_of]
         return sorted(rows, key=lambda row: (depth_of[row.node], row.part))
 
-    @cached_property
-    def forgotten(self) -> set[int]:
-        """Clients whose request was executed, or is being executed."""
-        return {client for subject in self.reader.subjects() for client in subject.clients}
-
-    @cached_property
-    def asking(self) -> set[int]:
-        """Clients that a waiting request wants to forget entirely, approved or not."""
-        return self._named(request for request in self.requests if request.waits)
-
-    @cached_property
-    def left_out(self) -> set[int]:
-        """Clients that take part in no round because an approved request to forget them entirely waits.
-
-        A request that lacks approvals leaves no client out. A request for records leaves its client in; it is executed
-        before
-        the next release (`Worker.execute_records`).
-        """
-        return self._named(leaving_requests(self.reader))
-
-    def _named(self, requests: Iterable[RequestRow]) -> set[int]:
-        return {self.index_of[name] for request in requests if not request.records for name in request.clients}
-
-    @property
-    def active(self) -> ClientIndices:
-        """Clients that may take part in a round."""
-        stays = np.ones(len(self.clients), dtype=bool)
-        stays[list(self.forgotten | self.left_out)] = False
-        return np.flatnonzero(stays)
-
     @property
     def next_order(self) -> int:
         """Order of the next request to be executed; the first is 1."""
         return 1 + sum(1 for request in self.requests if request.request_order is not None)
-
-    def names_now(self, names: Sequence[str]) -> list[str]:
-        """Return the current names of clients; a client whose records were forgotten rejoined under a new one."""
-        now = names_now(self.reader)
-        return [now.get(name, name) if isinstance(name, str) else name for name in names]
-
-    def indices(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Return the client indices of `names`.
-
-        Raises:
-            InputError: If a name is unknown, or its client already forgotten.
-        """
-        self._refuse_unknown(names)
-        indices = tuple(self.index_of[name] for name in names)
-        gone = [name for name, index in zip(names, indices, strict=True) if index in self.forgotten]
-        if gone:
-            names = plain_names(self.reader, gone)
-            raise InputError(f"already forgotten: {', '.join(names)}; leave {'them' if len(names) > 1 else 'it'} out")
-        return indices
-
-    def _refuse_unknown(self, names: Sequence[str]) -> None:
-        unknown = [name for name in names if name not in self.index_of]
-        if unknown:
-            everyone = plain_names(self.reader, self.index_of)
-            some = ", ".join(everyone[:3]) + (f", ... ({len(everyone)} in all)" if len(everyone) > 3 else "")
-            near = difflib.get_close_matches(unknown[0], everyone, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise InputError(f"unknown client {', '.join(unknown)}: this run knows {some}{hint}")
-
-    def chains(self, names: Sequence[str]) -> list[tuple[int, ...]]:
-        """Return each client's indices, oldest first; a client gets a new one when records of it are forgotten."""
-        self._refuse_unknown(names)
-        return [chain_of(self.reader, self.index_of[name]) for name in names]
-
-    def leaving(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Return all indices that a request for `names` concerns: every index that these clients have had."""
-        return tuple(client for chain in self.chains(names) for client in chain)
-
-    def hidden_together(self, names: Sequence[str], unit: Unit) -> list[tuple[int, ...]]:
-        """Return the sets of indices that a request for `names` hides: one per client, or one for all jointly."""
-        return [self.leaving(names)] if unit == "joint" else self.chains(names)
 
     def new_subjects(self, terms: RequestTerms, order: int) -> tuple[Subject, ...]:
         """Return the subjects of a request: one per client, or one for all of them jointly."""

@@ -46,7 +46,8 @@ from sifu.errors import InputError, NoClientResponseError
 from sifu.requests.client_list import ADMITTED, joining, listed_clients, recorded_clients
 from sifu.requests.worker import Tell
 from sifu.run.clients_and_engine import FLOWER, preprocessing_of
-from sifu.run.run_view import Regularities, RunView
+from sifu.run.regularities import Regularities
+from sifu.run.run_view import RunView
 from sifu.run.training import Progress
 from sifu.server.server_loop import serve
 from sifu.store.database import CLIENTS_FILE, DATABASE

@@ -17,7 +17,7 @@ from sifu.core.premises import regularity_premise
 from sifu.core.spec import Spec
 from sifu.engines.sim import LinearModel, LocalTraining, SimulatedFederation, SimulationSettings, make_model
 from sifu.errors import InputError
-from sifu.run.run_view import Regularities
+from sifu.run.regularities import Regularities
 
 TOLERANCE = {"float64": 1e-10, "float32": 2e-3}
 HERE = Position(1, 4)

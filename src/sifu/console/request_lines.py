@@ -1,0 +1,64 @@
+"""Requests as the console lists them: numbered within their run, or as a row of a list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sifu.api import PendingRequest, RequestRecord, RequestStatus
+
+SETTLED = ("done", "refused", "withdrawn")
+
+
+@dataclass(frozen=True)
+class NumberedRequest:
+    """A request with its number within the run. URLs contain the number because an id may reveal a name."""
+
+    number: int
+    record: RequestRecord
+    state: str
+    """State of the request: a value of `RequestStatus.state`, or `failed`."""
+
+    @property
+    def finished(self) -> str:
+        """Time at which the request was settled, by execution or refusal; empty if it is open."""
+        return self.record.steps[-1].time if self.state in SETTLED else ""
+
+
+@dataclass(frozen=True)
+class RequestLine:
+    """A request as a row of the lists. Its number is None while it waits in an inbox."""
+
+    run: str
+    name: str
+    number: int | None
+    request: str
+    state: str
+    level: str | None
+    deadline: str
+    overdue: bool
+    """True if the request was not settled by its deadline."""
+    received: str
+    finished: str
+    clients: tuple[str, ...]
+    method: str
+    filed_by: str
+    approvals: tuple[str, ...] = ()
+    approvals_missing: int = 0
+
+    @staticmethod
+    def of(row: RequestStatus | PendingRequest, **ours: Any) -> RequestLine:
+        """Return the row of a request in the ledger, or of one in the inbox, for which fewer fields are known."""
+        nothing = {"number": None, "level": None, "finished": "", "method": "", "filed_by": ""}
+        theirs = {field.name: getattr(row, field.name) for field in fields(RequestLine) if hasattr(row, field.name)}
+        return RequestLine(**nothing | theirs | ours)
+
+    @property
+    def settled(self) -> bool:
+        """True if the request is in a final state."""
+        return self.state in SETTLED
+
+    def urgency(self) -> tuple[Any, ...]:
+        """Return the sort key of the lists: open requests by deadline, then settled ones, latest first."""
+        latest_first = tuple(-ord(message) for message in self.finished or self.received)
+        return (self.settled, () if not self.settled else latest_first, self.deadline, self.name, self.request)

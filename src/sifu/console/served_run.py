@@ -1,0 +1,490 @@
+"""One run of the console, and every operation on it; every right is checked here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal
+
+from sifu.api import PendingRequest, Plan, RequestRecord, RequestStatus, Run, RunStatus
+from sifu.choices import TermsGiven
+from sifu.console.jobs import Job, Jobs
+from sifu.console.live import Live, LiveView
+from sifu.console.request_lines import SETTLED, NumberedRequest, RequestLine
+from sifu.console.tokens import TERMS_OF_REQUESTERS, NotAllowedError, Right, Token, same_address
+from sifu.core.request_terms import RequestTerms, check_request_id
+from sifu.core.spec import Spec
+from sifu.core.wording import approvals_words
+from sifu.errors import InputError, NotCertifiableError, RunBusyError, SifuError
+from sifu.requests.approvals import POSTED, check_deadline, pending_requests
+from sifu.requests.messages import days_left_of, record_refusal, usual_terms
+from sifu.run.clients_and_engine import executed_elsewhere
+from sifu.store.clock import current_time, utc_now
+from sifu.store.given_approvals import approvals_needed, unapproved
+from sifu.store.inbox import SUBMITTED, Message, discard, messages, post
+
+REPORT = Path("report", "index.html")
+
+
+KEPT_LONGER = 20.0
+
+
+MOST_REMEMBERED = 64
+
+
+RECEIVED = "received; it will be examined"
+"""Answer to every request of a person who may not see the run: it must not depend on the clients and records there."""
+
+
+SUBMITTED_FIELDS = {"request", "clients", "deadline_days", "actor", "terms", "nonces"}
+
+
+class UnknownError(SifuError):
+    """The requested object does not exist, or the visitor may not see it."""
+
+    exit_code = 2
+
+
+class ServedRun:
+    """One run and the operations on it: its requests, plans, decisions and long jobs.
+
+    Every right is checked here, once. Derived values are cached and shared. The run's progress, its requests and the
+    names of its clients have a separate lock, so that they never wait for a slow plan.
+    """
+
+    def __init__(self, folder: Path, jobs: Jobs, data_folder: Path | None = None) -> None:
+        self.folder, self.jobs, self._data = folder, jobs, data_folder
+        self.key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+        self.name = folder.resolve().name
+        self.lock = threading.RLock()
+        self.lists_lock = threading.Lock()
+        self._live_lock = threading.Lock()
+        self._live_view = LiveView(folder)
+        self.run = Run(folder, remember=False)  # to list a run is not to trust its key
+        self._memory: dict[tuple[Any, ...], tuple[int, tuple[Any, ...], float, tuple[Any]]] = {}
+
+    def live(self) -> Live:
+        """Return the current state of the run."""
+        with self._live_lock:
+            return self._live_view.read()
+
+    def remembered(self, what: tuple[Any, ...], work: Callable[[], Any], lock: AbstractContextManager[Any]) -> Any:
+        """Return a result from the cache, or compute and cache it.
+
+        A result is valid as long as nothing is written to the run. While only rounds are written, it also stays valid
+        for `KEPT_LONGER` times the time that computing it took. This limits the load on a running run, however many
+        visitors ask. All threads that wait for `lock` share one result.
+
+        Args:
+            what: Key of the result in the cache.
+            work: Function that computes the result.
+            lock: Lock held while the result is computed.
+        """
+        kept = self._kept(what)
+        if kept is None:
+            with lock:
+                kept = self._kept(what)
+                if kept is None:
+                    memory, live, started = self._memory, self.live(), time.monotonic()
+                    kept = (work(),)
+                    now = time.monotonic()
+                    if len(memory) >= MOST_REMEMBERED:
+                        memory.clear()
+                    memory[what] = (live.events, _beside_rounds(live), now + KEPT_LONGER * (now - started), kept)
+        return kept[0]
+
+    def _kept(self, what: tuple[Any, ...]) -> tuple[Any] | None:
+        """Return the cached result as a 1-tuple, or None if it is missing or no longer valid."""
+        live = self.live()
+        events, beside_rounds, until, kept = self._memory.get(what, (None, None, 0.0, None))
+        same_but_rounds = live.at_work and beside_rounds == _beside_rounds(live) and time.monotonic() < until
+        return kept if events == live.events or same_but_rounds else None
+
+    def written(self) -> None:
+        """Invalidate everything read from the run so far, because this console wrote to it."""
+        with self._live_lock:
+            self._live_view.look_again()
+        self._memory = {}
+
+    def status(self, who: Token) -> RunStatus:
+        """Return the full status of the run."""
+        who.demand("see")
+        status: RunStatus = self.remembered(("status",), self.run.status, self.lock)
+        return status
+
+    def requests(self, who: Token) -> list[NumberedRequest]:
+        """Return the requests that a visitor may see, in the order of their receipt."""
+        self.examine(who)
+        what = ("requests", utc_now()[:10])
+        records: list[RequestRecord] = self.remembered(what, self.run.request_records, self.lists_lock)
+        return [
+            NumberedRequest(number, record, self._state(record.status))
+            for number, record in enumerate(records, start=1)
+            if who.may("see") or is_own(who, record.status.filed_by)
+        ]
+
+    def _state(self, status: RequestStatus) -> str:
+        """Return the state of a request. A job that this console started counts before the ledger records it."""
+        if status.state in SETTLED:
+            return status.state
+        jobs = [job for job in self.jobs.of_run(self.key) if job.kind == "carry out" and job.request == status.request]
+        states: dict[str, str] = {"running": "running", "failed": "failed"}
+        return states.get(jobs[0].state, status.state) if jobs else status.state
+
+    def request(self, who: Token, number: int | str) -> NumberedRequest:
+        """Return one request, by its number or its id."""
+        for numbered in self.requests(who):
+            if number in (numbered.number, numbered.record.status.request):
+                return numbered
+        raise UnknownError("there is no such request here")
+
+    def posted(self, who: Token) -> list[PendingRequest]:
+        """Return the requests that wait in the run's inbox and are not in its ledger yet."""
+        if not messages(self.folder):
+            return []
+        with self.run.reader() as reader:
+            waiting = [row for row in pending_requests(reader, current_time()) if row.status == POSTED]
+        if who.may("see"):
+            return waiting
+        own = {
+            message.request
+            for message in messages(self.folder)
+            if is_own(who, str((message.content or {}).get("actor")))
+        }
+        return [row for row in waiting if row.request in own]
+
+    def lines(self, who: Token) -> list[RequestLine]:
+        """Return all requests, in the ledger and in the inbox, as rows of the lists, the most urgent first."""
+        named = {"run": self.key, "name": self.name}
+        recorded = [
+            RequestLine.of(row.record.status, **named, state=row.state, number=row.number, finished=row.finished)
+            for row in self.requests(who)
+        ]
+        posted = [RequestLine.of(row, **named, state="received") for row in self.posted(who)]
+        return sorted(recorded + posted + self._refused(who), key=RequestLine.urgency)
+
+    def _refused(self, who: Token) -> list[RequestLine]:
+        """Return the submitted requests that were refused when they were examined."""
+        with self.run.reader() as reader:
+            rows = reader.query("SELECT time, payload FROM events WHERE kind = 'letter refused'")
+        refused = []
+        for when, payload in rows:
+            message = json.loads(payload)
+            content = message["content"] or {}
+            if message["kind"] != SUBMITTED or not (who.may("see") or is_own(who, str(content.get("actor")))):
+                continue
+            nothing: dict[str, Any] = {"number": None, "level": None, "overdue": False, "method": ""}
+            said = {"request": str(content["request"]), "clients": tuple(content["clients"]), "state": "refused"}
+            times = {"received": when, "finished": when, "deadline": when, "filed_by": str(content["actor"])}
+            refused.append(RequestLine(self.key, self.name, **nothing | said | times))
+        return refused
+
+    def plan(self, who: Token, clients: Sequence[str], terms: TermsGiven) -> Plan:
+        """Return the plan of a request; with the method `auto`, it compares all methods."""
+        who.demand("see")
+        what = ("plan", tuple(clients), json.dumps(terms, sort_keys=True))
+        plan: Plan = self.remembered(what, lambda: self.run.plan(clients, **terms), self.lock)
+        return plan
+
+    def plan_of(self, who: Token, request: str) -> Plan:
+        """Return the plan of a waiting request, made from the terms it was filed with."""
+        who.demand("see")
+        plan: Plan = self.remembered(("plan of", request), lambda: self.run.plan_of(request), self.lock)
+        return plan
+
+    def file(
+        self,
+        who: Token,
+        clients: Sequence[str],
+        request: str | None,
+        deadline_days: int,
+        terms: TermsGiven,
+        nonces: Mapping[str, str] | None = None,
+    ) -> str:
+        """Put a request into the ledger or the inbox of its run.
+
+        Filing the same id with the same terms again changes nothing.
+
+        Args:
+            who: Token of the person who files the request.
+            clients: Names of the clients to forget, or of the client whose records are to be forgotten.
+            request: Id of the request; a random one if None.
+            deadline_days: Days until the request is due.
+            terms: Terms that differ from the run's spec.
+            nonces: Nonces of the commitments in the public certificate, by the identity of the record.
+
+        Returns:
+            The id of the request.
+        """
+        who.demand("file")
+        name = request or f"r-{secrets.token_hex(4)}"
+        if not who.may("set terms"):
+            check_terms(who, self.run.spec, terms)
+        if who.may("see"):
+            return self._file(who, clients, name, deadline_days, terms, nonces)
+        # Only the wording of a request is checked here. Its clients and records are checked when it is examined.
+        check_request_id(name)
+        check_deadline(deadline_days)
+        given = {key: value for key, value in terms.items() if key != "records"}
+        RequestTerms.from_mapping(usual_terms(self.run.spec, clients).to_mapping() | given)
+        content = {"request": name, "clients": list(clients), "deadline_days": deadline_days, "actor": who.name}
+        content |= {"terms": dict(terms), "nonces": dict(nonces or {})}
+        with self.lock:
+            if name not in {line.request for line in self.lines(who)}:  # the same id again changes nothing
+                post(self.folder, SUBMITTED, f"s-{secrets.token_hex(8)}", content)
+                self.written()
+        return name
+
+    def committed(self, who: Token, request: str, nonces: Mapping[str, str]) -> dict[str, str]:
+        """Return the `nonces`, by identity, that the filed or submitted request holds."""
+        if who.may("see"):
+            return self.run.committed(request, nonces)
+        held = [self._content(message)["nonces"] for message in self._submitted() if message.request == request]
+        return {identity: nonce for identity, nonce in nonces.items() if any(nonce in each.values() for each in held)}
+
+    def examine(self, who: Token) -> None:
+        """File the requests that people without sight of the run submitted, or record why they are refused.
+
+        This happens when a person who decides on requests or executes them looks at the list.
+        """
+        if not (who.may("refuse") or who.may("carry out")):
+            return
+        for message in self._submitted():
+            content = self._content(message)
+            with self.lock:
+                try:
+                    self._check_share(content["clients"])
+                    self._check_id_is_own(content["actor"], message.request)
+                    self.run.request(
+                        content["clients"],
+                        message.request,
+                        deadline_days=days_left_of(message, content["deadline_days"]),
+                        actor=content["actor"],
+                        nonces=content["nonces"],
+                        **content["terms"],
+                    )
+                except (InputError, NotCertifiableError) as error:
+                    if not self._refuse(message, f"examined by {who.name}: {error}"):
+                        continue
+                discard(message)
+                self.written()
+
+    def _refuse(self, message: Message, reason: str) -> bool:
+        """Record that a submitted request is refused; return False if another process writes to the run."""
+        try:
+            with self.run.writer() as writer:
+                record_refusal(writer, message, reason)
+        except RunBusyError:
+            return False
+        return True
+
+    def _submitted(self) -> list[Message]:
+        """Return the submitted requests that wait to be examined."""
+        return [message for message in messages(self.folder) if message.kind == SUBMITTED and self._content(message)]
+
+    @staticmethod
+    def _content(message: Message) -> dict[str, Any]:
+        """Return the content of a submitted request; empty if it is not one of this console."""
+        content = message.content or {}
+        return content if content.keys() == SUBMITTED_FIELDS else {}
+
+    def identities(self, who: Token, request: str) -> tuple[str, ...]:
+        """Return the identities of the records that a waiting request names."""
+        who.demand("see")
+        found: tuple[str, ...] = self.remembered(
+            ("identities", request), lambda: self.run.record_identities(request), self.lock
+        )
+        return found
+
+    def _file(
+        self,
+        who: Token,
+        clients: Sequence[str],
+        name: str,
+        deadline_days: int,
+        terms: TermsGiven,
+        nonces: Mapping[str, str] | None,
+    ) -> str:
+        with self.lock:  # two requesters at once do not pass the check with the same clients to spare
+            if not who.may("set terms"):
+                self._check_share(clients)
+            filed = self.run.request(
+                list(clients), name, deadline_days=deadline_days, actor=who.name, nonces=nonces, **terms
+            )
+            self.written()
+        return filed
+
+    def decide(self, who: Token, request: str, decision: str, reason: str, terms: str = "") -> str:
+        """Approve, refuse, verify or withdraw a request.
+
+        Args:
+            who: Token of the person who decides.
+            request: Id of the request.
+            decision: `approved`, `refused`, `verified` or `withdrawn`.
+            reason: Reason for the decision, recorded in the ledger.
+            terms: Digest of the terms that the approver saw; required for an approval.
+
+        Returns:
+            `recorded`, `unchanged`, or the outcome of putting the decision into the inbox.
+        """
+        rights: dict[str, Right] = {"approved": "approve", "refused": "refuse", "verified": "refuse"}
+        if decision == "withdrawn":
+            if not who.may("withdraw"):
+                who.demand("withdraw own")
+                if request not in {line.request for line in self.lines(who)}:
+                    raise UnknownError("there is no such request here")
+                for message in self._submitted():
+                    if message.request == request and is_own(who, self._content(message)["actor"]):
+                        if not self._refuse(message, f"withdrawn by {who.name}: {reason}"):
+                            raise RunBusyError("the run is in use: withdraw the request again in a moment")
+                        discard(message)
+                        self.written()
+                        return "recorded"
+        elif decision in rights:
+            who.demand(rights[decision])
+        else:
+            raise InputError(f"a decision must be approved, verified, refused or withdrawn, found {decision[:40]!r}")
+        if decision == "approved" and not terms:
+            raise InputError(
+                "an approval must name the approved terms: send terms, with the terms_digest of the request"
+            )
+        with self.lock:
+            outcome = self.run.decide(request, decision, reason, who.name, terms or None)
+            self.written()
+        return outcome
+
+    def execute(self, who: Token, request: str) -> Job:
+        """Execute a request in a new process."""
+        who.demand("carry out")
+        numbered = self.request(who, request)
+        status = numbered.record.status
+        if numbered.state == "running":
+            raise RunBusyError(f"request {request} is already in execution")
+        if status.status not in ("received", "verified", "planned", "running"):
+            raise InputError(f"request {request} is {status.status}: it cannot be executed")
+        if status.approvals_missing:
+            raise InputError(f"request {request} needs {approvals_words(status.approvals_missing)}")
+        elsewhere = executed_elsewhere(self.run.spec)
+        if elsewhere:
+            raise InputError(elsewhere)
+        arguments = ["forget", str(self.folder), "--request", request]
+        arguments += ["--data", str(self._data)] if self._data else []
+        return self.jobs.start("carry out", self.key, arguments, who.name, request)
+
+    def start(self, who: Token, kind: Literal["verify", "report"]) -> Job:
+        """Verify the run, or write its report, in a new process."""
+        who.demand("examine")
+        return self.jobs.start(kind, self.key, [kind, str(self.folder)], who.name)
+
+    def report(self, who: Token) -> bytes:
+        """Return the page of the report that was written last."""
+        who.demand("examine")
+        try:
+            return (self.folder / REPORT).read_bytes()
+        except OSError as error:
+            raise UnknownError("no report was written yet") from error
+
+    def evidence(self, who: Token, number: int) -> tuple[str, bytes]:
+        """Return the file name and the bytes of a request's evidence, after verifying the run."""
+        from sifu.report.evidence import evidence_bytes
+
+        who.demand("examine")
+        request = self.request(who, number).record.status.request
+        return f"evidence-{request}.zip", evidence_bytes(self.folder, request)
+
+    def certificate(self, who: Token, number: int) -> dict[str, Any]:
+        """Return the public certificate of a request."""
+        return self.run.certificate(self.request(who, number).record.status.request).to_mapping()
+
+    def trail(self, who: Token, kind: str, most: int) -> tuple[list[dict[str, Any]], int]:
+        """Return the latest events of the ledger and the total number of events.
+
+        Args:
+            who: Token of the visitor.
+            kind: Prefix of the event kinds to include; all if empty.
+            most: Maximum number of events to return.
+        """
+        who.demand("examine")
+        of_kind = (len(kind), kind)
+        with self.run.reader() as reader:
+            ((count,),) = reader.query("SELECT COUNT(*) FROM events WHERE substr(kind, 1, ?) = ?", of_kind)
+            rows = reader.query(
+                "SELECT seq, time, kind, payload, hash, signature IS NOT NULL FROM events "
+                "WHERE substr(kind, 1, ?) = ? ORDER BY seq DESC LIMIT ?",
+                (*of_kind, most),
+            )
+        numbers = {row.record.status.request: row.number for row in self.requests(who)}
+        events = []
+        for seq, when, event, payload, digest, signed in rows:
+            content = json.loads(payload)
+            request = content.get("request", "")
+            name = request.get("request", "") if isinstance(request, dict) else str(request)
+            row = {"run": self, "number": numbers.get(name), "seq": seq, "time": when, "kind": event, "request": name}
+            row |= {key: str(content.get(key, "")) for key in ("actor", "reason")}
+            events.append(row | {"hash": bytes(digest).hex(), "signed": bool(signed)})
+        return events, count
+
+    def verification(self, who: Token) -> dict[str, Any] | None:
+        """Return the result of the last verification by this console, or None."""
+        who.demand("see")
+        return self.jobs.verifications().get(self.key)
+
+    def _check_share(self, clients: Sequence[str]) -> None:
+        """Refuse a request if unapproved requests would then exclude more than half of the clients from training."""
+        with self.run.view() as view:
+            lacking = unapproved(view.reader) if approvals_needed(view.reader) else None
+            held = {
+                name
+                for row in view.requests
+                if row.waits and (lacking is None or row.request in lacking)
+                for name in row.clients
+            }
+            there = {view.clients[index].name for index in view.active} | held
+            pending = pending_requests(view.reader, current_time())
+            submitted = {message.request for message in self._submitted()}  # they take nobody out of training yet
+            posted = [row for row in pending if row.status == POSTED and row.request not in submitted]
+            named = {name for row in posted for name in row.clients}
+            held = (held | named | set(view.names_now(list(clients)))) & there
+        if 2 * len(held) > len(there):
+            raise InputError(
+                "this request would exclude more than half of the clients from training without any approval: have "
+                "earlier requests approved first, or ask an operator to file it"
+            )
+
+    def _check_id_is_own(self, actor: str, request: str) -> None:
+        """Refuse an id that another person uses."""
+        for record in self.run.request_records():
+            if record.status.request == request and not same_address(actor, record.status.filed_by):
+                raise InputError(f"another person has filed a request {request}: it needs another id")
+
+
+def check_terms(who: Token, spec: Spec, terms: TermsGiven) -> None:
+    """Refuse terms that only operators may set, and budgets weaker than the run's own."""
+    others = sorted(set(terms) - set(TERMS_OF_REQUESTERS))
+    if others:
+        raise NotAllowedError(
+            f"your roles ({', '.join(who.roles)}) allow {', '.join(TERMS_OF_REQUESTERS)}; an operator sets "
+            f"{', '.join(others)}"
+        )
+    for name, usual in (("epsilon", spec.privacy.epsilon), ("delta", spec.privacy.delta)):
+        value = terms.get(name)
+        if isinstance(value, float) and value > usual:
+            raise NotAllowedError(f"{name} {value:g} protects less than the {usual:g} of this run: ask an operator")
+    if terms.get("level") == "none":
+        raise NotAllowedError("level none guarantees nothing: ask an operator")
+
+
+def _beside_rounds(live: Live) -> tuple[Any, ...]:
+    """Return the values that change when anything other than a round is recorded."""
+    return live.phase, live.request, live.last_step, live.waiting, live.overdue, live.clients
+
+
+def is_own(who: Token, filed_by: str) -> bool:
+    """Return whether this person filed the request."""
+    return same_address(who.name, filed_by)
