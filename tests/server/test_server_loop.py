@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import sifu
+from run_tools import Command
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
+from sifu.requests.client_list import listed_clients
 
 TARGETS = {f"site-{number}": np.array([number, -2.0 * number, 2.0**number]) for number in range(6)}
 SAMPLES = {name: 10 * (place + 1) for place, name in enumerate(TARGETS)}
@@ -288,6 +290,32 @@ def test_clients_join_between_rounds_and_when_the_loop_is_started_again(tmp_path
     run.request(["site-5"], "case-1", method="scratch")
     run_to_end(tmp_path / "run")
     np.testing.assert_allclose(released(tmp_path / "run"), fedavg(list(TARGETS)[:5], 5), rtol=1e-12)
+    assert run.verify().holds
+
+
+def test_a_departure_is_recorded_and_holds_after_a_restart(tmp_path: Path, cli: Command) -> None:
+    folder = tmp_path / "run"
+    with loop(folder) as server:
+        server.take(answers(server.next()))  # type: ignore[arg-type]
+        server.leave("site-5")  # the loop is closed before the next round: the message must not be lost
+    assert all("site-5" not in task.models for task in run_to_end(folder))
+    run = sifu.open_run(folder)
+    with run.reader() as reader:
+        changes = [event.content["change"] for event in reader.events() if event.kind == "clients changed"]
+        assert changes == [{"do": "block", "name": "site-5"}]
+    with loop(folder) as server:
+        server.leave("site-4")  # no round is open: it is recorded at once
+        server.leave("site-4")
+    assert [(entry.name, entry.status) for entry in listed_clients(folder)] == [
+        ("site-5", "blocked"),
+        ("site-4", "blocked"),
+    ]
+    assert "site-4" in cli("clients", "list", folder).out
+    run.request(["site-0"], "case-1", method="scratch")
+    tasks = run_to_end(folder)
+    assert {tuple(task.models) for task in tasks} == {("site-1", "site-2", "site-3")}
+    np.testing.assert_allclose(released(folder), fedavg(list(tasks[0].models), 5), rtol=1e-12)
+    assert cli("clients", "block", folder, "--name", "nobody").code != 0
     assert run.verify().holds
 
 

@@ -21,7 +21,7 @@ from sifu.store.inbox import post
 from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
-from sifu.theory.facts import AUTHENTICATED
+from sifu.theory.facts import AUTHENTICATED, BY_OPERATOR, CLAIMED
 
 ADMITTED = "admitted"
 """Key of the run table that holds the list."""
@@ -130,6 +130,8 @@ def change_clients(writer: RunWriter, change: dict[str, Any]) -> None:
 def _check(reader: RunReader, change: dict[str, Any]) -> tuple[identity.Admitted, ...]:
     """Return the list of a run after a change.
 
+    A remote client without a key is listed only while it is blocked.
+
     Raises:
         InputError: If the change is not possible.
     """
@@ -143,6 +145,9 @@ def _check(reader: RunReader, change: dict[str, Any]) -> tuple[identity.Admitted
             raise InputError(
                 f"{client} asked to be forgotten: readmitting it would void its certificate. Start a new run with it"
             )
+    without_key = name in view.index_of and name not in {entry.name for entry in before}
+    if change.get("do") == "block" and without_key and view.facts.identity in (BY_OPERATOR, CLAIMED):
+        before = (*before, identity.Admitted(name, ""))
     after = _changed(before, change)
     if change["do"] == "add" and after != before:
         if name in view.index_of:

@@ -32,7 +32,7 @@ from sifu.core.spec import Spec
 from sifu.engines.outside import OutsideFederation, Task
 from sifu.engines.own_models import own_training
 from sifu.errors import InputError, NoClientResponseError, RunBusyError
-from sifu.requests.client_list import recorded_clients
+from sifu.requests.client_list import ask_for_change, recorded_clients
 from sifu.requests.messages import LOOK_EVERY, WatchedInbox
 from sifu.requests.worker import Tell, Worker
 from sifu.run.clients_and_engine import LOOP, preprocessing_of
@@ -121,14 +121,14 @@ def _open_patiently(folder: Path, lock_wait: float, tell: Tell) -> RunWriter:
 
 
 def _settle(writer: RunWriter, engine: Engine, after_mail: Callable[[RunWriter], None] | None) -> None:
-    """Tell an engine with remote clients which of them it must no longer contact."""
+    """Call `after_mail`, and tell an engine with remote clients which of them it must no longer contact."""
+    if after_mail:
+        after_mail(writer)
     if isinstance(engine, LeavesOut):
         view = RunView(writer)
         blocked = {entry.name for entry in recorded_clients(writer) if entry.status == "blocked"}
         gone = {view.index_of[name] for name in blocked if name in view.index_of}
         engine.leave_out(view.forgotten | view.left_out | gone)
-    if after_mail:
-        after_mail(writer)
 
 
 def _recording(writer: RunWriter, engine: Engine, progress: ProgressCallback | None) -> ProgressCallback:
@@ -199,8 +199,6 @@ class ServerLoop:
             facts = replace(training.facts, outside=(*training.facts.outside, CLOSED_EARLY))
             training = replace(training, facts=facts)
         self._engine = OutsideFederation(training, self._exchange)
-        self._left: set[str] = set()
-        self._leaving: set[str] = set()
         self._newcomers = deque(profile for name, profile in profiles.items() if name not in known)
         if not begun:
             create_run(Path(folder), given, given, self._engine).close()
@@ -256,8 +254,8 @@ class ServerLoop:
     def leave(self, name: str) -> None:
         """Ask a client for nothing more, from the next task on.
 
-        What it contributed stays in the model until a request forgets it. The run does not record the departure, only
-        that the client took part in no later round: call this again when the loop is started again.
+        What it contributed stays in the model until a request forgets it. The run records the departure, as
+        `sifu clients block` does, so it also holds when the loop is started again.
 
         Args:
             name: Its name.
@@ -267,14 +265,10 @@ class ServerLoop:
         """
         if name not in {client.name for client in self._engine.clients}:
             raise InputError(f"there is no client {name!r} in this run: name one that takes part")
-        self._leaving.add(name)
+        ask_for_change(self.run.folder, {"do": "block", "name": name})
 
     def _admit(self, writer: RunWriter) -> None:
-        """Record new clients and exclude those that left; called in the worker's thread between two rounds."""
-        while self._leaving:
-            self._left.add(self._leaving.pop())
-        gone = {number for number, client in enumerate(self._engine.clients) if client.name in self._left}
-        self._engine.leave_out(self._engine.left_out | gone)
+        """Record new clients; called in the worker's thread between two rounds."""
         while self._newcomers:
             joined = self._newcomers[0]
             training = self._train([*self._engine.clients, joined])
@@ -319,7 +313,7 @@ class ServerLoop:
                 linger=self._linger,
                 level=self._level,
                 after_mail=self._admit,
-                more_mail=lambda: bool(self._newcomers or self._leaving),
+                more_mail=lambda: bool(self._newcomers),
             )
         except BaseException as error:
             self._tasks.put(error)
