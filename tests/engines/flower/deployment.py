@@ -154,9 +154,11 @@ class Deployment:
     """The processes of one federation; everything is ended by `close`. Nodes know SuperLink by an address.
 
     SuperLink and SuperNodes are started as ever. What they start, and commands, are forks where `PRELOADED` is set.
+    `NODE` is the command that starts a SuperNode.
     """
 
     PRELOADED = True
+    NODE: tuple[object, ...] = (sys.executable, "-c", HASTY_NODE)
 
     def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
         self.folder, self.address = folder, address
@@ -243,7 +245,7 @@ class Deployment:
     def supernode(self, key: str, config: str) -> None:
         """Start a SuperNode with a key."""
         self.start(
-            key, sys.executable, "-c", HASTY_NODE, "--root-certificates", "ca.crt", "--auth-supernode-private-key", key,
+            key, *self.NODE, "--root-certificates", "ca.crt", "--auth-supernode-private-key", key,
             "--superlink", f"{self.address}:{self.port}", "--host", "127.0.0.1", "--port", free_port(),
             "--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key",
             "--node-config", config,
