@@ -16,8 +16,9 @@ import sifu
 from run_tools import Command
 from sifu.core.spec import DataSpec
 from sifu.data.table import read_table
-from sifu.data.table_coding import TableCoding, whole_number
+from sifu.data.table_coding import TableCoding
 from sifu.data.table_proposal import propose_spec
+from sifu.data.table_values import whole_number
 from sifu.errors import InputError
 
 HOSPITALS = Path(os.environ.get("SIFU_DATA", Path(__file__).resolve().parents[2].parent / "shared/data")) / "hospitals"

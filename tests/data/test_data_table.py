@@ -13,15 +13,8 @@ import sifu
 from run_tools import small_spec
 from sifu.core.spec import DataSpec
 from sifu.data.table import read_columns, read_table
-from sifu.data.table_coding import (
-    TableCoding,
-    TableFile,
-    join_names,
-    parse_categories,
-    parse_classes,
-    quoted,
-    split_names,
-)
+from sifu.data.table_coding import TableCoding, TableFile
+from sifu.data.table_keys import join_names, parse_categories, parse_classes, quoted, split_names
 from sifu.errors import InputError, SifuWarning
 
 ROWS = [("north", 0.5, "red", "yes"), ("south", -1.0, "blue", "no"), ("north", 2.0, "blue", "no")]

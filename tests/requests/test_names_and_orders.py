@@ -143,7 +143,7 @@ def test_a_request_has_the_order_in_which_it_was_carried_out(
 ) -> None:
     """Noise covers clients that asked at its order or before: one of order 9 would hide requests that come after it."""
     run = sifu.open_run(own_trained)
-    for check in ("sifu.api.run.check_integrity", "sifu.store.writer.check_record"):
+    for check in ("sifu.api.run_folder.check_integrity", "sifu.store.writer.check_record"):
         monkeypatch.setattr(check, lambda reader: None)  # which would stop the forger here
     monkeypatch.setattr(RunView, "next_order", 9)
     run.forget(["client-000"], "first", sigma=0.05)

@@ -154,14 +154,10 @@ class RunStatus:
     """Content of `sifu status`.
 
     `rounds` counts the rounds on the active history, `rounds_run` all rounds ever run; for a closed-form head they
-    count
-    solves. `psi_star` is the influence that noise of `sigma` hides, and `psi_status` says whether the premises of Psi
-    are
-    met, assumed or failed. `bytes_kept` says by method what a request needs on disk. `accuracy` (None for regression)
-    and
-    `loss` are means over the active clients' training samples. `held_out` are the figures on held-out rows, if there
-    are
-    any.
+    count solves. `psi_star` is the influence that noise of `sigma` hides, and `psi_status` says whether the premises of
+    Psi are met, assumed or failed. `bytes_kept` says by method what a request needs on disk. `accuracy` (None for
+    regression) and `loss` are means over the active clients' training samples. `held_out` are the figures on held-out
+    rows, if there are any.
     """
 
     run: str

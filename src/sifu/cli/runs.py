@@ -106,7 +106,7 @@ def init(
     if table is None:
         write_atomically(file, commented_toml(Spec()).encode())
         return Answer({"spec": str(file)}, f"Wrote {file}. Next: sifu train {file} --run my-run")
-    from sifu.data.table_coding import split_names
+    from sifu.data.table_keys import split_names
     from sifu.data.table_proposal import propose_spec
 
     header = split_names(columns, "--columns")

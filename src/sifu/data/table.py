@@ -15,7 +15,8 @@ import numpy as np
 
 from sifu.data.dataset import Dataset
 from sifu.data.held_out import contents_of, held_out_rows, numbers_of
-from sifu.data.table_coding import FAR_OUTSIDE, NO_TEXT, Place, TableCoding, TableFile, stripped
+from sifu.data.table_coding import FAR_OUTSIDE, NO_TEXT, TableCoding, TableFile
+from sifu.data.table_values import Place, stripped
 from sifu.errors import InputError, SifuWarning, install_extra
 from sifu.theory.arrays import Array
 

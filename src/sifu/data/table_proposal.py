@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 
 from sifu.data.table import CSV_ENDINGS, ENDINGS, first_row, read_columns, some, table_files
-from sifu.data.table_coding import TableFile, is_missing, looks_like_a_date, looks_like_a_number, quoted, whole_number
+from sifu.data.table_coding import TableFile
+from sifu.data.table_keys import quoted
+from sifu.data.table_values import is_missing, looks_like_a_date, looks_like_a_number, whole_number
 from sifu.errors import InputError
 
 FEW_WORDS = 20

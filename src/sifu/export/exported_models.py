@@ -21,7 +21,8 @@ from sifu.data.dataset import channels_first
 from sifu.data.npz import MOST_CLASSES, stored_samples
 from sifu.data.sources import find_data, scale_of
 from sifu.data.table import column_names
-from sifu.data.table_coding import TableCoding, split_names
+from sifu.data.table_coding import TableCoding
+from sifu.data.table_keys import split_names
 from sifu.errors import InputError, RunDamagedError, SifuWarning
 from sifu.requests.what_remains import note_export
 from sifu.run.clients_and_engine import NPZ, PYTHON, TABLE, takes_rows, way_to_go_on
@@ -266,8 +267,7 @@ def load_model(path: str | Path, *, module: str | ModelGiven | None = None) -> L
     """Load the model at `path` that `sifu export` wrote; its description names its digest.
 
     A module is a program, and a description alone must not run one. Weights and text of a module for features must be
-    those
-    of the run.
+    those of the run.
 
     Args:
         path: The safetensors file.

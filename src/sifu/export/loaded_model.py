@@ -114,8 +114,7 @@ class LoadedModel(nn.Module):
         """Return the scores of raw samples `x`, one row each.
 
         Bytes are scaled like the clients'; other numbers are used as they are. Images may have their channels first, or
-        in the
-        position of the data file. Rows of a table must be as `inputs_of` reads them from a file.
+        in the position of the data file. Rows of a table must be as `inputs_of` reads them from a file.
         """
         samples = self._mapped(self._samples(x))
         try:

@@ -19,7 +19,8 @@ from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap, PlainInputs, Projection, RandomFourier
 from sifu.data.feature_maps.feature_map import FREQUENCY_BITS, INPUT_BITS, LARGEST_INPUT, LARGEST_WHOLE, TURN_BITS
 from sifu.data.sources import scale_of
-from sifu.data.table_coding import MISSING_WORDS, TableCoding
+from sifu.data.table_coding import TableCoding
+from sifu.data.table_values import MISSING_WORDS
 from sifu.errors import InputError
 from sifu.export.loaded_model import described_map
 from sifu.run.clients_and_engine import PYTHON

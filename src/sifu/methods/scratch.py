@@ -28,8 +28,7 @@ class Scratch(Method):
         """Return the premises about what preceded training: nobody's data influenced the fresh model.
 
         An automatic rate is recomputed from the remaining clients, whichever client leaves, so it reveals nothing about
-        the
-        clients that left.
+        the clients that left.
         """
         view = claim.view
         source = "anew" if view.finds_rate_anew(claim.terms) else view.rate_source(claim.gone)

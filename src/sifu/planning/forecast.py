@@ -320,8 +320,7 @@ class BudgetLine:
     """Budget of a subject forgotten earlier: used so far, the cost of a plan, and the remainder.
 
     Budgets are counted in (Psi/sigma)^2; `budget` is 1/s^2. `covered` means that earlier noise already hides the
-    subject at
-    the plan's source, so that the plan costs it nothing.
+    subject at the plan's source, so that the plan costs it nothing.
     """
 
     subject: Subject
@@ -415,8 +414,7 @@ def _requests_ahead(view: RunView, depth: int, noise_std: float, needed: Floats,
     """Return the number of later requests of the usual size that are predicted to be faster than Scratch.
 
     The largest of `size` randomly chosen values of `needed` lies at about the quantile size / (size + 1). Along the
-    path it
-    grows like a power of the rounds, with the exponent that the kept models show.
+    path it grows like a power of the rounds, with the exponent that the kept models show.
 
     Args:
         view: The run.

@@ -363,8 +363,7 @@ def noise_options(
     """Return the least noise of each kept node, rounded up, with its predicted effect; latest node first.
 
     Rounding up may allow a later node than the one the noise was computed for, so every option uses the latest node
-    that
-    its noise allows.
+    that its noise allows.
 
     Args:
         view: The run.
@@ -413,8 +412,7 @@ def choose_noise(
     """Return the noise of the option with the fewest expected rounds, and notes on the choice.
 
     If Scratch is as fast, the result is less noise than any option needs, which leads to theta_0. Options below the
-    level
-    `least` are ignored unless there are no others.
+    level `least` are ignored unless there are no others.
 
     Args:
         options: Noises to choose from.

@@ -84,8 +84,7 @@ class Measured:
     """Evaluations of the models before and after a request, on the forgotten clients and on the remaining ones.
 
     An evaluation is None if it was not made, or was erased. `scratch` is the comparison with training from scratch, if
-    it
-    was made.
+    it was made.
     """
 
     forgotten_before: EvaluationRow | None

@@ -137,8 +137,7 @@ class RollBack:
         """Return evaluations of the current and the starting model on the request's clients and on the others.
 
         Empty if the request is strict or the current head was not released, because such figures reveal something about
-        the
-        data to be forgotten.
+        the data to be forgotten.
         """
         tip = self.view.rows[-1].node.node
         if self.plan.terms.retention == "strict" or released_node(self.writer) != tip:

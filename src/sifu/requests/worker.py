@@ -251,8 +251,7 @@ class Worker:
         """Bring the released model up to date with the clients that should be in it.
 
         A closed-form head is solved again unless it is that of exactly the active clients. Other models get the rounds
-        they
-        owe.
+        they owe.
 
         Returns:
             The rounds or solves that were recorded; 0 if the model was up to date.
@@ -349,8 +348,7 @@ class Worker:
         """Return the recomputed automatic rate and an engine for it, if training starts from a fresh model.
 
         The rate is that of the remaining clients. The engine is built before the rollback, so that nothing is lost if
-        it cannot
-        be built. Otherwise, return None and the current engine.
+        it cannot be built. Otherwise, return None and the current engine.
         """
         if method_info(plan.terms.method).starts_from != "fresh" or not view.finds_rate_anew(plan.terms):
             return None, self.engine

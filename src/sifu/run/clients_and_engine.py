@@ -22,7 +22,7 @@ from sifu.core.spec.sections import ROW_KINDS, FeaturesSpec
 from sifu.data.client_data import ClientData
 from sifu.data.dataset import row_digests
 from sifu.data.sources import find_data
-from sifu.data.table_coding import parse_classes
+from sifu.data.table_keys import parse_classes
 from sifu.errors import InputError
 from sifu.theory.arrays import Array
 from sifu.theory.closed_form import FixedPoint, Targets
@@ -184,7 +184,8 @@ def columns_of_features(data: DataSpec, frame: Any = None) -> str:
     """Return the feature columns of a table or a frame, as a spec writes them; empty for other data."""
     from sifu.data.client_data import is_frame
     from sifu.data.table import column_names, frame_names
-    from sifu.data.table_coding import TableCoding, join_names
+    from sifu.data.table_coding import TableCoding
+    from sifu.data.table_keys import join_names
 
     if frame is not None and not is_frame(frame):
         return ""

@@ -53,8 +53,7 @@ class ClientsView:
         """Clients that take part in no round because an approved request to forget them entirely waits.
 
         A request that lacks approvals leaves no client out. A request for records leaves its client in; it is executed
-        before
-        the next release (`Worker.execute_records`).
+        before the next release (`Worker.execute_records`).
         """
         return self._named(leaving_requests(self.reader))
 

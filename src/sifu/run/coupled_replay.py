@@ -157,8 +157,7 @@ def recorded_noise(reader: RunReader) -> NoisedModel:
     """Return the recorded noise: from the noised model if it is on disk, redrawn if it was seeded.
 
     Certified noise is drawn once from the operating system and exists only in the model it made. If a later request cut
-    off
-    and erased that model, its descendants cannot be replayed.
+    off and erased that model, its descendants cannot be replayed.
     """
     on_disk = reader.models()
     spec = Spec.from_mapping(reader.spec)

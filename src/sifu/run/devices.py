@@ -69,8 +69,7 @@ def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: 
     """Return the embedded engine itself, or a lane on the GPU with its model and clients.
 
     `auto` uses the GPU if there is one, the lane supports the run, and it is worthwhile: for networks, including those
-    that
-    features go through, and for linear models with many samples.
+    that features go through, and for linear models with many samples.
 
     Args:
         engine: The embedded engine.
@@ -177,8 +176,7 @@ def check_repeats(engine: Engine) -> None:
     """Check that an engine which is not sifu's own gives the same result when a round is repeated.
 
     Otherwise it keeps state from round to round, such as a server's momentum, and the state would retain the influence
-    of
-    a forgotten client. Rounds with noise from the operating system cannot be compared. Optional methods must be
+    of a forgotten client. Rounds with noise from the operating system cannot be compared. Optional methods must be
     declared.
 
     Raises:

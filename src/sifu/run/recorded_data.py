@@ -297,7 +297,8 @@ def _joining_data(spec: Spec, file: Path, owner: str) -> Any:
     from sifu.data import load
     from sifu.data.read_once import read_again
     from sifu.data.table import ENDINGS, column_names
-    from sifu.data.table_coding import TableCoding, split_names
+    from sifu.data.table_coding import TableCoding
+    from sifu.data.table_keys import split_names
 
     if spec.data.name != TABLE:
         if file.suffix.lower() in ENDINGS:

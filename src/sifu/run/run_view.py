@@ -184,8 +184,7 @@ class RunView(ClientsView):
         """Return whether a request that starts from a fresh model recomputes the rate.
 
         It does not if a client rejoins with fewer records, because the record does not know the smoothness of its
-        remaining
-        data before it has rejoined.
+        remaining data before it has rejoined.
         """
         return not terms.records and self._finds_rate
 

@@ -1,0 +1,272 @@
+"""Calls about requests: plan, file, decide, execute, and read their records and certificates."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Unpack
+
+from sifu.api.run_folder import RunFolder
+from sifu.api.run_requests import (
+    Certificate,
+    CertificateForm,
+    RequestRecord,
+    check_not_settled,
+    check_signed,
+    execute,
+    new_terms,
+    records_of,
+    row_of,
+    with_plain_names,
+)
+from sifu.api.safekeeping import attest
+from sifu.choices import Decided, TermsGiven
+from sifu.core.record_commitments import record_commitment
+from sifu.data.read_once import reading_once
+from sifu.errors import InputError
+from sifu.methods.registry import plan_request
+from sifu.planning.forecast import most_expensive
+from sifu.planning.plan import Plan
+from sifu.requests.approvals import DEADLINE_DAYS, POSTED
+from sifu.requests.certification import settle
+from sifu.requests.messages import check_new, commitments_of, id_of_signed, ingest, post_decision, receive
+from sifu.requests.outcome import Outcome, outcome_of
+from sifu.requests.request_record import PublicRequest, decide, public_record
+from sifu.run.recorded_data import identities_of_rows
+from sifu.run.run_view import RunView
+from sifu.run.training import ProgressCallback
+from sifu.store.actors import actor_name
+from sifu.store.clock import current_time
+from sifu.store.erased_figures import no_certificate
+from sifu.store.inbox import post
+from sifu.store.reader import plain_names
+from sifu.store.writer import RunWriter
+
+
+class RequestCalls(RunFolder):
+    """A run folder with its requests; the base of `sifu.Run`."""
+
+    def plan(self, clients: Sequence[str], **terms: Unpack[TermsGiven]) -> Plan:
+        """Return what a request for `clients` would do: node, noise, rounds, level. Changes nothing.
+
+        Without a `method`, the plan is the one that `auto` chooses, and its `ways` describe the alternatives: level,
+        rounds with an interval, traffic, time, the gain of an attacker, what is kept, and the cost to clients forgotten
+        earlier.
+
+        Args:
+            clients: Names of the clients.
+            **terms: Terms that differ from the run's spec.
+        """
+        with self.view() as view:
+            wanted = new_terms(view, self._engines, clients, terms)
+            plan = plan_request(view, wanted)
+            if wanted.records and not view.regime.solves:
+                with suppress(InputError):  # a plan does not need the data; a request does
+                    self._engines.prepare_records(view.reader, wanted)
+            return with_plain_names(view.reader, plan)
+
+    def plan_of(self, request: str) -> Plan:
+        """Return what a waiting `request` would do now, with exactly the terms it has in the ledger."""
+        with self.view() as view:
+            row = row_of(view.reader, request)
+            if not row.waits:
+                raise InputError(f"request {request} is {row.status}: it needs no plan any more")
+            return with_plain_names(view.reader, plan_request(view, row.terms))
+
+    def most_expensive(self) -> str:
+        """Return the name of the active client that is most expensive to forget now."""
+        with self.snapshot() as reader:
+            return most_expensive(RunView(reader))
+
+    def request(
+        self,
+        clients: Sequence[str],
+        request: str | None = None,
+        *,
+        deadline_days: int = DEADLINE_DAYS,
+        actor: str | None = None,
+        nonces: Mapping[str, str] | None = None,
+        **terms: Unpack[TermsGiven],
+    ) -> str:
+        """Record a request for `clients` in the ledger, or post it to the inbox while another process writes.
+
+        Args:
+            clients: Names of the clients.
+            request: Id of the request; by default a new one. The same id with the same terms again changes nothing.
+            deadline_days: Days until the deadline.
+            actor: Name of the person who asks; by default that of this account.
+            nonces: Nonce by identity of each record (`sifu.new_nonces`). The public certificate then commits to these
+                identities. Give each person the nonce; the run keeps none.
+            **terms: Terms that differ from the run's spec.
+
+        Returns:
+            The id of the request.
+        """
+        with self._writer_if_free() as reader:
+            view = RunView(reader)
+            wanted = new_terms(view, self._engines, clients, terms)
+            check_not_settled(view, request)
+            if isinstance(reader, RunWriter):
+                return receive(reader, view, wanted, request, deadline_days, actor, nonces)
+            check_new(view, wanted, request)
+            posted = request if request is not None else f"r-{secrets.token_hex(4)}"
+            commitments = commitments_of(reader, wanted, posted, nonces)
+        message = wanted.to_mapping() | {"deadline_days": deadline_days, "actor": actor_name(actor)}
+        message |= {"commitments": commitments} if commitments else {}
+        post(self.folder, "request", posted, message)
+        return posted
+
+    def committed(self, request: str, nonces: Mapping[str, str]) -> dict[str, str]:
+        """Return the `nonces`, by identity, that open a commitment of the `request`, or of its inbox message."""
+        with self.reader() as reader:
+            seq = reader.steps().get(("request received", request))
+            if seq is None:
+                return dict(nonces)
+            payload, run = reader.payload(seq), reader.value("run")
+            client = plain_names(reader, payload["request"]["clients"])[0]
+            stated = payload.get("commitments", [])
+        return {
+            identity: nonce
+            for identity, nonce in nonces.items()
+            if record_commitment(run, request, client, identity, nonce) in stated
+        }
+
+    def settle(self, request: str, reason: str) -> str:
+        """End a running request with the model that it has reached, because its rounds cannot be finished.
+
+        A request runs from its rollback to its certificate. If clients on other machines can never finish its rounds,
+        every attempt fails in the same way; settling it certifies the current model and makes the run usable again.
+
+        Args:
+            request: Id of the request.
+            reason: Why its rounds cannot be finished; it is recorded.
+
+        Returns:
+            The level of the request.
+        """
+        with self._checked_writer() as writer:
+            return settle(writer, request, reason)
+
+    def record_identities(self, request: str) -> tuple[str, ...]:
+        """Return the identities of the records that a waiting `request` names; none if the data have none here."""
+        with self.reader() as reader:
+            row = row_of(reader, request)
+            given = self._engines.clients() if self._engines.clients else ()
+            with suppress(InputError):
+                return tuple(
+                    identities_of_rows(reader, row.clients[0], row.records, given) if row.records and row.waits else ()
+                )
+        return ()
+
+    def request_signed(self, statement: dict[str, Any]) -> str:
+        """Ingest the `statement` that a client signed with its node's key (`sifu clients sign`).
+
+        Returns:
+            The id of the request.
+
+        Raises:
+            InputError: If the statement is invalid; the ledger records the refusal.
+        """
+        request = id_of_signed(statement)
+        with self._writer_if_free() as reader:
+            post(self.folder, "signed", request, statement)
+            if not isinstance(reader, RunWriter):
+                check_signed(reader, statement, request)
+                return request  # the server ingests it
+            refusals = [sentence for sentence in ingest(reader) if sentence.startswith(f"signed {request}: ")]
+        if refusals:
+            raise InputError(f"refused and recorded: {refusals[0].partition(': ')[2]}")
+        return request
+
+    def decide(
+        self, request: str, decision: str, reason: str = "", actor: str | None = None, terms: str | None = None
+    ) -> Decided:
+        """Record a decision on a waiting request; while another process writes to the run, post it to the inbox.
+
+        An approval records the digest of the request's terms and counts for these terms only.
+
+        Args:
+            request: Id of the request.
+            decision: verified, approved, refused or withdrawn.
+            reason: Reason, which a refusal needs.
+            actor: Name of the person who decides; by default that of this account.
+            terms: Digest of the terms that were inspected (`RequestStatus.terms_digest`). The decision is refused if
+                the request has other terms.
+        """
+        name = actor_name(actor)
+        with self._writer_if_free() as reader:
+            if isinstance(reader, RunWriter):
+                return "recorded" if decide(reader, request, decision, reason, name, terms) else "unchanged"
+            return "posted" if post_decision(reader, request, decision, reason, name, terms) else "unchanged"
+
+    @reading_once()
+    def forget(
+        self,
+        clients: Sequence[str] | None = None,
+        request: str | None = None,
+        *,
+        compare_scratch: bool = False,
+        progress: ProgressCallback | None = None,
+        nonces: Mapping[str, str] | None = None,
+        **terms: Unpack[TermsGiven],
+    ) -> list[Outcome]:
+        """Execute the queued requests, or one of them, or a new one for `clients`.
+
+        Without a `method`, each request is executed by the method with the fewest predicted rounds among those that
+        reach at least `level` (by default `conditional`). `level` is the only one of the terms that also applies to
+        queued requests. A plan below it is refused and nothing is changed. A request with `release = "now"` is done
+        with its starting model; the rounds to its target follow in this call.
+
+        Args:
+            clients: Names of the clients of a new request.
+            request: Id of the request.
+            compare_scratch: True to train Scratch for each request as well, to compare the number of rounds.
+            progress: Called after every round.
+            nonces: As for `request`.
+            **terms: Terms that differ from the run's spec.
+
+        Returns:
+            The outcomes of the executed requests.
+        """
+        with self._checked_writer() as writer:
+            return execute(writer, self._engines, clients, request, terms, compare_scratch, progress, nonces)
+
+    def outcomes(self) -> list[Outcome]:
+        """Return the outcomes of the finished requests, in order."""
+        with self.snapshot() as reader:
+            return [outcome_of(reader, row) for row in reader.requests() if row.status == "done"]
+
+    def request_status(self, request: str) -> str:
+        """Return the status of a `request`, such as received, running or done; posted while it waits in the inbox."""
+        with self.reader() as reader:
+            return next((row.status for row in reader.requests() if row.request == request), POSTED)
+
+    def request_record(self, request: str) -> RequestRecord:
+        """Return one `request` with all steps of its life."""
+        with self.snapshot() as reader:
+            return records_of(reader, [row_of(reader, request)])[0]
+
+    def request_records(self) -> list[RequestRecord]:
+        """Return all requests with all steps of their lives, in the order of reception."""
+        with self.snapshot() as reader:
+            return records_of(reader, reader.requests())
+
+    def public_record(self) -> list[PublicRequest]:
+        """Return the requests without personal data."""
+        with self.reader() as reader:
+            return public_record(reader, current_time())
+
+    def certificate(self, request: str, form: CertificateForm = "public") -> Certificate:
+        """Return the recorded certificate of a `request`, in the `form` for the public or for an auditor."""
+        with self.reader() as reader:
+            text = reader.certificates().get((request, form))
+            if text is None:
+                raise no_certificate(reader, request, form)
+        return Certificate(form, **json.loads(text))
+
+    def attestation(self, request: str) -> dict[str, Any]:
+        """Return a `request`'s public certificate as an in-toto statement in a signed DSSE envelope."""
+        with self.reader() as reader:
+            return attest(reader, request)

@@ -1,0 +1,175 @@
+"""A run folder opened for reading, writing and training; the base of `sifu.Run`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sifu.api.run_requests import measure_held_out
+from sifu.core.engine import Engine
+from sifu.core.request_terms import RequestTerms
+from sifu.core.spec import Spec
+from sifu.errors import InputError, RunBusyError
+from sifu.requests.messages import ingest
+from sifu.run.coupled_replay import EngineWithout
+from sifu.run.run_engines import MakeEngine, RunEngines
+from sifu.run.run_view import RunView
+from sifu.store.database import DATABASE, Memory
+from sifu.store.kept_outside import check_known_key, remember_key
+from sifu.store.reader import RunReader, readable
+from sifu.store.writer import RunWriter
+from sifu.verify.integrity import blaming_damage, check_integrity
+
+
+class RunFolder:
+    """A run folder and, if training is needed, its engine.
+
+    Args:
+        folder: The run folder.
+        make_engine: Builder of the engine; by default it is built from the spec.
+        data_folder: Folder of a named data set.
+        remember: True to remember the operator's key of the run on this account.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        make_engine: MakeEngine | None = None,
+        data_folder: str | Path | None = None,
+        *,
+        remember: bool = True,
+    ) -> None:
+        self.folder = Path(folder)
+        with RunReader(self.folder) as reader:  # raises at once if it is not a run
+            check_known_key(reader)
+            if remember:
+                remember_key(reader)
+        self._engines = RunEngines(self.reader, make_engine, data_folder)
+        self._memory = Memory()
+        self._views: dict[Any, RunView] = {}
+
+    def reader(self) -> RunReader:
+        """Return a new reader, for a with block."""
+        return RunReader(self.folder, shared=self._memory)
+
+    def writer(self, *, vouching: bool = False) -> RunWriter:
+        """Return the run for writing, for a with block; no other process can write meanwhile.
+
+        Args:
+            vouching: True to open a run whose last events were written without the operator's key, in order to sign
+                them.
+        """
+        return RunWriter.open(self.folder, self._memory, vouching=vouching)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[RunReader]:
+        """Yield a reader that sees one instant of the run; unreadable content is reported as damage."""
+        with self.reader() as reader, reader.snapshot(), blaming_damage(reader):
+            yield reader
+
+    @contextmanager
+    def view(self) -> Iterator[RunView]:
+        """Yield the run at this instant; derived values are reused as long as nothing is written.
+
+        A view has one user at a time, because its reader belongs to one thread. Concurrent users get views of their
+        own.
+        """
+        stamps = [_stamp(self.folder / name) for name in (DATABASE, f"{DATABASE}-wal")]
+        with self.snapshot() as reader:
+            state = (reader.value("head"), *stamps)
+            view = self._views.pop(state, None)
+            if view is None:
+                view = RunView(reader)
+            else:
+                reader.take_over(view.reader)
+                view.reader = reader
+            yield view
+        self._views = {state: view}  # after an error, the view is not reused
+
+    @property
+    def spec(self) -> Spec:
+        """Merged spec of the run."""
+        with self.reader() as reader, readable(self.folder):
+            return Spec.from_mapping(reader.spec)
+
+    @contextmanager
+    def _checked_writer(self, before: str = "", *, vouching: bool = False) -> Iterator[RunWriter]:
+        """Yield the run for writing after checking its record; with `before`, only if training is finished."""
+        with self.writer(vouching=vouching) as writer:
+            check_integrity(writer)
+            if before and writer.phase != "ready":
+                raise InputError(f"the run is still {writer.phase}: finish it first, then {before}")
+            yield writer
+
+    @contextmanager
+    def _writer_if_free(self) -> Iterator[RunReader]:
+        """Yield the run for writing after ingesting its inbox; a reader while another process writes to it."""
+        try:
+            writer = self.writer()
+        except RunBusyError:
+            with self.snapshot() as reader:
+                yield reader
+            return
+        with writer:
+            ingest(writer)
+            yield writer
+
+    def engine(self, *, newcomers: bool = False, leaving: Collection[str] = ()) -> Engine:
+        """Return the engine of this run, which is built when it is first needed.
+
+        Args:
+            newcomers: True if new clients may follow the clients that the run knows.
+            leaving: Clients that leave, whose data are not needed.
+
+        Raises:
+            InputError: If the data of a remaining client are missing or changed.
+        """
+        return self._engines.current(newcomers=newcomers, leaving=leaving)
+
+    def engine_again(self) -> Engine:
+        """Return the engine with the client that rejoins: the prepared one, or a new one from data read again."""
+        return self._engines.again()
+
+    def engine_without(self, clients: Collection[int]) -> EngineWithout | None:
+        """Return a new engine on the CPU that never had the data of `clients`; None if the run has a given engine."""
+        return self._engines.without(clients)
+
+    def complete_engine(self) -> Engine:
+        """Return the engine with everyone's data, including clients that left.
+
+        The data of a client that left may be missing if its loss is too steep for the current rate.
+        """
+        return self._engines.complete()
+
+    def prepare_records(self, reader: RunReader, terms: RequestTerms) -> None:
+        """Build the engine without the records of `terms`, before anything is rolled back.
+
+        After a rollback it would be too late: the client could not rejoin, and the request could not end.
+
+        Args:
+            reader: The run.
+            terms: Terms of a request for records.
+
+        Raises:
+            InputError: If the run could not continue with the client's remaining records.
+            NotCertifiableError: If rounding would no longer be bounded.
+        """
+        self._engines.prepare_records(reader, terms)
+
+    def measure_held_out(self, writer: RunWriter) -> None:
+        """Record, with `writer`, the figures of the current model on the held-out rows of the remaining clients.
+
+        Rows that cannot be used are ignored, because the training or the request is already complete.
+        """
+        measure_held_out(writer, self._engines)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return inode, size and modification time of a file; None if it does not exist."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
