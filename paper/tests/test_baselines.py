@@ -14,9 +14,9 @@ import pytest
 import sifu
 from run_tools import Command, copy_run, query, small_spec, state
 from sifu.api import verify_certificate, verify_run
+from sifu.core.certificate_words import words_of
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.request_terms import RequestTerms
-from sifu.core.wording import words_of
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.base import Method, plan_from
 from sifu.methods.registry import METHODS

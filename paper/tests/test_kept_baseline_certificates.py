@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sifu.api import verify_certificate
-from sifu.core.wording import words_of
+from sifu.core.certificate_words import words_of
 from sifu_paper.baselines import METHODS
 
 KEPT = Path(__file__).resolve().parents[2] / "tests" / "verify" / "kept_certificates"

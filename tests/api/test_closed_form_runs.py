@@ -16,10 +16,10 @@ import sifu
 import sifu_verifier
 from forged_runs import execute, rebuild_chain
 from run_tools import Command, copy_run, query, spec_for, state
+from sifu.core.certificate_words import words_of
 from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.core.layout import ModelLayout
 from sifu.core.spec import regime
-from sifu.core.wording import words_of
 from sifu.data import ClientData
 from sifu.errors import InputError, RoundRejectedError
 from sifu.requests.certification import solves

@@ -14,8 +14,8 @@ from run_tools import Command
 from sifu.advice.advisor import advise
 from sifu.api import Run, open_run, train
 from sifu.console.json_api import METRICS
+from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.spec import Spec
-from sifu.core.wording import HeldOutFigures
 from sifu.report.collect import collect
 from sifu.report.page import _facts
 from sifu.run.clients_and_engine import held_out_rows_from_spec

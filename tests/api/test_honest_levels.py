@@ -11,7 +11,7 @@ import pytest
 
 import sifu
 from run_tools import small_spec
-from sifu.core.wording import words_of
+from sifu.core.certificate_words import words_of
 from sifu.errors import InputError
 
 RNG = np.random.default_rng(0)

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sifu.choices import Level
+from sifu.core.certificate_words import WORDING, exact_words, guarantee_of, not_covered_by, what_was_erased, words_of
 from sifu.core.ledger import canonical_json
 from sifu.core.method_info import attacker_rate
+from sifu.core.operator_words import psi_words
 from sifu.core.premises import Premise
 from sifu.core.request_terms import RequestTerms
-from sifu.core.wording import WORDING, exact_words, guarantee_of, not_covered_by, psi_words, what_was_erased, words_of
 from sifu.requests.certification import FIELDS, FORMAT, MODELS, STATED_TERMS, SubjectStatement, public_form
 from sifu.requests.request_record import plain_answer
 

@@ -13,8 +13,8 @@ import sifu
 import sifu_verifier
 from forged_runs import execute
 from run_tools import copy_run, query, small_spec, spec_for
+from sifu.core.certificate_words import words_of
 from sifu.core.engine import Engine, Position
-from sifu.core.wording import words_of
 from sifu.errors import InputError
 from sifu.run.training import Progress
 from sifu.store.projection import NewEvent

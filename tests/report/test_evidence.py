@@ -21,8 +21,8 @@ from securesystemslib.signer import CryptoSigner
 
 import sifu
 from run_tools import Command, connect, query, small_spec, state
+from sifu.core.certificate_words import words_of
 from sifu.core.ledger import canonical_json
-from sifu.core.wording import words_of
 from sifu.errors import InputError, VerificationError
 from sifu.report.evidence import evidence_bytes
 from sifu.store.keys import public_hex, rotation_statement

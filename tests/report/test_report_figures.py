@@ -14,8 +14,8 @@ from sifu.report import collect
 from sifu.report.accuracy_figure import fewer, rounds_message
 from sifu.report.collect import FIGURES
 from sifu.report.psi_figure import draw_history, history_message, mark_step
+from sifu.report.report_words import observers, promise, strength, verdict
 from sifu.report.run_data import AccuracyTrace, Branch, ReportData, ReportedRequest
-from sifu.report.words import observers, promise, strength, verdict
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ import pytest
 from report_runs import HOSTILE, SMALL
 
 import sifu
-from sifu.core.wording import words_of
+from sifu.core.certificate_words import words_of
 from sifu.errors import InputError
 from sifu.report import collect, write_report
 from sifu.report.page import page_path
-from sifu.report.words import verdict
+from sifu.report.report_words import verdict
 from sifu.store.writer import RunWriter
 
 FIGURE_NAMES = {"history", "psi", "rounds", "before-after", "accuracy"}
@@ -111,7 +111,7 @@ def test_the_page_names_every_request_its_level_and_its_clients(
 def test_what_failed_comes_before_what_is_trusted_or_assumed(
     busy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sifu.core import wording
+    from sifu.core import certificate_words as wording
 
     statuses = ("met", "assumed", "trusted", "failed", "met")
 
@@ -275,7 +275,7 @@ def test_the_verdict_of_a_busy_run(busy_run: Path) -> None:
 )
 def test_the_accuracy_of_the_forgotten_has_a_verdict(after: float, scratch: float | None, words: str) -> None:
     """100 samples: two equal models differ by up to 11 points by chance at 80 %."""
-    from sifu.report.words import forgotten_verdict
+    from sifu.report.report_words import forgotten_verdict
     from sifu.requests.outcome import Measured
     from sifu.store.projection import ComparisonRow, EvaluationRow
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import sifu
+from sifu.core.certificate_words import RULES_COUNT_ALL
 from sifu.core.spec.run_spec import number_of_groups
-from sifu.core.wording import RULES_COUNT_ALL
 from sifu_verifier import verify
 
 SMALL: dict[str, Any] = {

@@ -11,7 +11,7 @@ import pytest
 
 import sifu
 from run_tools import Command
-from sifu.core.wording import rows_words
+from sifu.core.operator_words import rows_words
 
 HOSPITALS = ("cleveland", "budapest", "zurich")
 TURN = "~2"

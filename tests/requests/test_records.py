@@ -16,8 +16,8 @@ import sifu_verifier
 from forged_runs import rebuild_chain
 from run_tools import Command, query, state
 from sifu.api import restore
+from sifu.core.certificate_words import words_of
 from sifu.core.closed_form_engine import recorded_fixed_point
-from sifu.core.wording import words_of
 from sifu.data import ClientData
 from sifu.errors import InputError, NotCertifiableError
 from sifu.requests.worker import Worker

@@ -15,7 +15,7 @@ import sifu
 import sifu_verifier
 from run_tools import Command, query
 from sifu.api import restore
-from sifu.core.wording import words_of
+from sifu.core.certificate_words import words_of
 from sifu.data import ClientData
 from sifu.data.dataset import sample_digest
 from sifu.errors import InputError

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import sifu
+from sifu.core.certificate_words import ALL_RELEASES_NOT_COVERED, HEADS_COMPARED, words_of
 from sifu.core.round import SystemNormals, add_noise, keyed_generator
-from sifu.core.wording import ALL_RELEASES_NOT_COVERED, HEADS_COMPARED, words_of
 from sifu.errors import NotCertifiableError
 from sifu.run.releases import with_noise
 from sifu.store.release_files import releases

@@ -14,8 +14,8 @@ import pytest
 
 from sifu.api import verify_certificate
 from sifu.core import extensions
+from sifu.core.certificate_words import words_of
 from sifu.core.method_info import METHOD_INFOS
-from sifu.core.wording import words_of
 from sifu.errors import MissingExtensionError
 from sifu.requests.certification import FORMAT
 from sifu.requests.request_record import auditor_lines, plain_answer

@@ -10,10 +10,10 @@ import pytest
 import sifu
 from run_tools import Command
 from sifu.api import verify_certificate
+from sifu.core import certificate_words as wording
 from sifu.core import premise_sentences as sentences
-from sifu.core import wording
+from sifu.core.certificate_words import words_of
 from sifu.core.premises import Premise
-from sifu.core.wording import words_of
 
 AFTERTHOUGHT = " as before."
 

@@ -34,13 +34,13 @@ from sifu.advice.training_options import (
 from sifu.api.start_run import train as start_training
 from sifu.choices import Level
 from sifu.core.engine import Engine
+from sifu.core.held_out_figures import TRAINING_DATA
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import LINEAR_KINDS, Spec
 from sifu.core.spec.regime import ClosedForm, Regime, TunedNetworks, by_regime
 from sifu.core.spec.sections import GroupsSpec, LocalSpec
-from sifu.core.wording import TRAINING_DATA
 from sifu.errors import InputError, SifuError
 from sifu.methods.base import Claim
 from sifu.methods.registry import method_named

@@ -21,12 +21,12 @@ import numpy as np
 
 from sifu.api.start_run import train as start_training
 from sifu.choices import Level
+from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.core.spec.run_spec import COSTS, LEAST_MEMBERS, REACHED, TRIED, USUAL_COST, number_of_groups, separate_rounds
 from sifu.core.spec.sections import FeaturesSpec, GroupsSpec, KeepSpec, LocalSpec, ModelSpec, RegularitySpec, ServerSpec
-from sifu.core.wording import HeldOutFigures
 from sifu.data import ClientData
 from sifu.errors import InputError, SifuError
 from sifu.methods.base import Claim

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sifu.choices import MeasuredOn
+from sifu.core.held_out_figures import TRAINING_DATA, HeldOutFigures
 from sifu.core.spec import Spec
-from sifu.core.wording import TRAINING_DATA, HeldOutFigures
 from sifu.errors import InputError
 from sifu.run.regimes import behaviour_of
 from sifu.run.run_engines import RunEngines

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from sifu.api.status import RequestStatus, request_statuses_of
 from sifu.choices import LEVELS, TermsGiven
 from sifu.core.engine import Engine
+from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.layout import Vector
 from sifu.core.request_terms import RequestTerms
-from sifu.core.wording import HeldOutFigures
 from sifu.errors import InputError, NotCertifiableError, SifuError
 from sifu.methods.registry import plan_request
 from sifu.planning.plan import Plan

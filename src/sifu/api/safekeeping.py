@@ -21,8 +21,8 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]
 
 from sifu.core.ledger import canonical_json, read_json
+from sifu.core.operator_words import forgotten_words
 from sifu.core.request_terms import TERMS, RequestTerms
-from sifu.core.wording import forgotten_words
 from sifu.errors import InputError, RunDamagedError
 from sifu.requests.erasure import forgetting_models, statistics_to_erase
 from sifu.run.regimes import behaviour_of

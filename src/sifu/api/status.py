@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.ledger import finite_or_text
 from sifu.core.premises import Status, psi_status
 from sifu.core.replies import LATE
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec.sections import RIDGE
-from sifu.core.wording import HeldOutFigures
 from sifu.methods.registry import all_methods
 from sifu.planning.forecast import Outlook, budget_lines, outlook_now
 from sifu.requests.approvals import deadline_of, is_overdue

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from sifu.core.certificate_words import exact_words
 from sifu.core.layout import ModelLayout
 from sifu.core.observers import observers_in
-from sifu.core.wording import exact_words
 from sifu.data.npz import read_arrays
 from sifu.errors import InputError
 from sifu.export.exported_models import description_path, read_description

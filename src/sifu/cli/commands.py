@@ -15,8 +15,9 @@ from rich.table import Table
 from sifu.api import Outcome, Run, RunStatus
 from sifu.api.status import ClientState
 from sifu.cli.output import Answer, level_text, names_text, number, out, percent, table
+from sifu.core.held_out_figures import TRAINING_DATA
 from sifu.core.ledger import finite_or_text
-from sifu.core.wording import TRAINING_DATA, approvals_words, forgotten_words, psi_words
+from sifu.core.operator_words import approvals_words, forgotten_words, psi_words
 from sifu.plots.style import byte_size
 from sifu.run.clients_and_engine import way_to_go_on
 from sifu.store.inbox import INBOX

@@ -18,8 +18,8 @@ from sifu.cli.commands import MOST_CLIENTS
 from sifu.cli.output import Answer, level_text, names_text, number, out, percent, table
 from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import CLOSED_FORM, GUESSING, attacker_rate
+from sifu.core.operator_words import forgotten_words
 from sifu.core.premises import premises_that_count
-from sifu.core.wording import forgotten_words
 from sifu.errors import InputError
 from sifu.planning.forecast import LOOK_AHEAD, BudgetLine, Outlook
 from sifu.planning.plan import MethodOption, Plan

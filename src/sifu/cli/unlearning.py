@@ -36,8 +36,8 @@ from sifu.cli.options import (
 )
 from sifu.cli.output import Answer, Format, RoundsProgress, err, names_text, out, print_json, table
 from sifu.cli.runs import MetricsOption, warn
+from sifu.core.operator_words import approvals_words
 from sifu.core.record_commitments import names_record, new_nonces
-from sifu.core.wording import approvals_words
 from sifu.errors import InputError, VerificationError
 
 ClientsOption = Annotated[str | None, option("Names of the clients to forget.", "--clients", "--client", metavar="A,B")]
@@ -115,7 +115,7 @@ def request(
     in the run's inbox.
     """
     from sifu.cli.federation_commands import read_statement
-    from sifu.core.wording import forgotten_words
+    from sifu.core.operator_words import forgotten_words
     from sifu.run.clients_and_engine import FLOWER, LOOP, way_to_go_on
     from sifu.run.few_clients import consequences, staying_without
     from sifu.run.run_view import RunView
@@ -359,8 +359,8 @@ def decide(
 
 
 def _show(records: dict[sifu.Run, list[sifu.RequestRecord]], identities: Sequence[str] = ()) -> Answer:
+    from sifu.core.operator_words import forgotten_words
     from sifu.core.request_terms import terms_words
-    from sifu.core.wording import forgotten_words
 
     def show() -> None:
         for run, of_run in records.items():

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.spec import Spec, StopSpec
-from sifu.core.wording import HeldOutFigures
 from sifu.requests.approvals import pending_requests
 from sifu.requests.certification import payload_of_request
 from sifu.run.run_view import ACTIVE

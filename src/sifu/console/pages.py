@@ -32,10 +32,10 @@ from sifu.console.security import origin_of
 from sifu.console.served_run import RECEIVED, REPORT, ServedRun
 from sifu.console.tokens import COOKIE, LONGEST_SECONDS, TERMS_OF_REQUESTERS, Session, Token, Visitor
 from sifu.core.method_info import all_method_infos
+from sifu.core.operator_words import psi_words, rows_words
 from sifu.core.record_commitments import new_nonces
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.spec import Spec
-from sifu.core.wording import psi_words, rows_words
 from sifu.errors import InputError, NotCertifiableError, SifuError
 from sifu.requests.messages import usual_terms
 from sifu.requests.request_record import plain_answer

@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from sifu.choices import terms_on_offer
 from sifu.console.live import Live
 from sifu.core.observers import observers_of
-from sifu.report.words import LEVEL_WORDS, moment, number, templates
+from sifu.report.report_words import LEVEL_WORDS, moment, number, templates
 from sifu.version import __version__
 
 

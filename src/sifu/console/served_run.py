@@ -18,9 +18,9 @@ from sifu.console.jobs import Job, Jobs
 from sifu.console.live import Live, LiveView
 from sifu.console.request_lines import SETTLED, NumberedRequest, RequestLine
 from sifu.console.tokens import TERMS_OF_REQUESTERS, NotAllowedError, Right, Token, same_address
+from sifu.core.operator_words import approvals_words
 from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.core.spec import Spec
-from sifu.core.wording import approvals_words
 from sifu.errors import InputError, NotCertifiableError, RunBusyError, SifuError
 from sifu.requests.approvals import POSTED, check_deadline, pending_requests
 from sifu.requests.messages import days_left_of, record_refusal, usual_terms

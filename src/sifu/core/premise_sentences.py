@@ -1,7 +1,7 @@
 """Sentences of premises, by name and case; certificates contain names, cases and values instead.
 
-A sentence may be reworded at any time (then raise `wording.WORDING`). A case keeps its meaning forever and is never
-removed, because issued certificates refer to it.
+A sentence may be reworded at any time (then raise `certificate_words.WORDING`). A case keeps its meaning forever and is
+never removed, because issued certificates refer to it.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 from sifu.choices import Calibration, Level, Release, Retention, Scope, SigmaChoice, Unit, terms_on_offer
 from sifu.core.ledger import canonical_json
+from sifu.core.operator_words import rows_words
 from sifu.core.spec import StopSpec
-from sifu.core.wording import rows_words
 from sifu.errors import InputError
 from sifu.theory.calibration import check_deliverable, check_noise, noise_multiplier
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sifu.core.certificate_words import RULES_COUNT_ALL, WORDING
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.method_info import MethodInfo
@@ -27,7 +28,6 @@ from sifu.core.premises import (
 )
 from sifu.core.request_terms import RequestTerms
 from sifu.core.round import add_noise, noise_source
-from sifu.core.wording import RULES_COUNT_ALL, WORDING
 from sifu.errors import NotCertifiableError
 from sifu.planning.forecast import Forecast
 from sifu.planning.plan import Plan, PlannedCharge
@@ -54,7 +54,7 @@ class Claim:
         terms: Terms of the request.
         earlier: Clients forgotten before.
         noise_std: Noise on the model.
-        rules: Version of the rules that the premises follow (`sifu.core.wording.WORDING`).
+        rules: Version of the rules that the premises follow (`sifu.core.certificate_words.WORDING`).
     """
 
     view: RunView

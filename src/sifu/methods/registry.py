@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from sifu.choices import Level
+from sifu.core.certificate_words import Start, what_was_erased
 from sifu.core.extensions import METHODS as EXTENSION_METHODS
 from sifu.core.extensions import provided
 from sifu.core.method_info import (
@@ -26,8 +27,8 @@ from sifu.core.method_info import (
     attacker_rate,
     method_info,
 )
+from sifu.core.operator_words import forgotten_words
 from sifu.core.request_terms import AUTO, RequestTerms
-from sifu.core.wording import Start, forgotten_words, what_was_erased
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.base import Method
 from sifu.methods.closed_form import ClosedForm

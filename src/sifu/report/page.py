@@ -10,12 +10,13 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from sifu.core import wording
+from sifu.core import certificate_words
+from sifu.core.held_out_figures import TRAINING_DATA
+from sifu.core.operator_words import forgotten_words
 from sifu.core.request_terms import terms_words
-from sifu.core.wording import TRAINING_DATA
 from sifu.errors import InputError
 from sifu.plots.style import byte_size, counted, figure_bytes, inline_svg, narrow_figures
-from sifu.report import words
+from sifu.report import report_words as words
 from sifu.report.collect import collect, figures_of
 from sifu.report.run_data import ReportData, ReportedRequest
 from sifu.store.files import private_folder, write_atomically
@@ -31,7 +32,8 @@ def render_page(data: ReportData, drawings: Mapping[str, str]) -> str:
     environment = words.templates("sifu.report")
     environment.filters.update(moment=words.moment, counted=counted, number=words.number, subject_row=words.subject_row)
     environment.filters.update(model_row=_model_row)
-    environment.globals.update(words=words, wording=wording, terms_words=terms_words)
+    environment.globals.update(words=words, certificate_words=certificate_words, terms_words=terms_words)
+    environment.globals["forgotten_words"] = forgotten_words
     return environment.get_template("report.html").render(
         data=data,
         title=data.status.run.rstrip("/").rsplit("/", 1)[-1] or data.run,

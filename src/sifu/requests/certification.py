@@ -19,13 +19,13 @@ from typing import Any, Literal
 import numpy as np
 
 from sifu.choices import Level, Retention
+from sifu.core.certificate_words import WORDING, Start
 from sifu.core.engine import Engine, evaluate_present
 from sifu.core.ledger import NONCE_BYTES, Event, finite_or_text
 from sifu.core.method_info import CLOSED_FORM, attacker_rate, delta_of_budget, delta_of_charges
 from sifu.core.observers import BeforeAfter
 from sifu.core.premises import Premise, level_of
 from sifu.core.request_terms import TERMS
-from sifu.core.wording import WORDING, Start
 from sifu.errors import InputError
 from sifu.methods.base import Claim, is_scratch, premises_of
 from sifu.methods.registry import method_named

@@ -16,10 +16,10 @@ from typing import Any
 
 from sifu.choices import LEVELS, Level, TermsGiven
 from sifu.core.ledger import canonical_json
+from sifu.core.operator_words import LAST_CLIENT
 from sifu.core.record_commitments import commitments_to, is_commitment
 from sifu.core.request_terms import AUTO, LATER_TERMS, TERMS, RequestTerms, check_request_id
 from sifu.core.spec import Spec
-from sifu.core.wording import LAST_CLIENT
 from sifu.errors import DiskError, InputError, NoSpaceError, NotCertifiableError, RunDamagedError, SifuError
 from sifu.methods.registry import method_for
 from sifu.planning.plan import Plan, least_level

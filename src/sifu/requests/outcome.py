@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.method_info import CLOSED_FORM
-from sifu.core.wording import HeldOutFigures
 from sifu.requests.certification import RecordedRequest, payload_of_request, solves
 from sifu.run.run_view import ACTIVE
 from sifu.store.client_accuracy import read_held_out

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from sifu.choices import Decision
-from sifu.core import wording
+from sifu.core.certificate_words import exact_words, needs_budget, what_was_done, whom_words, words_of
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.observers import observers_in
+from sifu.core.operator_words import forgotten_words
 from sifu.core.request_terms import terms_words
 from sifu.errors import InputError
 from sifu.requests.approvals import deadline_of, is_overdue
@@ -232,20 +233,20 @@ def _request_of(kind: str, content: dict[str, Any]) -> str:
 
 def plain_answer(body: dict[str, Any]) -> list[str]:
     """Return the answer to a client in plain words, from the public certificate."""
-    words, lines = wording.words_of(body), _promise(body)
+    words, lines = words_of(body), _promise(body)
     if body["level"] == "conditional":
         lines.append("The assumptions, which are not proven:")
         lines += [f"- {sentence}" for sentence in words.premises_that_are("assumed")]
     lines += [f"Erased: {words.erased}", f"Kept: {words.remains}", "Not covered:"]
     lines += [f"- {sentence}" for sentence in words.not_covered]
     if "terms" in body:
-        lines.append(f"Terms asked for: {terms_words(body['terms'], budget=wording.needs_budget(body))}.")
+        lines.append(f"Terms asked for: {terms_words(body['terms'], budget=needs_budget(body))}.")
     return lines
 
 
 def in_short(body: dict[str, Any]) -> list[str]:
     """Return the promise of a public certificate, and how much more there is to read."""
-    words = wording.words_of(body)
+    words = words_of(body)
     assumed = len(words.premises_that_are("assumed")) if body["level"] == "conditional" else 0
     told = f"{assumed} assumption{'' if assumed == 1 else 's'} without a proof, " if assumed else ""
     return [
@@ -258,11 +259,11 @@ def in_short(body: dict[str, Any]) -> list[str]:
 def _promise(body: dict[str, Any]) -> list[str]:
     """Return what was done, and what is guaranteed."""
     many, level, records = len(body["clients"]) > 1, body["level"], body["records"]
-    whom = wording.forgotten_words(body["clients"], records)
+    whom = forgotten_words(body["clients"], records)
     lines = [
         f"The request {body['request']} to forget {whom}, received on {body['received'][:10]}, was executed on "
         f"{body['carried_out'][:10]}.",
-        wording.what_was_done(body),
+        what_was_done(body),
     ]
     if records is not None and body["method"] != CLOSED_FORM:
         lines.append(
@@ -270,7 +271,7 @@ def _promise(body: dict[str, Any]) -> list[str]:
             "it has left."
         )
     if level == "exact":
-        lines.append(f"{wording.exact_words(wording.whom_words(len(body['clients']), None), body['method'], records)}.")
+        lines.append(f"{exact_words(whom_words(len(body['clients']), None), body['method'], records)}.")
     if level == "none":
         whose = "these participants'" if many else "this participant's"
         lines.append(
@@ -281,7 +282,7 @@ def _promise(body: dict[str, Any]) -> list[str]:
 
 def auditor_lines(body: dict[str, Any]) -> list[str]:
     """Return what the auditor's certificate says beyond the public one, in words."""
-    budget = f", epsilon {body['epsilon']:g}, delta {body['delta']:g}" if wording.needs_budget(body) else ""
+    budget = f", epsilon {body['epsilon']:g}, delta {body['delta']:g}" if needs_budget(body) else ""
     lines = [f"For auditors, confidential: level {body['level']}, method {body['method']}{budget}."]
     psi, limit = body.get("psi"), body.get("psi_star")
     if isinstance(psi, int | float) and isinstance(limit, int | float) and limit > 0:
@@ -292,6 +293,6 @@ def auditor_lines(body: dict[str, Any]) -> list[str]:
         )
     if body.get("rounds") is not None and body["method"] != CLOSED_FORM:  # a solve from kept statistics takes none
         lines.append(f"Rounds of retraining: {body['rounds']}.")
-    lines += [f"- {premise.status}: {premise.statement}" for premise in wording.words_of(body).premises]
+    lines += [f"- {premise.status}: {premise.statement}" for premise in words_of(body).premises]
     lines.append(f"Signed over event {body['ledger']['seq']} of the ledger; issued {body['issued']}.")
     return lines

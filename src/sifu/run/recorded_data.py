@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from sifu.core.engine import Engine
+from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.layout import Vector
 from sifu.core.spec import Spec
-from sifu.core.wording import HeldOutFigures
 from sifu.data.client_data import ClientData, is_frame
 from sifu.errors import InputError, SifuError, SifuWarning
 from sifu.run.clients_and_engine import (

@@ -13,12 +13,12 @@ import numpy as np
 
 from sifu.core.engine import Evaluation
 from sifu.core.method_info import Protection, method_info
+from sifu.core.operator_words import LAST_CLIENT
 from sifu.core.premises import RateSource, RecordHistory
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.core.spec.regime import Regime
 from sifu.core.spec.run_spec import number_of_groups
-from sifu.core.wording import LAST_CLIENT
 from sifu.errors import InputError, RoundRejectedError
 from sifu.run.clients_view import ClientsView
 from sifu.run.regularities import Regularities

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from sifu.core.engine import Evaluation
+from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.ledger import canonical_json
-from sifu.core.wording import HeldOutFigures
 from sifu.store.files import read_plain, sync_folder, write_atomically
 from sifu.theory.arrays import Integers
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from sifu.choices import Calibration, Level, Retention, Scope, Unit
+from sifu.core.certificate_words import Start
 from sifu.core.method_info import Protection
 from sifu.core.premises import Status
 from sifu.core.request_terms import LATER_TERMS, is_request_id
-from sifu.core.wording import Start
 from sifu.requests.certification import (
     MODELS,
     SOLVE_FIELDS,

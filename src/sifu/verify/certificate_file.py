@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+from sifu.core.certificate_words import Start
 from sifu.core.ledger import finite_or_text, read_json
 from sifu.core.method_info import (
     CLOSED_FORM,
@@ -32,7 +33,6 @@ from sifu.core.premises import (
 )
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.round import NoiseSource
-from sifu.core.wording import Start
 from sifu.errors import InputError, MissingExtensionError
 from sifu.requests.certification import COMMON_FIELDS, FIELDS, FORMAT, LACKING, OPTIONAL_FIELDS
 from sifu.store.files import read_named

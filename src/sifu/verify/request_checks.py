@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from sifu.choices import LEVELS
+from sifu.core.certificate_words import WORDING
 from sifu.core.ledger import FIGURES_SALT, LOCAL_RATES, SEALED, finite_or_text
 from sifu.core.request_terms import AUTO
-from sifu.core.wording import WORDING
 from sifu.planning.plan import MethodOption, choose_method, least_level
 from sifu.requests.certification import RecordedRequest, nodes_to_erase, updates_to_erase
 from sifu.run.run_view import RunView

@@ -16,10 +16,10 @@ from test_flower_runs import Federation, new_key
 
 import sifu
 import sifu_verifier
+from sifu.core.certificate_words import words_of
 from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.core.engine import Position
 from sifu.core.spec import Spec
-from sifu.core.wording import words_of
 from sifu.engines.flower.client import client_app
 from sifu.engines.flower.ready import ReadyClient
 from sifu.engines.flower.wire import (

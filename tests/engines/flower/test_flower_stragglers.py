@@ -13,9 +13,9 @@ from memory_grid import MemoryGrid
 from test_flower_runs import Federation
 
 import sifu
+from sifu.core.certificate_words import words_of
 from sifu.core.engine import Position
 from sifu.core.replies import Wait
-from sifu.core.wording import words_of
 from sifu.engines.flower.exchange import Patience
 from sifu.engines.flower.wire import TRAIN
 from sifu.errors import InputError, NoClientResponseError

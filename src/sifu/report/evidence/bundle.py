@@ -17,20 +17,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sifu.api.safekeeping import attest
+from sifu.core.certificate_words import exact_words, needs_budget, what_was_done, whom_words, words_of
 from sifu.core.ledger import canonical_json, read_json
+from sifu.core.operator_words import forgotten_words
 from sifu.core.request_terms import terms_words
-from sifu.core.wording import (
-    exact_words,
-    forgotten_words,
-    needs_budget,
-    what_was_done,
-    whom_words,
-    words_of,
-)
 from sifu.errors import InputError, VerificationError
 from sifu.report.evidence.aisvs import aisvs_support
 from sifu.report.evidence.check_evidence import STATEMENT, check_evidence
-from sifu.report.words import LEVEL_WORDS, templates
+from sifu.report.report_words import LEVEL_WORDS, templates
 from sifu.requests.approvals import deadline_of
 from sifu.store.clock import utc_now
 from sifu.store.erased_figures import no_certificate

@@ -10,8 +10,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from sifu.core.certificate_words import exact_words
 from sifu.core.observers import EXACT_LIMIT, observers_in
-from sifu.core.wording import exact_words
 from sifu.plots.style import counted
 from sifu.report.accuracy_figure import fewer
 from sifu.report.run_data import ReportData, ReportedRequest

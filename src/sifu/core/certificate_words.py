@@ -1,7 +1,7 @@
-"""Statements to people about a request, written once for plans, reports, certificates, messages to clients and audits.
+"""Sentences of a certificate, written once for clients, auditors, plans and reports.
 
 Every sentence is true for anyone who may read it. A public certificate reveals neither whether anything was undone nor
-whether a model was erased, and neither do the sentences. Held-out rows are rows that no client trained with.
+whether a model was erased, and neither do the sentences.
 
 Certificates contain none of these sentences. They are generated from the fields of a certificate whenever it is read,
 so a better wording changes no certificate. `WORDING` counts the versions; a certificate names the version of its time.
@@ -9,7 +9,7 @@ so a better wording changes no certificate. `WORDING` counts the versions; a cer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,111 +17,6 @@ from sifu.choices import Level, Retention, Scope, Unit
 from sifu.core.method_info import CLOSED_FORM, Protection, method_info
 from sifu.core.observers import Observers, observers_in
 from sifu.core.premises import Premise
-
-TRAINING_DATA = "on the active clients' training data"
-"""Data on which accuracy is measured without held-out rows."""
-
-
-@dataclass(frozen=True)
-class HeldOutFigures:
-    """Figures on `rows` held-out rows of the remaining clients, or of no client.
-
-    Attributes:
-        rows: Number of rows.
-        accuracy: Accuracy of a classification.
-        auc: AUC on a table; with several classes the mean of one against the rest.
-        f1: F1 on a table; with several classes their mean.
-        calibration_error: Calibration error on a table, if the model gives probabilities.
-        mean_squared_error: Error of a regression, in squares of the target's unit.
-        r2: Share of the target's variance on these rows that a regression explains.
-        positive: Class that AUC and F1 of two classes refer to; "" where they are means.
-    """
-
-    rows: int
-    accuracy: float | None = None
-    auc: float | None = None
-    f1: float | None = None
-    calibration_error: float | None = None
-    mean_squared_error: float | None = None
-    r2: float | None = None
-    positive: str = ""
-
-    @property
-    def where(self) -> str:
-        """Rows that the figures were measured on, in words.
-
-        >>> HeldOutFigures(184).where
-        'on 184 held-out rows'
-        """
-        return f"on {self.rows} held-out row{'' if self.rows == 1 else 's'}"
-
-    @property
-    def words(self) -> str:
-        """All figures in words.
-
-        >>> HeldOutFigures(184, 0.8204, 0.881, 0.8, positive="ill").words
-        "82.0 % on 184 held-out rows (AUC and F1 of class 'ill' 0.881 and 0.800)"
-        >>> HeldOutFigures(64, mean_squared_error=0.25, r2=0.9).words
-        'R2 0.900, mean squared error 0.25 on 64 held-out rows'
-        """
-        if self.accuracy is None:
-            explained = "" if self.r2 is None else f"R2 {self.r2:.3f}, "
-            return f"{explained}mean squared error {self.mean_squared_error:.4g} {self.where}"
-        return f"{100 * self.accuracy:.1f} % {self.where}" + (f" ({self.details})" if self.details else "")
-
-    @property
-    def details(self) -> str:
-        """Figures besides the accuracy, with the class or the averaging that they refer to.
-
-        >>> HeldOutFigures(184, 0.8204, 0.881, 0.8, 0.02).details
-        'AUC and F1 as means over classes 0.881 and 0.800, calibration error 0.020'
-        """
-        pairs = {name: value for name, value in (("AUC", self.auc), ("F1", self.f1)) if value is not None}
-        of = f"of class {self.positive!r}" if self.positive else "as means over classes"
-        parts = (
-            [f"{' and '.join(pairs)} {of} {' and '.join(f'{value:.3f}' for value in pairs.values())}"] if pairs else []
-        )
-        if self.calibration_error is not None:
-            parts.append(f"calibration error {self.calibration_error:.3f}")
-        return ", ".join(parts)
-
-
-LAST_CLIENT = (
-    "No model can be made without clients, so there is nothing to certify: to forget the last one, delete the run's "
-    "folder and every copy of its models, and keep its certificates; or let another client join first (sifu join)"
-)
-"""Reason why no request forgets the last client of a run, with the alternative."""
-
-
-def forgotten_words(clients: Sequence[str], records: int | None) -> str:
-    """Return the names of the clients that a request forgets, or the number of records and their client.
-
-    >>> forgotten_words(["hospital-3"], 2), forgotten_words(["hospital-3", "hospital-4"], None)
-    ('2 records of hospital-3', 'hospital-3, hospital-4')
-    """
-    names = ", ".join(clients)
-    return names if records is None else f"{records} record{'s' if records > 1 else ''} of {names}"
-
-
-def approvals_words(missing: int) -> str:
-    """Return how many more approvals a request needs.
-
-    >>> approvals_words(1), approvals_words(2)
-    ('1 more approval', '2 more approvals')
-    """
-    return f"{missing} more approval{'s' if missing > 1 else ''}"
-
-
-def rows_words(rows: Sequence[int], identities: Sequence[str] = ()) -> str:
-    """Return the number of records that a request names, with their identities if they are given.
-
-    >>> rows_words([3, 5]), rows_words([7], ["P007"]), rows_words([])
-    ('2 records', '1 record: P007', "all of the client's data")
-    """
-    if not rows:
-        return "all of the client's data"
-    count = f"{len(rows)} record{'' if len(rows) == 1 else 's'}"
-    return f"{count}: {', '.join(identities)}" if identities else count
 
 
 def whom_words(clients: int, records: int | None) -> str:
@@ -178,19 +73,6 @@ def exact_words(whom: str, method: str, records: int | None) -> str:
         f"{released} to which the client had contributed nothing before this request, and which it joined then with "
         "the records it has left, under the same plan"
     )
-
-
-def psi_words(status: str) -> str:
-    """Return the meaning of Psi, given the status of its premises.
-
-    >>> psi_words("met")
-    'Psi bounds how far a client can have moved the current model'
-    """
-    bounds = "Psi bounds how far a client can have moved the current model"
-    return {
-        "assumed": f"If what the certificates of this run name as assumed holds, {bounds}",
-        "failed": "Psi is what the authors' code counts (accounting population); it bounds nothing",
-    }.get(status, bounds)
 
 
 WORDING = 6

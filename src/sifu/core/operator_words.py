@@ -1,0 +1,55 @@
+"""Words for the operator about clients, records and requests, in commands, the console and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+LAST_CLIENT = (
+    "No model can be made without clients, so there is nothing to certify: to forget the last one, delete the run's "
+    "folder and every copy of its models, and keep its certificates; or let another client join first (sifu join)"
+)
+"""Reason why no request forgets the last client of a run, with the alternative."""
+
+
+def forgotten_words(clients: Sequence[str], records: int | None) -> str:
+    """Return the names of the clients that a request forgets, or the number of records and their client.
+
+    >>> forgotten_words(["hospital-3"], 2), forgotten_words(["hospital-3", "hospital-4"], None)
+    ('2 records of hospital-3', 'hospital-3, hospital-4')
+    """
+    names = ", ".join(clients)
+    return names if records is None else f"{records} record{'s' if records > 1 else ''} of {names}"
+
+
+def approvals_words(missing: int) -> str:
+    """Return how many more approvals a request needs.
+
+    >>> approvals_words(1), approvals_words(2)
+    ('1 more approval', '2 more approvals')
+    """
+    return f"{missing} more approval{'s' if missing > 1 else ''}"
+
+
+def rows_words(rows: Sequence[int], identities: Sequence[str] = ()) -> str:
+    """Return the number of records that a request names, with their identities if they are given.
+
+    >>> rows_words([3, 5]), rows_words([7], ["P007"]), rows_words([])
+    ('2 records', '1 record: P007', "all of the client's data")
+    """
+    if not rows:
+        return "all of the client's data"
+    count = f"{len(rows)} record{'' if len(rows) == 1 else 's'}"
+    return f"{count}: {', '.join(identities)}" if identities else count
+
+
+def psi_words(status: str) -> str:
+    """Return the meaning of Psi, given the status of its premises.
+
+    >>> psi_words("met")
+    'Psi bounds how far a client can have moved the current model'
+    """
+    bounds = "Psi bounds how far a client can have moved the current model"
+    return {
+        "assumed": f"If what the certificates of this run name as assumed holds, {bounds}",
+        "failed": "Psi is what the authors' code counts (accounting population); it bounds nothing",
+    }.get(status, bounds)
