@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from broken_promises import CONTROLS
-from claims_against_truth import Findings, OtherParticipantsError, Truth, _separate, audit_journey, delta_at
+from claims_against_truth import Findings, Truth, _separate, audit_journey, delta_at
+from counterfactual_runs import OtherParticipantsError
 from random_journeys import FAMILIES
 from sifu_verifier.calibration import charge_of
 

@@ -1,0 +1,323 @@
+"""Runs repeated from their record, with and without some clients, by code that shares nothing with our bounds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+
+import sifu
+from random_journeys import (
+    MASKED,
+    Journey,
+    normals_of,
+    without_rows,
+)
+from sifu.core.engine import Engine, Position, RoundResult
+from sifu.data import ClientData
+from sifu.errors import RoundRejectedError
+from sifu_verifier.paths import path_to
+from sifu_verifier.rates import rate_since
+from sifu_verifier.run_folder import RunFolder
+from sifu_verifier.tensors import tensors_of
+
+Vector = np.ndarray
+
+
+class CounterfactualRuns:
+    """One run folder, executed again as often as needed."""
+
+    def __init__(self, journey: Journey) -> None:
+        self.journey = journey
+        self.record = RunFolder(journey.folder)
+        self.spec = sifu.Spec.from_mapping(self.record.spec)
+        done = [row for row in self.record.requests.values() if row["status"] == "done"]
+        self.done: list[dict[str, Any]] = sorted(done, key=lambda row: row["request_order"])
+
+    @cached_property
+    def given(self) -> dict[str, ClientData]:
+        """Everyone's samples as they first joined, by name."""
+        return {client.name: client for client in self.journey.clients}
+
+    @cached_property
+    def held(self) -> list[tuple[str, frozenset[int]]]:
+        """Of each number in the record: whose rows it holds, and which; who joined again has less."""
+        joined = [parsed(event) for event in self.record.tables["events"] if event["kind"] == "client joined"]
+        request_of = {content["client"]: content.get("request") for content in joined}
+        held: dict[str, tuple[str, frozenset[int]]] = {}
+        for _, row in sorted(self.record.clients.items()):
+            name = row["name"]
+            if request_of.get(name) is None:
+                held[name] = (name, frozenset(range(len(self.given[name].y))))
+                continue
+            request = self.record.requests[request_of[name]]
+            (before,) = json.loads(request["clients"])
+            owner, rows = held[before]
+            held[name] = (owner, rows - set(json.loads(request["records"])))
+        return list(held.values())
+
+    @cached_property
+    def data(self) -> list[ClientData]:
+        """The samples of everyone in the record."""
+        data = []
+        for number, (owner, rows) in enumerate(self.held):
+            whole = self.given[owner]
+            gone, name = set(range(len(whole.y))) - rows, self.record.clients[number]["name"]
+            data.append(without_rows(whole, gone, name) if gone else whole)
+        return data
+
+    def rows_in(self, node: int) -> set[tuple[str, int]]:
+        """Every row (whose, which) that took part in training on the path to a node."""
+        there = {client for step in path_to(self.record, node) for client in self.record.rounds[step]}
+        return {(owner, row) for client in there for owner, rows in [self.held[client]] for row in rows}
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine of the run."""
+        return self._engine(self.spec, self.data)
+
+    def _engine(self, spec: sifu.Spec, data: list[ClientData]) -> Engine:
+        """The engine of `spec` on these data; each branch has the local rate that is recorded for it."""
+        first = self.journey.engine(spec, data)
+        if not self.record.rates:
+            return first
+        engines = {0: first} | {
+            node: self.journey.engine(replace(spec, local=replace(spec.local, rate=rate)), data)
+            for node, rate in self.record.rates.items()
+        }
+        return cast(
+            "Engine",
+            AtRates(
+                engines,
+                {0: 0} | {row["request_order"]: rate_since(self.record, row["noise_node"]) for row in self.done},
+            ),
+        )
+
+    @cached_property
+    def engine_without_gate(self) -> Engine:
+        """The same without refusals: the other world leaves out whom this one left out, and no other client."""
+        server = replace(self.spec.server, update_bound=0.0, rejected="stop")
+        return self._engine(replace(self.spec, server=server), self.data)
+
+    def engine_with_other_data(self, clients: Collection[int], *, other_counts: bool = False) -> Engine:
+        """The engine of a federation in which `clients` hold other samples, and more or fewer of them if wanted."""
+        generator = np.random.default_rng(self.journey.seed + 1)
+        data = list(self.data)
+        for client in clients:
+            own = data[client]
+            count = len(own.y) if not other_counts else len(own.y) + int(generator.integers(1, 6))
+            x, y = (
+                generator.normal(size=(count, *own.x.shape[1:])) * 2.0,
+                np.resize(generator.permutation(own.y), count),
+            )
+            data[client] = ClientData(own.name, x, y)
+        return self._engine(self.spec, data)
+
+    def engine_without(self, clients: Collection[int]) -> Smaller | None:
+        """The engine of a federation that never had `clients`; None where numbers decide what is drawn for the others.
+
+        Participants, batches and noise of training are drawn by a client's number, which would be another one.
+        """
+        drawn = self.spec.local.batch or self.record.facts["clip"] or str(self.spec.server.participation) != "all"
+        if drawn and self.journey.family != "closed form":
+            return None
+        stays = [client for client in range(len(self.data)) if client not in clients]
+        engine = self._engine(self.spec, [self.data[client] for client in stays])
+        return Smaller(engine, stays) if engine.layout == self.engine.layout else None
+
+    def models(
+        self, engine: Engine | Smaller, gone: Collection[int], wanted: Iterable[int], *, may_diverge: bool = False
+    ) -> dict[int, Vector | None]:
+        """Models of the wanted nodes, and of all they are made of, in the world without `gone`.
+
+        None for what a heuristic made, and for whatever follows from it. A world without some clients `may_diverge`
+        where the recorded one did not: its models are None from there on, infinitely far away.
+        """
+        models: dict[int, Vector | None] = {}
+        for node in self._needed(wanted):
+            try:
+                models[node] = self._model(engine, set(gone), node, models)
+            except (OtherParticipantsError, RoundRejectedError):
+                if not may_diverge:
+                    raise
+                models[node] = None
+        return models
+
+    def _needed(self, wanted: Iterable[int]) -> list[int]:
+        needed, waiting = set(), list(wanted)
+        parts: dict[int, list[int]] = {}
+        for row in self.record.tables["merges"]:
+            parts.setdefault(row["node"], []).append(row["source_node"])
+        while waiting:
+            node = waiting.pop()
+            if node not in needed:
+                needed.add(node)
+                parent = self.record.nodes[node]["parent"]
+                waiting += parts.get(node, []) + ([] if parent is None else [parent])
+        return sorted(needed)
+
+    def _model(
+        self, engine: Engine | Smaller, gone: set[int], number: int, models: dict[int, Vector | None]
+    ) -> Vector | None:
+        node = self.record.nodes[number]
+        kind, dtype = node["kind"], engine.layout.dtype
+        before = None if node["parent"] is None else models[node["parent"]]
+        if kind == "initial":
+            before = engine.initial_model(node["branch"])
+        if before is None or kind == "heuristic":
+            return None
+        if kind in ("initial", "noise"):
+            if node["noise_std"] == 0.0:
+                return before
+            noise = normals_of(self.journey.seed, node["request_order"]).standard_normal(before.size)
+            return (before.astype(np.float64) + node["noise_std"] * noise).astype(dtype)
+        if kind == "round":
+            there = [client for client in sorted(self.record.rounds[number]) if client not in gone]
+            return self._round(engine, before, Position(node["branch"], node["position"] - 1), there)
+        if kind == "group":
+            row, earlier = self.record.groups[number], self.record.groups.get(node["parent"])
+            members = np.array([client for client in row["members"] if client not in gone], dtype=np.int64)
+            model = before
+            for place in range(earlier["rounds"] if earlier else 0, row["rounds"]):
+                if members.size:
+                    model = engine.run_round(model, Position(node["branch"], place), members).model
+            return model
+        total, weight = np.zeros(engine.layout.size), 0.0
+        for part in sorted((row for row in self.record.tables["merges"] if row["node"] == number), key=_group):
+            source = models[part["source_node"]]
+            members = self.record.groups[part["source_node"]]["members"]
+            samples = float(sum(self.record.clients[c]["samples"] for c in members if c not in gone))
+            if source is None:
+                return None
+            total, weight = total + samples * source.astype(np.float64), weight + samples
+        return self._moved_on(engine, total / weight).astype(dtype) if weight else before
+
+    def _moved_on(self, engine: Engine | Smaller, mean: Vector) -> Vector:
+        """A merge lies beyond the mean of its groups, by a factor of the spec (docs/theory.md, section 15.4)."""
+        stretch, fresh = self.spec.groups.stretch, engine.initial_model(0).astype(np.float64)
+        moved = fresh + stretch * (mean - fresh)
+        stays = (moved < 0.0) & (mean >= 0.0) & (fresh >= 0.0)
+        return mean if stretch == 1.0 else np.where(stays, mean, moved)
+
+    def _round(self, engine: Engine | Smaller, model: Vector, position: Position, there: list[int]) -> Vector:
+        if not there:
+            return model
+        result = engine.run_round(model, position, np.array(there, dtype=np.int64))
+        if result.participants.tolist() != there:
+            refused = {rejection.client: rejection.reason for rejection in result.rejections if rejection.left_out}
+            what = f"{position}: {result.participants.tolist()} took part, {there} are recorded; refused: {refused}"
+            raise OtherParticipantsError(what) if refused else AssertionError(what)
+        return result.model
+
+    def on_disk(self) -> dict[int, Vector]:
+        """The models in the folder."""
+        number = {"float64": "<f8", "float32": "<f4"}[self.record.facts["dtype"]]
+        names, vectors = json.loads(self.record.entries["layout"])["names"], {}
+        for row in self.record.tables["models"]:
+            tensors = tensors_of((self.journey.folder / "models" / f"{row['node']}.safetensors").read_bytes(), number)
+            vectors[row["node"]] = np.concatenate([tensors[name] for name in names])
+        return vectors
+
+    def same(self, model: Vector, other: Vector) -> bool:
+        """Bit for bit; masked rounds are executed again without masks, which rounds otherwise.
+
+        So do rounds of before a client joined again, which are executed again with more clients in a batch.
+        """
+        if self.journey.family == MASKED or (self.journey.gone and self.journey.family != "closed form"):
+            return self.close(model, other)
+        return np.array_equal(model.astype(np.float64), other)
+
+    def close(self, model: Vector, other: Vector) -> bool:
+        """The same but for rounding: how clients are laid out for a computation follows everyone's counts."""
+        if self.journey.family == "closed form":
+            return np.array_equal(model, other)
+        atol = 1e-4 if self.record.facts["dtype"] == "float32" else 1e-9
+        return bool(np.allclose(model, other, rtol=atol, atol=atol))
+
+    def touches(self, clients: Collection[int], node: int) -> bool:
+        """Whether one of `clients` took part on the path to a node."""
+        return any(set(clients) & set(self.record.rounds[step]) for step in path_to(self.record, node))
+
+    def chains_of(self, request: dict[str, Any]) -> list[list[int]]:
+        """Of each client of a request every number that it had by then."""
+        number = {row["name"]: client for client, row in self.record.clients.items()}
+        asking = [number[name] for name in json.loads(request["clients"])]
+        return [
+            [other for other in range(client + 1) if self.held[other][0] == self.held[client][0]] for client in asking
+        ]
+
+    def clients_of(self, request: dict[str, Any]) -> set[int]:
+        """The numbers of a request's clients."""
+        return {client for chain in self.chains_of(request) for client in chain}
+
+    def rows_of(self, request: dict[str, Any]) -> set[tuple[str, int]]:
+        """The rows (whose, which) that a request is about: those it names, or all that its clients ever had."""
+        named = json.loads(request["records"])
+        owners = {self.held[client][0] for client in self.clients_of(request)}
+        return {(owner, row) for owner in owners for row in named or range(len(self.given[owner].y))}
+
+
+class OtherParticipantsError(AssertionError):
+    """A round that is executed again has others in it than the record says."""
+
+
+class Smaller:
+    """An engine of fewer clients that goes by the numbers of the larger federation."""
+
+    def __init__(self, engine: Engine, stays: Sequence[int]) -> None:
+        self.layout, self.initial_model = engine.layout, engine.initial_model
+        self._engine, self._stays = engine, np.array(stays)
+
+    def run_round(self, model: Vector, position: Position, clients: np.ndarray) -> RoundResult:
+        """A round of these clients."""
+        result = self._engine.run_round(model, position, np.searchsorted(self._stays, clients))
+        return replace(result, participants=self._stays[result.participants])
+
+
+class AtRates:
+    """Engines of the same clients at several local rates, each for the branches that are recorded with its rate."""
+
+    def __init__(self, engines: dict[int, Engine], of_branch: dict[int, int]) -> None:
+        self._engines, self._of_branch, first = engines, of_branch, engines[0]
+        self.layout, self.clients, self.facts, self.initial_model = (
+            first.layout,
+            first.clients,
+            first.facts,
+            first.initial_model,
+        )
+
+    def run_round(self, model: Vector, position: Position, clients: np.ndarray) -> RoundResult:
+        """A round at the local rate of its branch."""
+        return self._at(position).run_round(model, position, clients)
+
+    def local_updates(self, model: Vector, position: Position, clients: np.ndarray, steps: int) -> Any:
+        """What clients send, at the local rate of the branch."""
+        return cast("Any", self._at(position)).local_updates(model, position, clients, steps)
+
+    def _at(self, position: Position) -> Engine:
+        """Groups that are built again after request k train in branch -k, at the rate that was in force."""
+        return self._engines[self._of_branch.get(abs(position.branch), 0)]
+
+
+def parsed(event: dict[str, Any]) -> dict[str, Any]:
+    """What an event says."""
+    content: dict[str, Any] = json.loads(event["payload"])
+    return content
+
+
+def _group(row: dict[str, Any]) -> int:
+    return int(row["grp"])
+
+
+@contextmanager
+def must_not_diverge() -> Iterator[None]:
+    """Rounds that are in the record can be executed again."""
+    try:
+        yield
+    except RoundRejectedError as error:
+        raise AssertionError(f"a recorded round cannot be carried out again: {error}") from error
