@@ -126,12 +126,12 @@ def federation(clients: int, features: int) -> dict[str, Any]:
     whole, trained = timed(lambda: statistics_of_chunks(fixed, everybody()))
     with tempfile.TemporaryDirectory() as folder:
         for client in range(LEAVING):
-            np.save(Path(folder, str(client)), statistics_of(fixed, *made_up(fixed, client, SAMPLES)).words())
+            np.save(Path(folder, str(client)), statistics_of(fixed, *made_up(fixed, client, SAMPLES)).words)
 
         def left() -> Statistics:
             result = whole
             for client in range(LEAVING):
-                result = result - Statistics.from_words(fixed, np.load(Path(folder, f"{client}.npy")))
+                result = result - Statistics(fixed, np.load(Path(folder, f"{client}.npy")))
             return result
 
         staying, subtracted = timed(left)

@@ -242,8 +242,8 @@ def test_a_client_that_sends_impossible_statistics_is_named(tmp_path: Path, monk
         if client != 2:
             return sent
         gram = sent.gram.copy()
-        gram[0, 1] += 1  # no longer symmetric
-        return Statistics(sent.fixed, gram, sent.cross, sent.samples, sent.target_energy)
+        gram[0, 0] += 1  # no longer of the parity of its root
+        return Statistics.of(sent.fixed, gram, sent.cross, sent.samples, sent.target_energy)
 
     monkeypatch.setattr(ClosedFormFederation, "sent_by", hostile)
     with pytest.raises(RoundRejectedError, match="'c2' were refused and nothing was changed: impossible statistics"):
@@ -351,7 +351,7 @@ def test_runs_with_unpacked_files_go_on(features: int, tmp_path: Path, monkeypat
         for module, name in ((statistics_files, "heading"), (statistics_files, "rows_heading")):
             line = getattr(module, name)
             patch.setattr(module, name, lambda *given, line=line: line(*given).replace(b" 2 ", b" 1 ", 1))
-        patch.setattr(statistics_files, "pack", lambda numbers: numbers.tobytes())
+        patch.setattr(statistics_files, "pack", lambda numbers, line, salt: line + numbers.tobytes() + salt)
         sifu.train(TABLE, run=tmp_path / "run", clients=clients)
     first_lines = [path.read_bytes()[:30] for path in (tmp_path / "run" / "statistics").iterdir()]
     assert first_lines

@@ -18,6 +18,7 @@ from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.errors import InputError
 from sifu.run.kept_statistics import KeptStatistics
 from sifu.run.run_engines import forgets_from_files
+from sifu.store import files
 from sifu.store.reader import RunReader
 
 SHOWING = "public_backbone:make_showing"
@@ -78,6 +79,27 @@ def test_a_request_reads_no_data_and_is_that_of_the_whole_engine(
     # The engine with data continues from there.
     (again,) = sifu.open_run(tmp_path / "files", clients=clients_of()).forget(["c2"], compare_scratch=tune == "none")
     assert again.level == "exact"
+
+
+def test_a_request_reads_each_file_that_it_needs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sifu.train(spec_of(), run=tmp_path / "run", clients=clients_of())
+    with RunReader(tmp_path / "run") as reader:
+        needed = sorted(row.file for row in reader.statistics().values() if row.is_sum or row.clients == (1,))
+    read: list[str] = []
+
+    def noting(path: Path, what: str, digest: str | None) -> bytes:
+        read.extend([path.name] if path.parent.name == "statistics" else [])
+        return read_content(path, what, digest)
+
+    read_content = files.read_content
+    monkeypatch.setattr(files, "read_content", noting)
+    (outcome,) = sifu.open_run(tmp_path / "run").forget(["c1"])
+    assert outcome.level == "exact"
+    assert sorted(read) == needed
+    read.clear()
+    assert sifu.open_run(tmp_path / "run").verify().problems == []
+    with RunReader(tmp_path / "run") as reader:
+        assert sorted(read) == sorted(row.file for row in reader.statistics().values())
 
 
 def _head(folder: Path) -> np.ndarray:

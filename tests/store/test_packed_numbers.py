@@ -37,7 +37,7 @@ def by_hand(content: bytes, size: int) -> list[int]:
 def test_the_numbers_come_back(kind: np.dtype, data: st.DataObject) -> None:
     bits = data.draw(st.integers(1, 8 * kind.itemsize - 1))
     numbers = data.draw(arrays(kind, st.integers(0, 3 * RUN + 1), elements=st.integers(-(2**bits), 2**bits - 1)))
-    content = pack(numbers)
+    content = bytes(pack(numbers))
     assert unpack(content, kind).tolist() == numbers.tolist()
     assert by_hand(content, kind.itemsize) == numbers.tolist()
     assert unpacked(content, kind.itemsize).tolist() == numbers.tolist()
@@ -53,7 +53,7 @@ def test_every_width_occurs_and_extremes_come_back(kind: np.dtype) -> None:
         *(side * 2**bits + off for bits in range(1, 2 * half - 1) for side in (1, -1) for off in (-1, 0, 1)),
     ]
     numbers = np.repeat(np.array([*edges, np.iinfo(kind).min, np.iinfo(kind).max], dtype=kind), RUN)
-    content = pack(numbers)
+    content = bytes(pack(numbers))
     runs = len(numbers) // RUN
     widths = set(content[8 + len(numbers) * kind.itemsize // 2 :][:runs])
     assert widths == ({0, 1, 2} if kind.itemsize == 4 else {0, 1, 2, 4})
@@ -71,7 +71,7 @@ def test_features_take_half_the_space_and_a_sum_two_thirds() -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_damaged_content_is_refused(kind: np.dtype) -> None:
     numbers = (np.arange(3 * RUN) << (4 * kind.itemsize)).astype(kind)
-    content = pack(numbers)
+    content = bytes(pack(numbers))
     widths_at = 8 + numbers.nbytes // 2
     other_width = bytearray(content)
     other_width[widths_at] = 3

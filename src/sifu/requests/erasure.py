@@ -124,24 +124,18 @@ def write_sum_left(
     fixed, groups = recorded_fixed_point(view.spec, writer.layout), writer.group_models()
     blocks = recorded_blocks(view.spec, writer.layout) if view.spec.features.tune == "blocks" else None
     own = OwnStatistics.among(rows, fixed, blocks, {groups[backbone].grp: backbone for backbone in left.made_of.trunks})
-    running = RunningSum(fixed, read_statistics(writer.folder, left.made_of, fixed))
+    running = RunningSum(fixed, read_statistics(writer.folder, left.made_of, fixed), in_place=True)
     for client in sorted(set(left.made_of.clients) & set(gone)):
         running.subtract(own.read(writer.folder, client, own.parts()))
     statistics = running.statistics()
     dropped = [groups[backbone].grp for backbone in left.made_of.trunks if backbone not in left.trunks]
     if blocks is not None and dropped:
         statistics = drop(statistics, blocks, dropped)
-    return [
-        write_statistics(
-            writer.folder,
-            node,
-            left.clients,
-            statistics,
-            is_sum=True,
-            seed=writer.salt_seed(),
-            backbones=left.trunks,
-        )
-    ]
+    row = write_statistics(
+        writer.folder, node, left.clients, statistics, is_sum=True, seed=writer.salt_seed(), backbones=left.trunks
+    )
+    writer.written_sum = row["digest"], statistics
+    return [row]
 
 
 AUDIT = "audit"

@@ -286,7 +286,7 @@ class RecordedSolve(RecordedTraining):
             return total(engine.fixed, self._parts(sorted(wanted), own, own.parts(), gathered))
         groups = [group for group, node in own.networks.items() if node in whole.trunks]
         kept, there = own.parts(groups), set(whole.clients)
-        gathered.stored = result = read_statistics(self.writer.folder, whole, engine.fixed)
+        gathered.stored = result = self._stored_sum(whole)
         came_back = tuple(part for part in own.parts() if part not in kept)
         if came_back:
             sent = total(engine.fixed, self._parts(sorted(there & wanted), own, came_back, gathered))
@@ -308,6 +308,13 @@ class RecordedSolve(RecordedTraining):
         if joining:
             result = total(engine.fixed, itertools.chain([result], self._parts(joining, own, own.parts(), gathered)))
         return result
+
+    def _stored_sum(self, whole: StatisticsRow) -> Statistics:
+        """Return the stored sum; it is not read again if a rollback in this process has just written it."""
+        written, self.writer.written_sum = self.writer.written_sum, None
+        if written is not None and written[0] == whole.digest:
+            return written[1]
+        return read_statistics(self.writer.folder, whole, cast("StatisticsEngine", self.engine).fixed)
 
     def _masked_sum(
         self, engine: MaskedStatisticsEngine, whole: StatisticsRow | None, wanted: set[int], gathered: _Gathered

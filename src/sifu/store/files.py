@@ -68,7 +68,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, content: bytes) -> None:
+def write_durably(path: Path, content: bytes | memoryview) -> None:
     """Write a new private file and wait until its content is on disk."""
     descriptor = create_private(path)
     with os.fdopen(descriptor, "wb") as stream:
@@ -82,7 +82,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     write_all_atomically({path: content})
 
 
-def write_all_atomically(contents: Mapping[Path, bytes]) -> None:
+def write_all_atomically(contents: Mapping[Path, bytes | memoryview]) -> None:
     """Replace files of one folder, each completely or not at all; sync the folder once."""
     for path, content in contents.items():
         temporary = path.with_name(TEMPORARY_PREFIX + path.name)

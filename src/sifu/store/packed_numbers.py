@@ -20,21 +20,34 @@ COUNT_TYPE = np.dtype("<u8")
 """Type of the first number of packed content: how many numbers follow."""
 
 
-def pack(numbers: Numbers) -> bytes:
-    """Return int32 or int64 numbers in packed form.
+def pack(numbers: Numbers, before: bytes = b"", after: bytes = b"") -> memoryview:
+    """Return int32 or int64 numbers in packed form, between two other contents.
 
     >>> len(pack(np.arange(6400, dtype=np.int64))), 8 * 6400
     (25708, 51200)
     """
     values = np.ascontiguousarray(numbers).reshape(-1)
+    values = values.astype(values.dtype.newbyteorder("<"), copy=False)
     count, half = values.size, values.dtype.itemsize // 2
     if count % RUN:
         values = np.concatenate([values, np.zeros(-count % RUN, dtype=values.dtype)])
-    lower = values.astype(f"<u{half}")
-    upper = (values >> (8 * half)).astype(f"<i{half}").reshape(-1, RUN)
-    widths = _widths(upper)
-    runs = (upper[widths == width].astype(f"<i{width}").tobytes() for width in _choices(half))
-    return b"".join((np.array(count, dtype=COUNT_TYPE).tobytes(), lower.tobytes(), widths.tobytes(), *runs))
+    lower, upper = _halves(values)
+    widths = _widths(values.reshape(-1, RUN), half)
+    counted = np.array(count, dtype=COUNT_TYPE).tobytes()
+    size = len(counted) + lower.nbytes + widths.nbytes + RUN * int(widths.sum(dtype=np.int64))
+    content = np.empty(len(before) + size + len(after), dtype=np.uint8)
+    start = len(before) + len(counted)
+    content[:start] = np.frombuffer(before + counted, np.uint8)
+    content[start : start + lower.nbytes].view(lower.dtype)[:] = lower
+    start += lower.nbytes
+    content[start : start + widths.nbytes] = widths
+    start += widths.nbytes
+    for width in _choices(half):
+        runs = upper[widths == width].astype(f"<i{width}").reshape(-1)
+        content[start : start + runs.nbytes].view(runs.dtype)[:] = runs
+        start += runs.nbytes
+    content[start:] = np.frombuffer(after, np.uint8)
+    return content.data
 
 
 def unpack(content: bytes | memoryview, kind: np.dtype[np.signedinteger]) -> Numbers:
@@ -58,16 +71,23 @@ def unpack(content: bytes | memoryview, kind: np.dtype[np.signedinteger]) -> Num
     start += runs
     if len(content) != start + RUN * int(widths.sum(dtype=np.int64)) or np.setdiff1d(widths, (0, *_choices(half))).size:
         raise InputError(f"packed numbers have {len(content)} bytes, which their widths do not explain")
-    upper = np.zeros((runs, RUN), dtype=kind)
-    for width in _choices(half):
+    values = np.empty(runs * RUN, dtype=kind.newbyteorder("<"))
+    lower_halves, upper_halves = _halves(values)
+    lower_halves[:] = lower
+    for width in (0, *_choices(half)):
         there = widths == width
         found = int(np.count_nonzero(there))
-        upper[there] = np.frombuffer(content, f"<i{width}", found * RUN, start).reshape(found, RUN)
+        upper_halves[there] = (
+            np.frombuffer(content, f"<i{width}", found * RUN, start).reshape(found, RUN) if width else 0
+        )
         start += found * RUN * width
-    values = upper.reshape(-1)
-    values <<= 8 * half
-    values |= lower
     return values[:count]
+
+
+def _halves(values: Numbers) -> tuple[NDArray[np.unsignedinteger], Numbers]:
+    """Return views of the lower halves of little-endian numbers, and of the upper ones in runs."""
+    half = values.dtype.itemsize // 2
+    return values.view(f"<u{half}")[::2], values.view(f"<i{half}")[1::2].reshape(-1, RUN)
 
 
 def _choices(half: int) -> tuple[int, ...]:
@@ -75,11 +95,11 @@ def _choices(half: int) -> tuple[int, ...]:
     return tuple(width for width in (1, 2, 4) if width <= half)
 
 
-def _widths(upper: Numbers) -> NDArray[np.uint8]:
-    """Return the fewest bytes per number that hold each run."""
-    least, most = upper.min(axis=1, initial=0), upper.max(axis=1, initial=0)
-    widths = np.full(len(upper), upper.dtype.itemsize, dtype=np.uint8)
-    for width in reversed(_choices(upper.dtype.itemsize)):
+def _widths(runs: Numbers, half: int) -> NDArray[np.uint8]:
+    """Return the fewest bytes per number that hold the upper halves of each run."""
+    least, most = runs.min(axis=1, initial=0) >> 8 * half, runs.max(axis=1, initial=0) >> 8 * half
+    widths = np.full(len(runs), half, dtype=np.uint8)
+    for width in reversed(_choices(half)):
         bound = 1 << (8 * width - 1)
         widths[(least >= -bound) & (most < bound)] = width
     widths[(least == 0) & (most == 0)] = 0

@@ -412,7 +412,7 @@ def write_statistics(
     Returns:
         The row of `statistics` for the file.
     """
-    contents = {"sum" if is_sum else str(clients[0]): (heading(statistics.fixed), statistics.words(), backbones)}
+    contents = {"sum" if is_sum else str(clients[0]): (heading(statistics.fixed), statistics.words, backbones)}
     return _write(folder, node, clients, statistics.samples, contents, seed)[0]
 
 
@@ -428,7 +428,7 @@ def _write(
     rows, salted = [], {}
     for name, (first_line, numbers, backbones) in contents.items():
         file = f"{node}.{name}.statistics"
-        content = b"".join((first_line, pack(numbers), new_salt(seed, f"statistics:{file}")))
+        content = pack(numbers, first_line, new_salt(seed, f"statistics:{file}"))
         salted[stored_path(folder, "statistics", file)] = content
         row = StatisticsRow(
             file, node, tuple(map(int, clients)), samples, len(content), sha256(content).hexdigest(), tuple(backbones)
@@ -464,7 +464,7 @@ def read_statistics(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Stat
     """Return the statistics of a file, checked against its digest."""
     words = _numbers(folder, row, heading(fixed), fixed).astype(np.int64, copy=False)
     try:
-        statistics = Statistics.from_words(fixed, words)
+        statistics = Statistics(fixed, words)
     except InputError as error:
         raise RunDamagedError(f"the statistics file {row.file} cannot be read: {error}") from error
     if statistics.samples != row.samples:
@@ -503,7 +503,7 @@ def _numbers(folder: Path, row: StatisticsRow, first_line: bytes, fixed: FixedPo
         except InputError as error:
             raise RunDamagedError(f"the statistics file {row.file} cannot be read: {error}") from error
     if content.startswith(_unpacked(first_line)) and len(between) % kind.itemsize == 0:
-        return np.frombuffer(between, kind)
+        return np.frombuffer(between, kind).copy()
     raise RunDamagedError(
         f"the statistics file {row.file} is not in [{fixed.describe()}]. If the run's groups tune a network and an "
         "earlier version trained it, use that version: features of tuned networks had another length"

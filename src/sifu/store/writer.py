@@ -64,6 +64,7 @@ from sifu.store.salts import add_salts, erase_salts
 from sifu.store.sealed import ALL_FIGURES, PURGED, erase_sealed, split_sealed
 from sifu.store.statistics_files import NewUpdates
 from sifu.store.timestamps import stamp_at_the_end, timestamp_authority, timestamp_path
+from sifu.theory.closed_form import Statistics
 from sifu.theory.history import PathNode
 
 SCRUB_FILE = "scrub"
@@ -86,6 +87,8 @@ class RunWriter(RunReader):
         """Spec of a run that is being created, while its table of values is still empty."""
         self.copies_removed: tuple[str, ...] = ()
         """Unfinished copies of a run that were deleted when this one was opened."""
+        self.written_sum: tuple[str, Statistics] | None = None
+        """Sum of statistics that this process has just written, with the digest of its file, for the next solve."""
 
     @classmethod
     def create(cls, folder: Path, new: unfinished.NewRun) -> RunWriter:

@@ -124,7 +124,7 @@ class Release:
         features = np.ldexp(fixed.quantised_features(phi), -fixed.feature_bits)
         wanted = np.ldexp(fixed.quantised_targets(targets), -fixed.target_bits)
         values, vectors, cross = self._eigen
-        trace = math.ldexp(sum(int(value) for value in np.diagonal(self.statistics.gram)), -2 * fixed.feature_bits)
+        trace = math.ldexp(sum(self.statistics.diagonal.tolist()), -2 * fixed.feature_bits)
         scale = self.relative_penalty / fixed.width
         rotated_head = vectors.T @ self.head.weights
         largest = float(values[-1])

@@ -134,7 +134,7 @@ def test_the_server_of_masked_statistics_never_holds_anybodys_own(tmp_path: Path
     fed = Federation(tmp_path, spec)
     fed.serve()
     engine, _ = engine_from_spec(spec, fed.data)
-    own = [total(engine.fixed, [sent]).words() for _, sent in engine.collect(range(8), PLACE)]  # type: ignore[union-attr]
+    own = [total(engine.fixed, [sent]).words for _, sent in engine.collect(range(8), PLACE)]  # type: ignore[union-attr]
     masked = [
         message.content[ARRAYS][MASKED].numpy()
         for message in fed.grid.received

@@ -320,7 +320,7 @@ def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, 
             origin = Origin(int(kept["samples"]), str(kept["features"]), str(kept["numbers"]))  # type: ignore[arg-type]
         else:
             statistics, origin = computed(message, context)
-            words = total(statistics.fixed, [statistics]).words()  # convert rows: only statistics are masked
+            words = total(statistics.fixed, [statistics]).words  # convert rows: only statistics are masked
             # The final one counts the summands.
             counted = np.append(words.view(np.uint64), np.uint64(1))
         key = _keep(context, HEAD, {WORDS: counted}, place=place, networks=networks, **asdict(origin))

@@ -97,7 +97,7 @@ class FlowerStatistics(FlowerFederation):
         reason = self._refusal(client, origin)
         if reason is None:
             try:
-                read = Rows(self.fixed, *sent) if isinstance(sent, tuple) else Statistics.from_words(self.fixed, sent)
+                read = Rows(self.fixed, *sent) if isinstance(sent, tuple) else Statistics(self.fixed, sent)
                 return checked(read, self.fixed, profile, position)
             except InputError:
                 reason = "wrong shape"
@@ -204,7 +204,7 @@ class MaskedFlowerStatistics(FlowerStatistics, MaskedStatisticsEngine):
     def _sum(self, total: NDArray[np.uint64], clients: Sequence[int]) -> Statistics:
         """Return the sum as statistics of all `clients`; refuse a sum that their data cannot have given."""
         words, samples = total.view(np.int64), sum(self.clients[client].samples for client in clients)
-        statistics = Statistics.from_words(self.fixed, words[:-1].copy())
+        statistics = Statistics(self.fixed, words[:-1].copy())
         flaw, detail = find_flaw(statistics)
         if words[-1] != len(clients) or statistics.samples != samples or flaw is not None:
             why = f"{flaw.value} ({detail})" if flaw is not None else f"{statistics.samples} samples, not {samples}"

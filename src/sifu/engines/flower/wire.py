@@ -479,7 +479,7 @@ def statistics_arrays(sent: Statistics | Rows) -> ArrayRecord:
     """Return statistics, or rows, as a Flower record."""
     if isinstance(sent, Rows):
         return ArrayRecord({ROW_FEATURES: Array(sent.features), ROW_TARGETS: Array(sent.targets)})
-    return ArrayRecord({WORDS: Array(sent.words())})
+    return ArrayRecord({WORDS: Array(sent.words)})
 
 
 def read_statistics_sent(reply: Message) -> tuple[Origin, Sent]:

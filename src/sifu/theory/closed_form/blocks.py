@@ -109,13 +109,16 @@ def drop(statistics: Statistics, blocks: Blocks, groups: Iterable[int]) -> Stati
             f"statistics of {statistics.fixed.features} features have no blocks of "
             f"{blocks.frozen} + {blocks.count} x {blocks.block}"
         )
-    gram, cross = statistics.gram.copy(), statistics.cross.copy()
+    gone = np.zeros(statistics.fixed.width, dtype=bool)
     for group in groups:
-        columns = blocks.columns(group)
-        gram[columns, :] = 0
-        gram[:, columns] = 0
-        cross[columns] = 0
-    return Statistics(statistics.fixed, gram, cross, statistics.samples, statistics.target_energy)
+        gone[blocks.columns(group)] = True
+    cross = statistics.cross.copy()
+    cross[gone] = 0
+    rows = [
+        np.zeros_like(entries) if gone[row] else np.where(gone[: row + 1], 0, entries)
+        for row, entries in statistics.rows_of_gram()
+    ]
+    return Statistics(statistics.fixed, np.concatenate([*rows, cross.ravel(), statistics.words[-2:]]))
 
 
 def head_at(statistics: Statistics, places: Integers, relative: float | None) -> Head:
@@ -144,15 +147,19 @@ def at_places(statistics: Statistics, places: Integers) -> Statistics:
     if places.size == statistics.fixed.width:
         return statistics
     fixed = replace(statistics.fixed, features=places.size - 1)
-    gram, cross = statistics.gram[np.ix_(places, places)], statistics.cross[places]
-    return Statistics(fixed, gram, cross, statistics.samples, statistics.target_energy)
+    kept = dict(zip(places.tolist(), range(1, places.size + 1), strict=True))
+    rows = [entries[places[: kept[row]]] for row, entries in statistics.rows_of_gram() if row in kept]
+    return Statistics(fixed, np.concatenate([*rows, statistics.cross[places].ravel(), statistics.words[-2:]]))
 
 
 def is_dropped(statistics: Statistics, blocks: Blocks, group: int) -> bool:
     """Return whether a group's block is zero in G and H."""
     columns = blocks.columns(group)
-    parts = (statistics.gram[columns, :], statistics.gram[:, columns], statistics.cross[columns])
-    return not any(bool(np.any(part)) for part in parts)
+    rows = (
+        entries if columns.start <= row < columns.stop else entries[columns]
+        for row, entries in statistics.rows_of_gram()
+    )
+    return not (np.any(statistics.cross[columns]) or any(np.any(entries) for entries in rows))
 
 
 def parts_through(groups: Iterable[int]) -> tuple[Part, ...]:
@@ -249,7 +256,7 @@ def joined(fixed: FixedPoint, blocks: Blocks, parts: Mapping[Part, Integers]) ->
         gram[own, public], gram[public, own] = (rows := words[:first].reshape(block, public.size)), rows.T
         gram[own, own] = _symmetric(block, words[first:split])
         cross[own] = words[split:].reshape(block, fixed.outputs)
-    return Statistics(fixed, gram, cross, samples, energy)
+    return Statistics.of(fixed, gram, cross, samples, energy)
 
 
 def _symmetric(size: int, triangle: Integers) -> Integers:

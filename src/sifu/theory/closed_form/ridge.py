@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats
 from sifu.theory.closed_form.fixed_point import FixedPoint
-from sifu.theory.closed_form.sums import Statistics
+from sifu.theory.closed_form.sums import Statistics, mirror
 
 GRID = tuple(10.0 ** (eighth / 8.0) for eighth in range(-64, 17))
 """Values of r for cross-validation: eight per factor of ten, from 1e-8 to 100."""
@@ -70,7 +70,7 @@ def penalty(statistics: Statistics, relative: float) -> float:
     if not 0.0 < relative < math.inf:
         raise InputError(f"the relative penalty r must be a positive number, found {relative}")
     fixed = statistics.fixed
-    trace = sum(int(value) for value in np.diagonal(statistics.gram))
+    trace = sum(statistics.diagonal.tolist())
     return relative * math.ldexp(trace / fixed.width, -2 * fixed.feature_bits)
 
 
@@ -217,7 +217,10 @@ def gcv_scores(statistics: Statistics, grid: tuple[float, ...] = GRID) -> Floats
 def _scaled(statistics: Statistics) -> tuple[Floats, Floats]:
     """Return G / 2^2a and H / 2^(a+b) in float64; scaling by a power of two is exact."""
     fixed = statistics.fixed
-    gram = np.multiply(statistics.gram, math.ldexp(1.0, -2 * fixed.feature_bits))
+    gram, scale = np.empty((fixed.width, fixed.width)), math.ldexp(1.0, -2 * fixed.feature_bits)
+    for row, entries in statistics.rows_of_gram():
+        np.multiply(entries, scale, out=gram[row, : row + 1])
+    mirror(gram)
     return gram, np.multiply(statistics.cross, math.ldexp(1.0, -fixed.feature_bits - fixed.target_bits))
 
 

@@ -155,8 +155,3 @@ def exact_blocks(features: Floats, targets: Floats) -> Iterator[slice]:
             first, sums = row, list(pair)
     if first < len(features):
         yield slice(first, len(features))
-
-
-def exact_product(left: Floats, right: Floats) -> Integers:
-    """Return left' right as int64; no partial sum exceeds 2^53, so any order of summation gives these integers."""
-    return (left.T @ right).astype(np.int64)

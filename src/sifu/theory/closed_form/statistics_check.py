@@ -2,7 +2,7 @@
 
 The (G, H, n, q) of any real data satisfy (docs/theory.md, section 14.5):
 
-    G = G',   G positive semi-definite,   G_kk = n 2^2a at the constant,   trace(G) <= n row_limit,
+    G positive semi-definite,   G_kk = n 2^2a at the constant,   trace(G) <= n row_limit,
     |G_jl|^2 <= G_jj G_ll,   0 <= q <= n target_limit,   |H_jo|^2 <= G_jj q,
     G_jj = s_j mod 2 with s_j = G_jk / 2^a,   |s_j|^2 <= n G_jj,
 
@@ -102,7 +102,6 @@ class Flaw(enum.Enum):
     """Reasons to refuse statistics; each value completes an error message."""
 
     SAMPLES = "the number of samples is negative, zero with other statistics, or beyond what a sum has room for"
-    SYMMETRY = "G is not symmetric"
     CONSTANT = "the square of the constant feature is not n 2^2a"
     WHOLE_SUMS = "the product of a feature with the constant is not a multiple of 2^a"
     DIAGONAL = "a square of G is negative"
@@ -133,7 +132,7 @@ def check_statistics(statistics: Statistics, owner: str) -> None:
     >>> from sifu.theory.closed_form import FixedPoint, statistics_of
     >>> data = statistics_of(FixedPoint(features=1, outputs=1), np.array([[3.0]]), np.array([[1.0]]))
     >>> check_statistics(data, "client a")
-    >>> find_flaw(Statistics(data.fixed, data.gram, data.cross, 2, data.target_energy))
+    >>> find_flaw(Statistics.of(data.fixed, data.gram, data.cross, 2, data.target_energy))
     (<Flaw.CONSTANT: 'the square of the constant feature is not n 2^2a'>, '4294967296 for 2 samples')
     """
     flaw, detail = find_flaw(statistics)
@@ -149,9 +148,6 @@ def find_flaw(statistics: Statistics) -> tuple[Flaw | None, str]:
         return Flaw.SAMPLES, f"{samples} samples"
     if samples == 0 and (energy or np.any(gram) or np.any(cross)):
         return Flaw.SAMPLES, "no samples, but not all zero"
-    different = _asymmetric_pairs(gram)
-    if different:
-        return Flaw.SYMMETRY, f"{different} pairs differ"
     squares = np.diagonal(gram)
     if int(squares[-1]) != samples * fixed.unit**2:
         return Flaw.CONSTANT, f"{int(squares[-1])} for {samples} samples"
@@ -179,15 +175,6 @@ def find_flaw(statistics: Statistics) -> tuple[Flaw | None, str]:
     if not is_semi_definite(gram, rank_at_most=samples):
         return Flaw.SEMI_DEFINITE, "beyond what rounding can be"
     return None, ""
-
-
-def _asymmetric_pairs(gram: Integers) -> int:
-    """Return the number of pairs of entries that violate symmetry."""
-    different = 0
-    for row in range(0, len(gram), BLOCK):
-        rows, columns = slice(row, row + BLOCK), slice(0, row + BLOCK)
-        different += int(np.count_nonzero(np.tril(gram[rows, columns] != gram[columns, rows].T, row)))
-    return different
 
 
 def _beyond(entries: Integers, rows: list[int], columns: list[int]) -> tuple[int, int] | None:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -24,7 +25,7 @@ import numpy as np
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats, Integers
 from sifu.theory.closed_form.fixed_point import LARGEST_SUM, FixedPoint
-from sifu.theory.closed_form.rows import BLOCK_ROWS, Rows, exact_blocks, exact_product, stacked, words_at
+from sifu.theory.closed_form.rows import BLOCK_ROWS, Rows, exact_blocks, stacked, words_at
 
 TILE = 128
 STRIP = 512
@@ -33,26 +34,71 @@ STRIP = 512
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """(G, H, n, q) of some samples in one fixed point: `gram`, `cross`, `samples`, `target_energy`."""
+    """(G, H, n, q) of some samples in one fixed point, as `words`: the canonical form without its heading."""
 
     fixed: FixedPoint
-    gram: Integers
-    cross: Integers
-    samples: int
-    target_energy: int
+    words: Integers
 
     def __post_init__(self) -> None:
-        expected = ((self.fixed.width, self.fixed.width), (self.fixed.width, self.fixed.outputs))
-        for name, array, shape in zip(("gram", "cross"), (self.gram, self.cross), expected, strict=True):
+        expected = words_at(self.fixed)
+        if self.words.shape != (expected,) or self.words.dtype != np.int64:
+            raise InputError(f"statistics have {self.words.dtype} {self.words.shape}; int64 ({expected},) was expected")
+        self.words.flags.writeable = False
+
+    @staticmethod
+    def of(fixed: FixedPoint, gram: Integers, cross: Integers, samples: int, target_energy: int) -> Statistics:
+        """Return the statistics with these G, H, n and q; only the lower triangle of G is used.
+
+        >>> fixed = FixedPoint(features=1, outputs=1, feature_bits=2, target_bits=1)
+        >>> Statistics.of(fixed, np.array([[20, 24], [24, 32]]), np.array([[-4], [0]]), 2, 8).words
+        array([20, 24, 32, -4,  0,  2,  8])
+        """
+        expected = ((fixed.width, fixed.width), (fixed.width, fixed.outputs))
+        for name, array, shape in zip(("gram", "cross"), (gram, cross), expected, strict=True):
             if array.dtype != np.int64 or array.shape != shape:
                 raise InputError(f"{name} is {array.dtype} {array.shape}; int64 {shape} was expected")
-            array.flags.writeable = False
+        triangle = [gram[row, : row + 1] for row in range(fixed.width)]
+        words = np.concatenate([*triangle, cross.ravel(), [samples, target_energy]], dtype=np.int64)
+        return Statistics(fixed, words)
 
     @staticmethod
     def empty(fixed: FixedPoint) -> Statistics:
         """Return the statistics of no samples: zeros."""
-        gram = np.zeros((fixed.width, fixed.width), dtype=np.int64)
-        return Statistics(fixed, gram, np.zeros((fixed.width, fixed.outputs), dtype=np.int64), 0, 0)
+        return Statistics(fixed, np.zeros(words_at(fixed), dtype=np.int64))
+
+    @property
+    def samples(self) -> int:
+        """n, the number of samples."""
+        return int(self.words[-2])
+
+    @property
+    def target_energy(self) -> int:
+        """q, the sum of the squared lengths of the targets."""
+        return int(self.words[-1])
+
+    @property
+    def cross(self) -> Integers:
+        """H."""
+        return self.words[triangle_size(self.fixed.width) : -2].reshape(self.fixed.width, self.fixed.outputs)
+
+    @property
+    def diagonal(self) -> Integers:
+        """Diagonal of G."""
+        return self.words[np.cumsum(np.arange(1, self.fixed.width + 1)) - 1]
+
+    @cached_property
+    def gram(self) -> Integers:
+        """G, with both of its halves."""
+        gram = np.empty((self.fixed.width, self.fixed.width), dtype=np.int64)
+        for row, part in self.rows_of_gram():
+            gram[row, : row + 1] = part
+        mirror(gram)
+        gram.flags.writeable = False
+        return gram
+
+    def rows_of_gram(self) -> Iterator[tuple[int, Integers]]:
+        """Yield the number of each row of G and its entries up to the diagonal, which are not copied."""
+        return rows_of_triangle(self.words, 0, self.fixed.width)
 
     def __add__(self, other: Statistics | Rows) -> Statistics:
         """Return the sum of both; refuse it if an entry could overflow int64."""
@@ -68,49 +114,18 @@ class Statistics:
         """Return whether both are equal bit for bit."""
         if not isinstance(other, Statistics):
             return NotImplemented
-        return (
-            self.fixed == other.fixed
-            and (self.samples, self.target_energy) == (other.samples, other.target_energy)
-            and np.array_equal(self.gram, other.gram)
-            and np.array_equal(self.cross, other.cross)
-        )
+        return self is other or (self.fixed == other.fixed and np.array_equal(self.words, other.words))
 
     __hash__ = None  # type: ignore[assignment]
 
     def largest(self) -> int:
         """Return the largest absolute value, as a Python integer because int64 cannot represent 2^63."""
-        extremes = [int(bound) for array in (self.gram, self.cross) for bound in (array.min(), array.max())]
-        return max(abs(value) for value in (*extremes, self.samples, self.target_energy))
+        return max(abs(int(self.words.min())), abs(int(self.words.max())))
 
     @property
     def nbytes(self) -> int:
         """Size of the canonical form in bytes, without its heading."""
-        return 8 * words_at(self.fixed)
-
-    def words(self) -> Integers:
-        """Return the canonical form: lower triangle of G row by row, H row by row, n, q. Masks are added to it.
-
-        >>> fixed = FixedPoint(features=1, outputs=1, feature_bits=2, target_bits=1)
-        >>> statistics_of(fixed, np.array([[0.5], [1.0]]), np.array([[1.0], [-1.0]])).words()
-        array([20, 24, 32, -4,  0,  2,  8])
-        """
-        triangle = [self.gram[row, : row + 1] for row in range(self.fixed.width)]
-        return np.concatenate([*triangle, self.cross.ravel(), [self.samples, self.target_energy]], dtype=np.int64)
-
-    @staticmethod
-    def from_words(fixed: FixedPoint, words: Integers) -> Statistics:
-        """Return the statistics with these words, which may be the sum of several clients' words."""
-        expected = words_at(fixed)
-        if words.shape != (expected,) or words.dtype != np.int64:
-            raise InputError(f"statistics have {words.dtype} {words.shape}; int64 ({expected},) was expected")
-        gram = np.empty((fixed.width, fixed.width), dtype=np.int64)
-        start = 0
-        for row in range(fixed.width):
-            gram[row, : row + 1] = words[start : start + row + 1]
-            start += row + 1
-        _mirror(gram)
-        cross = words[start:-2].reshape(fixed.width, fixed.outputs).copy()
-        return Statistics(fixed, gram, cross, int(words[-2]), int(words[-1]))
+        return self.words.nbytes
 
     def digest(self) -> str:
         """Return SHA-256 of the canonical form, in hexadecimal.
@@ -127,7 +142,20 @@ class Statistics:
 
     def canonical(self) -> bytes:
         """Return the canonical form: the heading and the words, little-endian."""
-        return self.heading(self.fixed) + self.words().astype("<i8", copy=False).tobytes()
+        return self.heading(self.fixed) + self.words.astype("<i8", copy=False).tobytes()
+
+
+def triangle_size(width: int) -> int:
+    """Return the number of entries of a matrix of this width on and below its diagonal."""
+    return width * (width + 1) // 2
+
+
+def rows_of_triangle(words: Integers, first: int, last: int) -> Iterator[tuple[int, Integers]]:
+    """Yield the numbers of the rows of G from `first` to `last` and views of their entries up to the diagonal."""
+    start = triangle_size(first)
+    for row in range(first, last):
+        yield row, words[start : start + row + 1]
+        start += row + 1
 
 
 def statistics_of(fixed: FixedPoint, phi: Array, targets: Array) -> Statistics:
@@ -163,20 +191,20 @@ def statistics_of_chunks(fixed: FixedPoint, chunks: Iterable[tuple[Array, Array]
 class RunningSum:
     """A running sum of statistics and rows; rows are collected until a large matrix product is possible.
 
-    Products are computed on and below the diagonal of G; the other half is its mirror image.
-
     Args:
         fixed: Fixed-point format of all parts.
         start: Statistics that the sum begins with; nothing by default.
+        in_place: Whether the sum may overwrite `start`, which must not be used afterwards.
     """
 
-    def __init__(self, fixed: FixedPoint, start: Statistics | None = None) -> None:
+    def __init__(self, fixed: FixedPoint, start: Statistics | None = None, *, in_place: bool = False) -> None:
         self._fixed, begin = fixed, Statistics.empty(fixed) if start is None else start
         _check_same(fixed, begin)
-        self._gram = np.array(begin.gram)
-        self._cross = np.array(begin.cross)
-        self._samples, self._energy = begin.samples, begin.target_energy
         self._largest = 0 if start is None else begin.largest()
+        self._samples, self._energy = begin.samples, begin.target_energy
+        self._words = begin.words if in_place or start is None else begin.words.copy()
+        self._words.flags.writeable = True
+        self._cross = self._words[triangle_size(fixed.width) : -2].reshape(fixed.width, fixed.outputs)
         self._waiting: list[Rows] = []
 
     def add(self, part: Statistics | Rows) -> None:
@@ -201,7 +229,8 @@ class RunningSum:
             self._multiply([part], -1)
         else:
             self._add(part, -1)
-        short = int(np.count_nonzero(np.diagonal(self._gram) < 0))
+        squares = Statistics(self._fixed, self._words.view()).diagonal
+        short = int(np.count_nonzero(squares < 0))
         if self._samples < 0 or self._energy < 0 or short:
             raise InputError(
                 f"statistics of {part.samples} samples are not part of a sum of {self._samples + part.samples}: it "
@@ -214,8 +243,7 @@ class RunningSum:
         _check_room(self._largest)
 
     def _add(self, part: Statistics, sign: Literal[1, -1]) -> None:
-        for array, own in ((self._gram, part.gram), (self._cross, part.cross)):
-            (np.add if sign > 0 else np.subtract)(array, own, out=array)
+        (np.add if sign > 0 else np.subtract)(self._words, part.words, out=self._words)
         self._samples += sign * part.samples
         self._energy += sign * part.target_energy
 
@@ -237,25 +265,27 @@ class RunningSum:
             some = features[rows]
             for first in range(0, self._fixed.width, STRIP):
                 last = min(first + STRIP, self._fixed.width)
-                strip = self._gram[first:last, :last]
-                change(strip, exact_product(some[:, first:last], some[:, :last]), out=strip)
-            change(self._cross, exact_product(some, targets[rows]), out=self._cross)
+                # No partial sum exceeds 2^53, so any order of summation gives these integers.
+                product = some[:, first:last].T @ some[:, :last]
+                for row, entries in rows_of_triangle(self._words, first, last):
+                    change(entries, product[row - first, : row + 1].astype(np.int64), out=entries)
+            change(self._cross, (some.T @ targets[rows]).astype(np.int64), out=self._cross)
             self._energy += sign * int(np.einsum("ij,ij->", targets[rows], targets[rows]))
         self._samples += sign * len(features)
 
     def statistics(self) -> Statistics:
         """Return the sum; call this last."""
         self._multiply_waiting()
-        _mirror(self._gram)
-        return Statistics(self._fixed, self._gram, self._cross, self._samples, self._energy)
+        self._words[-2:] = self._samples, self._energy
+        return Statistics(self._fixed, self._words)
 
 
-def _mirror(gram: Integers) -> None:
+def mirror(matrix: Array) -> None:
     """Copy the part of a matrix below its diagonal to the part above."""
-    for first in range(0, len(gram), TILE):  # one tile at a time, which fits into the processor's cache
-        for last in range(first, len(gram), TILE):
-            tile = gram[last : last + TILE, first : first + TILE]
-            gram[first : first + TILE, last : last + TILE] = (
+    for first in range(0, len(matrix), TILE):  # one tile at a time, which fits into the processor's cache
+        for last in range(first, len(matrix), TILE):
+            tile = matrix[last : last + TILE, first : first + TILE]
+            matrix[first : first + TILE, last : last + TILE] = (
                 tile.T if last > first else np.tril(tile) + np.tril(tile, -1).T
             )
 
