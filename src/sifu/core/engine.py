@@ -218,6 +218,11 @@ class MayNotEvaluate(ABC):
     def evaluates(self) -> bool:
         """True if clients evaluate models at all."""
 
+    @property
+    def same_evaluators(self) -> bool:
+        """True if the same clients evaluate every model, so that two models can be compared."""
+        return True
+
 
 class RunsGroupRounds(ABC):
     """Capability of an engine whose rounds have a fixed cost that groups training at the same time can share."""

@@ -12,7 +12,7 @@ differ mainly in a few directions of large curvature, and one round recovers tho
 many directions.
 
 The rounds cost at most a quarter of the training. They are skipped if rounds have a privacy cost (noise in training),
-or if different clients take part in them.
+or if different clients take part in them. Nothing is rehearsed if each model is evaluated by other clients.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def rehearse(
         seed: Seed of the run.
         position: Position of the next round.
     """
-    if distance <= 0.0 or active.size == 0 or (isinstance(engine, MayNotEvaluate) and not engine.evaluates):
+    if distance <= 0.0 or active.size == 0:
+        return []
+    if isinstance(engine, MayNotEvaluate) and not (engine.evaluates and engine.same_evaluators):
         return []
     sizes = {ratio * distance / math.sqrt(model.size): draws for ratio, draws in RATIOS.items()}
     recovered_size = RECOVERED_RATIO * distance / math.sqrt(model.size)

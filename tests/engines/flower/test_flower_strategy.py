@@ -111,13 +111,22 @@ def check_fraction_train(start: Start, folder: Path) -> None:
 def check_fraction_evaluate(start: Start, folder: Path) -> None:
     grid = four_nodes()
     start(grid, options={"fraction_evaluate": 0.5})
-    assert asked(grid, EVALUATE)[1] == 2  # the last round's message count includes other models
+    assert asked(grid, EVALUATE)[1:] == [2] * (ROUNDS - 1)
+    # The initial model and each round's, and no noised copies: their evaluators would differ from the model's.
+    assert sum(message.metadata.message_type == EVALUATE for message in grid.sent) == 2 * (1 + ROUNDS)
 
 
 def check_min_evaluate_nodes(start: Start, folder: Path) -> None:
     grid = four_nodes()
     start(grid, options={"fraction_evaluate": 0.5, "min_evaluate_nodes": 3})
-    assert asked(grid, EVALUATE)[1] == 3
+    assert asked(grid, EVALUATE)[1:] == [3] * (ROUNDS - 1)
+
+
+def test_noise_is_rehearsed_if_everyone_evaluates(start: Start) -> None:
+    """Without a sample, noised copies are evaluated, too: what noise costs can be predicted."""
+    grid = four_nodes()
+    start(grid, options={"fraction_evaluate": 0.5, "min_evaluate_nodes": 4})
+    assert sum(message.metadata.message_type == EVALUATE for message in grid.sent) > 4 * (1 + ROUNDS)
 
 
 def check_min_train_nodes(start: Start, folder: Path) -> None:

@@ -78,10 +78,14 @@ class EvaluationSample:
     fraction: float = 1.0
     least: int = 0
 
+    def size(self, clients: int) -> int:
+        """Return how many of this many clients evaluate."""
+        return min(clients, max(int(clients * self.fraction), self.least))
+
     def draw(self, clients: Sequence[int], seed: int, model: Vector) -> list[int]:
         """Return the evaluating clients, sorted; the same model is always evaluated by the same clients."""
-        count = max(int(len(clients) * self.fraction), self.least)
-        if count >= len(clients):
+        count = self.size(len(clients))
+        if count == len(clients):
             return sorted(clients)
         digest = hashlib.sha256(np.ascontiguousarray(model).tobytes()).digest()
         key = place_key(base_key(seed, "evaluation"), int.from_bytes(digest[:7], "little"))

@@ -270,6 +270,11 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
             "no client answered an evaluation: nothing was lost; check that the nodes are connected and start again"
         )
 
+    @property
+    def same_evaluators(self) -> bool:
+        """True unless each model is evaluated by another sample of the clients."""
+        return self.evaluation_sample.size(len(self.clients)) == len(self.clients)
+
     def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
         """Evaluate several models, in few messages if clients support it; clients without a reply have no samples."""
         count = max(1, MOST_AT_ONCE // self.layout.size) if self.blueprint.several else 1
