@@ -1,13 +1,16 @@
 /* Logs what a process does to files under a folder: each call that changes names or bytes, and each sync, in order.
  *
  * cc -shared -fPIC -O1 -o io_log.so io_log.c -ldl; LD_PRELOAD=./io_log.so. Logging begins with io_log_start.
- * A record: "OP OFFSET LENGTH PATH\0OTHER\0\n" and LENGTH bytes. */
+ * A record: "OP OFFSET LENGTH PATH\0OTHER\0\n" and LENGTH bytes.
+ *
+ * io_log_fault makes the n-th of these calls go wrong: the process is killed before it, or the call fails. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +28,25 @@ void io_log_start(const char *log, const char *folder) {
     strcpy(prefix, folder);
     out = REAL(open)(log, O_WRONLY | O_CREAT | O_APPEND, 0600);
 }
+
+enum { KILL = 1, FULL_ONCE, BROKEN_ONCE, FULL_FROM_NOW, HALF };
+static long points, fault_at = -1;
+static int fault;
+
+void io_log_fault(long at, int kind) { fault_at = at, fault = kind; }
+long io_log_points(void) { return points; }
+
+/* Counts a call under the folder; returns the error that it ends with, 0 for none. `grows`: it needs space. */
+static int point(int grows) {
+    points++;
+    if (fault_at < 0 || points < fault_at) return 0;
+    if (points > fault_at) return (fault == FULL_FROM_NOW || fault == HALF) && grows ? ENOSPC : 0;
+    if (fault == KILL) kill(getpid(), SIGKILL);
+    if (fault == FULL_FROM_NOW || fault == HALF) return grows ? ENOSPC : 0;
+    return fault == BROKEN_ONCE ? EIO : ENOSPC;
+}
+
+static size_t half(size_t count) { return fault == HALF && points == fault_at ? count / 2 : 0; }
 
 static void put(const void *bytes, size_t count) {
     while (count > 0) {
@@ -74,7 +96,8 @@ static int opened(int folder, const char *name, int flags, mode_t mode) {
     struct stat before;
     if (out >= 0 && (flags & (O_CREAT | O_TRUNC))) logged = of_name(folder, name, path);
     int there = logged && fstatat(folder, name, &before, AT_SYMLINK_NOFOLLOW) == 0;
-    int fd = REAL(openat)(folder, name, flags, mode);
+    int failed = logged ? point(!there) : 0;
+    int fd = failed ? (errno = failed, -1) : REAL(openat)(folder, name, flags, mode);
     if (fd >= 0 && logged && !there && (flags & O_CREAT)) record("create", 0, path, "", "", 0);
     if (fd >= 0 && logged && there && (flags & O_TRUNC)) record("size", 0, path, "", "", 0);
     END;
@@ -94,7 +117,9 @@ ssize_t write(int fd, const void *data, size_t count) {
         fstat(fd, &now);
         offset = (fcntl(fd, F_GETFL) & O_APPEND) ? now.st_size : lseek(fd, 0, SEEK_CUR);
     }
-    ssize_t done = REAL(write)(fd, data, count);
+    int failed = logged ? point(1) : 0;
+    if (failed && half(count)) failed = 0, count = half(count);
+    ssize_t done = failed ? (errno = failed, -1) : REAL(write)(fd, data, count);
     if (logged && done > 0) record("data", offset, path, "", data, done);
     END;
     return done;
@@ -103,7 +128,9 @@ ssize_t write(int fd, const void *data, size_t count) {
 static ssize_t written(int fd, const void *data, size_t count, off_t offset) {
     BEGIN;
     if (out >= 0) logged = of_fd(fd, path);
-    ssize_t done = REAL(pwrite)(fd, data, count, offset);
+    int failed = logged ? point(1) : 0;
+    if (failed && half(count)) failed = 0, count = half(count);
+    ssize_t done = failed ? (errno = failed, -1) : REAL(pwrite)(fd, data, count, offset);
     if (logged && done > 0) record("data", offset, path, "", data, done);
     END;
     return done;
@@ -114,7 +141,8 @@ ssize_t pwrite64(int fd, const void *data, size_t count, off_t offset) { return 
 static int sized(int fd, off_t size) {
     BEGIN;
     if (out >= 0) logged = of_fd(fd, path);
-    int code = REAL(ftruncate)(fd, size);
+    int failed = logged ? point(1) : 0;
+    int code = failed ? (errno = failed, -1) : REAL(ftruncate)(fd, size);
     if (logged && code == 0) record("size", size, path, "", "", 0);
     END;
     return code;
@@ -122,13 +150,15 @@ static int sized(int fd, off_t size) {
 int ftruncate(int fd, off_t size) { return sized(fd, size); }
 int ftruncate64(int fd, off_t size) { return sized(fd, size); }
 
-#define SYNC(name) int name(int fd) { BEGIN; if (out >= 0) logged = of_fd(fd, path); int code = REAL(name)(fd); \
+#define SYNC(name) int name(int fd) { BEGIN; if (out >= 0) logged = of_fd(fd, path); int failed = logged ? point(0) : 0; \
+    int code = failed ? (errno = failed, -1) : REAL(name)(fd); \
     if (logged && code == 0) record("sync", 0, path, "", "", 0); END; return code; }
 SYNC(fsync)
 SYNC(fdatasync)
 
 #define ONE(signature, folder, name, op, call) int signature { BEGIN; if (out >= 0) logged = of_name(folder, name, path); \
-    int code = call; if (logged && code == 0) record(op, 0, path, "", "", 0); END; return code; }
+    int failed = logged ? point(op[0] == 'f') : 0; int code = failed ? (errno = failed, -1) : call; \
+    if (logged && code == 0) record(op, 0, path, "", "", 0); END; return code; }
 ONE(unlink(const char *name), AT_FDCWD, name, "remove", REAL(unlink)(name))
 ONE(remove(const char *name), AT_FDCWD, name, "remove", REAL(remove)(name))
 ONE(rmdir(const char *name), AT_FDCWD, name, "remove", REAL(rmdir)(name))
@@ -138,7 +168,8 @@ ONE(mkdirat(int folder, const char *name, mode_t mode), folder, name, "folder", 
 
 #define TWO(signature, from, name, to, target, op, call) int signature { BEGIN; \
     if (out >= 0) { logged = of_name(from, name, path); logged = of_name(to, target, other) || logged; } \
-    int code = call; if (logged && code == 0) record(op, 0, path, other, "", 0); END; return code; }
+    int failed = logged ? point(1) : 0; int code = failed ? (errno = failed, -1) : call; \
+    if (logged && code == 0) record(op, 0, path, other, "", 0); END; return code; }
 TWO(rename(const char *name, const char *target), AT_FDCWD, name, AT_FDCWD, target, "rename", REAL(rename)(name, target))
 TWO(renameat(int from, const char *name, int to, const char *target), from, name, to, target, "rename",
     REAL(renameat)(from, name, to, target))

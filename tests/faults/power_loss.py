@@ -200,8 +200,15 @@ def _rename(disk: Disk, change: Change) -> None:
         disk.folders[change.node][change.name] = change.target
 
 
-def called(root: Path, arguments: list[str], log: Path | None = None) -> int:
-    """Run a command in a child; returns its exit code."""
+def called(root: Path, arguments: list[str], log: Path | None = None, fault: tuple[int, int] | None = None) -> int:
+    """Run a command in a child; return its exit code, negative if a signal ended it.
+
+    Args:
+        root: The folder to run it in.
+        arguments: The command line after `sifu`.
+        log: File to log its calls in; their number is written to `calls` next to it.
+        fault: Number of the call that goes wrong, and how (io_log.c).
+    """
     child = os.fork()
     if child == 0:
         code = 70
@@ -212,7 +219,8 @@ def called(root: Path, arguments: list[str], log: Path | None = None) -> int:
                 os.dup2(printed.fileno(), 2)
             sys.argv = ["sifu", *arguments]
             if log is not None:
-                ctypes.CDLL(None).io_log_start(str(log).encode(), f"{root}/".encode()[:-1])
+                ctypes.CDLL(None).io_log_start(str(log).encode(), str(root).encode())
+                ctypes.CDLL(None).io_log_fault(*fault or (-1, 0))
             sifu_command()
             code = 0
         except SystemExit as ended:
@@ -221,6 +229,8 @@ def called(root: Path, arguments: list[str], log: Path | None = None) -> int:
             traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
+        if log is not None:
+            log.with_name("calls").write_text(str(ctypes.CDLL(None).io_log_points()))
         os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -234,8 +244,9 @@ def result_of(root: Path) -> dict[str, Any]:
             result[place] = problems or scalars(root / place)
             decisions = "SELECT kind FROM events WHERE kind NOT IN ('rounds', 'round') ORDER BY seq"
             result[f"{place} events"] = query(root / place, decisions)
-    for name in ("backup.zip", "model.safetensors", "spec.toml", "witness.jsonl"):
-        result[name] = (root / name).exists() and (root / name).stat().st_size
+    for path in root.iterdir():
+        if path.is_file() and path.name != "known_keys":
+            result[path.name] = path.stat().st_size
     tokens = root / ".sifu-console" / "tokens.json"
     result["tokens"] = [row["name"] for row in json.loads(tokens.read_bytes())["tokens"]] if tokens.exists() else []
     known = root / "known_keys"

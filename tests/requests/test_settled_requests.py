@@ -10,7 +10,7 @@ import pytest
 import sifu
 import sifu_verifier
 from run_tools import Command
-from sifu.errors import InputError
+from sifu.errors import InputError, NotCertifiableError
 from sifu.run.training import RecordedTraining
 
 SMALL: dict[str, Any] = {
@@ -97,3 +97,79 @@ def test_the_command_settles_and_the_list_says_why(tmp_path: Path, cli: Command,
     settled = cli("requests", "settle", run.folder, "gone", "--reason", WHY, "--format", "json")
     assert settled.json["level"] == "exact"
     assert WHY in cli("requests", "show", run.folder, "gone").out
+
+
+def last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+def test_a_failure_after_the_rollback_says_what_to_do(
+    tmp_path: Path, cli: Command, refusing: pytest.MonkeyPatch
+) -> None:
+    run = sifu.train(SMALL, run=tmp_path / "run")
+    run.request(["client-005"], "later")
+    way = f"sifu requests settle {run.folder} gone --reason TEXT"
+    for command in (["--client", "client-003", "--request", "gone", "--method", "scratch"], [], ["--request", "later"]):
+        failed = cli("forget", run.folder, *command)
+        assert failed.code == 2
+        assert last_line(failed.err).startswith("sifu: the nodes refuse every round. Request gone is unfinished")
+        assert way in last_line(failed.err)
+    for shown in (cli("status", run.folder), cli("requests", "show", run.folder, "gone")):
+        assert "the nodes refuse every round. Request gone is unfinished" in " ".join(shown.out.split())
+        assert way.replace(str(run.folder), "") in "".join(shown.out.split("\n")).replace(str(run.folder), "")
+    assert way in run.request_record("gone").status.failure
+    assert run.request_record("later").status.failure == ""
+    run.settle("gone", WHY)
+    assert run.request_record("gone").status.failure == ""
+    assert not list(run.folder.glob("failure*"))
+    refusing.undo()
+    (outcome,) = run.forget(request="later")
+    assert outcome.request == "later"
+
+
+def test_a_failure_is_forgotten_once_the_request_goes_on(tmp_path: Path, refusing: pytest.MonkeyPatch) -> None:
+    run = sifu.train(SMALL, run=tmp_path / "run")
+    with pytest.raises(InputError, match="refuse every round"):
+        run.forget(["client-003"], "gone", method="scratch")
+    assert "refuse every round" in run.request_record("gone").status.failure
+    refusing.undo()
+    run.forget()
+    assert run.request_record("gone").status.failure == ""
+    assert not list(run.folder.glob("failure*"))
+
+
+def test_a_level_that_fails_after_the_rollback_is_no_waiting_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the rollback something was changed: the request is not one that keeps waiting."""
+    run = sifu.train(SMALL, run=tmp_path / "run")
+    run.request(["client-003"], "gone", method="scratch")
+    run.request(["client-004"], "next", method="scratch")
+
+    def refuse(*_: Any) -> bool:
+        raise NotCertifiableError("rounding is not bounded")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RecordedTraining, "run", refuse)
+        with pytest.raises(NotCertifiableError, match="rounding is not bounded") as failed:
+            run.forget()
+    assert "request gone:" not in str(failed.value)
+    assert any("Request gone is unfinished" in note for note in failed.value.__notes__)
+    assert [outcome.request for outcome in run.forget()] == ["gone", "next"]
+
+
+def test_a_head_that_cannot_be_solved_yet_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = sifu.train(RIDGE, run=tmp_path / "run")
+
+    def refuse(*_: Any) -> bool:
+        raise ValueError("no statistics")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sifu.run.closed_form_round.RecordedSolve.run", refuse)
+        with pytest.raises(ValueError, match="no statistics"):
+            run.forget(["client-003"], "gone")
+    status = run.request_record("gone").status
+    assert status.failure.startswith("ValueError: no statistics. Request gone is unfinished")
+    assert "settle" not in status.failure
+    (outcome,) = run.forget()
+    assert (outcome.request, outcome.level) == ("gone", "exact")

@@ -21,6 +21,7 @@ from sifu.core.spec.sections import RIDGE
 from sifu.methods.registry import all_methods
 from sifu.planning.forecast import Outlook, budget_lines, outlook_now
 from sifu.requests.approvals import deadline_of, is_overdue
+from sifu.requests.certification import failure_of
 from sifu.requests.outcome import Cost, cost_of
 from sifu.run.few_clients import consequences
 from sifu.run.group_state import available_group_models, has_groups, members_now
@@ -116,7 +117,8 @@ class RequestStatus:
     `approvals` names the people who approved it, `approvals_missing` says how many more must do so before it is
     executed.
     `records` counts the records of its one client; None if clients are forgotten entirely. `terms_digest` is what an
-    approval refers to (`RequestTerms.digest`).
+    approval refers to (`RequestTerms.digest`). `failure` is the error that interrupted a running request last, and
+    how the request goes on; empty without one.
     """
 
     request: str
@@ -138,6 +140,7 @@ class RequestStatus:
     approvals_missing: int
     terms: RequestTerms
     terms_digest: str
+    failure: str
 
     @property
     def state(self) -> str:
@@ -359,6 +362,7 @@ def request_statuses_of(reader: RunReader, rows: Iterable[RequestRow], now: date
             approvals_missing=lacking.get(row.request, 0) if row.waits else 0,
             terms=replace(row.terms, clients=clients),
             terms_digest=row.terms.digest(row.request),
+            failure=failure_of(reader, row),
         )
         statuses.append(status)
     return statuses

@@ -183,6 +183,9 @@ def _print_requests(run: Run, status: RunStatus, everything: bool) -> None:
         lacking = [request for request in status.requests if request.approvals_missing]
         for request in lacking[:MOST_CLIENTS]:
             out.print(f"{request.request} needs {approvals_words(request.approvals_missing)}.")
+        for request in status.requests:
+            if request.failure:
+                out.print(f"[bold red]{request.request} failed:[/] {escape(request.failure)}")
         waiting = sum(request.status in ("received", "verified", "planned") for request in status.requests)
         waiting -= len(lacking)
         if waiting and status.phase == "ready":

@@ -135,7 +135,7 @@ def run_app(app: typer.Typer) -> None:
             warnings.showwarning = _show_warning
             code = app(standalone_mode=False)
     except SifuError as error:
-        _fail(str(error), error.exit_code)
+        _fail(_with_notes(error, str(error)), error.exit_code)
     except typer.Exit as exit_error:
         _leave(exit_error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
@@ -167,7 +167,8 @@ def run_app(app: typer.Typer) -> None:
                 "again; earlier records are intact",
                 5,
             )
-        _fail(f"unexpected {type(error).__name__}: {error} (set SIFU_DEBUG=1 for the traceback)", 1)
+        sentence = f"unexpected {type(error).__name__}: {error} (set SIFU_DEBUG=1 for the traceback)"
+        _fail(_with_notes(error, sentence), 1)
     else:
         _leave(code if isinstance(code, int) else 0)
 
@@ -218,6 +219,12 @@ def _say_what_is_overdue() -> None:
             named = ", ".join(f"{request.request} (since {request.deadline[:10]})" for request in late[:3])
             more = f" and {len(late) - 3} more" if len(late) > 3 else ""
             sys.stderr.write(harmless(f"sifu: overdue in {run}: {named}{more}. See sifu requests list --overdue\n"))
+
+
+def _with_notes(error: BaseException, sentence: str) -> str:
+    """Return the sentence of an error, followed by the notes that were added to it on the way."""
+    notes = getattr(error, "__notes__", ())
+    return " ".join([f"{sentence}." if notes and not sentence.endswith(".") else sentence, *notes])
 
 
 def _fail(sentence: str, code: int) -> None:

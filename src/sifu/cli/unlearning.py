@@ -373,6 +373,8 @@ def _show(records: dict[sifu.Run, list[sifu.RequestRecord]], identities: Sequenc
                 if status.records is not None:
                     whom = escape(forgotten_words(status.clients, status.records))
                 out.print(f"[bold]{status.request}[/]: {whom}; until {status.deadline[:10]}{late}")
+                if status.failure:
+                    out.print(f"  [bold red]failed:[/] {escape(status.failure)}")
                 if status.approvals_missing:
                     out.print(f"  needs {approvals_words(status.approvals_missing)}")
                 out.print(f"  terms {status.terms_digest[:12]}: {escape(terms_words(status.terms.to_mapping()))}")

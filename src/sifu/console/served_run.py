@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from sifu.run.clients_and_engine import executed_elsewhere
 from sifu.store.clock import current_time, utc_now
 from sifu.store.given_approvals import approvals_needed, unapproved
 from sifu.store.inbox import SUBMITTED, Message, discard, messages, post
+from sifu.store.last_failure import failure_stamp
 
 REPORT = Path("report", "index.html")
 
@@ -121,10 +123,10 @@ class ServedRun:
     def requests(self, who: Token) -> list[NumberedRequest]:
         """Return the requests that a visitor may see, in the order of their receipt."""
         self.examine(who)
-        what = ("requests", utc_now()[:10])
+        what = ("requests", utc_now()[:10], failure_stamp(self.folder))
         records: list[RequestRecord] = self.remembered(what, self.run.request_records, self.lists_lock)
         return [
-            NumberedRequest(number, record, self._state(record.status))
+            NumberedRequest(number, record if who.may("see") else _for_requester(record), self._state(record.status))
             for number, record in enumerate(records, start=1)
             if who.may("see") or is_own(who, record.status.filed_by)
         ]
@@ -135,7 +137,8 @@ class ServedRun:
             return status.state
         jobs = [job for job in self.jobs.of_run(self.key) if job.kind == "carry out" and job.request == status.request]
         states: dict[str, str] = {"running": "running", "failed": "failed"}
-        return states.get(jobs[0].state, status.state) if jobs else status.state
+        state = "failed" if status.failure else status.state
+        return states.get(jobs[0].state, state) if jobs else state
 
     def request(self, who: Token, number: int | str) -> NumberedRequest:
         """Return one request, by its number or its id."""
@@ -462,6 +465,11 @@ class ServedRun:
         for record in self.run.request_records():
             if record.status.request == request and not same_address(actor, record.status.filed_by):
                 raise InputError(f"another person has filed a request {request}: it needs another id")
+
+
+def _for_requester(record: RequestRecord) -> RequestRecord:
+    """Return a request without the error that interrupted it, which may name folders and other clients."""
+    return replace(record, status=replace(record.status, failure=""))
 
 
 def check_terms(who: Token, spec: Spec, terms: TermsGiven) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import secrets
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -26,15 +27,18 @@ from sifu.core.method_info import CLOSED_FORM, attacker_rate, delta_of_budget, d
 from sifu.core.observers import BeforeAfter
 from sifu.core.premises import Premise, level_of
 from sifu.core.request_terms import TERMS
+from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.methods.base import Claim, is_scratch, premises_of
 from sifu.methods.registry import method_named
+from sifu.run.clients_and_engine import way_to_go_on
 from sifu.run.group_state import is_hit, nodes_always_kept
 from sifu.run.releases import guarantee_of_all
 from sifu.run.run_view import RunView, evaluation_row
 from sifu.store import keys
 from sifu.store.actors import actor_name
 from sifu.store.files import uninterrupted
+from sifu.store.last_failure import last_failure, remove_failure
 from sifu.store.projection import NewEvent, RequestRow
 from sifu.store.reader import RunReader, plain_names, remainder_to_join
 from sifu.store.release_files import released_model, released_node
@@ -463,6 +467,30 @@ def issue_certificates(writer: RunWriter, engine: Engine | None, row: RequestRow
             writer.scrub()
 
 
+def way_out(reader: RunReader, request: str) -> str:
+    """Return how a running request goes on after an error, and how it ends if the error stays."""
+    folder, spec = shlex.quote(str(reader.folder)), Spec.from_mapping(reader.spec)
+    command = way_to_go_on(spec, "ready")
+    sentence = (
+        f"Request {request} is unfinished, and other requests wait for it: "
+        f"{f'sifu forget {folder}' if command == 'sifu forget' else command} continues it"
+    )
+    if spec.regime.solves:
+        return f"{sentence} once the cause of the error is removed."
+    return (
+        f"{sentence}; if the error stays, sifu requests settle {folder} {request} --reason TEXT ends it with the model "
+        "it has reached."
+    )
+
+
+def failure_of(reader: RunReader, row: RequestRow) -> str:
+    """Return the error that interrupted a running request last, and how the request goes on; empty without one."""
+    error = last_failure(reader.folder, row.request) if row.status == "running" else ""
+    if not error:
+        return ""
+    return f"{error}{'' if error.endswith('.') else '.'} {way_out(reader, row.request)}"
+
+
 def settle(writer: RunWriter, request: str, reason: str) -> str:
     """End a running request with the model that it has reached, because its rounds cannot be finished.
 
@@ -496,6 +524,7 @@ def settle(writer: RunWriter, request: str, reason: str) -> str:
             "again with the client's data"
         )
     issue_certificates(writer, None, rows[request], reason)
+    remove_failure(writer.folder)
     level: str = next(row.level for row in writer.requests() if row.request == request) or "none"
     return level
 

@@ -22,10 +22,7 @@ from sifu.core.spec import StopSpec
 from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
 from sifu.methods.registry import method_for, plan_request
 from sifu.planning.plan import Plan, least_level
-from sifu.requests.certification import (
-    RecordedRequest,
-    issue_certificates,
-)
+from sifu.requests.certification import RecordedRequest, issue_certificates, way_out
 from sifu.requests.messages import WatchedInbox, check_level
 from sifu.requests.roll_back import RollBack
 from sifu.run.coupled_replay import retrain_unrecorded
@@ -37,6 +34,7 @@ from sifu.run.run_view import ACTIVE, RunView
 from sifu.run.training import ProgressCallback, RecordedTraining
 from sifu.store.actors import actor_name
 from sifu.store.given_approvals import approvals_needed, approved_requests
+from sifu.store.last_failure import note_failure, remove_failure
 from sifu.store.projection import NewEvent, RequestRow
 from sifu.store.reader import JOINED, RunReader, remainder_to_join
 from sifu.store.writer import RunWriter
@@ -192,8 +190,7 @@ class Worker:
         """Continue requests that were interrupted; return their ids."""
         running = [row.request for row in self.writer.requests() if row.status == "running"]
         for request in running:
-            self._join_again()
-            self._retrain(request)
+            self._finish(request)
         return running
 
     def execute_next(self, level: Level | None = None, among: Collection[str] | None = None) -> bool:
@@ -218,6 +215,8 @@ class Worker:
             self._tell(f"request {row.request} is being executed")
             self._execute(row, level)
         except NotCertifiableError as error:
+            if not self._row(row.request).waits:
+                raise
             self._tell(f"request {row.request} keeps waiting: {error}")
             self.refused[row.request] = error
         return True
@@ -318,9 +317,8 @@ class Worker:
         start = method.starting_model(view, plan, engine)
         RollBack(self.writer, self.engine, view, plan, row.request, start, rate).record()
         before, self.engine = self.engine, engine
-        self._join_again()
         # An engine at a new rate has stand-ins for the clients that left; the previous engine measures their accuracy.
-        self._retrain(row.request, before if engine is not before and rate is not None else None)
+        self._finish(row.request, before if engine is not before and rate is not None else None)
 
     def hand_on(self, request: str, plan: Plan, terms: RequestTerms, level: Level | None) -> None:
         """Use a plan for a request that was just received, unless the run changes before it is executed.
@@ -378,6 +376,17 @@ class Worker:
         profile, digest = self.engine.clients[remainder.client], self._digest_of(remainder.client)
         payload = {"client": profile.name, "request": remainder.request}
         self.writer.record(NewEvent(JOINED, payload, joined=profile, joined_digest=digest))
+
+    def _finish(self, request: str, measured_by: Engine | None = None) -> None:
+        """Finish a request after its rollback; an error is noted, and says how the request can go on."""
+        remove_failure(self.writer.folder)
+        try:
+            self._join_again()
+            self._retrain(request, measured_by)
+        except Exception as error:
+            note_failure(self.writer.folder, request, error)
+            error.add_note(way_out(self.writer, request))
+            raise
 
     def _retrain(self, request: str, measured_by: Engine | None = None) -> None:
         """Retrain without the clients, then issue the certificate."""

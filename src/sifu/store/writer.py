@@ -47,6 +47,7 @@ from sifu.store.keys import (
     unsigned_tail,
     write_head,
 )
+from sifu.store.last_failure import remove_failure
 from sifu.store.projection import (
     Change,
     NewEvent,
@@ -339,6 +340,8 @@ class RunWriter(RunReader):
         standing = read_standing(self.folder)
         if standing is None or standing.node != self.tip:
             remove_standing(self.folder)
+        if self.phase == "ready":
+            remove_failure(self.folder)
         purge = erasure_of_all(self.events())
         erased = {} if purge is None else purge.content[ALL_FIGURES]["certificates"]
         for path in (

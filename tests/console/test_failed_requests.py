@@ -1,0 +1,55 @@
+"""A request that failed after its rollback: the console says so, shows the way out, and continues it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+import sifu
+from sifu.errors import InputError
+from sifu.run.training import RecordedTraining
+
+WHY = "the nodes refuse every round"
+
+
+def fail_once(service: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the waiting request of a run fail after its rollback, on the command line; return the key of the run."""
+
+    def refuse(*_: Any) -> bool:
+        raise InputError(WHY)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RecordedTraining, "run", refuse)
+        with pytest.raises(InputError, match=WHY):
+            sifu.open_run(service.folder / "south").forget(request="waits")
+    return str(service.key("south"))
+
+
+def test_a_failed_request_shows_its_error_and_the_way_out(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert service.browser("otto").get("/").status_code == 200  # read, and cached, before the failure
+    before = service.program("otto").get(f"/api/v1/runs/{service.key('south')}/requests/5").json()
+    assert (before["state"], before["failure"]) == ("received", "")
+    south = fail_once(service, monkeypatch)
+    shown = service.program("otto").get(f"/api/v1/runs/{south}/requests/5").json()
+    assert shown["state"] == "failed"
+    assert shown["failure"].startswith(f"{WHY}. Request waits is unfinished")
+    page = service.browser("otto").get(f"/runs/{south}/requests/5").text
+    assert f"It could not be executed: {WHY}" in page
+    assert "sifu requests settle" in page
+    assert ">Continue</button>" in page
+    assert ">Continue</button>" not in service.browser("eve").get(f"/runs/{south}/requests/5").text
+
+
+@pytest.mark.long
+def test_the_console_continues_a_failed_request(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    south = fail_once(service, monkeypatch)
+    answer = service.browser("otto").send(f"/runs/{south}/carry-out", request="waits", number="5", confirm="yes")
+    assert answer.status_code == 200
+    until, shown = time.monotonic() + 120.0, {"state": ""}
+    while shown["state"] != "done" and time.monotonic() < until:
+        shown = service.program("otto").get(f"/api/v1/runs/{south}/requests/5").json()
+        assert shown["state"] != "failed", shown
+        time.sleep(0.1)
+    assert (shown["state"], shown["failure"]) == ("done", "")
