@@ -28,7 +28,7 @@ import sifu
 from forged_runs import rebuild_chain
 from mutations import CRASH, Pristine, caught, changed, leaves, other_values, spread, with_leaf
 from random_journeys import tables as table_clients
-from run_tools import build_run_with_requests, columns, connect, small_spec, tables
+from run_tools import TUNED, build_run_with_requests, columns, connect, small_spec, tables
 from scripted_job import AUTHORITY, NOWHERE, kept_by_witness, witnesses_of
 from sifu.api import verify_certificate
 from sifu.data import ClientData
@@ -215,16 +215,6 @@ def masked(folder: Path) -> Path:
     return federation.run_folder
 
 
-TUNED: dict[str, Any] = {
-    "data": {"name": "digits", "clients": 6, "samples_per_client": 8},
-    "model": {"kind": "ridge"},
-    "ridge": {"regularisation": 0.01},
-    "features": {"kind": "module", "module": "public_backbone:make", "tune": "blocks", "block": 3},
-    "groups": {"count": 3, "rounds": 2, "rebuild": "later"},
-    "local": {"rate": 0.05, "steps": 1},
-    "privacy": {"noise": "seeded"},
-}
-"""A federation whose groups tune a small public network."""
 RUNS: dict[str, Callable[[Path], Path]] = {
     "many requests": with_many_requests,
     "sampled": sampled,

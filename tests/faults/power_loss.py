@@ -15,6 +15,7 @@ import ctypes
 import json
 import os
 import random
+import re
 import shutil
 import stat
 import sys
@@ -250,7 +251,7 @@ def result_of(root: Path) -> dict[str, Any]:
     tokens = root / ".sifu-console" / "tokens.json"
     result["tokens"] = [row["name"] for row in json.loads(tokens.read_bytes())["tokens"]] if tokens.exists() else []
     known = root / "known_keys"
-    result["known"] = sorted(known.read_text().split('"run": "')[1:2]) if known.exists() else []
+    result["known"] = sorted(set(re.findall('"run": "([0-9a-f]+)"', known.read_text()))) if known.exists() else []
     return result
 
 

@@ -13,8 +13,7 @@ import pytest
 from faulty_runs import state_on_disk
 
 import sifu
-from mutated_runs import TUNED
-from run_tools import connect, copy_run, environment, small_spec, spec_for
+from run_tools import TUNED, connect, copy_run, environment, small_spec, spec_for
 from sifu.errors import RunDamagedError
 from sifu.store.files import stored_path
 
