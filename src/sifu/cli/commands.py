@@ -17,9 +17,8 @@ from sifu.api.status import ClientState
 from sifu.cli.output import Answer, level_text, names_text, number, out, percent, table
 from sifu.core.held_out_figures import TRAINING_DATA
 from sifu.core.ledger import finite_or_text
-from sifu.core.operator_words import approvals_words, forgotten_words, psi_words
+from sifu.core.operator_words import approvals_words, forgotten_words, psi_words, way_to_go_on
 from sifu.plots.style import byte_size
-from sifu.run.clients_and_engine import way_to_go_on
 from sifu.store.inbox import INBOX
 
 MOST_CLIENTS = 10

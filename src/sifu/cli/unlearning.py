@@ -115,8 +115,7 @@ def request(
     in the run's inbox.
     """
     from sifu.cli.federation_commands import read_statement
-    from sifu.core.operator_words import forgotten_words
-    from sifu.run.clients_and_engine import FLOWER, LOOP, way_to_go_on
+    from sifu.core.operator_words import FLOWER, LOOP, forgotten_words, way_to_go_on
     from sifu.run.few_clients import consequences, staying_without
     from sifu.run.run_view import RunView
     from sifu.store.reader import names_now

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sifu.core.spec import Spec
+
+FLOWER = "flower"
+"""`data.name` of a run whose clients are Flower nodes, which keep their data."""
+LOOP = "server loop"
+"""`data.name` of a run whose clients communicate with the operator's own program (`sifu.ServerLoop`)."""
 LAST_CLIENT = (
     "No model can be made without clients, so there is nothing to certify: to forget the last one, delete the run's "
     "folder and every copy of its models, and keep its certificates; or let another client join first (sifu join)"
 )
 """Reason why no request forgets the last client of a run, with the alternative."""
+
+
+def way_to_go_on(spec: Spec, phase: str) -> str:
+    """Return the command that continues a run interrupted in a phase."""
+    if spec.data.name == FLOWER:
+        return "flwr run"
+    if spec.data.name == LOOP:
+        return "the program with your sifu.ServerLoop"
+    return "sifu train" if phase == "training" else "sifu forget"
 
 
 def forgotten_words(clients: Sequence[str], records: int | None) -> str:

@@ -25,13 +25,13 @@ from sifu.core.engine import Engine, evaluate_present
 from sifu.core.ledger import NONCE_BYTES, Event, finite_or_text
 from sifu.core.method_info import CLOSED_FORM, attacker_rate, delta_of_budget, delta_of_charges
 from sifu.core.observers import BeforeAfter
+from sifu.core.operator_words import way_to_go_on
 from sifu.core.premises import Premise, level_of
 from sifu.core.request_terms import TERMS
 from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.methods.base import Claim, is_scratch, premises_of
 from sifu.methods.registry import method_named
-from sifu.run.clients_and_engine import way_to_go_on
 from sifu.run.group_state import is_hit, nodes_always_kept
 from sifu.run.releases import guarantee_of_all
 from sifu.run.run_view import RunView, evaluation_row

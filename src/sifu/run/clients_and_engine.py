@@ -14,6 +14,7 @@ import numpy as np
 
 from sifu.core.closed_form_engine import targets_of
 from sifu.core.engine import Engine
+from sifu.core.operator_words import FLOWER, LOOP
 from sifu.core.replies import ALL, ReplyRules
 from sifu.core.round import keyed_generator
 from sifu.core.spec import IMAGE_FEATURES, DataSpec, Spec
@@ -35,24 +36,11 @@ if TYPE_CHECKING:
 
 PYTHON = "python"
 """`data.name` of a run whose clients were given from Python."""
-FLOWER = "flower"
-"""`data.name` of a run whose clients are Flower nodes, which keep their data."""
-LOOP = "server loop"
-"""`data.name` of a run whose clients communicate with the operator's own program (`sifu.ServerLoop`)."""
 NPZ, TABLE = "npz", "table"
 OWN_FILES = (NPZ, TABLE)
 """`data.name` of runs on a user's own files."""
 REAL_OUTPUTS = ("logistic", "least_squares")
 """Model kinds that do not have one output per class."""
-
-
-def way_to_go_on(spec: Spec, phase: str) -> str:
-    """Return the command that continues a run interrupted in a phase."""
-    if spec.data.name == FLOWER:
-        return "flwr run"
-    if spec.data.name == LOOP:
-        return "the program with your sifu.ServerLoop"
-    return "sifu train" if phase == "training" else "sifu forget"
 
 
 def executed_elsewhere(spec: Spec) -> str:

@@ -14,12 +14,13 @@ import numpy as np
 from sifu.core.engine import Engine, LacksData, ShowsSamples
 from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.layout import Vector
+from sifu.core.operator_words import FLOWER
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.core.spec.sections import NETWORK_FEATURES
 from sifu.data.dataset import sample_digest
 from sifu.errors import InputError, NotCertifiableError, SifuWarning
-from sifu.run.clients_and_engine import FLOWER, clients_from_spec, engine_from_spec
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.run.coupled_replay import EngineWithout
 from sifu.run.devices import check_repeats
 from sifu.run.engine_check import check_continues, check_remainder

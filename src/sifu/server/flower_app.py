@@ -22,6 +22,7 @@ from sifu.api.start_run import check_same_spec, create_run, load_spec, open_run
 from sifu.choices import Level
 from sifu.core.engine import Position
 from sifu.core.identity import Admitted, plain
+from sifu.core.operator_words import FLOWER
 from sifu.core.replies import Wait
 from sifu.core.spec import Spec
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
@@ -45,7 +46,7 @@ from sifu.engines.remote import Blueprint, MetricNames
 from sifu.errors import InputError, NoClientResponseError
 from sifu.requests.client_list import ADMITTED, joining, listed_clients, recorded_clients
 from sifu.requests.worker import Tell
-from sifu.run.clients_and_engine import FLOWER, preprocessing_of
+from sifu.run.clients_and_engine import preprocessing_of
 from sifu.run.regularities import Regularities
 from sifu.run.run_view import RunView
 from sifu.run.training import Progress

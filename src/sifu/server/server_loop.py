@@ -27,6 +27,7 @@ from sifu.api.run import Run
 from sifu.api.start_run import check_same_spec, create_run, load_spec, open_run
 from sifu.choices import Level
 from sifu.core.engine import Engine, LeavesOut, NotesIncidents
+from sifu.core.operator_words import LOOP
 from sifu.core.replies import Wait
 from sifu.core.spec import Spec
 from sifu.engines.outside import OutsideFederation, Task
@@ -35,7 +36,7 @@ from sifu.errors import InputError, NoClientResponseError, RunBusyError
 from sifu.requests.client_list import ask_for_change, recorded_clients
 from sifu.requests.messages import LOOK_EVERY, WatchedInbox
 from sifu.requests.worker import Tell, Worker
-from sifu.run.clients_and_engine import LOOP, preprocessing_of
+from sifu.run.clients_and_engine import preprocessing_of
 from sifu.run.run_view import RunView
 from sifu.run.training import Progress, ProgressCallback
 from sifu.store import keys
