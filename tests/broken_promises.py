@@ -11,7 +11,7 @@ from unittest import mock
 import sifu.methods.base as noised
 import sifu.methods.groups as groups_method
 import sifu.requests.certification as certification
-import sifu.run.run_view as run_view
+import sifu.run.clients_view as clients_view
 from claims_against_truth import Findings
 from sifu.core.layout import Vector
 from sifu.core.round import NormalSource, add_noise
@@ -86,7 +86,7 @@ def levels_by_wish() -> Iterator[None]:
 @contextmanager
 def names_taken_apart() -> Iterator[None]:
     """What is left of a client whose records were forgotten counts as a new client."""
-    with mock.patch.object(run_view, "chain_of", lambda reader, client: (client,)):
+    with mock.patch.object(clients_view, "chain_of", lambda reader, client: (client,)):
         yield
 
 

@@ -15,7 +15,7 @@ import sifu
 import sifu_verifier
 from run_tools import query
 from sifu.data import ClientData
-from sifu.run import run_view, training
+from sifu.run import clients_view, training
 from sifu.store.reader import RunReader, chain_of, plain_name
 
 SPEC: dict[str, Any] = {
@@ -42,7 +42,7 @@ def names_taken_apart() -> Iterator[None]:
     def alone(reader: RunReader, client: int) -> tuple[int, ...]:
         return (client,)
 
-    with mock.patch.object(run_view, "chain_of", alone), mock.patch.object(training, "chain_of", alone):
+    with mock.patch.object(clients_view, "chain_of", alone), mock.patch.object(training, "chain_of", alone):
         yield
 
 

@@ -70,6 +70,14 @@ RUNS: Runs = {
         ],
     ),
     "momentum beyond convex": ({"local": {"steps": 3, "momentum": 0.5, "rate": 0.2}}, [(0, 1, {"sigma": 3.0})]),
+    "momentum, one step, an automatic rate": (
+        {"local": {"steps": 1, "momentum": 0.5, "rate": "auto"}},
+        [(0, 1, {"method": "scratch"})],
+    ),
+    "momentum, two steps, an automatic rate": (
+        {"local": {"steps": 2, "momentum": 0.5, "rate": "auto"}},
+        [(0, 1, {"method": "scratch"})],
+    ),
     "nesterov": (
         {"local": {"steps": 2, "momentum": 0.5, "nesterov": True, "rate": 0.05}},
         [(0, 1, {"sigma": 3.0})],

@@ -20,12 +20,19 @@ def rate_since(run: RunFolder, node: int) -> int:
 
 
 def largest_rates(run: RunFolder, clients: Any) -> dict[str, float]:
-    """Return the largest certified rate of each of these clients, by name."""
+    """Return the largest certified rate of each of these clients, by name.
+
+    An x_max that is an eigenvalue (more than one step with momentum) is rounded down (section 4).
+    """
+
+    def limit(steps: int) -> float:
+        rounded_down = 1 + RELATIVE if run.facts["momentum"] and steps > 1 else 1.0
+        return momentum_limit(steps, run.facts["momentum"]) / rounded_down
+
     rows = [run.clients[client] for client in clients]
     return {
-        row["name"]: momentum_limit(row["local_steps"], run.facts["momentum"]) / row["smoothness"]
-        if row["smoothness"] else math.inf for row in rows
-    }  # fmt: skip
+        row["name"]: limit(row["local_steps"]) / row["smoothness"] if row["smoothness"] else math.inf for row in rows
+    }
 
 
 def founding_clients(run: RunFolder) -> range:
@@ -59,8 +66,6 @@ def found_anew(run: RunFolder, request: Row) -> bool:
 def automatic_rate(run: RunFolder, clients: Any) -> float:
     """Return the automatic local rate of these clients (section 4)."""
     largest = min(largest_rates(run, clients).values())
-    if run.facts["momentum"]:
-        largest /= 1 + RELATIVE  # x_max is an eigenvalue, and is rounded down (section 4)
     return (0.5 if run.spec["model"]["kind"] == "least_squares" else 1.0) * largest
 
 
