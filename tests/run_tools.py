@@ -160,7 +160,11 @@ def numbers_of(folder: Path) -> dict[str, str]:
 def _without_salts(path: Path) -> bytes:
     if path.suffix != ".safetensors":
         return path.read_bytes()[:-SALT_BYTES]
-    tensors = {name: tensor for name, tensor in safetensors.numpy.load_file(path).items() if name != SALTS}
+    try:
+        stored = safetensors.numpy.load_file(path)
+    except safetensors.SafetensorError:  # a power loss left half a file that nothing refers to
+        return path.read_bytes()
+    tensors = {name: tensor for name, tensor in stored.items() if name != SALTS}
     return safetensors.numpy.save(tensors)
 
 

@@ -274,7 +274,7 @@ class Scenario:
             elif name in ("tokens", "known"):
                 if not done and found != value and not set(value) <= set(found or ()):
                     return f"{name} are lost: {found}"
-            elif found is None or found < value:
+            elif found is None or found < 0.9 * value:  # drawn salts and times change the size of an archive
                 return f"{name} is lost: {found}"
         return None
 
