@@ -2,6 +2,7 @@
 
     python benchmarks/flower_rounds.py server [--parameters 2000000 8000000 25000000] [--clients 20] [--repeats 5]
     python benchmarks/flower_rounds.py clients [--clients 100 1000] [--taking-part 20] [--rounds 40]
+                                               [--evaluate-every 1]
 
 `server` holds our work on a round's replies against that of Flower's own FedAvg. Both sides get the same replies as
 they come off the wire, in Flower's records, and end with the new model in a record that can be sent. Flower's
@@ -11,9 +12,10 @@ this process in turns, on one thread; times are those of the processor, so that 
 less, and figures are medians.
 
 `clients` has the same number take part among more clients, in Flower's simulation. Each size is a separate process:
-virtual nodes (ray), softmax on digits, recorded rounds of `fixed(taking-part)` without evaluation. `seconds` is the
-median between two recorded rounds and `megabytes` the server's largest resident memory, ray's workers apart. The last
-line has the ratios of the last size to the first.
+virtual nodes (ray), softmax on digits, recorded rounds of `fixed(taking-part)`. `seconds` is the median between two
+recorded rounds and `megabytes` the server's largest resident memory, ray's workers apart. The last line has the ratios
+of the last size to the first. Rounds are not evaluated unless `--evaluate-every` says so. An evaluation asks every
+client, so ten times as many clients evaluate ten times the data in ten times as many messages.
 """
 
 from __future__ import annotations
@@ -139,7 +141,7 @@ class EnoughRoundsError(Exception):
     """As many rounds as were wanted are recorded."""
 
 
-def measure_clients(clients: int, taking_part: int, rounds: int) -> dict[str, Any]:
+def measure_clients(clients: int, taking_part: int, rounds: int, evaluate_every: int) -> dict[str, Any]:
     """Recorded rounds on one simulation."""
     spec = sifu.Spec.from_mapping(
         {
@@ -147,7 +149,7 @@ def measure_clients(clients: int, taking_part: int, rounds: int) -> dict[str, An
             "model": {"kind": "softmax", "outputs": 10},
             "local": {"rate": 0.1, "steps": 5},
             "server": {"participation": f"fixed({taking_part})"},
-            "stop": {"target": 0.0, "max_rounds": 10**6, "evaluate_every": 10**6},
+            "stop": {"target": 0.0, "max_rounds": 10**6, "evaluate_every": evaluate_every},
             "seed": 1,
         }
     )
@@ -171,11 +173,12 @@ def measure_clients(clients: int, taking_part: int, rounds: int) -> dict[str, An
     return {"clients": clients, "seconds": statistics.median(spent), "megabytes": round(largest)}
 
 
-def compare_sizes(sizes: list[int], taking_part: int, rounds: int) -> None:
+def compare_sizes(sizes: list[int], taking_part: int, rounds: int, evaluate_every: int) -> None:
     """Measure each number of clients in its own process and print one JSON object a line, then the ratios."""
     rows = []
     for clients in sizes:
         options = ["--clients", clients, "--taking-part", taking_part, "--rounds", rounds]
+        options += ["--evaluate-every", evaluate_every]
         command = [sys.executable, __file__, "clients", *map(str, options)]
         lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
         rows.append(json.loads(lines[-1]))
@@ -194,14 +197,17 @@ def main() -> None:
     clients.add_argument("--clients", type=int, nargs="+", default=[100, 1000])
     clients.add_argument("--taking-part", type=int, default=20)
     clients.add_argument("--rounds", type=int, default=40)
+    clients.add_argument("--evaluate-every", type=int, default=10**6)
     chosen = parser.parse_args()
     if chosen.part == "server":
         for parameters in chosen.parameters:
             print(json.dumps(measure_server(parameters, chosen.clients, chosen.repeats)), flush=True)
-    elif len(chosen.clients) == 1:
-        print(json.dumps(measure_clients(chosen.clients[0], chosen.taking_part, chosen.rounds)), flush=True)
+        return
+    measured = chosen.taking_part, chosen.rounds, chosen.evaluate_every
+    if len(chosen.clients) == 1:
+        print(json.dumps(measure_clients(chosen.clients[0], *measured)), flush=True)
     else:
-        compare_sizes(chosen.clients, chosen.taking_part, chosen.rounds)
+        compare_sizes(chosen.clients, *measured)
 
 
 if __name__ == "__main__":
