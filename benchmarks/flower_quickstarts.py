@@ -1,6 +1,7 @@
 """Flower's published quickstarts, deployed with TLS and node keys: train, forget a client from scratch, verify.
 
-    python benchmarks/flower_quickstarts.py EXAMPLE... [--data FOLDER] [--rounds N] [--undeclared] [--logs FOLDER]
+    python benchmarks/flower_quickstarts.py EXAMPLE... [--data FOLDER] [--rounds N] [--undeclared] [--preloaded]
+        [--logs FOLDER]
 
 EXAMPLE is a copy of `examples/quickstart-pytorch` or `examples/quickstart-sklearn` of Flower's repository; it is copied
 and stays as it is. The copy gets the lines of docs/flower-app.md, which are printed as a diff and counted. One
@@ -9,9 +10,10 @@ SuperLink and four SuperNodes then run on loopback, each node with its own key, 
 `--data` is for machines that cannot reach the Hugging Face hub: a folder with each data set as Parquet files under its
 name on the hub (`uoft-cs/cifar10/train.parquet`). It is linked into the folder that SuperLink and SuperNodes are
 started in, where the quickstarts' own `load_dataset` looks first, so that no line of theirs changes. `--undeclared` is
-the control: without the declared preprocessing the certificate must not be `exact`. `--logs` keeps a copy of all
-output. Prints one JSON object per example; the exit code is 3 if a level differs from the expected one, the run does
-not verify, or more than six lines changed.
+the control: without the declared preprocessing the certificate must not be `exact`. `--preloaded` is for busy machines:
+Flower starts a process for every message, and with it each is a fork that has imported torch already. `--logs` keeps a
+copy of all output. Prints one JSON object per example; the exit code is 3 if a level differs from the expected one, the
+run does not verify, or more than six lines changed.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
 import shutil
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,8 @@ MOST_LINES = 6
 LEAVES = "client-1"
 IMPORT = "from flwr.serverapp.strategy import FedAvg"
 TABLE = "[tool.flwr.app.config]"
+USED = ("datasets", "flwr_datasets", "torchvision.transforms", "sklearn.linear_model")
+"""Modules that the quickstarts import."""
 
 
 class Published(Deployment):
@@ -45,6 +51,12 @@ class Published(Deployment):
 
     PRELOADED = False
     NODE = (BIN / "flower-supernode",)
+
+
+class Preloaded(Deployment):
+    """SuperLink and SuperNodes as the tests start them: what they start are forks of a process with all imports."""
+
+    ALSO = tuple(name for name in USED if find_spec(name.partition(".")[0]))
 
 
 def forgetting(name: str, text: str, run: Path, declared: bool) -> str:
@@ -83,17 +95,16 @@ def call(federation: Deployment, *arguments: object) -> str:
     return ended.stdout
 
 
-def deploy(example: Path, folder: Path, data: Path | None, rounds: int, declared: bool) -> dict[str, Any]:
+def deploy(example: Path, federation: Deployment, data: Path | None, rounds: int, declared: bool) -> dict[str, Any]:
     """Train a quickstart on four SuperNodes, forget a client, verify, and return the findings."""
-    app, run, began = folder / example.name, folder / "run", time.monotonic()
+    folder, began = federation.folder, time.monotonic()
+    app, run = folder / example.name, folder / "run"
     shutil.copytree(example, app)
     diff, lines = change(app, run, declared)
     print(diff, flush=True)
-    federation = Published(folder)
     if data is not None:
         for owner in data.iterdir():
             (folder / owner.name).symlink_to(owner.resolve())
-        federation.environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "huggingface")}
     try:
         federation.superlink()
         for number in range(NODES):
@@ -132,14 +143,18 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--rounds", type=int, default=0, help="as in the quickstart, unless given")
     parser.add_argument("--undeclared", action="store_true")
+    parser.add_argument("--preloaded", action="store_true")
     parser.add_argument("--logs", type=Path)
     chosen = parser.parse_args()
     expected, failed = "conditional" if chosen.undeclared else "exact", False
     for example in chosen.example:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
+            if chosen.data:  # before anything is imported
+                os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=str(folder / "huggingface"))
             try:
-                found = deploy(example.resolve(), folder, chosen.data, chosen.rounds, not chosen.undeclared)
+                federation = (Preloaded if chosen.preloaded else Published)(folder)
+                found = deploy(example.resolve(), federation, chosen.data, chosen.rounds, not chosen.undeclared)
             finally:
                 for log in folder.glob("*.log") if chosen.logs else ():
                     target = chosen.logs / example.name / log.name

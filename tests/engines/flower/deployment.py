@@ -154,10 +154,11 @@ class Deployment:
     """The processes of one federation; everything is ended by `close`. Nodes know SuperLink by an address.
 
     SuperLink and SuperNodes are started as ever. What they start, and commands, are forks where `PRELOADED` is set.
-    `NODE` is the command that starts a SuperNode.
+    Forks have also imported the modules `ALSO`. `NODE` is the command that starts a SuperNode.
     """
 
     PRELOADED = True
+    ALSO: tuple[str, ...] = ()
     NODE: tuple[object, ...] = (sys.executable, "-c", HASTY_NODE)
 
     def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
@@ -182,7 +183,8 @@ class Deployment:
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(f"\0{mark}")
                 listener.listen(128)
-                self.start("preloaded", sys.executable, Path(__file__).with_name("preloaded.py"), stdin=listener)
+                program = Path(__file__).with_name("preloaded.py")
+                self.start("preloaded", sys.executable, program, *self.ALSO, stdin=listener)
         (folder / "flwr").mkdir()
         make_certificates(folder, address)
         (folder / "flwr" / "config.toml").write_text(

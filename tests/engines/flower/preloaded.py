@@ -114,9 +114,9 @@ def run(entry_point: Callable[[], object]) -> None:
 
 
 def main() -> None:
-    """Import what the programs import, then answer the socket that this process was given as its input."""
+    """Import what the programs import and the named modules, then answer the socket given as this process's input."""
     entry_points = {}
-    for module in ALSO:
+    for module in (*ALSO, *sys.argv[1:]):
         importlib.import_module(module)
     for name, place in ENTRY_POINTS.items():
         module, _, function = place.partition(":")
