@@ -28,8 +28,6 @@ from typing import Any
 from backbones_page import RESULTS, write_pages
 
 CLIENTS = 100
-LEAVERS = (1, 5, 20)
-"""How many clients have left in all after each request."""
 PARTITIONS: dict[str, dict[str, Any]] = {
     "iid": {"partition": "iid"},
     "dirichlet 0.3": {"partition": "dirichlet", "alpha": 0.3},
@@ -43,7 +41,7 @@ SETUPS: dict[str, dict[str, Any]] = {
     "last 224": {"features": {"layers": "last", "size": 224}},
     "deep": {"features": {"layers": "deep", "size": 224}},
     "deep 4096": {"features": {"layers": "deep", "size": 224, "count": 4096}},
-    "blocks": {"features": {"layers": "deep", "size": 224, "tune": "blocks", "count": 1280}, "groups": TUNED},
+    "blocks": {"features": {"layers": "deep", "size": 224, "tune": "blocks", "count": 4096}, "groups": TUNED},
     "merge": {"features": {"layers": "deep", "size": 224, "tune": "merge", "count": 4096}, "groups": TUNED},
 }
 
@@ -103,7 +101,7 @@ def measure(spec: dict[str, Any], options: argparse.Namespace) -> Iterator[dict[
         yield row_of(run, 0, {"train_seconds": train_seconds})
         names = [client["name"] for client in run_sifu("status", run)[0]["clients"]]
         gone = 0
-        for leavers in [count for count in LEAVERS if count < len(names)]:
+        for leavers in [count for count in map(int, options.leavers.split(",")) if count < len(names)]:
             asked = ",".join(names[gone:leavers])
             gone = leavers
             done, seconds = run_sifu("forget", run, "--clients", asked, "--level", options.level, *data, *device)
@@ -173,6 +171,8 @@ def main() -> None:
     parser.add_argument("--setups", default="last,deep")
     parser.add_argument("--penalties", default="0.01", help="values of ridge.regularisation, or auto")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--leavers", default="1,5,20", help="how many clients have left in all after each request")
+    parser.add_argument("--untimed", action="store_true", help="leave seconds out, because the machine is busy")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--level", default="conditional")
@@ -200,7 +200,9 @@ def main() -> None:
                         if json.dumps(job, sort_keys=True) in there or time.perf_counter() - started > options.seconds:
                             continue
                         spec = spec_of(task, partition, setup, seed, penalty, 64 if options.smoke else None)
-                        for row in measure(spec, options):
+                        for measured in measure(spec, options):
+                            timed = {name for name in measured if name.endswith("_seconds")}
+                            row = {name: measured[name] for name in measured if not (options.untimed and name in timed)}
                             line = json.dumps({"job": job, **job, **row, **place})
                             with options.out.open("a", encoding="utf-8") as file:
                                 file.write(line + "\n")
