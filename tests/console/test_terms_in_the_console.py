@@ -266,7 +266,7 @@ def test_a_submitted_request_keeps_its_id_its_nonces_and_its_withdrawal(service:
     folder, path = service.folder / "north", f"/api/v1/runs/{service.key('north')}/requests"
     body = {"clients": ["client-003"], "request": "a", "terms": {"records": [2]}}
     first, again = rita.post(path, json=body).json(), rita.post(path, json=body).json()
-    assert (set(first["nonces"]), again["nonces"]) == ({"2"}, {})
+    assert (set(first["nonces"]), again["nonces"]) == ({"2"}, first["nonces"])
     rita.post(path, json={"clients": ["client-004"], "request": "b"})
     with sifu.open_run(folder).writer():  # a writer takes in other messages, not these
         pass
@@ -279,6 +279,30 @@ def test_a_submitted_request_keeps_its_id_its_nonces_and_its_withdrawal(service:
     assert refusals(folder) == ["withdrawn by rita: mistyped"]
     held = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
     assert first["nonces"]["2"].encode() not in held
+
+
+@pytest.mark.parametrize("person", ["rita", "otto"])
+def test_a_lost_answer_is_repeated_while_the_request_is_open(service: Any, person: str) -> None:
+    """The same person, id and terms again: the same nonces, which open the commitments, until it is settled."""
+    program, path = service.program(person), f"/api/v1/runs/{service.key('north')}/requests"
+    body = {"clients": ["client-003"], "request": "a", "terms": {"records": [2, 4]}}
+    first = program.post(path, json=body).json()["nonces"]
+    assert set(first) == {"2", "4"}
+    assert program.post(path, json=body).json()["nonces"] == first
+    other = program.post(path, json=body | {"terms": {"records": [2]}}).json()
+    assert other.get("nonces", {}) == {}  # other terms are not the same request
+    service.program("ann").get(path)  # it is examined, and in the ledger
+    assert program.post(path, json=body).json()["nonces"] == first
+    run = sifu.open_run(service.folder / "north")
+    assert run.committed("a", first) == first
+    stranger = service.program("otto" if person == "rita" else "rita").post(path, json=body).json()
+    assert set(stranger.get("nonces", {}).values()).isdisjoint(first.values())
+    kept = service.folder / ".sifu-console" / "nonces.json"
+    assert (first["2"] in kept.read_text(), kept.stat().st_mode & 0o77) == (True, 0)
+    run.decide("a", "refused", "no", actor="bob")
+    service.program("ann").get("/api/v1/pending")
+    assert first["2"] not in kept.read_text()
+    assert program.post(path, json=body).json().get("nonces", {}) == {}
 
 
 def test_an_error_keeps_the_form_and_stands_by_its_field(service: Any) -> None:

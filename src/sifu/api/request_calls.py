@@ -26,7 +26,7 @@ from sifu.choices import Decided, TermsGiven
 from sifu.core.record_commitments import record_commitment
 from sifu.data.read_once import reading_once
 from sifu.errors import InputError
-from sifu.methods.registry import plan_request
+from sifu.methods.registry import also_left_out, plan_request
 from sifu.planning.forecast import most_expensive
 from sifu.planning.plan import Plan
 from sifu.requests.approvals import DEADLINE_DAYS, POSTED
@@ -159,6 +159,12 @@ class RequestCalls(RunFolder):
                     identities_of_rows(reader, row.clients[0], row.records, given) if row.records and row.waits else ()
                 )
         return ()
+
+    def also_left_out(self, request: str) -> str:
+        """Return what other approved requests leave out of the release of a waiting `request`; empty for nothing."""
+        with self.view() as view:
+            row = row_of(view.reader, request)
+            return also_left_out(view, row.terms) if row.waits else ""
 
     def request_signed(self, statement: dict[str, Any]) -> str:
         """Ingest the `statement` that a client signed with its node's key (`sifu clients sign`).

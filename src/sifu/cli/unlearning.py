@@ -322,9 +322,23 @@ def _show_public(record: list[sifu.PublicRequest]) -> Answer:
 
 @requests.command("show")
 def show_request(run: RunArgument, request: RequestArgument) -> Answer:
-    """Show a request with its steps, times, actors and deadline."""
+    """Show a request as an approver must see it: records, terms, steps and deadline.
+
+    Requests that were submitted through the console are examined first: each is recorded, or refused with the reason.
+    """
     opened = sifu.Run(run)
-    return _show({opened: [opened.request_record(request)]}, opened.record_identities(request))
+    _examine(opened, request)
+    besides = opened.also_left_out(request)
+    return _show({opened: [opened.request_record(request)]}, opened.record_identities(request), besides)
+
+
+def _examine(run: sifu.Run, request: str) -> None:
+    """Examine the requests that were submitted through the console; raise if this one is refused."""
+    from sifu.api.submitted import examine
+    from sifu.store.actors import actor_name
+
+    if reason := examine(run, actor_name()).get(request):
+        raise InputError(f"request {request} was submitted through the console and is refused: {reason}")
 
 
 @requests.command("decide")
@@ -343,6 +357,7 @@ def decide(
     trains, the decision waits in the run's inbox.
     """
     opened = sifu.Run(run)
+    _examine(opened, request)
     decided = opened.decide(request, decision, reason, actor, terms)
     values: dict[str, object] = {"request": request, "status": decision, "changed": decided == "recorded"}
     if decided == "posted":
@@ -357,7 +372,10 @@ def decide(
     return Answer(values | {"approvals_missing": missing}, sentence)
 
 
-def _show(records: dict[sifu.Run, list[sifu.RequestRecord]], identities: Sequence[str] = ()) -> Answer:
+def _show(
+    records: dict[sifu.Run, list[sifu.RequestRecord]], identities: Sequence[str] = (), besides: str = ""
+) -> Answer:
+    from sifu.api.submitted import submitted
     from sifu.core.operator_words import forgotten_words
     from sifu.core.request_terms import terms_words
 
@@ -379,14 +397,20 @@ def _show(records: dict[sifu.Run, list[sifu.RequestRecord]], identities: Sequenc
                 out.print(f"  terms {status.terms_digest[:12]}: {escape(terms_words(status.terms.to_mapping()))}")
                 if identities:
                     out.print(f"  identities: {', '.join(identities)}", markup=False)
+                if besides:
+                    out.print(f"  {besides}", markup=False)
                 for step in record.steps:
                     why = f": {escape(step.reason)}" if step.reason else ""
                     out.print(f"  {step.time} {step.status} by {escape(step.actor)}{why}")
             if not of_run:
                 out.print("There are no requests.")
+            for message in submitted(run.folder):
+                out.print(f"{message.request} was submitted through the console and is not examined yet: ", end="")
+                out.print(f"sifu requests show {run.folder} {message.request}", markup=False)
 
     listed = [{"run": str(run.folder)} | record.to_mapping() for run in records for record in records[run]]
     listed = [row | {"identities": list(identities)} for row in listed] if identities else listed
+    listed = [row | {"also_left_out": besides} for row in listed] if besides else listed
     return Answer({"requests": listed}, show)
 
 

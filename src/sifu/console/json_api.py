@@ -37,7 +37,6 @@ from sifu.console.schema import check_body
 from sifu.console.served_run import RECEIVED, ServedRun
 from sifu.console.service import ConsoleService
 from sifu.core.ledger import plain_values
-from sifu.core.record_commitments import new_nonces
 from sifu.core.request_terms import AUTO
 from sifu.errors import SifuError
 from sifu.requests.approvals import pending_requests
@@ -244,17 +243,16 @@ def show_request(visit: Visit) -> Any:
 
 
 def file_request(visit: Visit) -> Any:
-    """File a request; idempotent by its id."""
+    """File a request; idempotent by its id. The nonces of its records are repeated while it is open."""
     run, who, content = visit.run, visit.who, visit.fields
     terms, due = terms_given(content.get("terms", {})), days(content.get("deadline_days"))
-    nonces = new_nonces(terms.get("records") or ())
-    filed = run.file(who, client_names(content["clients"]), content.get("request"), due, terms, nonces)
+    filed, nonces = run.file(who, client_names(content["clients"]), content.get("request"), due, terms)
+    told = {"nonces": nonces} if terms.get("records") else {}
     if not who.may("see"):
-        received = {"request": filed, "status": RECEIVED}
-        return received | ({"nonces": run.committed(who, filed, nonces)} if nonces else {})
+        return {"request": filed, "status": RECEIVED} | told
     numbers = (row.number for row in run.requests(who) if row.record.status.request == filed)
     answer = {"request": filed, "number": next(numbers, None), "status": run.run.request_status(filed)}
-    return answer | ({"nonces": run.run.committed(filed, nonces)} if nonces else {})
+    return answer | told
 
 
 def decide(visit: Visit) -> Any:

@@ -33,7 +33,6 @@ from sifu.console.served_run import RECEIVED, REPORT, ServedRun
 from sifu.console.tokens import COOKIE, LONGEST_SECONDS, TERMS_OF_REQUESTERS, Session, Token, Visitor
 from sifu.core.method_info import all_method_infos
 from sifu.core.operator_words import psi_words, rows_words
-from sifu.core.record_commitments import new_nonces
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError, SifuError
@@ -252,14 +251,14 @@ def file_request(visit: Visit) -> Response:
             return show("ways.html", visit.visitor, run=run, plan=plan, clients=clients, fields=fields)
         if fields.get("release") == "now" and who.may("set terms"):
             _check_confirmed(visit, "releasing a model before it has recovered")
-        nonces, due = new_nonces(terms.get("records") or ()), days(fields.get("deadline_days"))
-        filed = run.file(who, clients, visit.text("request").strip() or None, due, terms, nonces)
+        due, name = days(fields.get("deadline_days")), visit.text("request").strip() or None
+        filed, nonces = run.file(who, clients, name, due, terms)
     except (InputError, NotCertifiableError) as error:
         values = _run_values(run, who) | {"fields": fields, "errors": {_field_of(str(error)): str(error)}}
         return show("run.html", visit.visitor, code=status_code(error), **values)
     visit.note(f"Request {filed} was filed." if who.may("see") else f"Request {filed}: {RECEIVED}.")
-    for identity, nonce in run.committed(who, filed, nonces).items():
-        visit.note(f"Hand this nonce to the person of record {identity}, it is kept nowhere: {nonce}")
+    for identity, nonce in nonces.items():
+        visit.note(f"Hand this nonce to the person of record {identity}; the console keeps it until the end: {nonce}")
     return RedirectResponse(way_back(visit.request), 303)
 
 

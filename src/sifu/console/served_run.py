@@ -14,21 +14,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sifu.api import PendingRequest, Plan, RequestRecord, RequestStatus, Run, RunStatus
+from sifu.api.submitted import check_share, content_of, examine, refuse, submitted
 from sifu.choices import TermsGiven
 from sifu.console.jobs import Job, Jobs
+from sifu.console.kept_nonces import KeptNonces
 from sifu.console.live import Live, LiveView
 from sifu.console.request_lines import SETTLED, NumberedRequest, RequestLine
-from sifu.console.tokens import TERMS_OF_REQUESTERS, NotAllowedError, Right, Token, same_address
+from sifu.console.tokens import TERMS_OF_REQUESTERS, NotAllowedError, Right, Token
 from sifu.core.operator_words import approvals_words
 from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.core.spec import Spec
-from sifu.errors import InputError, NotCertifiableError, RunBusyError, SifuError
+from sifu.errors import InputError, RunBusyError, SifuError
 from sifu.requests.approvals import POSTED, check_deadline, pending_requests
-from sifu.requests.messages import days_left_of, record_refusal, usual_terms
+from sifu.requests.messages import usual_terms
 from sifu.run.clients_and_engine import executed_elsewhere
+from sifu.store.actors import same_address
 from sifu.store.clock import current_time, utc_now
-from sifu.store.given_approvals import approvals_needed, unapproved
-from sifu.store.inbox import SUBMITTED, Message, discard, messages, post
+from sifu.store.inbox import SUBMITTED, discard, messages, post
 from sifu.store.last_failure import failure_stamp
 
 REPORT = Path("report", "index.html")
@@ -44,9 +46,6 @@ RECEIVED = "received; it will be examined"
 """Answer to every request of a person who may not see the run: it must not depend on the clients and records there."""
 
 
-SUBMITTED_FIELDS = {"request", "clients", "deadline_days", "actor", "terms", "nonces"}
-
-
 class UnknownError(SifuError):
     """The requested object does not exist, or the visitor may not see it."""
 
@@ -60,8 +59,8 @@ class ServedRun:
     names of its clients have a separate lock, so that they never wait for a slow plan.
     """
 
-    def __init__(self, folder: Path, jobs: Jobs, data_folder: Path | None = None) -> None:
-        self.folder, self.jobs, self._data = folder, jobs, data_folder
+    def __init__(self, folder: Path, jobs: Jobs, nonces: KeptNonces, data_folder: Path | None = None) -> None:
+        self.folder, self.jobs, self._nonces, self._data = folder, jobs, nonces, data_folder
         self.key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
         self.name = folder.resolve().name
         self.lock = threading.RLock()
@@ -170,7 +169,9 @@ class ServedRun:
             for row in self.requests(who)
         ]
         posted = [RequestLine.of(row, **named, state="received") for row in self.posted(who)]
-        return sorted(recorded + posted + self._refused(who), key=RequestLine.urgency)
+        lines = sorted(recorded + posted + self._refused(who), key=RequestLine.urgency)
+        self._nonces.drop(self.key, ((line.request, line.filed_by) for line in lines if line.settled))
+        return lines
 
     def _refused(self, who: Token) -> list[RequestLine]:
         """Return the submitted requests that were refused when they were examined."""
@@ -208,11 +209,11 @@ class ServedRun:
         request: str | None,
         deadline_days: int,
         terms: TermsGiven,
-        nonces: Mapping[str, str] | None = None,
-    ) -> str:
+    ) -> tuple[str, dict[str, str]]:
         """Put a request into the ledger or the inbox of its run.
 
-        Filing the same id with the same terms again changes nothing.
+        Filing the same id with the same terms again changes nothing; while the request is open, it returns the nonces
+        again to the person who filed it.
 
         Args:
             who: Token of the person who files the request.
@@ -220,36 +221,50 @@ class ServedRun:
             request: Id of the request; a random one if None.
             deadline_days: Days until the request is due.
             terms: Terms that differ from the run's spec.
-            nonces: Nonces of the commitments in the public certificate, by the identity of the record.
 
         Returns:
-            The id of the request.
+            The id of the request, and the nonces of the commitments in its public certificate by the identity of each
+            record.
         """
         who.demand("file")
         name = request or f"r-{secrets.token_hex(4)}"
         if not who.may("set terms"):
             check_terms(who, self.run.spec, terms)
-        if who.may("see"):
-            return self._file(who, clients, name, deadline_days, terms, nonces)
+        asked = self.key, check_request_id(name), who.name, list(clients), terms
+        with self.lock:
+            known = name in {line.request for line in self.lines(who)}
+            nonces = self._nonces.again(*asked) if known else self._nonces.make(*asked)
+            try:
+                if not who.may("see"):
+                    self._submit(who, clients, name, deadline_days, terms, nonces, known)
+                    return name, nonces
+                filed = self._file(who, clients, name, deadline_days, terms, nonces)
+            except SifuError:
+                if not known:
+                    self._nonces.drop(self.key, [(name, who.name)])
+                raise
+            return filed, self.run.committed(filed, nonces)
+
+    def _submit(
+        self,
+        who: Token,
+        clients: Sequence[str],
+        name: str,
+        deadline_days: int,
+        terms: TermsGiven,
+        nonces: Mapping[str, str],
+        known: bool,
+    ) -> None:
+        """Post a request of a person who may not see the run, unless it is `known`."""
         # Only the wording of a request is checked here. Its clients and records are checked when it is examined.
-        check_request_id(name)
         check_deadline(deadline_days)
         given = {key: value for key, value in terms.items() if key != "records"}
         RequestTerms.from_mapping(usual_terms(self.run.spec, clients).to_mapping() | given)
         content = {"request": name, "clients": list(clients), "deadline_days": deadline_days, "actor": who.name}
-        content |= {"terms": dict(terms), "nonces": dict(nonces or {})}
-        with self.lock:
-            if name not in {line.request for line in self.lines(who)}:  # the same id again changes nothing
-                post(self.folder, SUBMITTED, f"s-{secrets.token_hex(8)}", content)
-                self.written()
-        return name
-
-    def committed(self, who: Token, request: str, nonces: Mapping[str, str]) -> dict[str, str]:
-        """Return the `nonces`, by identity, that the filed or submitted request holds."""
-        if who.may("see"):
-            return self.run.committed(request, nonces)
-        held = [self._content(message)["nonces"] for message in self._submitted() if message.request == request]
-        return {identity: nonce for identity, nonce in nonces.items() if any(nonce in each.values() for each in held)}
+        content |= {"terms": dict(terms), "nonces": dict(nonces)}
+        if not known:  # the same id again changes nothing
+            post(self.folder, SUBMITTED, f"s-{secrets.token_hex(8)}", content)
+            self.written()
 
     def examine(self, who: Token) -> None:
         """File the requests that people without sight of the run submitted, or record why they are refused.
@@ -258,44 +273,10 @@ class ServedRun:
         """
         if not (who.may("refuse") or who.may("carry out")):
             return
-        for message in self._submitted():
-            content = self._content(message)
+        if submitted(self.folder):
             with self.lock:
-                try:
-                    self._check_share(content["clients"])
-                    self._check_id_is_own(content["actor"], message.request)
-                    self.run.request(
-                        content["clients"],
-                        message.request,
-                        deadline_days=days_left_of(message, content["deadline_days"]),
-                        actor=content["actor"],
-                        nonces=content["nonces"],
-                        **content["terms"],
-                    )
-                except (InputError, NotCertifiableError) as error:
-                    if not self._refuse(message, f"examined by {who.name}: {error}"):
-                        continue
-                discard(message)
+                examine(self.run, who.name)
                 self.written()
-
-    def _refuse(self, message: Message, reason: str) -> bool:
-        """Record that a submitted request is refused; return False if another process writes to the run."""
-        try:
-            with self.run.writer() as writer:
-                record_refusal(writer, message, reason)
-        except RunBusyError:
-            return False
-        return True
-
-    def _submitted(self) -> list[Message]:
-        """Return the submitted requests that wait to be examined."""
-        return [message for message in messages(self.folder) if message.kind == SUBMITTED and self._content(message)]
-
-    @staticmethod
-    def _content(message: Message) -> dict[str, Any]:
-        """Return the content of a submitted request; empty if it is not one of this console."""
-        content = message.content or {}
-        return content if content.keys() == SUBMITTED_FIELDS else {}
 
     def identities(self, who: Token, request: str) -> tuple[str, ...]:
         """Return the identities of the records that a waiting request names."""
@@ -316,7 +297,7 @@ class ServedRun:
     ) -> str:
         with self.lock:  # two requesters at once do not pass the check with the same clients to spare
             if not who.may("set terms"):
-                self._check_share(clients)
+                check_share(self.run, clients)
             filed = self.run.request(
                 list(clients), name, deadline_days=deadline_days, actor=who.name, nonces=nonces, **terms
             )
@@ -342,9 +323,9 @@ class ServedRun:
                 who.demand("withdraw own")
                 if request not in {line.request for line in self.lines(who)}:
                     raise UnknownError("there is no such request here")
-                for message in self._submitted():
-                    if message.request == request and is_own(who, self._content(message)["actor"]):
-                        if not self._refuse(message, f"withdrawn by {who.name}: {reason}"):
+                for message in submitted(self.folder):
+                    if message.request == request and is_own(who, content_of(message)["actor"]):
+                        if not refuse(self.run, message, f"withdrawn by {who.name}: {reason}"):
                             raise RunBusyError("the run is in use: withdraw the request again in a moment")
                         discard(message)
                         self.written()
@@ -437,34 +418,6 @@ class ServedRun:
         """Return the result of the last verification by this console, or None."""
         who.demand("see")
         return self.jobs.verifications().get(self.key)
-
-    def _check_share(self, clients: Sequence[str]) -> None:
-        """Refuse a request if unapproved requests would then exclude more than half of the clients from training."""
-        with self.run.view() as view:
-            lacking = unapproved(view.reader) if approvals_needed(view.reader) else None
-            held = {
-                name
-                for row in view.requests
-                if row.waits and (lacking is None or row.request in lacking)
-                for name in row.clients
-            }
-            there = {view.clients[index].name for index in view.active} | held
-            pending = pending_requests(view.reader, current_time())
-            submitted = {message.request for message in self._submitted()}  # they take nobody out of training yet
-            posted = [row for row in pending if row.status == POSTED and row.request not in submitted]
-            named = {name for row in posted for name in row.clients}
-            held = (held | named | set(view.names_now(list(clients)))) & there
-        if 2 * len(held) > len(there):
-            raise InputError(
-                "this request would exclude more than half of the clients from training without any approval: have "
-                "earlier requests approved first, or ask an operator to file it"
-            )
-
-    def _check_id_is_own(self, actor: str, request: str) -> None:
-        """Refuse an id that another person uses."""
-        for record in self.run.request_records():
-            if record.status.request == request and not same_address(actor, record.status.filed_by):
-                raise InputError(f"another person has filed a request {request}: it needs another id")
 
 
 def _for_requester(record: RequestRecord) -> RequestRecord:

@@ -15,6 +15,7 @@ from typing import Any
 
 from sifu.api import find_runs
 from sifu.console.jobs import Jobs
+from sifu.console.kept_nonces import KeptNonces
 from sifu.console.request_lines import RequestLine
 from sifu.console.served_run import ServedRun, UnknownError
 from sifu.console.tokens import Token
@@ -32,7 +33,7 @@ class ConsoleService:
     def __init__(self, folders: Sequence[Path], state: Path, data_folder: Path | None = None) -> None:
         self.folders, self.state, self._data = tuple(folders), state, data_folder
         private_folder(state, parents=True)
-        self.jobs = Jobs(state)
+        self.jobs, self._nonces = Jobs(state), KeptNonces(state)
         self._runs: dict[str, ServedRun] = {}
         self._looked = -FOUND_AGAIN_EVERY
         self._told: set[str] = set()
@@ -47,7 +48,7 @@ class ConsoleService:
                 runs: list[ServedRun] = []
                 for folder in find_runs(*self.folders):
                     try:
-                        runs.append(here.get(folder) or ServedRun(folder, self.jobs, self._data))
+                        runs.append(here.get(folder) or ServedRun(folder, self.jobs, self._nonces, self._data))
                     except SifuError as error:  # a run of another version, one being made, or one with another key
                         if str(error) not in self._told:
                             log.warning("%s is not shown: %s", folder, error)

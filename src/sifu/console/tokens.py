@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 from starlette.requests import Request
 
 from sifu.errors import InputError, RunDamagedError, SifuError
-from sifu.store.actors import actor_name, same_person
+from sifu.store.actors import actor_name, same_address, same_person
 from sifu.store.clock import current_time, utc_now
 from sifu.store.database import DATABASE
 from sifu.store.files import private_folder, write_atomically
@@ -107,15 +107,6 @@ class Token:
         """Raise `NotAllowedError` unless the owner has this right."""
         if not self.may(right):
             raise NotAllowedError(f"your roles ({', '.join(self.roles)}) do not allow that")
-
-
-def same_address(first: str, second: str) -> bool:
-    """Return whether two addresses are equal, ignoring the case of ASCII letters.
-
-    >>> same_address("Ann@x.org", "ann@X.org"), same_address("strau\u00df@x.org", "strauss@x.org")
-    (True, False)
-    """
-    return first.encode("utf-8", "surrogatepass").lower() == second.encode("utf-8", "surrogatepass").lower()
 
 
 def state_folder(folder: Path) -> Path:

@@ -37,3 +37,12 @@ def same_person(actor: str) -> str:
     """
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", actor).casefold())
     return " ".join(folded.split())
+
+
+def same_address(first: str, second: str) -> bool:
+    """Return whether two addresses are equal, ignoring the case of ASCII letters.
+
+    >>> same_address("Ann@x.org", "ann@X.org"), same_address("strau\u00df@x.org", "strauss@x.org")
+    (True, False)
+    """
+    return first.encode("utf-8", "surrogatepass").lower() == second.encode("utf-8", "surrogatepass").lower()

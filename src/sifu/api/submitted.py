@@ -1,0 +1,104 @@
+"""Requests that people who may not see a run submitted through the console: they wait until somebody examines them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sifu.errors import InputError, NotCertifiableError, RunBusyError
+from sifu.requests.approvals import POSTED, pending_requests
+from sifu.requests.messages import days_left_of, record_refusal
+from sifu.store.actors import same_address
+from sifu.store.clock import current_time
+from sifu.store.given_approvals import approvals_needed, unapproved
+from sifu.store.inbox import SUBMITTED, Message, discard, messages
+
+if TYPE_CHECKING:
+    from sifu.api.run import Run
+
+FIELDS = {"request", "clients", "deadline_days", "actor", "terms", "nonces"}
+
+
+def submitted(folder: Path) -> list[Message]:
+    """Return the submitted requests that wait to be examined."""
+    return [message for message in messages(folder) if message.kind == SUBMITTED and content_of(message)]
+
+
+def content_of(message: Message) -> dict[str, Any]:
+    """Return the content of a submitted request; empty if it is not one of a console."""
+    content = message.content or {}
+    return content if content.keys() == FIELDS else {}
+
+
+def examine(run: Run, by: str) -> dict[str, str]:
+    """File the submitted requests, or record why they are refused.
+
+    Args:
+        run: The run.
+        by: Name of the person who examines them.
+
+    Returns:
+        The reason why each examined request was refused, by its id; empty for one that was filed.
+    """
+    examined: dict[str, str] = {}
+    for message in submitted(run.folder):
+        content, reason = content_of(message), ""
+        try:
+            check_share(run, content["clients"])
+            _check_id_is_own(run, content["actor"], message.request)
+            run.request(
+                content["clients"],
+                message.request,
+                deadline_days=days_left_of(message, content["deadline_days"]),
+                actor=content["actor"],
+                nonces=content["nonces"],
+                **content["terms"],
+            )
+        except (InputError, NotCertifiableError) as error:
+            reason = str(error)
+            if not refuse(run, message, f"examined by {by}: {error}"):
+                continue
+        discard(message)
+        examined[message.request] = reason
+    return examined
+
+
+def refuse(run: Run, message: Message, reason: str) -> bool:
+    """Record that a submitted request is refused; return False if another process writes to the run."""
+    try:
+        with run.writer() as writer:
+            record_refusal(writer, message, reason)
+    except RunBusyError:
+        return False
+    return True
+
+
+def check_share(run: Run, clients: Sequence[str]) -> None:
+    """Refuse a request if unapproved requests would then exclude more than half of the clients from training."""
+    with run.view() as view:
+        lacking = unapproved(view.reader) if approvals_needed(view.reader) else None
+        held = {
+            name
+            for row in view.requests
+            if row.waits and (lacking is None or row.request in lacking)
+            for name in row.clients
+        }
+        there = {view.clients[index].name for index in view.active} | held
+        pending = pending_requests(view.reader, current_time())
+        unexamined = {message.request for message in submitted(run.folder)}  # they take nobody out of training yet
+        posted = [row for row in pending if row.status == POSTED and row.request not in unexamined]
+        named = {name for row in posted for name in row.clients}
+        held = (held | named | set(view.names_now(list(clients)))) & there
+    if 2 * len(held) > len(there):
+        raise InputError(
+            "this request would exclude more than half of the clients from training without any approval: have "
+            "earlier requests approved first, or ask an operator to file it"
+        )
+
+
+def _check_id_is_own(run: Run, actor: str, request: str) -> None:
+    """Refuse an id that another person uses."""
+    for record in run.request_records():
+        if record.status.request == request and not same_address(actor, record.status.filed_by):
+            raise InputError(f"another person has filed a request {request}: it needs another id")
