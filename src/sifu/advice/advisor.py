@@ -262,7 +262,7 @@ def _closed_form_advice(
     if spec.release.noise != 0.0:
         with suppress(InputError):
             release = advise_releases(spec, data_folder, clients)
-    elif not spec.regime.tunes:
+    elif spec.regime.releases_with_noise:
         suggestions.append(
             "An observer who kept earlier releases is not protected. What noise on releases would cost: sifu advise "
             "SPEC --set release.noise=0.01 --set ridge.regularisation=0.1 (docs/release-noise.md)."

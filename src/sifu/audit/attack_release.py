@@ -93,7 +93,12 @@ class ReleaseAttack:
         self.options, self.spec, self.notes = audited.options, audited.spec, audited.notes
 
     def request(self) -> RequestRow | None:
-        """Return the request whose release is attacked, or None if no request is done."""
+        """Return the request whose release is attacked.
+
+        None if no request is done, or if the networks that earlier releases went through are gone.
+        """
+        if self._audited.view.regime.tunes:
+            return None
         erased, wanted = not_recomputed(self.reader), self.options.request
         done = [row for row in self.reader.requests() if row.status == "done" and row.request not in erased]
         if wanted in erased:

@@ -81,7 +81,7 @@ class RunComparison:
             reason = missing or ("public samples" if public is None else "the clients' data")
             self._audited.notes.append(f"two releases were not compared: the audit has no {reason}")
             return
-        if row is not None and not self._spec.regime.tunes:  # the networks of earlier releases are gone
+        if row is not None:
             yield from self._request(row, data, public, evidence)
         if self._solved is not None:
             yield from self._trials(self._solved, data, public, networks)
@@ -190,8 +190,7 @@ class RunComparison:
 
     def _relative(self) -> float | None:
         """Return the relative penalty if the spec fixes it; the observer knows the spec."""
-        relative = self._spec.ridge.regularisation
-        return relative if self._spec.regime.solves and isinstance(relative, float) else None
+        return self._spec.regime.penalty
 
     # -- deletions by the audit itself --------------------------------------------------------------------
 

@@ -33,7 +33,6 @@ from sifu.audit.replay_evidence import Evidence, NoiseEdge, Watched, made_of
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.round import NormalSource
-from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.requests.certification import solves
 from sifu.run.coupled_replay import EngineWithout, replay_counterfactuals
@@ -348,7 +347,7 @@ def exact_audits(
         evidence: Models from the replay of the run.
     """
     digests, recorded = ReplayedLedger.of(reader).model_digests, solves(reader)
-    everyone = engine_without(()) if Spec.from_mapping(reader.spec).regime.tunes else None
+    everyone = engine_without(()) if any("trunks" in solve for solve in recorded.values()) else None
     for subject in watched:
         request = subject.request
         if request is None or request.level != "exact" or request.final_node is None:

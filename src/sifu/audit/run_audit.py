@@ -28,6 +28,7 @@ from sifu.audit.replay_evidence import (
     watched_subjects,
     wrong_charges,
 )
+from sifu.core.closed_form_engine import TunedEngine
 from sifu.run.coupled_replay import NoisedModel
 from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
@@ -76,15 +77,15 @@ class _Audit:
 
     def compare(self) -> AuditReport:
         """Compare two releases only."""
-        row = None if self.view.regime.tunes else self.attack.request()
+        row = self.attack.request()
         wanted = self.attack.models_wanted(row)
-        needed = wanted and not self.view.regime.solves  # heads in closed form are solved again
+        needed = wanted and self.view.regime.records_figures  # a solve is repeated from statistics, not replayed
         evidence = gather(self.engine, self.reader, [], wanted, self._audited.noised) if needed else Evidence()
         found = tuple(RunComparison(self._audited).execute(row, evidence))
         return AuditReport(self.reader.value("run"), (), (), 0, 0, None, found, (), (), (), tuple(self.notes))
 
     def execute(self) -> AuditReport:
-        attacked = None if self.view.regime.tunes else self.attack.request()
+        attacked = self.attack.request()
         if erased := not_recomputed(self.reader):
             self.notes.append(f"the figures of {', '.join(erased)} were erased, so these requests were not audited")
         if self.view.facts.noise > 0.0 and self.spec.privacy.noise == "system":
@@ -133,7 +134,7 @@ class _Audit:
         )
 
     def _gathered(self, watched: list[Watched], attacked: RequestRow | None) -> Evidence:
-        if self.view.regime.tunes:
+        if isinstance(self.engine, TunedEngine):
             self.notes.append(
                 "groups tune networks, and releases go through different ones: exact releases were made again without "
                 "their clients; no distances were measured, and no attacks were run"

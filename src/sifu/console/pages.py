@@ -351,7 +351,6 @@ def show_request(visit: Visit) -> Response:
         jobs=[job for job in run.jobs.of_run(run.key) if job.request == status.request][:1],
         own=same_person(who.name) == same_person(status.filed_by),
         approval=spec.requests.approval,
-        solves=spec.regime.solves,
         elsewhere=executed_elsewhere(spec),
     )
 

@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from sifu.core.engine import Engine, Position, Rejection
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.spec import Spec
@@ -29,12 +27,12 @@ def recorded_fixed_point(spec: Spec, layout: ModelLayout) -> FixedPoint:
     """Return the fixed-point format of a run's statistics, from its spec and the shape of its head."""
     (features, outputs), ridge = layout.shapes[0], spec.ridge
     target_norm = targets_of(ridge, outputs).norm
-    norm = recorded_blocks(spec, layout).norm(spec.features.norm) if spec.regime.tunes else spec.features.norm
+    norm = recorded_blocks(spec, layout).norm(spec.features.norm)
     return FixedPoint(features, outputs, ridge.feature_bits, ridge.target_bits, norm, target_norm)
 
 
 def recorded_blocks(spec: Spec, layout: ModelLayout) -> Blocks:
-    """Return the layout of the groups' blocks in the features of a run with a tuned network; a merge is one block.
+    """Return the layout of the groups' blocks in a run's features; a merge is one block, and no group tunes none.
 
     A block has the width in the spec, unless the network's output is narrower.
 
@@ -53,16 +51,8 @@ def recorded_blocks(spec: Spec, layout: ModelLayout) -> Blocks:
 
 def places_of_head(spec: Spec, layout: ModelLayout, groups: Collection[int]) -> Integers:
     """Return the places of the head's features, given the groups that have a network, and of the constant."""
-    if not spec.regime.tunes:
-        return np.arange(layout.shapes[0][0] + 1)
     blocks = recorded_blocks(spec, layout)
     return blocks.left(groups if spec.features.tune == "blocks" else range(1 if groups else 0))
-
-
-def recorded_penalty(spec: Spec) -> float | None:
-    """Return the relative penalty r of a run; None for cross-validation."""
-    penalty = spec.ridge.regularisation
-    return None if penalty == "auto" else penalty
 
 
 def head_layout(fixed: FixedPoint) -> ModelLayout:

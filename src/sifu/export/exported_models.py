@@ -65,13 +65,15 @@ def networks_of_head(reader: RunReader) -> list[GroupModelRow]:
     return [groups[node] for node in whole.trunks] if whole else []
 
 
-def networks_bytes(reader: RunReader) -> bytes:
-    """Return the parameters that each group tuned, as safetensors named GROUP/NAME.
+def networks_bytes(reader: RunReader) -> bytes | None:
+    """Return the parameters that each group tuned, as safetensors named GROUP/NAME; None if no network is tuned.
 
     All other parameters are in the public network.
     """
     from safetensors.numpy import save
 
+    if not Spec.from_mapping(reader.spec).regime.tunes:
+        return None
     arrays = {}
     for row in networks_of_head(reader):
         for name, values in reader.group_layout.unflatten(reader.load_model(row.node)).items():
@@ -113,9 +115,9 @@ def describe(
             "groups": spec.groups.count,
             "stretch": spec.groups.stretch,
             "samples": {str(row.grp): row.samples for row in networks_of_head(reader)},
-            "sha256": None if networks is None else hashlib.sha256(networks).hexdigest(),
+            "sha256": hashlib.sha256(networks).hexdigest(),
         }
-        if spec.regime.tunes
+        if networks is not None
         else None,
         "data": spec.data.name,
         "input_shape": _input_shape(spec, stored),
@@ -336,7 +338,7 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
     if not target.parent.is_dir():
         raise InputError(f"there is no folder {target.parent} to write {target.name} into")
     with blaming_damage(reader):
-        networks = networks_bytes(reader) if spec.regime.tunes else None
+        networks = networks_bytes(reader)
     description = describe(reader, content, networks, _shape_given(spec, given))
     _warn_of_batches(spec, reader)
     if target.suffix.lower() == ".onnx":
@@ -358,12 +360,12 @@ def released_module(reader: RunReader, model: ModelGiven | None) -> nn.Module:
     from safetensors.numpy import load
 
     content = released_bytes(reader)
-    description = describe(reader, content)
+    networks = networks_bytes(reader)
+    description = describe(reader, content, networks)
     if description["model"] != PYTHON:
         from sifu.export.loaded_model import LoadedModel
 
-        networks = load(networks_bytes(reader)) if Spec.from_mapping(reader.spec).regime.tunes else None
-        return LoadedModel(load(content), description, networks)
+        return LoadedModel(load(content), description, None if networks is None else load(networks))
     own = as_model(model)
     if own is None:
         raise InputError(

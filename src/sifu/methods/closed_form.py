@@ -18,7 +18,14 @@ from sifu.methods.base import Claim
 from sifu.methods.scratch import Scratch
 from sifu.planning.forecast import rebuild_client_rounds
 from sifu.planning.plan import Plan
-from sifu.run.group_state import REBUILT, available_group_models, current_networks, is_hit, own_statistics
+from sifu.run.group_state import (
+    REBUILT,
+    available_group_models,
+    current_networks,
+    has_groups,
+    is_hit,
+    own_statistics,
+)
 from sifu.run.run_view import RunView
 
 
@@ -53,7 +60,7 @@ class ClosedForm(Scratch):
         return 0 if set(view.active.tolist()) <= own_statistics(view).complete else 1
 
     def _network_notes(self, view: RunView, hit: Sequence[int]) -> tuple[str, ...]:
-        if not view.regime.tunes:
+        if not has_groups(view):
             return ()
         left = len(current_networks(view)) - len(hit)
         done = "dropped from everyone's statistics" if view.spec.features.tune == "blocks" else "left out of the merge"
@@ -77,7 +84,7 @@ class ClosedForm(Scratch):
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """Return the premises about what preceded the sum, and about the statistics that clients sent."""
         view = claim.view
-        tuned = group_premises(view.spec, depends=view.groups_depend_on(claim.gone)) if view.regime.tunes else ()
+        tuned = group_premises(view.spec, depends=view.groups_depend_on(claim.gone)) if has_groups(view) else ()
         return (*record_premises(view.record_history), *closed_form_premises(view.facts), *tuned)
 
     def bytes_kept(self, view: RunView) -> int:

@@ -513,7 +513,7 @@ def settle(writer: RunWriter, request: str, reason: str) -> str:
         raise InputError(f"only a running request can be settled, and request {request} is {status}")
     if not reason.strip():
         raise InputError("to settle a request needs a reason: give one with --reason")
-    if RunView(writer).regime.solves:
+    if not RunView(writer).regime.ends_early:
         raise InputError(
             f"request {request} has no head yet, so there is nothing to certify: run sifu forget again when the "
             "remaining clients answer"

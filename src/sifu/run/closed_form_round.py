@@ -27,13 +27,12 @@ from sifu.core.closed_form_engine import (
     StatisticsEngine,
     places_of_head,
     recorded_blocks,
-    recorded_penalty,
 )
 from sifu.core.engine import Engine, Position, Rejection, evaluate_present
 from sifu.core.identity import check_names
 from sifu.core.round_stream import StreamedRound
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
-from sifu.run.group_state import current_networks, use_backbones
+from sifu.run.group_state import current_networks, has_groups, use_backbones
 from sifu.run.releases import is_due, publish
 from sifu.run.run_view import RunView
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining
@@ -209,7 +208,7 @@ class RecordedSolve(RecordedTraining):
     def lacks_networks(self) -> bool:
         """Return whether the current head was solved on other networks than the current ones."""
         rows = self.writer.statistics().values()
-        return self.view.regime.tunes and not any(row.is_sum and self._is_through(row) for row in rows)
+        return has_groups(self.view) and not any(row.is_sum and self._is_through(row) for row in rows)
 
     def _solve(self) -> None:
         engine, everything = cast("StatisticsEngine", self.engine), list(self.writer.statistics().values())
@@ -230,7 +229,7 @@ class RecordedSolve(RecordedTraining):
         if gathered.absent and not refused and set(taken.tolist()) == self._taken() and not self.lacks_networks():
             return  # the same clients are still missing
         places = places_of_head(self.view.spec, self.writer.layout, networks.keys())
-        head = head_at(statistics, places, recorded_penalty(self.view.spec))
+        head = head_at(statistics, places, self.view.regime.penalty)
         vector = head.weights.ravel()
         if whole is not None and gathered.stored is None and list(whole.clients) == taken.tolist():
             gathered.stored = read_statistics(self.writer.folder, whole, statistics.fixed)
@@ -254,7 +253,7 @@ class RecordedSolve(RecordedTraining):
             "bytes_sent": gathered.bytes_sent,
             "left_out": sorted(self.view.left_out),
         }
-        if self.view.regime.tunes:
+        if has_groups(self.view):
             self._pending.solve["trunks"] = list(backbones)
         if gathered.absent:
             self._pending.solve["absent"] = sorted(gathered.absent)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.closed_form_engine import recorded_fixed_point, recorded_penalty
+from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.core.engine import Evaluation, LacksData, Position, RoundResult
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.spec import Spec
@@ -24,7 +24,7 @@ class KeptStatistics(LacksData):
     def __init__(self, clients: Sequence[ClientProfile], facts: TrainingFacts, layout: ModelLayout, spec: Spec) -> None:
         self.clients, self.facts, self.layout = tuple(clients), facts, layout
         self.fixed = recorded_fixed_point(spec, layout)
-        self.relative_penalty = recorded_penalty(spec)
+        self.relative_penalty = spec.regime.penalty
         self.absent = frozenset(range(len(self.clients)))
 
     def initial_model(self, branch: int) -> Vector:

@@ -25,7 +25,7 @@ from sifu.run.coupled_replay import EngineWithout
 from sifu.run.devices import check_repeats
 from sifu.run.engine_check import check_continues, check_remainder
 from sifu.run.given import ModelGiven
-from sifu.run.group_state import own_statistics, use_backbones_of_head
+from sifu.run.group_state import has_groups, own_statistics, use_backbones_of_head
 from sifu.run.kept_statistics import KeptStatistics
 from sifu.run.recorded_data import Arranged, arranged_clients, available_rows, held_out_figures
 from sifu.run.run_view import RunView
@@ -269,7 +269,7 @@ def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ())
     An engine with their data would have no bound on rounding. Empty if the rate was not recomputed.
     """
     left = {client for subject in reader.subjects() for client in subject.clients}.union(gone)
-    if Spec.from_mapping(reader.spec).regime.solves:  # its rate, if any, is that of tuning
+    if not Spec.from_mapping(reader.spec).regime.finds_rate:  # that of a head, if any, is the rate of tuning
         return {}
     if not isinstance(rate, float) or rate == reader.local_rates.get(0, reader.first_facts["local_rate"]):
         return {}
@@ -297,7 +297,7 @@ def forgets_from_files(view: RunView) -> bool:
     if not view.regime.solves or spec.features.kind not in NETWORK_FEATURES or spec.data.name == FLOWER:
         return False
     trains = reader.phase == "training" or spec.features.tune == "merge"
-    rebuilds = view.regime.tunes and spec.groups.rebuild == "now"
+    rebuilds = has_groups(view) and spec.groups.rebuild == "now"
     records = any(row.records and (row.waits or row.status == "running") for row in view.requests)
     if trains or rebuilds or records or spec.release.noise_std > 0.0 or remainder_to_join(reader) is not None:
         return False

@@ -88,10 +88,8 @@ def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
         for client in sorted(set(row.clients) & view.forgotten):
             yield f"statistics: {row.file} holds those of {view.clients[client].name}, which was forgotten"
         networks = behaviour_of(view).networks_among(view.reader.models())
-        if view.regime.tunes and not set(row.trunks) <= networks:
+        if not set(row.trunks) <= networks:
             yield f"statistics: {row.file} is of features through a group's network that is not there (any more)"
-        if row.trunks and not view.regime.tunes:
-            yield f"statistics: {row.file} is of features through groups' networks, where the spec has none"
     own = [(row.clients, row.part) for row in rows if not row.is_sum]
     models, in_parts = view.reader.group_models(), view.spec.features.tune == "blocks"
     for row in rows:

@@ -119,6 +119,10 @@ class Regime:
     """True if clients' data are needed to continue, even where their statistics are kept."""
     records_figures: ClassVar[bool] = True
     """True if the record holds figures of rounds, such as drifts and Psi."""
+    ends_early: ClassVar[bool] = True
+    """True if a request whose rounds cannot be finished may end with the model it has reached."""
+    releases_with_noise: ClassVar[bool] = False
+    """True if distances of releases are known, and nothing else that clients shaped leaves with them."""
     trusted: ClassVar[tuple[str, ...]] = ()
     """Premises about groups in a certificate that rest on trust in the operator."""
 
@@ -167,6 +171,11 @@ class Regime:
         """Return the mean squared error for a mean loss; None where predictions are right or wrong."""
         factor = self.squared_error_per_loss
         return None if factor is None or loss is None else factor * loss
+
+    @property
+    def penalty(self) -> float | None:
+        """Relative penalty r of a head, if the spec fixes it."""
+        return None
 
     @property
     def maps_samples(self) -> bool:
@@ -277,6 +286,8 @@ class ClosedForm(Regime):
     draws_noise = False
     needs_data = False
     records_figures = False
+    ends_early = False
+    releases_with_noise = True
 
     @classmethod
     def is_for(cls, spec: Sections) -> bool:
@@ -319,6 +330,11 @@ class ClosedForm(Regime):
     def squared_error_per_loss(self) -> float | None:
         """Factor from a mean loss to the mean squared error: a head is solved for targets divided by their scale."""
         return None if self.has_accuracy else self.spec.ridge.scale**2 / max(1, self.spec.model.outputs)
+
+    @property
+    def penalty(self) -> float | None:
+        """Relative penalty r in the spec; None for cross-validation."""
+        return None if self.spec.ridge.regularisation == "auto" else self.spec.ridge.regularisation
 
     @property
     def maps_samples(self) -> bool:
@@ -405,6 +421,7 @@ class TunedNetworks(ClosedForm):
     name = "tuned networks"
     tunes = True
     needs_data = True
+    releases_with_noise = False
     trusted = ("tuning",)
 
     @classmethod

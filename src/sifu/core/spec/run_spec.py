@@ -165,10 +165,9 @@ def _demands_of_releases(spec: Spec) -> Iterator[Demand]:
     if release.noise == 0.0:
         yield "release.when", release.when == "request", "request without release.noise: there is nothing to hold back"
         return
-    solved = spec.regime.solves and not spec.regime.tunes
     yield (
         "release.noise",
-        solved,
+        spec.regime.releases_with_noise,
         "0 unless model.kind = 'ridge' with features.tune = 'none': only then distances are known and nothing else "
         "that clients shaped leaves with the head",
     )

@@ -19,7 +19,7 @@ from sifu.core.closed_form_engine import head_facts, head_layout, head_profile, 
 from sifu.core.engine import Engine
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import Spec
-from sifu.core.spec.regime import penalty_of
+from sifu.core.spec.regime import ClosedForm, Regime, TunedNetworks, by_regime, penalty_of
 from sifu.core.spec.sections import FeaturesSpec, RidgeSpec, recorded_features
 from sifu.data.feature_maps import CachedFeatures, FeatureMap, fixed_point
 from sifu.data.feature_maps.build import specified_map, tuned_map
@@ -108,33 +108,51 @@ def _asked_head(client: ReadyClient, instruction: Instruction) -> ClosedFormFede
     return head
 
 
-def head_blueprint(
-    spec: Spec, profiles: Sequence[WireProfile], plan: WirePlan, *, identity: str, preprocessing: str
+def _blueprint_of_head(
+    spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
 ) -> tuple[Blueprint, Spec]:
-    """Describe the closed-form head of a spec on clients with these profiles.
+    """Describe a closed-form head; see `blueprint`."""
+    return _on_features(spec, profiles, specified_map(spec.features, common_shape(profiles)), identity, preprocessing)
 
-    Args:
-        spec: The spec.
-        profiles: Profiles of the clients.
-        plan: Settings sent to the clients.
-        identity: Method of identifying clients.
-        preprocessing: Description of the preprocessing of samples.
 
-    Returns:
-        The description, and the spec with open settings resolved.
+def _blueprint_of_tuned_head(
+    spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
+) -> tuple[Blueprint, Spec]:
+    """Describe a closed-form head on networks that groups tune; see `blueprint`."""
+    outputs, features = _outputs_of_head(spec, profiles), specified_map(spec.features, common_shape(profiles))
+    tuned = tuned_map(spec.features, features, outputs, spec.groups.count, spec.groups.stretch)
+    of_head, settled = _on_features(spec, profiles, tuned, identity, preprocessing)
+    assert of_head.head is not None
+    tuning = replace(
+        of_head,
+        layout=tuned_model(tuned.network).layout(number_format(tuned.network)),
+        clients=tuple(ClientProfile(profile.name, profile.samples, spec.local.steps) for profile in profiles),
+        initial_model=lambda branch: tuned.network.flat(),
+        replies=ReplyRules(spec.server.rejected, spec.server.update_bound),
+        evaluates=False,
+        head=None,
+    )
+    return replace(of_head, head=replace(of_head.head, tuning=tuning, networks=tuned.networks)), settled
 
-    Raises:
-        InputError: If `model.outputs` does not fit the clients' labels.
-    """
-    ridge, counted = spec.ridge, {profile.outputs for profile in profiles}
+
+def _outputs_of_head(spec: Spec, profiles: Sequence[WireProfile]) -> int:
+    """Return the number of outputs of a head; refuse a `model.outputs` that does not fit the clients' labels."""
+    counted = {profile.outputs for profile in profiles}
     outputs = spec.model.outputs or max(counted)
-    if outputs < max(counted) or (ridge.task != "classification" and counted != {outputs}):
+    if outputs < max(counted) or (spec.ridge.task != "classification" and counted != {outputs}):
         raise InputError(f"model.outputs = {outputs}, but the clients' labels need {sorted(counted)}")
-    features = specified_map(spec.features, common_shape(profiles))
-    targets = targets_of(ridge, outputs)
-    if spec.regime.tunes:
-        features = tuned = tuned_map(spec.features, features, outputs, spec.groups.count, spec.groups.stretch)
-    fixed = fixed_point(features, targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits)
+    return outputs
+
+
+def _on_features(
+    spec: Spec, profiles: Sequence[WireProfile], features: FeatureMap, identity: str, preprocessing: str
+) -> tuple[Blueprint, Spec]:
+    """Describe a closed-form head on these features, and resolve the open settings of its spec."""
+    ridge, outputs = spec.ridge, _outputs_of_head(spec, profiles)
+    plan = plan_of(spec, outputs)
+    fixed = fixed_point(
+        features, targets_of(ridge, outputs), feature_bits=ridge.feature_bits, target_bits=ridge.target_bits
+    )
     layout = head_layout(fixed)
     facts = head_facts(
         features.digest(),
@@ -144,8 +162,7 @@ def head_blueprint(
         preprocessing=preprocessing,
         identity=identity,
     )
-    head = HeadPlan(fixed, penalty_of(ridge, fixed.features))
-    blueprint = Blueprint(
+    of_head = Blueprint(
         layout,
         tuple(head_profile(profile.name, profile.samples) for profile in profiles),
         facts,
@@ -153,20 +170,9 @@ def head_blueprint(
         spec.seed,
         plan.to_text(),
         several=all(profile.several for profile in profiles),
-        head=head,
+        head=HeadPlan(fixed, penalty_of(ridge, fixed.features)),
     )
-    if spec.regime.tunes:
-        tuning = replace(
-            blueprint,
-            layout=tuned_model(tuned.network).layout(number_format(tuned.network)),
-            clients=tuple(ClientProfile(profile.name, profile.samples, spec.local.steps) for profile in profiles),
-            initial_model=lambda branch: tuned.network.flat(),
-            replies=ReplyRules(spec.server.rejected, spec.server.update_bound),
-            evaluates=False,
-            head=None,
-        )
-        blueprint = replace(blueprint, head=replace(head, tuning=tuning, networks=tuned.networks))
-    return blueprint, replace(spec, **spec.regime.settled(plan.rate, "sum", fixed.features))
+    return of_head, replace(spec, **spec.regime.settled(plan.rate, "sum", fixed.features))
 
 
 STEPS = ("steps", "batch", "momentum", "nesterov", "weight_decay", "clip")
@@ -307,9 +313,14 @@ def blueprint(
     Raises:
         InputError: If the spec does not fit the clients' data.
     """
-    if spec.regime.solves:
-        plan = plan_of(spec, spec.model.outputs or max(profile.outputs for profile in profiles))
-        return head_blueprint(spec, profiles, plan, identity=identity, preprocessing=preprocessing)
+    describe = by_regime(BLUEPRINTS, spec.regime)
+    return describe(spec, profiles, identity=identity, preprocessing=preprocessing)
+
+
+def _blueprint_of_rounds(
+    spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
+) -> tuple[Blueprint, Spec]:
+    """Describe training in rounds; see `blueprint`."""
     shape = common_shape(profiles)
     features = None if spec.features.kind == "none" else specified_map(spec.features, shape)
     counted = max(profile.outputs for profile in profiles)
@@ -365,6 +376,13 @@ def blueprint(
         all(profile.several for profile in profiles),
     )
     return training_blueprint, spec
+
+
+BLUEPRINTS: dict[type[Regime], Callable[..., tuple[Blueprint, Spec]]] = {
+    Regime: _blueprint_of_rounds,
+    ClosedForm: _blueprint_of_head,
+    TunedNetworks: _blueprint_of_tuned_head,
+}
 
 
 def _rounding(
