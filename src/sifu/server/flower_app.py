@@ -189,11 +189,6 @@ class OwnServer:
             tell(f"central evaluation after {position.round + 1} rounds: {dict(metrics)}")
 
 
-def own_server_app(initial: Callable[..., Any], **options: Any) -> ServerApp:
-    """Return the ServerApp of a user-defined model, for example `own_server_app(Net, config={"lr": 0.01})`."""
-    return server_app(OwnServer(initial, **options))
-
-
 def server_app(make_blueprint: MakeBlueprint = blueprint) -> ServerApp:
     """Return the ServerApp; for user-defined models see `OwnServer`."""
     from flwr.serverapp import ServerApp

@@ -9,22 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
-from sifu.core.spec.sections import (
-    NETWORK_FEATURES,
-    RIDGE,
-    DataSpec,
-    FeaturesSpec,
-    GroupsSpec,
-    KeepSpec,
-    LocalSpec,
-    ModelSpec,
-    ReleaseSpec,
-    RidgeSpec,
-    ServerSpec,
-    StopSpec,
-)
+from sifu.core.spec.sections import NETWORK_FEATURES, RIDGE, FeaturesSpec, RidgeSpec, Sections
 from sifu.errors import InputError
 
 Demand = tuple[str, bool, str]
@@ -36,60 +23,6 @@ CROSS_VALIDATED = 4096
 """Largest number of features for which `auto` chooses the penalty by cross-validation."""
 WIDE_PENALTY = 0.01
 """Relative penalty of wider heads, a good value for deep features of images."""
-
-
-class Sections(Protocol):
-    """Sections of a spec that a regime reads."""
-
-    @property
-    def data(self) -> DataSpec:
-        """Section `[data]`."""
-        ...
-
-    @property
-    def model(self) -> ModelSpec:
-        """Section `[model]`."""
-        ...
-
-    @property
-    def features(self) -> FeaturesSpec:
-        """Section `[features]`."""
-        ...
-
-    @property
-    def ridge(self) -> RidgeSpec:
-        """Section `[ridge]`."""
-        ...
-
-    @property
-    def local(self) -> LocalSpec:
-        """Section `[local]`."""
-        ...
-
-    @property
-    def server(self) -> ServerSpec:
-        """Section `[server]`."""
-        ...
-
-    @property
-    def stop(self) -> StopSpec:
-        """Section `[stop]`."""
-        ...
-
-    @property
-    def groups(self) -> GroupsSpec:
-        """Section `[groups]`."""
-        ...
-
-    @property
-    def keep(self) -> KeepSpec:
-        """Section `[keep]`."""
-        ...
-
-    @property
-    def release(self) -> ReleaseSpec:
-        """Section `[release]`."""
-        ...
 
 
 @dataclass(frozen=True)

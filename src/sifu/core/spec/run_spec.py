@@ -27,7 +27,7 @@ import json
 import math
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -35,24 +35,7 @@ from sifu.core.extensions import RoundExtras, SpecKey, missing_key, spec_key
 from sifu.core.ledger import LARGEST_INTEGER
 from sifu.core.replies import ReplyRules, Wait
 from sifu.core.spec.regime import Demand, Regime, regime_of
-from sifu.core.spec.sections import (
-    HEAD_KINDS,
-    IMAGE_FEATURES,
-    DataSpec,
-    FeaturesSpec,
-    GroupsSpec,
-    KeepSpec,
-    LocalSpec,
-    ModelSpec,
-    PrivacySpec,
-    RegularitySpec,
-    ReleaseSpec,
-    RequestsSpec,
-    RidgeSpec,
-    ServerSpec,
-    StopSpec,
-    key,
-)
+from sifu.core.spec.sections import HEAD_KINDS, IMAGE_FEATURES, GroupsSpec, Sections
 from sifu.errors import InputError
 from sifu.theory.calibration import check_deliverable, check_noise
 from sifu.theory.participation import Participation
@@ -284,27 +267,11 @@ def _take_extensions(mapping: Any) -> tuple[Any, tuple[tuple[str, Any], ...]]:
 
 
 @dataclass(frozen=True)
-class Spec:
+class Spec(Sections):
     """A complete run.
 
     `extensions` holds the keys that other packages add to sections (`sifu.core.extensions`), where they are not off.
     """
-
-    seed: int = key(1, "seeds data, participation and batches; never the certified noise")
-    data: DataSpec = field(default_factory=DataSpec)
-    model: ModelSpec = field(default_factory=ModelSpec)
-    features: FeaturesSpec = field(default_factory=FeaturesSpec)
-    ridge: RidgeSpec = field(default_factory=RidgeSpec)
-    local: LocalSpec = field(default_factory=LocalSpec)
-    server: ServerSpec = field(default_factory=ServerSpec)
-    stop: StopSpec = field(default_factory=StopSpec)
-    groups: GroupsSpec = field(default_factory=GroupsSpec)
-    privacy: PrivacySpec = field(default_factory=PrivacySpec)
-    release: ReleaseSpec = field(default_factory=ReleaseSpec)
-    requests: RequestsSpec = field(default_factory=RequestsSpec)
-    regularity: RegularitySpec = field(default_factory=RegularitySpec)
-    keep: KeepSpec = field(default_factory=KeepSpec)
-    extensions: tuple[tuple[str, Any], ...] = ()
 
     @property
     def round_extras(self) -> RoundExtras:

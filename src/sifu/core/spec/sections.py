@@ -316,3 +316,24 @@ class KeepSpec:
     def kept_statistics(self) -> Literal["clients", "sum"]:
         """Statistics that the run keeps, with `auto` resolved by its engine."""
         return "sum" if self.statistics == "sum" else "clients"
+
+
+@dataclass(frozen=True)
+class Sections:
+    """Fields of a spec: its seed, its sections, and the keys of extensions."""
+
+    seed: int = key(1, "seeds data, participation and batches; never the certified noise")
+    data: DataSpec = field(default_factory=DataSpec)
+    model: ModelSpec = field(default_factory=ModelSpec)
+    features: FeaturesSpec = field(default_factory=FeaturesSpec)
+    ridge: RidgeSpec = field(default_factory=RidgeSpec)
+    local: LocalSpec = field(default_factory=LocalSpec)
+    server: ServerSpec = field(default_factory=ServerSpec)
+    stop: StopSpec = field(default_factory=StopSpec)
+    groups: GroupsSpec = field(default_factory=GroupsSpec)
+    privacy: PrivacySpec = field(default_factory=PrivacySpec)
+    release: ReleaseSpec = field(default_factory=ReleaseSpec)
+    requests: RequestsSpec = field(default_factory=RequestsSpec)
+    regularity: RegularitySpec = field(default_factory=RegularitySpec)
+    keep: KeepSpec = field(default_factory=KeepSpec)
+    extensions: tuple[tuple[str, Any], ...] = ()
