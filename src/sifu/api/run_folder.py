@@ -9,7 +9,6 @@ from typing import Any
 
 from sifu.api.run_requests import measure_held_out
 from sifu.core.engine import Engine
-from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.errors import InputError, RunBusyError
 from sifu.requests.messages import ingest
@@ -128,10 +127,6 @@ class RunFolder:
         """
         return self._engines.current(newcomers=newcomers, leaving=leaving)
 
-    def engine_again(self) -> Engine:
-        """Return the engine with the client that rejoins: the prepared one, or a new one from data read again."""
-        return self._engines.again()
-
     def engine_without(self, clients: Collection[int]) -> EngineWithout | None:
         """Return a new engine on the CPU that never had the data of `clients`; None if the run has a given engine."""
         return self._engines.without(clients)
@@ -142,21 +137,6 @@ class RunFolder:
         The data of a client that left may be missing if its loss is too steep for the current rate.
         """
         return self._engines.complete()
-
-    def prepare_records(self, reader: RunReader, terms: RequestTerms) -> None:
-        """Build the engine without the records of `terms`, before anything is rolled back.
-
-        After a rollback it would be too late: the client could not rejoin, and the request could not end.
-
-        Args:
-            reader: The run.
-            terms: Terms of a request for records.
-
-        Raises:
-            InputError: If the run could not continue with the client's remaining records.
-            NotCertifiableError: If rounding would no longer be bounded.
-        """
-        self._engines.prepare_records(reader, terms)
 
     def measure_held_out(self, writer: RunWriter) -> None:
         """Record, with `writer`, the figures of the current model on the held-out rows of the remaining clients.

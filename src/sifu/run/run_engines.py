@@ -220,7 +220,14 @@ class RunEngines:
         return None if self._sample_digests is None else self._sample_digests[client]
 
     def prepare_records(self, reader: RunReader, terms: RequestTerms) -> None:
-        """Build the engine without the records of `terms`, see `Run.prepare_records`."""
+        """Build the engine without the records of `terms`, before anything is rolled back.
+
+        After a rollback it would be too late: the client could not rejoin, and the request could not end.
+
+        Raises:
+            InputError: If the run could not continue with the client's remaining records.
+            NotCertifiableError: If rounding would no longer be bounded.
+        """
         remainder = remainder_after(reader, terms.clients[0], terms.records)
         if self._prepared is not None and self._prepared[0] == remainder:
             return
@@ -254,7 +261,7 @@ class RunEngines:
         return built[0]
 
     def again(self) -> Engine:
-        """Return the engine with the client that rejoins, see `Run.engine_again`."""
+        """Return the engine with the client that rejoins: the prepared one, or a new one from data read again."""
         prepared, self._prepared, self.engine = self._prepared, None, None
         with self._open_reader() as reader:
             waiting = remainder_to_join(reader)
