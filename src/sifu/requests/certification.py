@@ -475,7 +475,7 @@ def way_out(reader: RunReader, request: str) -> str:
         f"Request {request} is unfinished, and other requests wait for it: "
         f"{f'sifu forget {folder}' if command == 'sifu forget' else command} continues it"
     )
-    if spec.regime.solves:
+    if not spec.regime.ends_early:
         return f"{sentence} once the cause of the error is removed."
     return (
         f"{sentence}; if the error stays, sifu requests settle {folder} {request} --reason TEXT ends it with the model "
