@@ -5,6 +5,7 @@
     python benchmarks/closed_form.py networks --data FOLDER --out benchmarks/results/network_accuracy.json    on a GPU
     python benchmarks/closed_form.py hospitals --data FOLDER --out benchmarks/results/hospitals.json
     python benchmarks/closed_form.py tuned --clients 100
+    python benchmarks/closed_form.py tuned --clients 100 --frozen 8384 --regularisation 0.01 --verify
 
 A quick look: `costs --features 512 --clients 100 1000 --images 1000`.
 """

@@ -1,19 +1,20 @@
-"""What a request on tuned networks costs in time and bytes: a run of the library with k = 5,280 features of blocks.
+"""Cost of a request on a wide head, in time and bytes, through the commands `sifu forget` and `sifu verify`.
 
-Thirty clients send statistics, 3.4 GB of temporary files; 100 are 12 GB, and minutes until everyone's are there.
-Features are synthetic: a network of 1,280 scales stands for the backbone, so that training takes almost no time and
-statistics have the size that EfficientNet-Lite0 gives them with ten blocks of 400. A request reads the leaver's own
-statistics and the sum, whatever the number of clients; of those who stay it deletes files and evaluates samples, which
-is little. Nothing here measures accuracy.
+By default the head has k = 5,280 features of ten tuned networks, as EfficientNet-Lite0 with ten blocks of 400 gives
+them. With `--frozen 8384` it has as many features as the deep layers of one frozen backbone. Features are synthetic: a
+small network stands for the backbone, so training takes little time. A request reads the leaver's own statistics and
+the sum, for any number of clients, and neither data nor network. Nothing here measures accuracy.
 
-Printed are wall seconds, CPU seconds, and CPU seconds as a multiple of one Cholesky factorisation of the same size in
-the same process: the first depends on what else the machine does, the last hardly.
+Printed are wall seconds, CPU seconds of the whole command, and CPU seconds as a multiple of one Cholesky factorisation
+of the same size in float32 on one thread. The first figure depends on the load of the machine, the last hardly.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +32,7 @@ import sifu
 from sifu.data.client_data import ClientData
 
 WIDTH, CLASSES, SAMPLES = 1280, 10, 100
+FROZEN = "FROZEN_FEATURES"
 
 
 class Scales(nn.Module):
@@ -46,8 +48,12 @@ class Scales(nn.Module):
 
 
 def make() -> nn.Module:
-    """The public network."""
-    return Scales()
+    """Return the public network: of no cost, or with the number of features in the variable FROZEN_FEATURES."""
+    width = int(os.environ.get(FROZEN, "0"))
+    if not width:
+        return Scales()
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, width), nn.Tanh())
 
 
 def clients_of(count: int) -> list[ClientData]:
@@ -63,18 +69,30 @@ def clients_of(count: int) -> list[ClientData]:
 
 
 def timed(what: str, action: Callable[[], Any], unit: float = math.nan) -> Any:
-    """Do it, and print how long it took; `unit` are the CPU seconds of a factorisation."""
-    wall, processor = time.perf_counter(), time.process_time()
+    """Do it, and print its wall and CPU seconds with those of child processes; `unit` is a factorisation."""
+    wall, before = time.perf_counter(), os.times()
     result = action()
-    wall, processor = time.perf_counter() - wall, time.process_time() - processor
+    wall, after = time.perf_counter() - wall, os.times()
+    processor = sum(after[:4]) - sum(before[:4])
     of_unit = "" if math.isnan(unit) else f"{processor / unit:8.1f} factorisations"
     print(f"{what:<40}{wall:8.1f} s{processor:8.1f} s of CPU{of_unit}", flush=True)
     return result
 
 
+def sifu_command(*words: str | Path) -> None:
+    """Run a command of sifu in a new process.
+
+    Raises:
+        SystemExit: If it fails.
+    """
+    done = subprocess.run([sys.executable, "-m", "sifu.cli.main", *map(str, words)], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"sifu {words[0]} ended with {done.returncode}: {done.stderr[-2000:]}")
+
+
 def factorisation(size: int) -> float:
-    """CPU seconds of one Cholesky factorisation on one thread."""
-    matrix = np.full((size, size), 0.5, order="F")
+    """Return the CPU seconds of one Cholesky factorisation in float32 on one thread."""
+    matrix = np.full((size, size), 0.5, order="F", dtype=np.float32)
     matrix[np.diag_indices(size)] = 1.0
     with threadpool_limits(limits=1):
         start = time.process_time()
@@ -85,6 +103,7 @@ def factorisation(size: int) -> float:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this part."""
     parser.add_argument("--clients", type=int, default=30)
+    parser.add_argument("--frozen", type=int, default=0, help="features of one frozen network, without tuned ones")
     parser.add_argument("--groups", type=int, default=10)
     parser.add_argument("--block", type=int, default=400)
     parser.add_argument("--regularisation", default="0.1", help="r of the head, or auto for cross-validation")
@@ -94,31 +113,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Train, forget a client twice; rebuild and verify where that is wanted."""
+    """Train, forget a client twice; rebuild and verify on demand."""
     sys.path.insert(0, str(Path(__file__).parent))
+    os.environ[FROZEN] = str(arguments.frozen)
     sifu.allow_code("tuned_requests:make")
     rule = arguments.regularisation if arguments.regularisation == "auto" else float(arguments.regularisation)
-    spec = {
+    spec: dict[str, Any] = {
         "model": {"kind": "ridge", "outputs": CLASSES},
         "data": {"preprocessing": "fixed"},
         "ridge": {"regularisation": rule},
-        "features": {"kind": "module", "module": "tuned_requests:make", "tune": "blocks", "block": arguments.block},
-        "groups": {"count": arguments.groups, "rounds": 1, "rebuild": "later"},
-        "local": {"rate": 0.01, "steps": 1},
+        "features": {"kind": "module", "module": "tuned_requests:make"},
     }
+    size = arguments.frozen + 1
+    if not arguments.frozen:
+        size = WIDTH + arguments.groups * arguments.block + 1
+        spec["features"] |= {"tune": "blocks", "block": arguments.block}
+        spec |= {
+            "groups": {"count": arguments.groups, "rounds": 1, "rebuild": "later"},
+            "local": {"rate": 0.01, "steps": 1},
+        }
     clients = clients_of(arguments.clients)
-    size = WIDTH + arguments.groups * arguments.block + 1
     unit = factorisation(size)
     print(f"one Cholesky factorisation of {size} x {size}: {unit:.2f} s of CPU")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run"
-        trained = timed("one round apart, statistics, head", lambda: sifu.train(spec, run=folder, clients=clients))
+        trained = timed("features, statistics, head", lambda: sifu.train(spec, run=folder, clients=clients), unit)
         stored = sum(path.stat().st_size for path in (folder / "statistics").iterdir() if ".sum." not in path.name)
         print(f"{stored / arguments.clients / 1e6:.1f} MB of statistics a client, {stored / 1e9:.2f} GB in all")
         for number in (3, 4):
-            name = clients[number].name
-            timed(f"forget {name}", lambda name=name: trained.forget([name], name, retention=arguments.retention), unit)
+            words = ("forget", folder, "--clients", clients[number].name, "--retention", arguments.retention)
+            timed(f"sifu forget {clients[number].name}", lambda words=words: sifu_command(*words), unit)
         if arguments.rebuild:
             timed("rebuild the groups that were hit", trained.rebuild, unit)
         if arguments.verify:
-            print(timed("verify", trained.verify, unit).problems or "no problems")
+            timed("sifu verify", lambda: sifu_command("verify", folder), unit)
