@@ -37,6 +37,7 @@ from sifu.methods.scratch import Scratch
 from sifu.methods.sifu import Sifu
 from sifu.planning.forecast import Forecast
 from sifu.planning.plan import AutoChoice, MethodOption, Plan, choose_method, least_level, reason_of, strongest_option
+from sifu.planning.solve_time import request_seconds
 from sifu.run.few_clients import consequences, staying_without
 from sifu.run.releases import guarantee_of_all, waiting_note
 from sifu.run.run_view import RunView
@@ -182,7 +183,6 @@ def _way(view: RunView, method: Method, plan: Plan) -> MethodOption:
     if rounds is not None and info.name != CLOSED_FORM:
         layout = view.reader.layout
         sent = (rounds * taking_part + plan.rebuild_client_rounds) * 2.0 * layout.size * np.dtype(layout.dtype).itemsize
-    pace = _seconds_a_round(view)
     exact: Level = "none" if plan.level == "none" else "exact"
     charged = [charge for charge in plan.charges if charge.subject.order != plan.order and charge.charge > 0.0]
     return MethodOption(
@@ -196,7 +196,7 @@ def _way(view: RunView, method: Method, plan: Plan) -> MethodOption:
         client_rounds=None if rounds is None else rounds * taking_part,
         rebuild_client_rounds=plan.rebuild_client_rounds,
         bytes_sent=sent,
-        seconds=rounds * pace if rounds and pace is not None else None,
+        seconds=_seconds(view, plan, rounds),
         attacker_rate=attacker_rate(exact if plan.untouched else plan.level, plan.multiplier),
         kept=_kept(view, info, plan),
         bytes_kept=method.bytes_kept(view),
@@ -220,6 +220,14 @@ def _kept(view: RunView, info: MethodInfo, plan: Plan) -> str:
         untouched=plan.untouched,
     )
     return remains
+
+
+def _seconds(view: RunView, plan: Plan, rounds: float | None) -> float | None:
+    """Return the expected duration: that of a solve from kept statistics, or of rounds at the pace of training."""
+    if plan.terms.method == CLOSED_FORM and rounds == 0.0 and not plan.terms.records:
+        return request_seconds(view, set(view.leaving(plan.terms.clients)))
+    pace = _seconds_a_round(view)
+    return rounds * pace if rounds and pace is not None else None
 
 
 def _seconds_a_round(view: RunView) -> float | None:

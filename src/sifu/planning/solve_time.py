@@ -1,0 +1,100 @@
+"""Prediction of the time of a request on a closed-form head, from recorded sizes and the speed of this machine.
+
+A request reads the statistics of those who leave and the sum, subtracts, writes the sum, and solves for the head. With
+K features it takes
+
+    start + K^2 (8 PASSES / bytes + 2 n / factors) + K^3 / (3 factors)
+
+seconds, where n is the number of samples that leave as rows. Speeds are measured once per process, in a few
+milliseconds, on the machine that plans the request: a request does not depend on the speed of training.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from sifu.core.closed_form_engine import recorded_fixed_point, recorded_penalty
+from sifu.run.run_view import RunView
+from sifu.theory.closed_form.ridge import WIDE
+
+START_SECONDS = 1.5
+"""Time of a command without statistics: to load the program, plan, sign and record."""
+PASSES = 16.0
+"""Passes over a matrix of 8 K^2 bytes: unpacking, packing, digests, copies and the products of the solver."""
+CROSS_VALIDATION = 8.0
+"""Cost of choosing the penalty by cross-validation, in factorisations."""
+SHARE = 0.8
+"""Speed that each further thread adds, relative to the first."""
+SIZE = 1024
+"""Size of the matrices that speeds are measured on."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Speed of a machine: float32 operations per second of a factorisation on one thread, threads, bytes per second."""
+
+    factors: float
+    threads: int
+    bytes: float
+
+    def seconds(self, features: int, samples: int, *, cross_validated: bool = False) -> float:
+        """Return the expected seconds of a request.
+
+        Args:
+            features: Number of features, K.
+            samples: Number of samples that are subtracted as rows.
+            cross_validated: Whether the penalty is chosen again.
+
+        >>> machine = Speed(factors=3.5e10, threads=2, bytes=3e9)
+        >>> [round(machine.seconds(features, 100), 1) for features in (512, 2048, 4192, 8384)]
+        [1.5, 1.9, 2.7, 7.8]
+        """
+        together = self.factors * (1.0 + SHARE * (self.threads - 1))
+        cubic = features**3 / 3.0 * (1.0 + CROSS_VALIDATION * cross_validated)
+        # Narrow heads are solved in float64, which takes twice the time, on one thread.
+        solved = cubic / together if features > WIDE else 2.0 * cubic / self.factors
+        squared = PASSES * 8.0 / self.bytes + 2.0 * samples / together
+        return START_SECONDS + features**2 * squared + solved
+
+
+@cache
+def measured_speed() -> Speed:
+    """Return the speed of this machine, measured once in processor time, which other programs hardly change."""
+    import scipy.linalg
+
+    matrix = np.full((SIZE, SIZE), 0.5, dtype=np.float32, order="F")
+    matrix[np.diag_indices(SIZE)] = 1.0
+    numbers = np.ones(4 * SIZE**2, dtype=np.int64)
+    threads = max((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1)
+    with threadpool_limits(limits=1):
+        factored = _shortest(lambda: scipy.linalg.cho_factor(matrix, lower=True, check_finite=False))
+    copied = _shortest(lambda: np.multiply(numbers, 0.5))
+    return Speed(SIZE**3 / 3.0 / factored, threads, numbers.nbytes / copied)
+
+
+def _shortest(action: Callable[[], Any]) -> float:
+    """Return the processor seconds of the fastest of three runs."""
+    seconds = []
+    for _ in range(3):
+        started = time.thread_time()
+        action()
+        seconds.append(time.thread_time() - started)
+    return max(min(seconds), 1e-9)
+
+
+def request_seconds(view: RunView, leaving: set[int]) -> float | None:
+    """Return the expected seconds to forget clients by their kept statistics; None if their sum is not stored."""
+    stored = list(view.reader.statistics().values())
+    if not any(row.is_sum for row in stored):
+        return None
+    own = {row.clients[0]: row.samples for row in stored if row.is_rows and row.clients[0] in leaving}
+    features = recorded_fixed_point(view.spec, view.reader.layout).features
+    penalty = recorded_penalty(view.spec)
+    return measured_speed().seconds(features, sum(own.values()), cross_validated=penalty is None)

@@ -1,0 +1,67 @@
+"""The predicted time of a request on a closed-form head: how it grows, and where it is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sifu
+from run_tools import Command
+from sifu.cli.plans import seconds_text
+from sifu.planning import solve_time
+from sifu.planning.solve_time import START_SECONDS, Speed
+from sifu.theory.closed_form.ridge import WIDE
+
+MACHINE = Speed(factors=3e10, threads=2, bytes=4e9)
+SPEC = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs": 2}, "ridge": {"regularisation": 0.1}}
+
+
+def test_wide_heads_take_the_cube_of_their_features() -> None:
+    """Between a square and a cube, and nearer to the cube the wider the head is."""
+    work = [MACHINE.seconds(features, 100) - START_SECONDS for features in (2 * WIDE, 4 * WIDE, 64 * WIDE, 128 * WIDE)]
+    assert 4.0 < work[1] / work[0] < 8.0
+    assert work[1] / work[0] < work[3] / work[2] < 8.0
+    assert work[3] / work[2] > 7.8
+
+
+@pytest.mark.parametrize("features", [100, WIDE, WIDE + 1])
+def test_what_else_a_prediction_depends_on(features: int) -> None:
+    seconds = MACHINE.seconds(features, 100)
+    assert MACHINE.seconds(features, 200) > seconds
+    assert MACHINE.seconds(features, 100, cross_validated=True) > seconds
+    faster = Speed(2 * MACHINE.factors, MACHINE.threads, 2 * MACHINE.bytes).seconds(features, 100)
+    assert faster - START_SECONDS == pytest.approx((seconds - START_SECONDS) / 2)
+    more_threads = Speed(MACHINE.factors, 16, MACHINE.bytes).seconds(features, 0)
+    assert (more_threads < MACHINE.seconds(features, 0)) == (features > WIDE)  # narrow heads use one thread
+
+
+def test_this_machine_has_a_speed() -> None:
+    speed = solve_time.measured_speed()
+    assert min(speed.factors, speed.threads, speed.bytes) > 0
+    assert solve_time.measured_speed() is speed
+
+
+@pytest.mark.parametrize("keep", ["clients", "sum"])
+def test_a_plan_shows_the_seconds_of_a_solve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command, keep: str
+) -> None:
+    """Where only the sum is kept, a request waits for the clients' answers, which are not predicted."""
+    monkeypatch.setattr(solve_time, "measured_speed", lambda: Speed(1e3, 1, 1e3))
+    random = np.random.default_rng(0)
+    clients = {f"c{name}": (random.random((6, 3)), np.arange(6) % 2) for name in range(4)}
+    run = sifu.train(SPEC | {"keep": {"statistics": keep}}, run=tmp_path / "run", clients=clients)
+    expected = Speed(1e3, 1, 1e3).seconds(3, 6 if _keeps_rows(tmp_path / "run") else 0)
+    (way,) = [way for way in run.plan(["c1"]).ways if way.method == "closed_form"]
+    assert (way.seconds == pytest.approx(expected)) == (keep == "clients")
+    shown = cli("plan", tmp_path / "run", "--clients", "c1").out
+    printed = json.loads(cli("plan", tmp_path / "run", "--clients", "c1", "--format", "json").out)
+    (found,) = [way for way in printed["ways"] if way["method"] == "closed_form"]
+    assert found["seconds"] == way.seconds
+    assert (seconds_text(expected) in shown) == (keep == "clients")
+
+
+def _keeps_rows(folder: Path) -> bool:
+    return any(path.name.endswith(".rows.statistics") for path in (folder / "statistics").iterdir())
