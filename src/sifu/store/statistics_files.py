@@ -503,7 +503,7 @@ def _numbers(folder: Path, row: StatisticsRow, first_line: bytes, fixed: FixedPo
         except InputError as error:
             raise RunDamagedError(f"the statistics file {row.file} cannot be read: {error}") from error
     if content.startswith(_unpacked(first_line)) and len(between) % kind.itemsize == 0:
-        return np.frombuffer(between, kind).copy()
+        return np.array(np.frombuffer(between, kind), dtype=kind)
     raise RunDamagedError(
         f"the statistics file {row.file} is not in [{fixed.describe()}]. If the run's groups tune a network and an "
         "earlier version trained it, use that version: features of tuned networks had another length"
