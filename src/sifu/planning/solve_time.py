@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from sifu.core.closed_form_engine import recorded_fixed_point, recorded_penalty
+from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.run.run_view import RunView
 from sifu.theory.closed_form.ridge import WIDE
 
@@ -96,5 +96,4 @@ def request_seconds(view: RunView, leaving: set[int]) -> float | None:
         return None
     own = {row.clients[0]: row.samples for row in stored if row.is_rows and row.clients[0] in leaving}
     features = recorded_fixed_point(view.spec, view.reader.layout).features
-    penalty = recorded_penalty(view.spec)
-    return measured_speed().seconds(features, sum(own.values()), cross_validated=penalty is None)
+    return measured_speed().seconds(features, sum(own.values()), cross_validated=view.regime.penalty is None)
