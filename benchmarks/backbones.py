@@ -34,7 +34,7 @@ PARTITIONS: dict[str, dict[str, Any]] = {
     "dirichlet 0.1": {"partition": "dirichlet", "alpha": 0.1},
     "people": {"partition": "identity"},
 }
-TUNED = {"count": 10, "rounds": 12, "rebuild": "never"}
+TUNED = {"count": 10, "rounds": 8, "rebuild": "never"}
 LOCAL = {"rate": 0.003, "steps": 4, "batch": 50, "momentum": 0.9}
 SETUPS: dict[str, dict[str, Any]] = {
     "last": {"features": {"layers": "last", "size": 128, "mirror": False}},

