@@ -2,12 +2,15 @@
 
     python benchmarks/backbones.py --data FOLDER --out rows.jsonl --tasks cifar10,cifar100 --setups last,deep --seeds 5
     python benchmarks/backbones.py --data FOLDER --out rows.jsonl --smoke    # minutes of CPU, every setup once
+    python benchmarks/backbones.py --data FOLDER --out rows.jsonl --tasks newsgroups,debian --model MODEL \
+        --setups "last 64 tokens,deep 128 tokens"                            # texts, see benchmarks/text_sets.py
     python benchmarks/backbones.py --table rows.jsonl [rows.jsonl ...]       # writes benchmarks/results/backbones.csv
                                                                              # and its figures in the documents
 
 Every figure comes from the commands of the product, run one after the other as an operator would run them. A row is
 appended as soon as it is measured, and rows that a file already has are skipped, so an interrupted run continues. The
-data sets come from the paper's package (`pip install -e paper`).
+image sets come from the paper's package (`pip install -e paper`). Texts are a column of a CSV file, read by a model of
+Hugging Face in a folder (`--model`). With `--cache`, the features that training computed are read again by `evaluate`.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from statistics import mean
 from typing import Any
 
 from backbones_page import RESULTS, write_pages
+from text_sets import text_table
 
 CLIENTS = 100
 PARTITIONS: dict[str, dict[str, Any]] = {
@@ -34,6 +38,7 @@ PARTITIONS: dict[str, dict[str, Any]] = {
     "dirichlet 0.1": {"partition": "dirichlet", "alpha": 0.1},
     "people": {"partition": "identity"},
 }
+TEXTS = ("newsgroups", "debian")
 TUNED = {"count": 10, "rounds": 8, "rebuild": "never"}
 LOCAL = {"rate": 0.003, "steps": 4, "batch": 50, "momentum": 0.9}
 SETUPS: dict[str, dict[str, Any]] = {
@@ -43,24 +48,46 @@ SETUPS: dict[str, dict[str, Any]] = {
     "deep 4096": {"features": {"layers": "deep", "size": 224, "count": 4096}},
     "blocks": {"features": {"layers": "deep", "size": 224, "tune": "blocks", "count": 4096}, "groups": TUNED},
     "merge": {"features": {"layers": "deep", "size": 224, "tune": "merge", "count": 4096}, "groups": TUNED},
+    "last 64 tokens": {"features": {"kind": "transformers", "layers": "last", "size": 64}},
+    "deep 64 tokens": {"features": {"kind": "transformers", "layers": "deep", "size": 64}},
+    "last 128 tokens": {"features": {"kind": "transformers", "layers": "last", "size": 128}},
+    "deep 128 tokens": {"features": {"kind": "transformers", "layers": "deep", "size": 128}},
+    "adapters 128 tokens": {
+        "features": {"kind": "transformers", "size": 128, "tune": "blocks", "trainable": "lora(8)"},
+        "groups": TUNED,
+    },
 }
 
 
-def spec_of(task: str, partition: str, setup: str, seed: int, penalty: float, size: int | None) -> dict[str, Any]:
-    """Return the spec of one run; `size` shrinks it to so many pixels and a tenth of the samples."""
-    chosen = SETUPS[setup]
+def fits(task: str, setup: str) -> bool:
+    """Return whether a setup reads what a task has: images or texts."""
+    return (task in TEXTS) == (SETUPS[setup]["features"].get("kind") == "transformers")
+
+
+def spec_of(job: dict[str, Any], folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the spec of one run, and write the table of a text task to `folder`."""
+    chosen, seed = SETUPS[job["setup"]], job["seed"]
+    given = {"clients": CLIENTS, "samples_per_client": 100, **PARTITIONS[job["partition"]]}
+    if options.smoke:
+        given |= {"clients": 10, "samples_per_client": 10}
+    is_text = job["task"] in TEXTS
     spec: dict[str, Any] = {
         "seed": seed,
-        "data": {"name": task, "clients": CLIENTS, "samples_per_client": 100, **PARTITIONS[partition]},
+        "data": text_table(job["task"], options.data, folder, given, seed)
+        if is_text
+        else {"name": job["task"], **given},
         "model": {"kind": "ridge", "dtype": "float64"},
         "features": {"kind": "pretrained", "seed": seed, **chosen["features"]},
-        "ridge": {"regularisation": penalty},
+        "ridge": {"regularisation": job["penalty"]},
     }
+    if is_text:
+        spec["features"]["model"] = str(options.model)
+    if options.cache is not None:
+        spec["features"]["cache"] = str(options.cache)
     if "groups" in chosen:
         spec |= {"groups": dict(chosen["groups"]), "local": dict(LOCAL)}
-    if size is not None:
-        spec["data"] |= {"clients": 10, "samples_per_client": 10}
-        spec["features"]["size"] = size
+    if options.smoke:
+        spec["features"]["size"] = 8 if is_text else 64
         if "groups" in spec:
             spec["groups"] |= {"count": 2, "rounds": 1}
     return spec
@@ -90,12 +117,12 @@ def run_sifu(*arguments: str | Path) -> tuple[dict[str, Any], float]:
     return json.loads(done.stdout), time.perf_counter() - started
 
 
-def measure(spec: dict[str, Any], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measure(job: dict[str, Any], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Train, forget and verify one run; yield a row after training and after each request."""
     device = ["--device", options.device, "--precision", options.precision]
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path, run = Path(folder) / "spec.toml", Path(folder) / "run"
-        path.write_text(as_toml(spec), encoding="utf-8")
+        path.write_text(as_toml(spec_of(job, Path(folder), options)), encoding="utf-8")
         data = ["--data", options.data]
         _, train_seconds = run_sifu("train", path, "--run", run, *data, *device)
         yield row_of(run, 0, {"train_seconds": train_seconds})
@@ -165,6 +192,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with the files of the data sets")
     parser.add_argument("--out", type=Path, help="file of JSON lines that rows are appended to")
+    parser.add_argument("--model", type=Path, help="folder of the model for texts")
+    parser.add_argument("--cache", type=Path, help="folder to keep features in; by default none are kept")
     parser.add_argument("--folder", type=Path, help="where run folders are created; the system's temporary folder")
     parser.add_argument("--tasks", default="cifar10")
     parser.add_argument("--partitions", default="dirichlet 0.3")
@@ -193,14 +222,13 @@ def main() -> None:
     for seed in range(options.seeds):
         for task in options.tasks.split(","):
             for partition in options.partitions.split(","):
-                for setup in setups:
+                for setup in (name for name in setups if fits(task, name)):
                     for text in options.penalties.split(","):
                         penalty: Any = text if text == "auto" else float(text)
                         job = {"task": task, "partition": partition, "setup": setup, "penalty": penalty, "seed": seed}
                         if json.dumps(job, sort_keys=True) in there or time.perf_counter() - started > options.seconds:
                             continue
-                        spec = spec_of(task, partition, setup, seed, penalty, 64 if options.smoke else None)
-                        for measured in measure(spec, options):
+                        for measured in measure(job, options):
                             timed = {name for name in measured if name.endswith("_seconds")}
                             row = {name: measured[name] for name in measured if not (options.untimed and name in timed)}
                             line = json.dumps({"job": job, **job, **row, **place})
