@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from small_text_model import SIZES, save_text_model
 
 import sifu
 import sifu_verifier
@@ -25,31 +27,11 @@ from sifu.data.feature_maps import transformer_networks  # noqa: E402
 from sifu.data.feature_maps.transformer_networks import tokenised  # noqa: E402
 
 WORDS = ("good", "bad", "fine", "poor", "film", "book", "very", "not", "a", "the")
-SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-
-
-def save_tokenizer(folder: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate((*special, *WORDS))}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
-    ).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
 def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("text-model")
-    torch.manual_seed(1)
-    config = transformers.BertConfig(vocab_size=14, max_position_embeddings=16, **SIZES)
-    transformers.BertModel(config).save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
+    return save_text_model(tmp_path_factory.mktemp("text-model"), WORDS)
 
 
 @pytest.fixture(scope="module")
@@ -217,15 +199,17 @@ def test_records_and_newcomers_of_texts(tmp_path: Path, text_model: Path) -> Non
     assert verify_run(run.folder).problems == []
 
 
-def test_texts_in_python(tmp_path: Path, text_model: Path) -> None:
-    clients = {f"c{number}": (["good film", "bad book", "fine film", "poor book"], [1, 0, 1, 0]) for number in range(4)}
+@pytest.mark.parametrize("kind", [list, np.array, lambda texts: np.array(texts, dtype=object)])
+def test_texts_in_python(tmp_path: Path, text_model: Path, kind: Callable[[list[str]], Any]) -> None:
+    texts = ["good film", "bad book", "fine film", "poor book"]
+    clients = {f"c{number}": (kind(texts), [1, 0, 1, 0]) for number in range(4)}
     spec = {
         "data": {"preprocessing": "fixed"},
         "model": {"kind": "ridge", "outputs": 2},
         "features": {"kind": "transformers", "model": str(text_model), "size": 8},
     }
     run = sifu.train(spec, run=tmp_path / "run", clients=clients)
-    assert run.model().predict(["good film", "poor book"]).tolist() == [1, 0]
+    assert run.model().predict(kind(["good film", "poor book"])).tolist() == [1, 0]
     assert run.forget(["c1"])[0].level == "exact"
 
 

@@ -92,8 +92,6 @@ def as_clients(data: ClientsGiven, spec: Spec, device: str = "cpu") -> tuple[Any
 
 def _with_tokens(data: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
     """Return pairs (x, y) with token ids instead of texts, if features come from a language model."""
-    if spec.features.kind != "transformers":
-        return data
     return {
         name: (texts_as_tokens(pair[0], spec.features), *pair[1:]) if isinstance(pair, tuple | list) else pair
         for name, pair in data.items()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flower_federation import HASTY, small_spec
 from flwr.app import Array, ArrayRecord, Message
+from small_text_model import save_text_model
 from test_flower_closed_form import head_of, kept_sum, last_solve, sound
 from test_flower_runs import Federation, new_key
 
@@ -400,3 +401,48 @@ def test_adapters_of_a_language_model_are_tuned_forgotten_and_all_that_travels(t
             assert sum(array.numpy().size for array in message.content[ARRAYS].values()) == adapters
     forget(fed, "site-1")
     assert trainings(fed) == {}
+
+
+WORDS = ("good", "bad", "fine", "poor", "film", "book", "very", "the")
+
+
+def reviews(number: int) -> ready.ReadyClient:
+    """Twelve short reviews of one site as strings, with their verdicts."""
+    drawn = np.random.default_rng(number)
+    y = np.arange(12) % 2
+    texts = [f"the {drawn.choice(WORDS[4:6])} very {WORDS[2 * drawn.integers(2) + 1 - label]}" for label in y]
+    return ready.ReadyClient(f"site-{number}", texts, y)
+
+
+def language_spec(model: Path, **features: Any) -> Spec:
+    """Two groups tune adapters of a transformer that reads at most eight tokens."""
+    chosen = {"kind": "transformers", "model": str(model), "size": 8, "module": "", "trainable": "lora(2)"}
+    return tuned_spec(features=chosen | features, groups={"count": 2}, model={"outputs": 2})
+
+
+def test_four_nodes_tune_adapters_of_a_transformer_on_their_texts(tmp_path: Path) -> None:
+    """Strings stay on the nodes, adapters travel, and the run is that of the embedded engine on the same texts."""
+    pytest.importorskip("transformers")
+    spec = language_spec(save_text_model(tmp_path / "model", WORDS))
+    sites = [reviews(number) for number in range(4)]
+    fed = plain(tmp_path / "flower", spec, data=sites)
+    fed.serve()
+    assert trainings(fed) == {TRAIN: 2 * 4, STATISTICS: 4}
+    with RunReader(fed.run_folder) as reader:
+        adapters, size = reader.group_layout.names, reader.group_layout.size
+    assert sum("lora_b" in name for name in adapters) == 2 * 6  # six linear layers in each of two blocks
+    for message in (*fed.grid.sent, *fed.grid.received):
+        if kind_of(message) == TRAIN:
+            assert sum(array.numpy().size for array in message.content[ARRAYS].values()) == size
+    given = {site.name: (site.x, site.y) for site in sites}
+    sifu.train(spec, run=tmp_path / "embedded", clients=given)
+    sifu.train(spec, run=tmp_path / "other", clients=given | {"site-1": (reviews(7).x, sites[1].y)})
+    group = group_of_client(fed.run_folder, "site-1", count=2)
+    networks, other = networks_of(fed.run_folder), networks_of(tmp_path / "other")
+    for tuned, vector in networks_of(tmp_path / "embedded").items():
+        np.testing.assert_allclose(networks[tuned], vector, rtol=0, atol=1e-5)
+    assert np.abs(networks[group] - other[group]).max() > 1e-4  # other texts tune other adapters
+    np.testing.assert_allclose(head_of(fed.run_folder), head_of(tmp_path / "embedded"), rtol=0, atol=1e-3)
+    forget(fed, "site-1")
+    assert trainings(fed) == {}
+    assert networks_of(fed.run_folder).keys() == {0, 1} - {group}

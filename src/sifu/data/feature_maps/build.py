@@ -137,7 +137,14 @@ def tuned_map(features: FeaturesSpec, public: FeatureMap, outputs: int, count: i
 
 
 def texts_as_tokens(x: Any, features: FeaturesSpec) -> Any:
-    """Return texts as rows of token ids for the model of a section `[features]`, and any other input unchanged."""
+    """Return texts as rows of token ids for the model of a section `[features]`, and any other input unchanged.
+
+    Texts are a list of strings, or an array or series of them.
+    """
+    if features.kind != "transformers":
+        return x
+    if getattr(getattr(x, "dtype", None), "kind", "") in ("U", "T", "O"):
+        x = list(x)
     if isinstance(x, str) or not isinstance(x, Sequence) or not x or not isinstance(x[0], str):
         return x
     from sifu.data.feature_maps.transformer_networks import tokenised

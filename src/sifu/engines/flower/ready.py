@@ -22,7 +22,7 @@ from sifu.core.spec import Spec
 from sifu.core.spec.regime import ClosedForm, Regime, TunedNetworks, by_regime, penalty_of
 from sifu.core.spec.sections import FeaturesSpec, RidgeSpec, recorded_features
 from sifu.data.feature_maps import CachedFeatures, FeatureMap, fixed_point
-from sifu.data.feature_maps.build import specified_map, tuned_map
+from sifu.data.feature_maps.build import specified_map, texts_as_tokens, tuned_map
 from sifu.engines.flower.wire import Arrays, Instruction, WirePlan, WireProfile
 from sifu.engines.remote import Blueprint, HeadPlan
 from sifu.engines.sim import (
@@ -64,6 +64,13 @@ def _section(text: str) -> FeaturesSpec:
     return FeaturesSpec(**recorded_features(json.loads(text)))
 
 
+@lru_cache(maxsize=32)
+def reading_tokens(client: ReadyClient, features: str) -> ReadyClient:
+    """Return a client with token ids instead of texts; cached, since heads and federations are cached by client."""
+    x = texts_as_tokens(client.x, _section(features)) if features else client.x
+    return client if x is client.x else replace(client, x=x)
+
+
 def head_wire_profile(client: ReadyClient, plan: WirePlan) -> WireProfile:
     """Return the profile of a client of a closed-form head: the shape and the counts of its data, and nothing else."""
     ridge = RidgeSpec(**json.loads(plan.ridge))
@@ -101,7 +108,7 @@ def head_of(client: ReadyClient, plan: WirePlan, outputs: int, number: int = 0) 
 def _asked_head(client: ReadyClient, instruction: Instruction) -> ClosedFormFederation:
     """Return `head_of` with features computed by the networks in a message."""
     plan = WirePlan.of_text(instruction.plan)
-    head = head_of(client, plan, plan.outputs, instruction.client)
+    head = head_of(reading_tokens(client, plan.features), plan, plan.outputs, instruction.client)
     if isinstance(head, TunedFederation):
         layout = head.tuning.layout
         head.use_networks({group: layout.flatten(arrays) for group, arrays in instruction.networks.items()})
@@ -212,7 +219,9 @@ def _training(plan: WirePlan) -> LocalTraining:
 class ReadyClient:
     """Client that trains a built-in model on its data: `x` (n, ...) and `y` in the format of `engines.sim`.
 
-    `cache` is a folder on the node for features of its samples. Without it, every new process computes them again.
+    `x` may be a list of texts if features come from a language model (`features.kind = "transformers"`); every node
+    then needs the model under the name in the spec. `cache` is a folder on the node for features of its samples.
+    Without it, every new process computes them again.
     """
 
     name: str
@@ -223,14 +232,15 @@ class ReadyClient:
     def profile(self, instruction: Instruction) -> WireProfile:
         """Return the profile of the data: shape, counts and bounds only."""
         plan = WirePlan.of_text(instruction.plan)
+        client = reading_tokens(self, plan.features)
         if plan.ridge:
-            return head_wire_profile(self, plan)
-        outputs = count_outputs([self], OBJECTIVES[plan.model if plan.model in OBJECTIVES else "softmax"])
-        shape = input_shape([self])
-        profile = WireProfile(self.name, int(np.shape(self.x)[0]), plan.steps, None, None, shape, outputs)
+            return head_wire_profile(client, plan)
+        outputs = count_outputs([client], OBJECTIVES[plan.model if plan.model in OBJECTIVES else "softmax"])
+        shape = input_shape([client])
+        profile = WireProfile(self.name, int(np.shape(client.x)[0]), plan.steps, None, None, shape, outputs)
         if plan.model not in OBJECTIVES:
             return profile
-        federation = _federation_of(self, replace(plan, outputs=max(outputs, plan.outputs)), 0)
+        federation = _federation_of(client, replace(plan, outputs=max(outputs, plan.outputs)), 0)
         sizes, own = federation.sizes, federation.clients[0]
         assert sizes is not None  # every linear model has them
         return replace(
@@ -245,9 +255,10 @@ class ReadyClient:
     def train(self, model: Arrays, instruction: Instruction) -> tuple[Arrays, int]:
         """Take the local steps on batches keyed by this client's number; return the model and the number of samples."""
         plan = WirePlan.of_text(instruction.plan)
-        head = head_of(self, plan, plan.outputs, instruction.client) if plan.groups else None
+        client = reading_tokens(self, plan.features)
+        head = head_of(client, plan, plan.outputs, instruction.client) if plan.groups else None
         federation = (
-            head.tuning if isinstance(head, TunedFederation) else _federation_of(self, plan, instruction.client)
+            head.tuning if isinstance(head, TunedFederation) else _federation_of(client, plan, instruction.client)
         )
         start = federation.layout.flatten(model)
         moved = federation.local_models(start, instruction.position, np.array([0]), instruction.steps)[0]
@@ -257,7 +268,9 @@ class ReadyClient:
         """Evaluate a model on the client's data; return samples, correct predictions and summed loss."""
         plan = WirePlan.of_text(instruction.plan)
         federation: Engine = (
-            _asked_head(self, instruction) if plan.ridge else _federation_of(self, plan, instruction.client)
+            _asked_head(self, instruction)
+            if plan.ridge
+            else _federation_of(reading_tokens(self, plan.features), plan, instruction.client)
         )
         evaluation = federation.evaluate(federation.layout.flatten(model), np.array([0]))
         return int(evaluation.samples[0]), int(evaluation.correct[0]), float(evaluation.loss_sum[0])
