@@ -3,7 +3,7 @@
     python benchmarks/backbones.py --data FOLDER --out rows.jsonl --tasks cifar10,cifar100 --setups last,deep --seeds 5
     python benchmarks/backbones.py --data FOLDER --out rows.jsonl --smoke    # minutes of CPU, every setup once
     python benchmarks/backbones.py --data FOLDER --out rows.jsonl --tasks newsgroups,debian --model MODEL \
-        --setups "last 64 tokens,deep 128 tokens"                            # texts, see benchmarks/text_sets.py
+        --setups "last 64 tokens,deep 128 tokens"                            # texts, see benchmarks/texts/sets.py
     python benchmarks/backbones.py --table rows.jsonl [rows.jsonl ...]       # writes benchmarks/results/backbones.csv
                                                                              # and its figures in the documents
 
@@ -29,7 +29,7 @@ from statistics import mean
 from typing import Any
 
 from backbones_page import RESULTS, write_pages
-from text_sets import text_table
+from texts.sets import text_table
 
 CLIENTS = 100
 PARTITIONS: dict[str, dict[str, Any]] = {

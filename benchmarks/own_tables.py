@@ -2,17 +2,23 @@
 
     python benchmarks/own_tables.py --rows 200000 --columns 1000
 
-Four tables: hospitals with missing values and categories, a regression, a wide table and a long one. Each is trained
-as a ridge head in closed form, forgets a client and a record, and is exported. Printed are the held-out figure after
-both requests, that of scikit-learn on the remaining rows of all clients together, the largest difference between the
-scores of the exported graph and those of `sifu predict` on the raw file, and the processor seconds of each step. Needs
-the extra `onnx`; the graph is run by onnxruntime, or by onnx's own evaluator where onnxruntime is not installed.
+Five tables: hospitals with missing values and categories, a regression, a column of texts, a wide table and a long
+one. Each is trained as a ridge head in closed form, forgets a client and a record, and is exported. Printed are the
+held-out figure after both requests, that of scikit-learn on the remaining rows of all clients together, the largest
+difference between the scores of the exported graph and those of `sifu predict` on the raw file, and the processor
+seconds of each step. Needs the extra `onnx`; the graph is run by onnxruntime, or by onnx's own evaluator where
+onnxruntime is not installed.
+
+Texts need the extra `transformers`; without it their table is left out. They are read by a tiny model with random
+weights, or by the model in the folder `--model`. An ONNX graph cannot hold a tokenizer, so `sifu predict` is compared
+with the exported head applied to the features that the library transformers computes.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -24,12 +30,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from texts.small_model import save_text_model
 
 import sifu
 from sifu.core.spec import Spec
 from sifu.run.clients_and_engine import clients_from_spec
 
 CLIENTS = 8
+WORDS = ("good", "fine", "bad", "poor", "film", "book", "song", "the", "was", "very", "rather", "not", "and", "long")
+TOKENS = 16
 
 
 @dataclass
@@ -42,6 +51,7 @@ class Table:
     y: np.ndarray
     data: dict[str, Any]
     ridge: dict[str, Any] = field(default_factory=dict)
+    features: dict[str, Any] = field(default_factory=dict)
 
     @property
     def is_regression(self) -> bool:
@@ -57,7 +67,7 @@ class Table:
             writer.writerows(zip(*self.columns.values(), strict=True))
         roles = {"name": "table", "partition": "given", "label": "label", "client": "site", "id": "id"}
         data = {**roles, "file": str(path), "held_out": 0.2, "preprocessing": "fixed", **self.data}
-        return {"data": data, "model": {"kind": "ridge"}, "ridge": self.ridge}
+        return {"data": data, "model": {"kind": "ridge"}, "ridge": self.ridge, "features": self.features}
 
 
 def owners(rows: int) -> dict[str, list[str]]:
@@ -107,6 +117,40 @@ def regression(rows: int = 4000) -> Table:
     return Table("regression", {**owners(rows), **cells, "label": y.tolist()}, x, y, data, ridge)
 
 
+def texts(folder: Path, rows: int = 4000) -> Table:
+    """Return a table with a column of texts, read by the model in `folder`."""
+    draw = np.random.default_rng(5)
+    y = draw.integers(0, 2, rows)
+    praise = np.where(draw.random(rows) < 0.9, y, 1 - y)  # every tenth text misleads
+    opinions = draw.choice(WORDS[:2], rows), draw.choice(WORDS[2:4], rows)
+    subjects, strengths, others = (draw.choice(words, rows) for words in (WORDS[4:7], WORDS[9:11], WORDS))
+    written = [
+        f"the {subjects[row]} was {strengths[row]} {opinions[1 - good][row]} and {others[row]}"
+        for row, good in enumerate(praise)
+    ]
+    data = {"text": "comment", "classes": "no,yes"}
+    features = {"kind": "transformers", "model": str(folder), "size": TOKENS}
+    cells = {**owners(rows), "comment": written, "label": [("no", "yes")[number] for number in y]}
+    return Table("texts", cells, read_by_the_library(folder, written), y, data, features=features)
+
+
+def read_by_the_library(folder: Path, written: list[str]) -> np.ndarray:
+    """Return the deep features of texts, each read alone by the library's own tokenizer and model."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    tokenizer, rows = transformers.AutoTokenizer.from_pretrained(folder), []
+    for text in written:
+        inputs = tokenizer(text, truncation=True, max_length=TOKENS, return_tensors="pt")
+        with torch.no_grad():
+            states = model(**inputs, output_hidden_states=True).hidden_states
+        parts = [state[0].mean(dim=0).double().numpy() for state in states]
+        rows.append(np.concatenate([part / np.linalg.norm(part) for part in parts]))
+    found = np.stack(rows)
+    return np.asarray(10.0 * found / np.linalg.norm(found, axis=1, keepdims=True))
+
+
 def pooled_figure(table: Table, train: np.ndarray, test: np.ndarray) -> float:
     """Return the AUC, or R2, of scikit-learn on the pooled rows."""
     from sklearn.linear_model import RidgeClassifierCV, RidgeCV
@@ -142,15 +186,25 @@ def graph_scores(path: Path, table: Table) -> np.ndarray:
     return np.asarray(scores, dtype=np.float64)
 
 
+def head_scores(path: Path, table: Table) -> np.ndarray:
+    """Return the scores of an exported head on the features of a table."""
+    from safetensors.numpy import load_file
+
+    head = load_file(path)
+    return np.asarray(table.x @ head["weight"] + head["bias"])
+
+
 def predictions_agree(run: Path, table: Table, file: Path, folder: Path) -> float:
-    """Return the largest difference between the exported graph and `sifu predict`, over all scores of the raw file."""
-    for model in ("model.safetensors", "model.onnx"):
-        sifu.open_run(run).export(folder / model)
+    """Return the largest difference between the exported model and `sifu predict`, over all scores of the raw file."""
+    sifu.open_run(run).export(folder / "model.safetensors")
+    if not table.features:
+        sifu.open_run(run).export(folder / "model.onnx")
     command = ["predict", str(folder / "model.safetensors"), str(file), "--out", str(folder / "predicted.csv")]
     subprocess.run([sys.executable, "-m", "sifu.cli.main", *command], check=True, stdout=subprocess.DEVNULL)
     with (folder / "predicted.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
-    scores = graph_scores(folder / "model.onnx", table).reshape(len(rows), -1)
+    exported = (graph_scores, "model.onnx") if not table.features else (head_scores, "model.safetensors")
+    scores = exported[0](folder / exported[1], table).reshape(len(rows), -1)
     names = [name for name in rows[0] if name.startswith(("score", "prediction"))][-scores.shape[1] :]
     printed = np.array([[float(row[name]) for name in names] for row in rows])
     return float(np.abs(scores - printed).max())
@@ -188,10 +242,15 @@ def measure(table: Table, folder: Path) -> dict[str, Any]:
         "levels": (first.level, second.level),
         "ours": held_out.r2 if table.is_regression else held_out.auc,
         "pooled": pooled_figure(table, np.flatnonzero(stays & in_training), np.flatnonzero(stays & ~in_training)),
-        "onnx": predictions_agree(run, table, Path(spec["data"]["file"]), folder),
+        "export": predictions_agree(run, table, Path(spec["data"]["file"]), folder),
         "verified": sifu.verify_run(run).problems == [],
         "seconds": {step: round(taken, 1) for step, taken in times.items()},
     }
+
+
+def has_transformers() -> bool:
+    """Return whether the library that reads texts is installed."""
+    return importlib.util.find_spec("transformers") is not None
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
@@ -199,17 +258,23 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000, help="rows of the long table")
     parser.add_argument("--columns", type=int, default=1000, help="columns of the wide table")
+    parser.add_argument("--model", type=Path, help="folder of the model for texts; a tiny one by default")
     chosen = parser.parse_args(arguments)
-    tables: tuple[Callable[[], Table], ...] = (
-        hospitals,
-        regression,
-        lambda: numbers("wide", 4 * chosen.columns, chosen.columns, 3),
-        lambda: numbers("long", chosen.rows, 12, 4),
+    tables: tuple[Callable[[Path], Table], ...] = (
+        lambda folder: hospitals(),
+        lambda folder: regression(),
+        *(
+            [lambda folder: texts(chosen.model or save_text_model(folder / "model", WORDS))]
+            if has_transformers()
+            else []
+        ),
+        lambda folder: numbers("wide", 4 * chosen.columns, chosen.columns, 3),
+        lambda folder: numbers("long", chosen.rows, 12, 4),
     )
     found = []
     for make in tables:
         with tempfile.TemporaryDirectory() as folder:
-            found.append(measure(make(), Path(folder)))
+            found.append(measure(make(Path(folder)), Path(folder)))
         print(found[-1], flush=True)
     return found
 

@@ -21,11 +21,14 @@ def measured() -> list[dict[str, Any]]:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::sifu.errors.SifuWarning")
 def test_tables_are_as_good_as_pooled_ones_and_forget_exactly(measured: list[dict[str, Any]]) -> None:
-    assert [row["table"] for row in measured] == ["hospitals", "regression", "wide", "long"]
+    assert [row["table"] for row in measured] == [
+        "hospitals", "regression", *(["texts"] if own_tables.has_transformers() else []), "wide", "long",
+    ]  # fmt: skip
     for row in measured:
         assert row["levels"] == ("exact", "exact"), row
         assert row["ours"] >= row["pooled"] - WITHIN, row
-        assert row["onnx"] <= 1e-9, row
+        # Texts are read in single precision, in another order of sums than a text read alone.
+        assert row["export"] <= (1e-4 if row["table"] == "texts" else 1e-9), row
         assert row["verified"], row
 
 

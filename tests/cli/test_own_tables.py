@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tomllib
 import warnings
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from safetensors.numpy import load_file
 
 import sifu
 from run_tools import Command
-from sifu.core.spec import DataSpec
+from sifu.core.spec import DataSpec, Spec
 from sifu.data.table import read_table
 from sifu.data.table_coding import TableCoding
 from sifu.data.table_proposal import propose_spec
@@ -132,6 +133,45 @@ def test_a_text_that_differs_in_every_row_is_asked_about(tmp_path: Path) -> None
     assert not any(
         "--id" in check for check in propose_spec(tmp_path / "a.csv", client="Filiale", identity="Kunde").checks
     )
+
+
+def write_comments(path: Path) -> None:
+    """Comments of two clinics on two wards, with labels that have dots in them."""
+    rows = [f"T{row},{'pq'[row % 2]},the ward was number {row} for me,ward.{'ab'[row % 2]}" for row in range(30)]
+    path.write_text("\n".join(["ticket,clinic,comment,topic", *rows]) + "\n")
+
+
+def test_a_column_of_sentences_is_offered_as_text(tmp_path: Path, cli: Command) -> None:
+    write_comments(tmp_path / "a.csv")
+    checks = propose_spec(tmp_path / "a.csv", label="topic").checks
+    assert any("--text 'comment' --model FOLDER" in check for check in checks)
+    assert any("--id 'ticket'" in check for check in checks)
+    assert not any("--id 'comment'" in check or "--text 'ticket'" in check for check in checks)
+    made = ("init", tmp_path / "spec.toml", "--from", tmp_path / "a.csv", "--label", "topic", "--id", "ticket")
+    alone = cli(*made, "--text", "comment")
+    assert alone.code == 2
+    assert "found --text alone" in alone.err
+    assert "no column 'remark'" in cli(*made, "--text", "remark", "--model", "somebody/small").err
+    assert cli(*made, "--text", "comment", "--model", "somebody/small").code == 0
+    spec = Spec.from_mapping(tomllib.loads((tmp_path / "spec.toml").read_text()))
+    assert (spec.data.text, spec.data.id, spec.data.ignore) == ("comment", "ticket", "")
+    assert (spec.features.kind, spec.features.model) == ("transformers", "somebody/small")
+
+
+def test_words_with_dots_are_classes_and_numbers_with_dots_are_not(tmp_path: Path) -> None:
+    write_comments(tmp_path / "a.csv")
+    assert 'classes = "ward.a,ward.b"' in propose_spec(tmp_path / "a.csv", label="topic").text
+    rows = "".join(f"{'pq'[row % 2]},{row},{row % 3}.5\n" for row in range(30))
+    (tmp_path / "b.csv").write_text("clinic,age,cost\n" + rows)
+    assert 'task = "regression"' in propose_spec(tmp_path / "b.csv", label="cost").text
+
+
+def test_many_words_are_classes(tmp_path: Path) -> None:
+    rows = "".join(f"{'pq'[row % 2]},{row},word-{row % 30}\n" for row in range(60))
+    (tmp_path / "a.csv").write_text("clinic,age,kind\n" + rows)
+    proposal = propose_spec(tmp_path / "a.csv", label="kind").text
+    assert "word-29" in proposal
+    assert "regression" not in proposal
 
 
 def test_a_wide_table_is_summed_up_and_units_are_no_part_of_a_name(tmp_path: Path) -> None:

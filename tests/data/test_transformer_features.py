@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_text_model import SIZES, save_text_model
+from texts.small_model import SIZES, save_text_model
 
 import sifu
 import sifu_verifier
@@ -61,6 +61,16 @@ def test_deep_features_of_a_text_are_the_means_over_its_tokens(text_model: Path)
         parts = [state[0].mean(dim=0).double().numpy() for state in states]
         expected = np.concatenate([part / np.linalg.norm(part) for part in parts])
         np.testing.assert_allclose(row, 10.0 * expected / np.linalg.norm(expected), atol=1e-4)
+
+
+def test_loading_a_model_prints_nothing(text_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    bars = transformers.utils.logging
+    assert bars.is_progress_bar_enabled()
+    specified_map(FeaturesSpec(kind="transformers", model=str(text_model), size=8), (8,))
+    assert capfd.readouterr() == ("", "")
+    assert bars.is_progress_bar_enabled()  # other users of the library keep theirs
+    transformers.AutoModel.from_pretrained(text_model)
+    assert "Loading weights" in capfd.readouterr().err
 
 
 def test_token_ids_end_with_the_text(text_model: Path) -> None:

@@ -90,6 +90,8 @@ def init(
     client: Annotated[str, option("With --from: column that names the client of each row.")] = "",
     identity: Annotated[str, option("With --from: column that identifies a row.", "--id")] = "",
     columns: Annotated[str, option("With --from: names of all columns of a file without a header line.")] = "",
+    text: Annotated[str, option("With --from: column of texts to predict from, and nothing else.")] = "",
+    model: Annotated[str, option("With --text: folder, or name on the hub, of a Hugging Face model.")] = "",
 ) -> Answer:
     """Write a commented spec to start from.
 
@@ -110,7 +112,7 @@ def init(
     from sifu.data.table_proposal import propose_spec
 
     header = split_names(columns, "--columns")
-    proposal = propose_spec(table, label=label, client=client, identity=identity, header=header)
+    proposal = propose_spec(table, label=label, client=client, identity=identity, header=header, text=text, model=model)
     write_atomically(file, proposal.text.encode())
     return Answer(
         {"spec": str(file), "checks": list(proposal.checks)},

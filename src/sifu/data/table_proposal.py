@@ -19,7 +19,7 @@ import numpy as np
 
 from sifu.data.table import CSV_ENDINGS, ENDINGS, first_row, read_columns, some, table_files
 from sifu.data.table_coding import TableFile
-from sifu.data.table_keys import quoted
+from sifu.data.table_keys import MOST_WORDS, quoted
 from sifu.data.table_values import is_missing, looks_like_a_date, looks_like_a_number, whole_number
 from sifu.errors import InputError
 
@@ -28,6 +28,8 @@ FEW_WORDS = 20
 MOST_CODES = 8
 MOSTLY = 0.9
 """Smallest share of numbers in a column of numbers; its other texts are proposed as missing."""
+SEVERAL_WORDS = 4
+"""Smallest number of words of a sentence."""
 MANY_ROWS = 20
 """Number of rows above which a column with a different whole number in every row is an identity."""
 PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
@@ -67,7 +69,14 @@ class Proposal:
 
 
 def propose_spec(
-    path: Path, *, label: str = "", client: str = "", identity: str = "", header: Sequence[str] = ()
+    path: Path,
+    *,
+    label: str = "",
+    client: str = "",
+    identity: str = "",
+    header: Sequence[str] = (),
+    text: str = "",
+    model: str = "",
 ) -> Proposal:
     """Propose a spec for the table at `path`.
 
@@ -77,7 +86,14 @@ def propose_spec(
         client: Column of the client; guessed by name if empty.
         identity: Column that identifies a row; guessed by name if empty.
         header: Names of the columns of a file without a header line.
+        text: Column of texts to predict from; all other columns are then left out.
+        model: Folder, or name on the hub, of the language model that reads them.
     """
+    if bool(text) != bool(model):
+        raise InputError(
+            "--text COLUMN and --model FOLDER belong together: the column of texts, and the Hugging Face model that "
+            f"reads them; found {'--text' if text else '--model'} alone"
+        )
     first = path
     if path.is_dir():
         files = table_files(path)
@@ -92,7 +108,7 @@ def propose_spec(
                 "--columns A,B,..."
             )
     tables = [read_columns(file, header) for file in ([first] if first is path else files)]
-    return _proposal(path, _Roles.guess(tables, label, client, identity, path.is_dir()), header)
+    return _proposal(path, _Roles.guess(tables, label, client, identity, path.is_dir(), text), header, model)
 
 
 @dataclass(frozen=True)
@@ -137,6 +153,11 @@ class _Column:
         return 2 < len(self.words) <= MOST_CODES and all(word.isdecimal() and int(word) < 100 for word in self.words)
 
     @property
+    def are_sentences(self) -> bool:
+        """True if most texts have several words."""
+        return 2 * sum(len(word.split()) >= SEVERAL_WORDS for word in self.odd) > len(self.words)
+
+    @property
     def is_mostly_numbers(self) -> bool:
         """True if the column holds many different numbers and only a few texts."""
         different = len(self.words) - len(self.odd)
@@ -167,11 +188,15 @@ class _Roles:
     wordy: list[str] = field(default_factory=list)
     identities: list[str] = field(default_factory=list)
     """Further columns with a different whole number in every row."""
+    text: str = ""
+    """Column of texts, the only feature; empty if the other columns are features."""
 
     @classmethod
-    def guess(cls, tables: Sequence[TableFile], label: str, client: str, identity: str, folder: bool) -> _Roles:
+    def guess(
+        cls, tables: Sequence[TableFile], label: str, client: str, identity: str, folder: bool, text: str
+    ) -> _Roles:
         names = list(tables[0].columns)
-        for name in filter(None, (label, client, identity)):
+        for name in filter(None, (label, client, identity, text)):
             if name not in names:
                 raise InputError(f"{tables[0].name} has no column {name!r}; it has {', '.join(names)[:400]}")
         if not client and not folder:
@@ -184,10 +209,12 @@ class _Roles:
         commas = tables[0].decimal_commas
         columns = {name: _Column.read([table.columns[name] for table in tables], commas) for name in names}
         named = identity or next((name for name in names if IDENTITIES.fullmatch(name) and name != client), "")
-        rest = [name for name in names if name not in (client, named)]
+        rest = [name for name in names if name not in (client, named, text)]
         label = label or next((name for name in rest if LABELS.fullmatch(name)), rest[-1])
         alike = [name for name in rest if name != label and not _published(name) and columns[name].is_identity]
-        roles = cls(columns, label, client, named or next(iter(alike), ""))
+        roles = cls(columns, label, client, named or next(iter(alike), ""), text=text)
+        if text:
+            return roles
         roles.identities = [name for name in alike if name != roles.identity]
         for name in rest:
             if name not in (label, roles.identity, *roles.identities):
@@ -210,9 +237,10 @@ class _Roles:
     @property
     def classes(self) -> list[str]:
         """Classes of the label; empty if the label is a number to predict."""
-        words = self.columns[self.label].words
-        few = len(words) <= FEW_WORDS and not any("." in word for word in words)
-        return self.columns[self.label].sorted_words if few else []
+        column = self.columns[self.label]
+        numbers = column.words.keys() - column.odd.keys()
+        few = len(column.words) <= (FEW_WORDS if numbers else MOST_WORDS) and not any("." in word for word in numbers)
+        return column.sorted_words if few else []
 
     @property
     def gaps(self) -> list[str]:
@@ -233,10 +261,15 @@ class _Roles:
         yield f"client: {f'column {self.client!r}' if self.client else 'one file per client'}"
         if self.identity:
             yield f"identity: column {self.identity!r}; it is never a feature"
+        if self.text:
+            yield f"text: column {self.text!r}, the only feature; the other columns are left out"
+            yield "model: no client's data may have shaped its weights"
         for name in self.identities:
             yield f"ignored: {name!r} has another whole number in every row, like an identity"
         for name in self.wordy:
-            if not self.identity and self.columns[name].differs:
+            if self.columns[name].are_sentences:
+                yield f"text: {name!r} holds sentences; to predict from them, say --text {name!r} --model FOLDER"
+            elif not self.identity and self.columns[name].differs:
                 yield f"identity: {name!r} has another text in every row; if it identifies a row, say --id {name!r}"
         for name in self.numbers:
             if odd := self.odd_texts(name):
@@ -269,7 +302,7 @@ class _Roles:
             yield f"ignored: {some([*self.dates, *self.wordy])} (dates or free text)"
 
 
-def _proposal(path: Path, roles: _Roles, header: Sequence[str]) -> Proposal:
+def _proposal(path: Path, roles: _Roles, header: Sequence[str], model: str) -> Proposal:
     scales = {name: units for name in roles.numbers if (units := _published(name)) is not None}
     ignored = [*roles.identities, *roles.dates, *roles.wordy]
     constants = {name: next(iter(units.values())) for name, units in scales.items()}
@@ -287,6 +320,20 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str]) -> Proposal:
     words = [f"{quoted(name)}={_word_list(roles.columns[name].sorted_words)}" for name in roles.categories]
     regression = ["", "[ridge]", 'task = "regression"', "shift = 0.0  # CHECK: middle of the target"]
     regression += ["scale = 1.0  # CHECK: spread of the target"]
+    features = [
+        *units_to_check,
+        f"scale = {_lines(scaled)}  # CHECK",
+        f"categories = {_lines(words)}  # CHECK",
+        f"missing = {_lines(filled)}  # CHECK",
+        f"ignore = {_toml(', '.join(map(quoted, ignored)))}  # CHECK",
+    ]
+    network = [
+        "",
+        "[features]",
+        'kind = "transformers"',
+        f"model = {_toml(model)}  # CHECK: no client's data shaped it",
+    ]
+    network += ["size = 128  # tokens of a text that are read"]
     lines = [
         f"# A spec for {path.name}, proposed from its header and types. Lines marked CHECK are yours to confirm:",
         "# constants and lists must be known without looking at the clients' rows, or a client leaves a trace in them.",
@@ -301,16 +348,13 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str]) -> Proposal:
         *([f"id = {_toml(roles.identity)}  # CHECK"] if roles.identity else []),
         *([f"header = {_toml(', '.join(map(quoted, header)))}"] if header else []),
         *([f"classes = {_toml(_word_list(roles.classes))}  # CHECK, in their order"] if roles.classes else []),
-        *units_to_check,
-        f"scale = {_lines(scaled)}  # CHECK",
-        f"categories = {_lines(words)}  # CHECK",
-        f"missing = {_lines(filled)}  # CHECK",
-        f"ignore = {_toml(', '.join(map(quoted, ignored)))}  # CHECK",
+        *(features if not roles.text else [f"text = {_toml(roles.text)}  # the only feature"]),
         "held_out = 0.2  # share of each client's rows that is kept for testing",
         'preprocessing = "unknown"  # CHECK: "fixed" once everything above is known from elsewhere',
         "",
         "[model]",
         'kind = "ridge"  # in closed form: a client is forgotten exactly, without a round of training',
+        *(network if roles.text else []),
         *(regression if not roles.classes else []),
     ]  # fmt: skip
     return Proposal("\n".join(lines) + "\n", tuple(roles.checks()))

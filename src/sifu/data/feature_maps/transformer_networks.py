@@ -221,10 +221,16 @@ def _library() -> Any:
 def _loaded(folder: Path) -> nn.Module:
     """Return the model in a folder, without the pooling layer that only its pretraining needed."""
     library, here = _library(), {"local_files_only": True, "trust_remote_code": False}
+    bars = library.utils.logging
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
     try:
         network: Any = library.AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **here)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise InputError(f"the model in {folder} cannot be loaded: {str(error).splitlines()[0][:300]}") from error
+    finally:
+        if shown:
+            bars.enable_progress_bar()
     if getattr(network.config, "is_encoder_decoder", False):
         network = network.get_encoder()
     pooler = getattr(network, "pooler", None)
