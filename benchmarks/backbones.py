@@ -4,7 +4,7 @@
     python benchmarks/backbones.py --data FOLDER --out rows.jsonl --smoke    # minutes of CPU, every setup once
     python benchmarks/backbones.py --data FOLDER --out rows.jsonl --tasks newsgroups,debian --model MODEL \
         --setups "last 64 tokens,deep 128 tokens"                            # texts, see benchmarks/texts/sets.py
-    python benchmarks/backbones.py --table rows.jsonl [rows.jsonl ...]       # writes benchmarks/results/backbones.csv
+    python benchmarks/backbones.py --table rows.jsonl [rows.jsonl ...]       # updates benchmarks/results/backbones.csv
                                                                              # and its figures in the documents
 
 Every figure comes from the commands of the product, run one after the other as an operator would run them. A row is
@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from backbones_page import RESULTS, write_pages
+from backbones_page import RESULTS, read_rows, write_pages
 from texts.sets import text_table
 
 CLIENTS = 100
@@ -38,6 +38,8 @@ PARTITIONS: dict[str, dict[str, Any]] = {
     "dirichlet 0.1": {"partition": "dirichlet", "alpha": 0.1},
     "people": {"partition": "identity"},
 }
+KEY = ("task", "partition", "setup", "penalty", "leavers")
+"""Columns that name a line of the committed table."""
 TEXTS = ("newsgroups", "debian")
 TUNED = {"count": 10, "rounds": 8, "rebuild": "never"}
 LOCAL = {"rate": 0.003, "steps": 4, "batch": 50, "momentum": 0.9}
@@ -161,22 +163,25 @@ def place_of(device: str, commit: str) -> dict[str, str]:
 
 
 def write_table(files: list[Path]) -> None:
-    """Write the means over seeds of all rows to the committed table, and its figures to the documents."""
+    """Write the means over seeds of all rows to the committed table, and its figures to the documents.
+
+    Lines of the table that these files do not measure again are kept.
+    """
     rows = [json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
     kept: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        kept.setdefault((row["task"], row["partition"], row["setup"], row["penalty"], row["leavers"]), []).append(row)
+        kept.setdefault(tuple(row[name] for name in KEY), []).append(row)
     names = ("train_seconds", "forget_seconds", "verify_seconds", "megabytes")
-    RESULTS.parent.mkdir(exist_ok=True)
+    lines = {tuple(row[name] for name in KEY): list(row.values()) for row in read_rows()}
     with RESULTS.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["task", "partition", "setup", "penalty", "leavers", "seeds", "accuracy", "lowest", "highest",
                          "level", *names, "hardware", "date", "commit"])  # fmt: skip
-        for key, group in sorted(kept.items()):
+        for key, group in kept.items():
             accuracies = [100.0 * row["accuracy"] for row in group if row["accuracy"] is not None]
             figures = [[row[name] for row in group if row.get(name) is not None] for name in names]
             levels = {row.get("level") for row in group} - {None}
-            writer.writerow(
+            lines[tuple(map(str, key))] = (
                 [*key, len(group)]
                 + ([f"{figure:.1f}" for figure in (mean(accuracies), min(accuracies), max(accuracies))]
                    if accuracies else ["", "", ""])
@@ -184,6 +189,7 @@ def write_table(files: list[Path]) -> None:
                 + [f"{mean(figure):.1f}" if figure else "" for figure in figures]
                 + [group[0][name] for name in ("hardware", "date", "commit")]
             )  # fmt: skip
+        writer.writerows(lines[key] for key in sorted(lines, key=lambda key: (*key[:-1], int(key[-1]))))
     write_pages()
 
 

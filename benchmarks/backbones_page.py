@@ -43,7 +43,7 @@ def table_lines(rows: Rows) -> list[str]:
     return [
         f"| {' | '.join(key)} | {after['0']['seeds']} | "
         f"{', '.join(after[leavers]['accuracy'] if leavers in after else '-' for leavers in LEAVERS)} | "
-        f"{after['1']['level']} | {after['1']['forget_seconds']} | {after['0']['megabytes']} |\n"
+        f"{after['1']['level']} | {after['1']['forget_seconds'] or '-'} | {after['0']['megabytes']} |\n"
         for key, after in by_leavers(rows).items()
         if {"0", "1"} <= after.keys()
     ]
