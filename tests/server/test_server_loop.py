@@ -8,14 +8,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 import sifu
-from run_tools import Command
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.requests.client_list import listed_clients
+
+if TYPE_CHECKING:  # a test imports this file in another process
+    from run_tools import Command
 
 TARGETS = {f"site-{number}": np.array([number, -2.0 * number, 2.0**number]) for number in range(6)}
 SAMPLES = {name: 10 * (place + 1) for place, name in enumerate(TARGETS)}
