@@ -141,7 +141,7 @@ class RequestCalls(RunFolder):
 
         Args:
             request: Id of the request.
-            reason: Why its rounds cannot be finished; it is recorded.
+            reason: Reason why its rounds cannot be finished, for the ledger.
 
         Returns:
             The level of the request.

@@ -347,11 +347,11 @@ def rotate_key(writer: RunWriter, brought: Path | None = None) -> str:
 
 
 def accept_key(folder: Path, public_key: str) -> None:
-    """Accept a run's key as the operator's although another one is known here; the caller has compared it.
+    """Accept a run's key as the operator's even if another key is known here; the caller vouches for it.
 
     Args:
         folder: The run folder.
-        public_key: The key, which must be that of the run.
+        public_key: Key to accept; it must be the key of the run.
     """
     check_public_key(public_key)
     with RunReader(folder) as reader:

@@ -86,7 +86,7 @@ def check_share(run: Run, clients: Sequence[str]) -> None:
         }
         there = {view.clients[index].name for index in view.active} | held
         pending = pending_requests(view.reader, current_time())
-        unexamined = {message.request for message in submitted(run.folder)}  # they take nobody out of training yet
+        unexamined = {message.request for message in submitted(run.folder)}  # they exclude nobody yet
         posted = [row for row in pending if row.status == POSTED and row.request not in unexamined]
         named = {name for row in posted for name in row.clients}
         held = (held | named | set(view.names_now(list(clients)))) & there

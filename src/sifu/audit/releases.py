@@ -173,8 +173,9 @@ class ReleaseAudit:
     """Leakage of the releases that are charged to one subject.
 
     `gaussian_mu` is the true distance of the models with and without the client in units of the noise, over all
-    releases in scope; `epsilon_true` follows from it exactly. `bounds` holds what tests on the releases alone show.
-    `missed` counts releases in scope that could not be replayed; with them epsilon may be larger.
+    releases in scope; `epsilon_true` follows from it exactly. `bounds` holds the lower bounds on epsilon from tests
+    that use the releases alone. `missed` counts releases in scope that could not be replayed; with them epsilon may be
+    larger.
     """
 
     epsilon_certified: float

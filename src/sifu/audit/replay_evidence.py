@@ -312,8 +312,8 @@ def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Eviden
 def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
     """Return the subjects whose absence to replay, largest Psi at their source first, and how many are left out.
 
-    These are all subjects that a request's noise should hide, or without requests the active clients with the largest
-    Psi.
+    These are all subjects that a request's noise should hide. If the run has no such subjects, they are the active
+    clients with the largest Psi.
     """
     requests = {request.request: request for request in reader.requests()}
     names = [client.name for client in reader.clients()]

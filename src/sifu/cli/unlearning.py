@@ -201,7 +201,7 @@ def forget(
     with RoundsProgress(MetricsLog(run, metrics, warn) if metrics else None) as progress:
         opened = open_run(run, data_folder=data, device=device, precision=precision)
         if not solved_from_files(opened.spec) and importlib.util.find_spec("torch") is None:
-            raise ModuleNotFoundError(name="torch")  # before a request is recorded
+            raise ModuleNotFoundError(name="torch")  # fail before a request is recorded
         outcomes = opened.forget(
             None if clients is None else client_names(clients),
             request,
@@ -226,11 +226,11 @@ def _told_first(nonces: dict[str, str]) -> dict[str, str]:
 
 
 def _nonce_lines(told: dict[str, str], held: dict[str, str]) -> list[str]:
-    """Return what to do with the nonces that were shown: those that the request holds are for the people.
+    """Return instructions for the nonces that were shown: which to hand out, and which are void.
 
     Args:
         told: Nonces that were shown, by identity.
-        held: Those of them that the request commits to.
+        held: Nonces among `told` that the request commits to.
     """
     void = [identity for identity in told if identity not in held]
     lines = ["Give each person the nonce of their record: sifu certificate check-record needs it."] if held else []

@@ -320,7 +320,7 @@ def show_request(visit: Visit) -> Response:
             others = plan if plan.ways else _other_options(run, who, status.terms)
         except NotCertifiableError as error:
             refusal = str(error)
-        except InputError:  # its execution has started since: it needs no plan any more
+        except InputError:  # its execution has started in the meantime, so it needs no plan
             pass
     # A requester who named row numbers does not learn whose records they are.
     identities = run.identities(who, status.request) if who.may("see") else ()

@@ -76,7 +76,7 @@ class ConsoleService:
         """
         lines: list[RequestLine] = []
         for run in self.runs(who):
-            with suppress(SifuError):  # the list of runs names what cannot be read
+            with suppress(SifuError):  # an unreadable run is reported in the list of runs
                 lines += run.lines(who)
         return sorted(lines, key=RequestLine.urgency)
 

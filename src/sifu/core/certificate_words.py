@@ -230,7 +230,8 @@ def not_covered_by(
     """Return the sentences that state what is not covered; only those that apply.
 
     Args:
-        unit: Coverage of clients: separately or together; a head in closed form always covers them together.
+        unit: `client` if the guarantee covers each client separately, `joint` if it covers them together. Ignored for a
+            closed-form head, which always covers them together.
         clients: Number of forgotten clients.
         scope: Releases that the guarantee covers.
         level: Level of the certificate.

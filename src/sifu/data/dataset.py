@@ -32,7 +32,7 @@ FEATURE_TYPES = ("float32", "float64")
 class Scale:
     """Constants of one data set: `unit` is x / largest, `standard` is (x / largest - mean) / deviation.
 
-    `authors` are the constants in the code of the paper's authors where they differ.
+    `authors` holds the constants from the code of the paper's authors, if they differ from these.
     """
 
     largest: float

@@ -24,12 +24,12 @@ from sifu.data.table_values import is_missing, looks_like_a_date, looks_like_a_n
 from sifu.errors import InputError
 
 FEW_WORDS = 20
-"""Largest number of different words of a column that is proposed as a category."""
+"""Largest number of distinct words in a column that is proposed as a category."""
 MOST_CODES = 8
 MOSTLY = 0.9
-"""Smallest share of numbers in a column of numbers; its other texts are proposed as missing."""
+"""Smallest share of numbers for a column to count as numeric; its other texts are proposed as missing values."""
 SEVERAL_WORDS = 4
-"""Smallest number of words of a sentence."""
+"""Smallest number of words for a text to count as a sentence."""
 MANY_ROWS = 20
 """Number of rows above which a column with a different whole number in every row is an identity."""
 PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
@@ -113,7 +113,7 @@ def propose_spec(
 
 @dataclass(frozen=True)
 class _Column:
-    """Texts of a column that are not missing, with their number of rows, and the number of all rows."""
+    """A column: how often each text other than a missing value occurs, and the total number of rows."""
 
     words: Counter[str]
     odd: Counter[str]

@@ -84,7 +84,7 @@ def is_scratch(info: MethodInfo, claim: Claim) -> bool:
 
 
 def premises_of(method: Method, claim: Claim) -> tuple[Premise, ...]:
-    """Return the premises of a claim by a method; for records, including how held-out rows were drawn."""
+    """Return the premises of a method's claim; for records, add the premise on how held-out rows were drawn."""
     premises = method.premises(claim)
     if claim.terms.records and claim.view.draws_rows_by_number and claim.rules >= RULES_COUNT_ALL:
         return (*premises, Premise("held-out rows", "assumed"))
@@ -240,7 +240,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
     A method replaces the fields in which it differs.
 
     Args:
-        method: The method.
+        method: Method to plan for.
         view: The run.
         terms: Terms of the request.
         depth: Depth of the source; None for a fresh model.

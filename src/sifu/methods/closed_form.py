@@ -30,7 +30,7 @@ from sifu.run.run_view import RunView
 
 
 class ClosedForm(Scratch):
-    """Subtraction and a new solve: Scratch, from a sum that is available."""
+    """Scratch for a closed-form head: solve it again from the sum without the clients that leave."""
 
     info: ClassVar[MethodInfo] = METHOD_INFOS["closed_form"]
 

@@ -138,7 +138,7 @@ def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None)
 
 
 def also_left_out(view: RunView, terms: RequestTerms) -> str:
-    """Return a sentence on what other approved requests leave out of this request's release; "" for nothing."""
+    """Describe what other approved requests leave out of this request's release; return "" if nothing."""
     others = [row for row in leaving_requests(view.reader) if set(row.clients).isdisjoint(terms.clients)]
     words = [
         f"{forgotten_words(plain_names(view.reader, row.clients), len(row.records) or None)} (request {row.request})"

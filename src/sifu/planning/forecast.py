@@ -184,7 +184,7 @@ class Forecast:
         return max(0.0, errors.at_end - errors.last) if self._rounds_done(depth) < self.first.length else 0.0
 
     def _rounds_done(self, depth: int) -> int:
-        """Return the rounds behind the model at `depth`, including separate rounds if groups were merged on the way."""
+        """Return the number of rounds up to the model at `depth`, including groups' separate rounds before a merge."""
         path, groups = self.view.path, self.view.spec.groups
         merged = groups.count > 0 and any(node.kind == "merge" for node in path.nodes[: depth + 1])
         return path.rounds_until(depth) + (groups.rounds if merged else 0)
@@ -197,7 +197,7 @@ class Forecast:
         """Return the rounds to the target, for each quantile, from a model with earlier or new noise.
 
         Args:
-            done: Rounds behind the model.
+            done: Number of rounds that led to the model.
             disturbed: (sigma, age in rounds) of each noise in the model; new noise has age 0.
             unluckier: Amount by which the goal is lowered (see `_unluckier`).
         """
@@ -247,7 +247,7 @@ def _harm_left(measure: Measure, disturbed: Sequence[tuple[float, float]], round
         measure: Quantity that the harm adds to.
         disturbed: (sigma, age in rounds) of each noise.
         rounds: Numbers of further rounds.
-        done: Rounds behind the model.
+        done: Number of rounds that led to the model.
     """
     total = np.zeros_like(rounds)
     position = done + rounds

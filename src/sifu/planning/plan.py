@@ -177,10 +177,10 @@ def reason_of(method: str, compared: Sequence[MethodOption], least: Level) -> st
 
 @dataclass(frozen=True)
 class UnitView:
-    """Effect of a unit (each client separately, or all jointly) on a request, with the plan's noise.
+    """Result of a request for one choice of unit (each client separately, or all jointly), with the plan's noise.
 
     Attributes:
-        unit: The unit.
+        unit: Clients to hide: `client` for each separately, `joint` for all together.
         psi_now: Largest Psi to hide at the current model.
         noise_now: Noise needed at the current model.
         rollback_to: Rounds of the latest kept model that the plan's noise allows.

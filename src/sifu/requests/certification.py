@@ -71,7 +71,7 @@ OPTIONAL_FIELDS = frozenset(("before_after",))
 """Fields that both forms have only if they apply: the guarantee against an observer of all releases."""
 
 STATED_TERMS = tuple(name for name in TERMS if name not in ("clients", "records"))
-"""Terms of the request that both forms state as filed.
+"""Terms of the request that both forms of the certificate repeat unchanged.
 
 Clients and the number of records have fields of their own; the ledger alone says which rows the records are.
 """
@@ -90,7 +90,7 @@ def public_form(auditor: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_commitment(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model as a certificate names it: by SHA-256(nonce || digest), both of 32 bytes."""
+    """Return a model with the commitment that certificates name it by: SHA-256(nonce || digest), 32 bytes each."""
     nonce, digest = str(row["nonce"]), str(row["digest"])
     commitment = hashlib.sha256(bytes.fromhex(nonce) + bytes.fromhex(digest)).hexdigest()
     return {"node": int(row["node"]), "digest": digest, "nonce": nonce, "commitment": commitment}
@@ -499,7 +499,7 @@ def settle(writer: RunWriter, request: str, reason: str) -> str:
     Args:
         writer: The run.
         request: Id of the request.
-        reason: Why its rounds cannot be finished; it is recorded.
+        reason: Reason why its rounds cannot be finished, for the ledger.
 
     Returns:
         The level of the request.

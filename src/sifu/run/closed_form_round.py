@@ -3,7 +3,7 @@
 If every client's statistics are kept, only clients without stored statistics are asked. The sum is the kept one plus
 the clients that joined minus those that left, in exact integers, so the cost of forgetting does not depend on the
 number of clients. If only the sum is kept, all clients are asked again after one left; if statistics are masked, also
-after one joined. A client that does not answer is absent from the head until it answers for a later one.
+after one joined. A client that does not answer is left out of the head until it answers in a later solve.
 
 If groups tune the network, statistics are those of features through the current networks (docs/theory.md, section
 15.5). Statistics through other networks are useless: a merge with a rebuilt network takes one round of everyone's
@@ -123,7 +123,7 @@ class RecordedSolve(RecordedTraining):
 
         Args:
             phase: Name of the phase, for `progress`.
-            progress: Called with the progress.
+            progress: Callback that receives the progress.
             pause: Ignored: a solve is not interrupted.
 
         Returns:

@@ -68,8 +68,8 @@ def features_device(spec: Spec, device: str) -> str:
 def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
     """Return the embedded engine itself, or a lane on the GPU with its model and clients.
 
-    `auto` uses the GPU if there is one, the lane supports the run, and it is worthwhile: for networks, including those
-    that features go through, and for linear models with many samples.
+    `auto` uses the GPU if there is one, the lane supports the run, and it is worthwhile. It is for networks, including
+    those that compute features, and for linear models with many samples.
 
     Args:
         engine: The embedded engine.

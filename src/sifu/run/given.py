@@ -38,10 +38,10 @@ class Frame(Protocol):
 
 
 def as_clients(data: ClientsGiven, spec: Spec, device: str = "cpu") -> tuple[Any, ...]:
-    """Return clients as the engine takes them.
+    """Convert clients given by a program to the form that the engine accepts.
 
     Args:
-        data: Clients as a program gives them.
+        data: Clients in any accepted form.
         spec: Spec of the run.
         device: Device that features are computed on.
 

@@ -365,7 +365,7 @@ def identities_of_rows(reader: RunReader, client: str, chosen: Sequence[int], gi
 
 
 def _identified(reader: RunReader, client: str, given: Sequence[Any]) -> tuple[ClientProfile, Any, Any]:
-    """Return a client as it first joined, the rows that its data still have, and the identity of each."""
+    """Return a client's first profile, the row numbers that it still has, and the identity of each row of its data."""
     spec, files = Spec.from_mapping(reader.spec), files_of_joined(reader)
     recorded, client = reader.clients(), names_now(reader).get(client, client)
     position = next((number for number, profile in enumerate(recorded) if profile.name == client), None)

@@ -119,7 +119,7 @@ class RunEngines:
         return KeptStatistics(writer.clients(), view.facts, writer.layout, view.spec)
 
     def measure_held_out(self, writer: RunWriter, earlier: Vector | None = None) -> HeldOutFigures | None:
-        """Record how well the current model does on held-out rows, see `Run.measure_held_out`.
+        """Record the figures of the current model on held-out rows, see `Run.measure_held_out`.
 
         Args:
             writer: The run.

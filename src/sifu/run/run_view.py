@@ -175,7 +175,7 @@ class RunView(ClientsView):
         source = self.regularities.rate_source(self.clients, self._set_the_rate, self.facts, kind, given, gone)
         if source != "others" or not last_erased(self.reader)[1].intersection(gone):
             return source
-        # Erased regularities cannot be compared; but if the rate still follows from the others, it is theirs.
+        # Erased regularities cannot be compared. If the others alone still give the rate, they set it.
         rates = self.regularities.certified_rates
         automatic = automatic_rate(None if rates is None else rates[self._set_the_rate], kind) or 1.0
         return "others" if math.isclose(automatic, self.facts.local_rate, rel_tol=1e-9) else "forgotten"

@@ -175,7 +175,7 @@ class OwnServer:
         )
 
     def first_message(self, spec: Spec, node: int, timeout: float) -> Message:
-        """Return a training message whose result is discarded: such an app reports its samples only with a result."""
+        """Return a training message whose result is discarded: the app reports its samples only with a result."""
         from flwr.app import Array, ArrayRecord
 
         fresh, config = fresh_model(self.initial, 0, spec.seed), {**self.config, PROFILE_WANTED: True}

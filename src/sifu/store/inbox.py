@@ -78,7 +78,7 @@ def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
             try:
                 present = path.read_bytes()
             except FileNotFoundError:
-                present = body  # it was ingested just now; the writer compares the terms
+                present = body  # the writer has just ingested it, and compares the terms itself
             if present != body:
                 raise InputError(f"{kind} {id} is already in the inbox with other terms: use another id") from None
         finally:

@@ -5,7 +5,7 @@ key of every run that is created or opened is therefore remembered in a file of 
 The entry is stored under the run's id, which the first event names and which copies, moves and backups keep. From then
 on the run must be signed with that key, or with a successor that the key signed for (`sifu key rotate`). The folder's
 path is remembered as well: a different run in the same place is refused. Opening, verifying, writing and restoring a
-run remember it; listing runs does not. `sifu key accept` accepts a change deliberately.
+run store this entry; listing runs does not. `sifu key accept` accepts a change deliberately.
 
 A witness is a file, a command or a URL that receives signed checkpoints of a run. The run is later compared with the
 checkpoints that witnesses kept.
@@ -278,7 +278,7 @@ def check_files_of_witnesses(reader: RunReader) -> None:
 
 
 def check_witnesses_know(reader: RunReader) -> None:
-    """Check that the witnesses' files know this run, if they know other runs that the folder may have held.
+    """Check that each witness file that names other, unknown runs names this run too.
 
     A run sends its first event to its witnesses, so a run signed again under a new id is missing there. Several runs
     may share a witness; runs that are known here are skipped, because `check_known_key` has compared their folders.

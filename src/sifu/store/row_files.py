@@ -47,7 +47,7 @@ def rows_of_parts(fixed: FixedPoint, blocks: Blocks | None, samples: int, conten
         contents: Numbers of each part.
 
     Raises:
-        InputError: If a part does not have the numbers of this many samples, or a sample exceeds the permitted length.
+        InputError: If the size of a part does not match `samples`, or the norm of a sample exceeds its bound.
     """
     features = np.zeros((samples, fixed.features), dtype=ROW_TYPE)
     targets = np.zeros((samples, fixed.outputs), dtype=ROW_TYPE)

@@ -49,7 +49,7 @@ OUT_OF_REACH = (
 
 @dataclass(frozen=True)
 class Leftover:
-    """A file left by an interrupted change, with the reason for this conclusion."""
+    """A file left behind by an interrupted change; `why` explains how this was recognised."""
 
     file: str
     why: str
@@ -397,7 +397,7 @@ def check_restored(reader: RunReader) -> Iterator[str]:
         if event.kind != RESTORED:
             continue
         content, seq = event.content, event.seq
-        if event.nonce:  # without a nonce, a purge erased the list of dropped files
+        if event.nonce:  # if the nonce is missing, a purge erased the list of dropped files
             yield from _check_nothing_came_back(event, before, numbers)
         branch = branches.get(ledger.tips[seq])
         if content["branch"] != branch:

@@ -192,7 +192,7 @@ def _check_against_outside(
     of_events, of_salts = outside_record.event_notes, group_checks.lost_salt_notes
     for notes in (of_events, unwritten_notes, of_salts, erased_notes, copy_notes, trusted_notes):
         result.notes.extend(notes(reader))
-    if result.holds:  # a damaged record cannot be recomputed by other rules
+    if result.holds:  # a damaged record cannot be recomputed under earlier rules
         result.notes.extend(earlier_rules_notes(reader))
 
 

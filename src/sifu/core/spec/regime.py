@@ -315,7 +315,7 @@ class ClosedForm(Regime):
             )
 
     def check_joining(self) -> None:
-        """Accept: the sum grows by the statistics of clients that join."""
+        """Accept every client: its statistics are added to the sum."""
 
     def why_not_compared(self) -> str:
         """Return why a request is not compared with Scratch: that would measure the solved head, which noise hides."""

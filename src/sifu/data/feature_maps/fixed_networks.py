@@ -118,7 +118,7 @@ class EfficientNetLite0(nn.Module):
         """Return the means of every block's wide activation, then those of the last layer."""
         x, means = self._first(x), []
         for block in self._blocks:
-            assert isinstance(block, Block)  # `__init__` made them
+            assert isinstance(block, Block)  # `__init__` creates only `Block` objects
             wide = block.filtered(x)
             means.append(wide.mean(dim=(2, 3)))
             x = block.narrowed(wide, x)
@@ -362,7 +362,7 @@ class NetworkFeatures(FeatureMap):
         """Return the features of at most as many samples as a batch has, padded to it.
 
         Args:
-            samples: The samples.
+            samples: Samples to pass through the network.
             module: The module.
             seed: Seed of the generators.
             integers: Whether samples stay integers. By default they do if the module takes no others, or if the type

@@ -187,7 +187,7 @@ class MaskedFlowerStatistics(FlowerStatistics, MaskedStatisticsEngine):
     def _total(self, keys: dict[int, bytes], position: Position) -> tuple[NDArray[np.uint64], list[int]]:
         """Return the sum of the masked words received, and their clients.
 
-        Only the sum over all clients in `keys` is the sum of their statistics.
+        The masks cancel only if every client in `keys` has replied; only then is this the sum of their statistics.
         """
         size = words_at(self.fixed) + 1
         total = np.zeros(size, dtype=np.uint64)

@@ -62,8 +62,9 @@ class Block:
     """Padded data of some clients; outputs precede rows.
 
     `x` (clients, rows, width) has the bias column last. `targets` (clients, outputs, rows) are encoded. `row_weights`
-    (clients, 1, rows) are 1/n_i on the n_i true rows and 0 on padding. `gram` holds x x' of each client if steps
-    between samples are cheaper than steps between features, else it is None. `lengths` are ||X_i||_F, rounded up.
+    (clients, 1, rows) are 1/n_i on the n_i true rows and 0 on padding. `gram` holds x x' of each client if steps in the
+    space of samples are cheaper than steps in the space of features; otherwise it is None. `lengths` are ||X_i||_F,
+    rounded up.
     """
 
     clients: ClientIndices

@@ -108,7 +108,7 @@ def lane_engines(
 
 
 class _LaneData:
-    """Clients of all distinct federations in sequence, and each lane's table of rows (client * most + position)."""
+    """All distinct federations' clients in one list, and row numbers (client * most + position) for each lane."""
 
     def __init__(self, clients: Sequence[Sequence[ClientData]], most: int, device: str) -> None:
         where: dict[int, int] = {}

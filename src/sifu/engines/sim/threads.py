@@ -1,4 +1,4 @@
-"""Number of threads of torch's operations, and TorchScript for sequences of short operations.
+"""Control of torch's thread count, and TorchScript for sequences of short operations.
 
 After an operation torch's threads wait for the next one in a busy loop for some milliseconds. This is fast for
 operations in quick succession, but slows down other users of those cores.

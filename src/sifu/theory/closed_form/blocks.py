@@ -56,7 +56,7 @@ class Blocks:
         return slice(start, start + self.block)
 
     def norm(self, part: float) -> float:
-        """Return the largest length of a sample whose S + 1 parts each have at most the length `part`.
+        """Return the largest norm of a sample if each of its S + 1 parts has a norm of at most `part`.
 
         >>> Blocks(4, 2, 3).norm(10.0)
         20.0
@@ -206,7 +206,7 @@ def words_of_part(fixed: FixedPoint, blocks: Blocks, part: Part) -> int:
 
 
 def cut(statistics: Statistics, blocks: Blocks, part: Part) -> Integers:
-    """Return the words of one part; none of them was computed with the network of a group outside the part.
+    """Return the words of one part, which depend on no tuned network but those of the part's groups.
 
     () has the lower triangle of G and the rows of H of the public features and the constant, n and q; (g,) the rows of
     block g in the columns of those, its lower triangle and its rows of H; (g, h) the rows of h in the columns of g.

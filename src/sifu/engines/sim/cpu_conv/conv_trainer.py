@@ -194,7 +194,7 @@ class ConvTrainer:
             self._locals.give(local)
 
     def _descend(self, local: _Local, member: int, team: int, meeting: threading.Barrier | None) -> None:
-        """Take all steps of one client: this member's pieces of every batch, and its share of the parameters."""
+        """Run one team member's share of a client's steps: its pieces of each batch, its slice of the parameters."""
         passes = self._passes.take()
         size = self._network.parameters
         share = slice(size * member // team, size * (member + 1) // team)
