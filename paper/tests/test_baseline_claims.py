@@ -1,4 +1,4 @@
-"""What certificates by the baselines say, and what they must not say."""
+"""Statements in certificates by the baselines, and statements that must not be there."""
 
 from __future__ import annotations
 

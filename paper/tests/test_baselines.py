@@ -1,4 +1,4 @@
-"""What each of last, fine_tuning, noisy_scratch and dp promises, refuses, and costs."""
+"""Promises, refusals and costs of last, fine_tuning, noisy_scratch and dp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which setting comes nearest to the paper's 52 %, the control, honest accounting, and trainings below the target."""
+"""Setting nearest to the paper's 52 %, the control, honest accounting, and trainings below the target."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def tiny_clients() -> Clients:
 
 
 def local_update(model: Model, x: np.ndarray, y: np.ndarray, steps: int) -> Model:
-    """What gradient descent on half the mean squared error moves the model by."""
+    """Return the change of the model by gradient descent on half the mean squared error."""
     extended, current = np.hstack([x, np.ones((len(x), 1))]), model.copy()
     for _ in range(steps):
         current = current - RATE * extended.T @ (extended @ current - y) / len(y)

@@ -169,7 +169,7 @@ def our_runs() -> list[Any]:
 
 
 def levels() -> Counter[str]:
-    """What was proven of every request by SIFU under our rules."""
+    """Count the levels that were proven of requests by SIFU under our rules."""
     requests = [row for rows in tables().values() for row in rows if row.get("level") and row["request"]]
     own = [row for row in requests if row["method"] == "sifu" and Line("sifu", str(row["preset"])).honest]
     return Counter(str(row["level"]) for row in own)
@@ -228,7 +228,7 @@ def speed(clients: int, epsilon: int, digits: int) -> str:
 
 
 def proven_from(clients: int) -> bool:
-    """Whether every request of ten clients in federations of this size or larger is proven."""
+    """Return whether every request of ten clients in federations of this size or larger is proven."""
     own = [item for item in settings_of(courses_of(rows_of("scale"))) if item.requests == "10"]
     return all(tuple(item.levels) == ("proven",) for item in own if item.clients >= clients)
 
@@ -359,7 +359,7 @@ QUOTES: dict[str, Callable[[], str]] = {
     "SIFU (3.07) and groups (2.76)": lambda: f"SIFU ({klom('SIFU')}) and groups ({klom('Groups')})",
     "it is 2.52": lambda: f"it is {klom('Scratch')}",
 }
-"""What the page says in numbers, and how it follows from the tables."""
+"""Numbers that the page states, and how they follow from the tables."""
 WITHOUT_TABLE = (
     "AISTATS 2024",
     "the paper says 52 %",
@@ -403,7 +403,7 @@ def test_control_a_number_that_no_table_has_is_seen() -> None:
 
 
 def test_statements_without_numbers_hold() -> None:
-    """What the page says in words about runs, requests and trainings."""
+    """Statements in words about runs, requests and trainings agree with the tables."""
     assert all(item.reached == 0 and item.seeds == 10 for item in clipped())
     assert min(first_trainings(main=True)) > 0.0
     assert group_speed("cifar100").missed == group_speed("cifar100").runs

@@ -48,7 +48,7 @@ def align(model: Vector, reference: Vector, layout: ModelLayout) -> Vector:
 
 
 def _closest(into: _Layer, out_of: _Layer, into_other: _Layer, out_of_other: _Layer) -> Integers:
-    """Which unit comes where: the assignment with the largest inner product of the weights into and out of units."""
+    """Return the order of units with the largest inner product of the weights into and out of them."""
     likeness = into_other.weight.reshape(into.bias.size, -1) @ into.weight.reshape(into.bias.size, -1).T
     likeness += np.outer(into_other.bias, into.bias)
     likeness += np.einsum("oip,ojp->ij", out_of_other.weight, out_of.weight, optimize=True)

@@ -37,7 +37,7 @@ def main() -> None:
 
 @bench.command("list")
 def list_experiments(format: FormatOption = Format.text) -> None:
-    """What can be run."""
+    """List the experiments that can be run."""
     from sifu.cli.output import out, print_json, table
     from sifu_paper.settings import experiment_names, load_experiment
 

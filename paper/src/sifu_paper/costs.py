@@ -1,4 +1,4 @@
-"""What training cost, in the columns of a request: local steps, traffic, and what lies on disk for later requests."""
+"""Costs of training, in the columns of a request: local steps, traffic, and bytes kept on disk for later requests."""
 
 from __future__ import annotations
 

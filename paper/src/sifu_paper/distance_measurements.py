@@ -35,7 +35,7 @@ class DistanceTask:
         return f"{self.dataset} seed {self.seed} {self.variant}"
 
     def place(self, experiment: Experiment, number: int) -> dict[str, Any]:
-        """What names the row of a measurement."""
+        """Return the columns that identify the row of a measurement."""
         return {
             "experiment": experiment.name,
             "dataset": self.dataset,
@@ -47,7 +47,7 @@ class DistanceTask:
         }
 
     def last_place(self, experiment: Experiment) -> dict[str, Any]:
-        """What names the last row."""
+        """Return the columns that identify the last row."""
         distance = experiment.distance
         return self.place(experiment, -(-distance.rounds // distance.every) * distance.clients)
 

@@ -1,4 +1,4 @@
-"""How far a method's models are from Scratch's, as the field measures it: by what they say about single samples.
+"""Distance of a method's models to Scratch's, as the field measures it: from their outputs on single samples.
 
 Both need many models of either kind, trained with different randomness. A model's margin on a sample is
 ln(p / (1 - p)) of the right class. `unlearned` and `retrained` have a row for each model and a column for each sample.

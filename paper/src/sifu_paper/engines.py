@@ -1,4 +1,4 @@
-"""Where engines come from: one after the other on a CPU, many at once as lanes of one program on a GPU.
+"""Sources of engines: one after the other on a CPU, many at once as lanes of one program on a GPU.
 
 A task of work has a `spec`; `work(task, engine)` does it. What goes wrong with one task is recorded and the others go
 on. An interrupt stops all of them at their next round, and every finished round is kept.
@@ -274,7 +274,7 @@ def _join(threads: Sequence[threading.Thread]) -> None:
 
 
 def same_program(spec: Spec) -> tuple[Any, ...]:
-    """What must agree for two runs to be lanes of one program; seeds, budgets and stop rules may differ."""
+    """Return the settings two runs must share to be lanes of one program; seeds, budgets and stop rules may differ."""
     extras = spec.round_extras
     clipped = extras.update_clip, extras.update_noise
     return (spec.data, spec.model, spec.features, spec.local, spec.server, clipped)

@@ -35,7 +35,7 @@ DRAW: dict[str, Callable[[Results], Figure]] = {
     "ways": draw_ways,
     "metrics": draw_metrics,
 }
-"""How an experiment is drawn, by the `draw` of its file."""
+"""Drawing function of each experiment, by the `draw` of its file."""
 
 
 def write_figures(folder: Path) -> list[Path]:

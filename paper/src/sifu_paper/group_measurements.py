@@ -65,7 +65,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Yardstick:
-    """What Scratch took for one request: the accuracy to reach, and its rounds and client-rounds until then."""
+    """Cost of one request by Scratch: the accuracy to reach, and its rounds and client-rounds until then."""
 
     target: float
     rounds: float
@@ -188,7 +188,7 @@ class GroupMeasurement:
         self, models: Sequence[Vector], members: Sequence[ClientIndices], left: Sequence[int], stretch: float, way: str,
         rounds: int,
     ) -> Start:  # fmt: skip
-        """What common rounds begin with: the merge of the groups that no client left, made in one of the ways."""
+        """Return the start of common rounds: the merge of the groups that no client left, made in one of the ways."""
         if way == "tree":
             return self._tree([models[group] for group in left], [members[group] for group in left], stretch, rounds)
         if way == "aligned":
@@ -348,7 +348,7 @@ class GroupMeasurement:
         return self.engine.evaluate(model, self._test).accuracy
 
     def _own_training_accuracy(self, models: Sequence[Vector], members: Sequence[ClientIndices]) -> float:
-        """How well the groups fit their own members' data, averaged over a few of them."""
+        """Return the accuracy of the groups on their own members' data, averaged over a few of them."""
         some = [(model, own) for model, own in zip(models, members, strict=True) if own.size][:3]
         return statistics.fmean(self.engine.evaluate(model, own).accuracy for model, own in some)
 
@@ -383,19 +383,19 @@ def _stretches(trial: GroupTrial, rounds: int) -> tuple[float, ...]:
 
 
 def _ways(trial: GroupTrial, rounds: int) -> list[tuple[float, str]]:
-    """How requests merge after some rounds apart: every stretch with the mean, the first with the other merges."""
+    """Return the merges to try after some separate rounds: all stretches with the mean, the first with other merges."""
     others = trial.merges[1:] if rounds == trial.rounds[0] else ()
     return [(stretch, "mean") for stretch in _stretches(trial, rounds)] + [(trial.stretches[0], way) for way in others]
 
 
 def _setting(count: int, rounds: int, stretch: float, way: str = "mean") -> dict[str, Any]:
-    """What is varied, as the table names it; a merge that is a mean, or not moved on, is not named."""
+    """Return the varied settings as the table names them; a merge that is a mean, or not moved on, is not named."""
     setting: dict[str, Any] = {"groups": count, "apart": rounds}
     return setting | ({} if stretch == 1.0 else {"stretch": stretch}) | ({} if way == "mean" else {"merge": way})
 
 
 def last_place(trial: GroupTrial, experiment: str) -> Row:
-    """What names the last row of a trial: where it is in the table, the trial is done."""
+    """Return the columns that identify the last row of a trial; once the table has that row, the trial is done."""
     if trial.requests and len(trial.groups) == 1:
         setting = _setting(trial.groups[0], trial.rounds[0], trial.stretches[0]) | {"rebuild": trial.rebuild[-1]}
         return _place(trial, experiment, "groups", trial.requests, 1, setting)
@@ -409,7 +409,7 @@ def _last(training: Training) -> int:
 
 
 def _between(yardsticks: Mapping[int, Yardstick], request: int) -> Yardstick:
-    """What Scratch takes after a number of requests, between those after which it was measured."""
+    """Return the cost of Scratch after a number of requests, interpolated between the measured ones."""
     measured = sorted(yardsticks)
     values = [
         np.interp(request, measured, [getattr(yardsticks[size], name) for size in measured])

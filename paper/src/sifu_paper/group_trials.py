@@ -1,4 +1,4 @@
-"""What the experiment `groups` runs: tasks with their groups and requests, and the clients they are run with.
+"""Trials of the experiment `groups`: tasks with their groups and requests, and the clients they are run with.
 
 A trial is one task (data set, partition, participation, clients) with one seed. It trains without groups and anew
 without the leavers once, and then with groups of every count and length that it names.
@@ -36,7 +36,7 @@ PARTITIONS: dict[str, dict[str, Any]] = {
     "one-class": {"partition": "one_class"},
     "identity": {"partition": "identity"},
 }
-"""How clients' data differ, by the name a trial gives it."""
+"""Data settings for each kind of difference between clients, by the name a trial gives it."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class GroupTrial:
 
     @property
     def task(self) -> str:
-        """What is trained on what by how many, as it stands in the table."""
+        """Task as the table states it: partition, participation, number of clients, and an unusual model."""
         own = {"partition": self.partition, "participation": self.participation, "clients": self.clients}
         return variant_text(own | ({"model": self.model} if self.model else {}))
 
@@ -128,7 +128,7 @@ class TrialClients(ClientCache):
         self._load_lock = threading.Lock()
 
     def clients(self, spec: Spec, *, fresh_marks: bool = False) -> Any:
-        """Those who train, then those who hold test images, 100 each."""
+        """Return the clients that train, followed by those that hold test images, 100 each."""
         key = (spec.seed, spec.data, spec.model.dtype)
         with self._load_lock:
             if key not in self._kept:

@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Message:
-    """What a part's process reports: its progress, or its result."""
+    """Report of a part's process: its progress, or its result."""
 
     part: str
     update: Update | None = None

@@ -44,7 +44,7 @@ class LetterSetting:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Sorts the nearest to the paper's 52 % first; averages over too few data sets, and none at all, come last."""
+        """Sort key: nearest to the paper's 52 % first; averages over too few data sets, and none at all, last."""
         distance = float("inf") if self.saved is None else abs(self.saved - PAPER_SAVES)
         return len(self.reached) < ENOUGH, distance
 
@@ -60,7 +60,7 @@ class Compared:
 
     @property
     def left(self) -> float:
-        """What SIFU saves beyond it."""
+        """Savings of SIFU in excess of `saved`."""
         return self.sifu - self.saved
 
 

@@ -34,7 +34,7 @@ NOT_FORGOTTEN = "not_forgotten"
 REFERENCE = "reference"
 """Other runs of Scratch, with seeds of their own, that every method is held against."""
 FAR = 1_000_000
-"""What is added to the seed of a run of the reference."""
+"""Offset added to the seed of a run of the reference."""
 MOST_SAMPLES = 200
 RELEARN_LIMIT = 60
 FEWEST_MODELS = 4
@@ -80,7 +80,7 @@ class MetricRuns:
 
     @cached_property
     def forgotten(self) -> list[str]:
-        """Who asks."""
+        """Clients that ask to be forgotten."""
         return choose_requests(self.clients, self.spec("scratch", 0), self.experiment.requests)[0]
 
     @cached_property
@@ -192,7 +192,7 @@ class MetricRuns:
             )
 
     def place(self, method: str, seed: int) -> Row:
-        """What names a row."""
+        """Return the columns that identify a row."""
         return {
             "experiment": self.experiment.name,
             "dataset": self.dataset,

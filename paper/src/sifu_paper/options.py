@@ -1,4 +1,4 @@
-"""What `sifu-bench run` was asked for, and how its options are read."""
+"""Options of `sifu-bench run`, and how they are read."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sifu_paper.settings import Experiment, Scale
 from sifu_paper.work import variant_text
 
 TRIAL_KEYS: dict[str, Any] = {"partition": "", "participation": "all", "clients": 100, "model": "own"}
-"""What trials of the experiment `groups` are chosen by, and what they are where the file does not say."""
+"""Keys that select trials of the experiment `groups`, with their values where the file does not say."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `sifu-bench run` was asked for; empty lists take what the experiment says."""
+    """Options given to `sifu-bench run`; an empty list stands for what the experiment says."""
 
     name: str
     out: Path

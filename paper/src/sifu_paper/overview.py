@@ -1,4 +1,4 @@
-"""How every method stands over all tables, for the figure at the top of the page."""
+"""Results of every method over all tables, for the figure at the top of the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a result came from: hardware, date, commit, command, versions. A table without these cannot be trusted."""
+"""Provenance of a result: hardware, date, commit, command, versions. A table without these cannot be trusted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE = "bench.json"
 
 
 def provenance(device: str, command: Sequence[str]) -> dict[str, Any]:
-    """What is known about this machine and this code."""
+    """Describe this machine and this code."""
     import numpy
     import torch
 
@@ -87,12 +87,12 @@ def record(folder: Path, settings: Mapping[str, Any], origin: Mapping[str, Any])
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What was run into a folder."""
+    """Return the record of what was run into a folder."""
     return read_record_file(folder / FILE)
 
 
 def read_record_file(path: Path) -> dict[str, Any]:
-    """What such a file says."""
+    """Return the content of a record file."""
     folder = path.parent
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -135,7 +135,7 @@ def title_of(dataset: str) -> str:
 
 
 def before_first_round(row: Mapping[str, Any]) -> bool:
-    """Whether a request of SIFU went back to a model that none of the clients had taken part in.
+    """Return whether a request of SIFU went back to a model that none of the clients had taken part in.
 
     Its certificate may be `conditional` all the same: among a fixed number of participants they took others' slots.
     """

@@ -1,4 +1,4 @@
-"""Which clients ask to be forgotten: of one class where clients have one, at random elsewhere; keyed by the seed.
+"""Choice of the clients that ask to be forgotten: of one class where clients have one, else random; keyed by the seed.
 
 Requests of one class go through the classes in turn, and begin again with the next clients of the first one.
 """

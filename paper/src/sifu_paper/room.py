@@ -34,7 +34,7 @@ class Room:
 
 
 def run_room(spec: Spec, model_bytes: ModelBytes) -> Room:
-    """What one run keeps at most; a head in closed form keeps every client's statistics instead of models."""
+    """Return the most that one run keeps; a head in closed form keeps every client's statistics instead of models."""
     if spec.regime.solves:
         return Room(spec.data.clients * model_bytes(spec))
     if spec.features.kind != "none":
@@ -45,7 +45,7 @@ def run_room(spec: Spec, model_bytes: ModelBytes) -> Room:
 
 
 def part_room(trajectories: Sequence[Trajectory], at_once: int, model_bytes: ModelBytes) -> Room:
-    """What the trajectories of one data set take together, `at_once` of them at a time."""
+    """Return the disk space of all trajectories of one data set, `at_once` of them at a time."""
     trainings = list(dict.fromkeys(trajectory.training for trajectory in trajectories))
     kept = sum((run_room(training.spec, model_bytes) for training in trainings), Room())
     copies = sorted((run_room(trajectory.spec, model_bytes).models for trajectory in trajectories), reverse=True)
@@ -53,7 +53,7 @@ def part_room(trajectories: Sequence[Trajectory], at_once: int, model_bytes: Mod
 
 
 def room_of(parts: Iterable[Sequence[Trajectory]], jobs: int, at_once: int, model_bytes: ModelBytes) -> Room:
-    """What parts that run `jobs` at a time take at most; each is of one data set."""
+    """Return the most disk space that parts take, `jobs` at a time; each part is of one data set."""
     rooms = [part_room(part, at_once, model_bytes) for part in parts]
     models = sorted((room.models for room in rooms), reverse=True)[:jobs]
     updates = sorted((room.updates for room in rooms), reverse=True)[:jobs]

@@ -46,7 +46,7 @@ FAILURES = "failures.txt"
 
 @dataclass(frozen=True)
 class Update:
-    """What a progress display shows: tasks done of all, and what one of them is doing."""
+    """Content of a progress display: tasks done of all, and what one of them is doing."""
 
     done: int
     total: int
@@ -57,7 +57,7 @@ class Update:
 
 @dataclass
 class Result:
-    """What came of a run of an experiment."""
+    """Result of a run of an experiment."""
 
     experiment: Experiment
     table: Table
@@ -117,7 +117,7 @@ class Bench:
 
     @property
     def device(self) -> str:
-        """Where it computes: cpu or cuda."""
+        """Device that computes: cpu or cuda."""
         return self._source[1]
 
     @cached_property
@@ -143,7 +143,7 @@ class Bench:
 
     @property
     def over(self) -> dict[str, Any]:
-        """What the command line lays over every spec."""
+        """Overrides from the command line, laid over every spec."""
         most = self.options.max_rounds
         return {} if most is None else {"stop": {"max_rounds": most}}
 
@@ -256,15 +256,15 @@ class Bench:
                 shutil.rmtree(self._folder(trajectory.training), ignore_errors=True)
 
     def _were_kept(self) -> bool:
-        """Whether an earlier session was asked to keep its run folders."""
+        """Return whether an earlier session was asked to keep its run folders."""
         return any("--keep-runs" in session["command"] for session in read_record(self.options.out)["sessions"])
 
     def _is_settled(self, trajectory: Trajectory, table: Table) -> bool:
-        """Whether nothing is left to do: every row is there, or its training missed a target that requests wait for."""
+        """Return whether nothing is left to do: all rows exist, or training missed a target that requests wait for."""
         return self._is_done(trajectory, table) or self._missed_target(trajectory.training, table)
 
     def _missed_target(self, training: Training, table: Table) -> bool:
-        """Whether the experiment leaves out requests on this training, because it ended below its target."""
+        """Return whether the experiment leaves out requests on this training, because it ended below its target."""
         if not self.experiment.only_reached:
             return False
         place = training_place(training, self.experiment.name)
@@ -318,7 +318,7 @@ class Bench:
         self._finished_with(task)
 
     def _requests_of(self, task: Trajectory) -> list[list[str]]:
-        """Who asks; the clients' data are looked at once for all methods."""
+        """Return the clients of each request; the clients' data are read once for all methods."""
         key = (task.spec.seed, task.spec.data, task.requests, task.request_set)
         with self._lock:
             if key not in self._chosen:
@@ -423,7 +423,7 @@ class Bench:
                     shutil.rmtree(options.out / RUNS, ignore_errors=True)
 
     def write_failures(self, result: Result) -> None:
-        """What went wrong, in a file next to the table; nothing when nothing did."""
+        """Write what went wrong to a file next to the table; delete the file if nothing did."""
         path = self.options.out / FAILURES
         if result.failures:
             path.write_text(

@@ -28,7 +28,7 @@ SHARED = "paper"
 
 @dataclass(frozen=True)
 class Requests:
-    """Who asks: `count` requests of `clients` clients each, by class where clients have one, or at random."""
+    """Requests to make: `count` requests of `clients` clients each, by class where clients have one, or at random."""
 
     count: int = 1
     clients: int = 10
@@ -37,7 +37,7 @@ class Requests:
 
 @dataclass(frozen=True)
 class DistanceRuns:
-    """What a `distance` experiment does: how many rounds, how many clients taken out, measured how often."""
+    """Plan of a `distance` experiment: number of rounds, number of clients taken out, rounds between measurements."""
 
     rounds: int = 60
     clients: int = 3
@@ -65,13 +65,13 @@ class Experiment:
     set_apart: tuple[str, ...] = ()
     """Methods in a table of their own, which may be run on fewer seeds without taking the others' away."""
     only_reached: bool = False
-    """Whether requests are left out on trainings that ended at their limit of rounds below the target."""
+    """True if requests are left out on trainings that ended at their limit of rounds below the target."""
     requests: Requests = Requests()
     distance: DistanceRuns = DistanceRuns()
     spec: Mapping[str, Any] | None = None
     grid: Mapping[str, tuple[Any, ...]] | None = None
     method_spec: Mapping[str, Mapping[str, Any]] | None = None
-    """What is laid over the spec for a method that trains another kind of model than the others."""
+    """Overrides of the spec for a method that trains another kind of model than the others."""
     method_grid: Mapping[str, Mapping[str, Sequence[Any]]] | None = None
     """Values of the grid that a method is limited to, where all of them would take too long."""
     trials: tuple[Mapping[str, Any], ...] = ()
@@ -100,7 +100,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """What all experiments share. A preset is what it promises (`privacy`), and the name of its `training`."""
+    """Settings shared by all experiments. A preset is what it promises (`privacy`), and the name of its `training`."""
 
     spec: Mapping[str, Any]
     datasets: Mapping[str, DatasetSettings]
@@ -117,7 +117,7 @@ class Settings:
         return self.presets[_known("preset", name, self.presets)]
 
     def training_of(self, preset: str, dataset: str) -> Mapping[str, Any]:
-        """What a preset lays over the paper's table for a data set; nothing where it trains as the table says."""
+        """Return a preset's overrides of the paper's table for a data set; empty if it trains as the table says."""
         name = self.preset(preset).get("training")
         if name is None:
             return {}

@@ -1,4 +1,4 @@
-"""Where results lie: folders of `sifu-bench run`, or the tables that a page keeps next to it."""
+"""Sources of results: folders of `sifu-bench run`, or the tables that a page keeps next to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LETTERS = ("letter", "letter-watermark", "letter-time", "letter-sigma", "letter-
 """Trained as the authors' code trains."""
 PAPERS = ("sequential", *LETTERS, "watermark", "time-limited", "sigma", "request-sets", "psi-alpha")
 ORDER = (*PAPERS, "scale", "groups", "exact", "metrics")
-"""How a page orders experiments: the paper's, then ours; those that are not named here come last."""
+"""Order of experiments on a page: the paper's, then ours; those that are not named here come last."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Source:
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """What was run, where and when."""
+        """Record of what was run, where and when."""
         return read_record_file(self.origin)
 
     @cached_property
@@ -44,7 +44,7 @@ class Source:
 
     @property
     def smoke(self) -> bool:
-        """Whether everything was shrunk."""
+        """True if everything was shrunk."""
         return bool(self.record["asked"]["scale"] == "smoke")
 
 

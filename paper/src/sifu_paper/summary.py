@@ -29,7 +29,7 @@ LIMITED_COLUMNS = {
     "test": "accuracy_test",
     "forgotten": "accuracy_forget_after",
 }
-"""What limited time is compared by."""
+"""Columns by which runs of limited time are compared."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _requests(rows: Sequence[Row], labels: Mapping[Line, str]) -> Summary:
 
 
 def _axes(course: Course) -> tuple[tuple[str, str], ...]:
-    """What was varied, less the sets of clients that ask: these are draws of the same thing."""
+    """Return the varied settings, without the sets of clients that ask: these are draws of the same thing."""
     return tuple((AXES.get(name, name), value) for name, value in course.variant.items() if name != "set")
 
 

@@ -16,7 +16,7 @@ from sifu.store.files import room_to_write, sync_folder
 Row = dict[str, Any]
 
 PLACE = ("experiment", "dataset", "seed", "preset", "method", "variant", "request")
-"""What names a row: no two rows agree in all of these."""
+"""Columns that identify a row: no two rows agree in all of these."""
 
 REQUEST_COLUMNS = (
     *PLACE,
@@ -140,7 +140,7 @@ class Table:
         self._places = {place_of(row) for row in self.rows}
 
     def has(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row of this place is there already."""
+        """Return whether the table already has a row of this place."""
         return place_of(row) in self._places
 
     def add(self, row: Row) -> None:
@@ -179,7 +179,7 @@ def read_table(path: Path) -> list[Row]:
 
 
 def place_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """What names a row, as texts."""
+    """Return the columns that identify a row, as texts."""
     return tuple(_text(row.get(name)) for name in PLACE)
 
 

@@ -1,4 +1,4 @@
-"""How far trainings came: where requests wait for a target, a reader must know which trainings never reached it."""
+"""Final accuracies of trainings: where requests wait for a target, readers must know which trainings missed it."""
 
 from __future__ import annotations
 

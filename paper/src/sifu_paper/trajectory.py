@@ -42,7 +42,7 @@ def train_run(training: Training, folder: Path, engine: Engine, progress: Progre
 
 
 def training_place(training: Training, experiment: str) -> dict[str, Any]:
-    """What names the row that says what training took: request 0 of the method `training`."""
+    """Return the columns that identify the row with the cost of training: request 0 of the method `training`."""
     return {
         "experiment": experiment,
         "dataset": training.dataset,
@@ -57,7 +57,7 @@ def training_place(training: Training, experiment: str) -> dict[str, Any]:
 def training_row(
     training: Training, run: Run, experiment: str, seconds: float, held_out: HeldOut, device: str = "cpu"
 ) -> Row:
-    """What training took."""
+    """Return the row with the cost of training."""
     with run.reader() as reader:
         rounds = reader.path()[-1].node.position
         accuracy = next(
@@ -183,7 +183,7 @@ class TrajectoryRun:
     # -- what is measured --------------------------------------------------------------------------------
 
     def _look_beforehand(self, run: Run, number: int, clients: Sequence[str]) -> dict[str, Any]:
-        """What can only be measured before the request is carried out; an interruption must not lose it."""
+        """Measure what cannot be measured after the request is executed, and record it in case of an interruption."""
         path = self.folder / BEFOREHAND
         recorded: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         if str(number) in recorded:
@@ -238,7 +238,7 @@ class TrajectoryRun:
 
 
 def _reaches(accuracy: float | None, target: float) -> bool:
-    """Whether an accuracy is that of the target; what has no target cannot miss it."""
+    """Return whether an accuracy reaches the target; without a target, every accuracy does."""
     return target <= 0 or bool(accuracy is not None and accuracy >= target)
 
 

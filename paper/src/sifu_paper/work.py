@@ -67,7 +67,7 @@ class Trajectory:
         return self.training.spec
 
     def place(self, experiment: str, request: int) -> dict[str, Any]:
-        """What names the row of a request."""
+        """Return the columns that identify the row of a request."""
         training = self.training
         return {
             "experiment": experiment,
@@ -230,7 +230,7 @@ def variant_text(variant: Variant) -> str:
 
 
 def parse_variant(text: str) -> dict[str, str]:
-    """What `variant_text` wrote, as texts.
+    """Return the settings that `variant_text` wrote, as texts.
 
     >>> parse_variant("clients=1000 sigma_scale=auto")
     {'clients': '1000', 'sigma_scale': 'auto'}

@@ -54,7 +54,7 @@ class NoisyScratch(Scratch):
         return replace(super().plan(view, terms), noise_std=noise_std, psi_star=star)
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
-        """Those of Scratch, and who decided the size of the noise."""
+        """Return the premises of Scratch, preceded by the one on who chose the size of the noise."""
         size = Premise("noise size", "assumed" if claim.terms.sigma == "auto" else "trusted")
         return (size, *super().premises(claim))
 

@@ -124,7 +124,7 @@ class Dp(Method):
         return composed_ratio(mine, sums[:, 0], sums[:, 1].astype(float), sums[:, 2], view.facts.noise), len(own)
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
-        """Those of noise in training; the loss need not be regular."""
+        """Return the premises of noise in training; the loss need not be regular."""
         view, clients = claim.view, set(claim.clients)
         subjects = [exposure.subject for exposure in claim.exposures if clients.issuperset(exposure.subject.clients)]
         return training_noise_premises(

@@ -27,7 +27,7 @@ IMAGE_BYTES = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Layout:
-    """Where one of the two sets keeps what; the last of the `label_bytes` is the label that is used."""
+    """File layout of one of the two sets; the last of the `label_bytes` is the label that is used."""
 
     archive: str
     folder: str

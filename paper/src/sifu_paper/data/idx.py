@@ -44,7 +44,7 @@ FIRST_LABELS = {
     "mnist": (5, 0, 4, 1, 9, 2, 1, 3, 1, 4),
     "fashion_mnist": (9, 0, 0, 3, 0, 2, 7, 2, 5, 5),
 }
-"""How the official training labels begin."""
+"""First labels of the official training sets."""
 
 
 def find(name: str, folder: Path) -> dict[str, Path] | None:

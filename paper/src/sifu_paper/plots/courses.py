@@ -32,7 +32,7 @@ PAPER_RULES = ("paper", "authors", "authors_unclipped")
 
 @dataclass(frozen=True)
 class Line:
-    """What a figure shows on one line: a method, with its preset where both were run."""
+    """One line of a figure: a method, with its preset where both were run."""
 
     method: str
     preset: str
@@ -45,7 +45,7 @@ class Line:
 
     @property
     def honest(self) -> bool:
-        """Whether it was run by our rules: presets that end in `ours`."""
+        """True if it was run by our rules: presets that end in `ours`."""
         return self.preset.endswith("ours")
 
     @property
@@ -111,13 +111,13 @@ class Course:
 
     @property
     def reached(self) -> bool:
-        """Whether every request reached the target."""
+        """True if every request reached the target."""
         return all(row["reached"] for row in self.rows)
 
 
 @dataclass(frozen=True)
 class Results:
-    """What an experiment measured, as figures need it.
+    """Results of an experiment, as figures need them.
 
     `titles` names the data sets in the order they are shown; `sigmas` holds the paper's noise for each.
     """
@@ -155,18 +155,18 @@ def lines_of(courses: Sequence[Course]) -> list[Line]:
 
 
 def trained_alike(courses: Sequence[Course]) -> bool:
-    """Whether all runs are of one way of training."""
+    """Return whether all runs were trained in the same way."""
     return len({course.training for course in courses}) <= 1
 
 
 def labels_of(courses: Sequence[Course]) -> dict[Line, str]:
-    """What tables, sentences and figures call each line: by preset only where the runs are trained in several ways."""
+    """Return the label of each line in tables, sentences and figures: by preset only if training differs."""
     alike = trained_alike(courses)
     return {line: line.by_rules if alike else line.label for line in lines_of(courses)}
 
 
 def rules_or_presets(courses: Sequence[Course]) -> Callable[[Line], str]:
-    """What tells the lines of one method apart: the rules where all runs are trained alike, the preset elsewhere."""
+    """Return the words that distinguish lines of one method: rules if all runs are trained alike, else presets."""
     alike = trained_alike(courses)
     return lambda line: line.rules if alike else line.preset
 

@@ -14,7 +14,7 @@ from sifu_paper.plots.courses import Row
 from sifu_paper.plots.speed import SpeedUp
 
 USUAL_STRETCH = GroupsSpec().stretch
-"""How far a merge is moved on where a spec does not say."""
+"""Default stretch of a merge, used where a spec does not give one."""
 
 
 MAIN_DATASETS = ("cifar10", "fashion_mnist")
@@ -23,14 +23,14 @@ MAIN_PARTITIONS = ("iid", "dirichlet-0.3")
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on what by how many."""
+    """Data set, partition, participation, number of clients, and model of a training."""
 
     dataset: str
     partition: str
     participation: str
     clients: str
     model: str = ""
-    """Where it is not the data set's own network."""
+    """Name of the network, if it is not the data set's own."""
 
     def label(self, titles: dict[str, str]) -> str:
         """As it stands in a figure."""
@@ -69,12 +69,12 @@ class Case:
     leavers: int
     length: int
     merge: str
-    """How models were merged: by their mean, or in another way that was tried as well."""
+    """Merge of the models: their mean, or another way that was also tried."""
     requests: tuple[Request, ...]
 
     @property
     def main(self) -> bool:
-        """Whether it is of one of the four tasks that every setting was tried on: everyone takes part, ten groups."""
+        """True for the four tasks that every setting was tried on: everyone takes part, 100 clients, usual network."""
         task = self.task
         usual = task.participation == "all" and task.clients == "100" and not task.model
         return usual and task.dataset in MAIN_DATASETS and task.partition in MAIN_PARTITIONS
@@ -132,7 +132,7 @@ class RequestSequence:
 
 
 def settings_of(row: Row) -> dict[str, str]:
-    """What a row's variant says."""
+    """Return the settings that a row's variant states."""
     return dict(part.split("=", 1) for part in row["variant"].split())
 
 

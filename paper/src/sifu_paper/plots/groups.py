@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEAVERS = {1: ("one leaver", BLUE, "o", -0.19), 5: ("five leavers", VERMILLION, "D", 0.19)}
-"""How requests of this many clients are shown; others are in the table."""
+"""Label, colour, marker and offset of requests by this many clients; others are in the table."""
 
 
 @styled

@@ -327,7 +327,7 @@ def _set_dots(
 
 
 def time_limited_message(limited: Sequence[Course], scratch_of: Callable[[Course], Course | None]) -> str:
-    """How far the most time leaves SIFU and Scratch from a full retraining on the remaining clients."""
+    """Describe how far the most time leaves SIFU and Scratch from a full retraining on the remaining clients."""
     longest = max(float(course.variant["limit"]) for course in limited)
     compared = [
         course
@@ -365,7 +365,7 @@ def _counterfactual(course: Course) -> tuple[str, int]:
 
 
 def rounds_message(results: Results) -> str:
-    """How SIFU does against Scratch, in a sentence: mean over the data sets where it always reached the target."""
+    """Compare SIFU with Scratch in a sentence: mean over the data sets where SIFU always reached the target."""
     everywhere = len(results.titles)
     saved: dict[str, list[float]] = {}
     counts: dict[str, int] = {}
@@ -397,7 +397,7 @@ def rounds_message(results: Results) -> str:
 
 
 def missed_sentence(courses: Sequence[Course]) -> str:
-    """Who missed the target, and how often."""
+    """Name the lines that missed the target, and how often."""
     parts = []
     for line, label in labels_of(courses).items():
         matching = by_line(courses, line)

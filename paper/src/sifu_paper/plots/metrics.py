@@ -76,7 +76,7 @@ def _dots(axes: Axes, rows: list[Row], name: str) -> None:
 
 
 def metrics_message(rows: list[Row]) -> str:
-    """Who is as near to Scratch as Scratch itself."""
+    """Name the methods that are as near to Scratch as Scratch itself."""
     scratch = next((row for row in rows if row["method"] == "scratch"), None)
     if scratch is None:
         return "Distance to Scratch"

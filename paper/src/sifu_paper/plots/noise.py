@@ -1,4 +1,4 @@
-"""How much noise: sigma against rounds and against what is still known of the forgotten."""
+"""Figures on the amount of noise: sigma against rounds and against what is still known of the forgotten."""
 
 from __future__ import annotations
 

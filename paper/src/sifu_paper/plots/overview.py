@@ -38,7 +38,7 @@ class Standing:
 
     @property
     def proves(self) -> bool:
-        """Whether every request that did not diverge was certified."""
+        """True if every request that did not diverge was certified."""
         ended = [level for level in self.levels if level != "diverged"]
         return bool(ended) and all(level in PROVEN for level in ended)
 
@@ -59,7 +59,7 @@ class Standing:
 
     @property
     def proof(self) -> str:
-        """What is proven, in a word or two."""
+        """Level that is proven, in a word or two."""
         if not self.proves:
             return "nothing"
         ordered = [level for level in PROVEN if level in self.levels]

@@ -1,4 +1,4 @@
-"""Where certified unlearning pays: speed-up over Scratch as the federation grows."""
+"""Figure on where certified unlearning pays: speed-up over Scratch as the federation grows."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ FEWEST_SEEDS = 3
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """How many times fewer rounds than Scratch, seed by seed.
+    """Speed-up over Scratch: how many times fewer rounds, seed by seed.
 
     `ratios` are Scratch's rounds over the method's (all requests of a run together, calibration included), of the
     seeds on which both reached the target at every request; infinite where the method took no round. `runs` counts the
@@ -33,7 +33,7 @@ class SpeedUp:
 
     @property
     def complete(self) -> bool:
-        """Whether every run reached the target."""
+        """True if every run reached the target."""
         return self.runs > 0 and self.missed == 0
 
     @property

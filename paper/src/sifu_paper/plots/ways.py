@@ -19,7 +19,7 @@ HELD = {
     "sifu": "a softmax head, with noise",
     "scratch": "a network, trained again",
 }
-"""What each method of the experiment trains."""
+"""Model that each method of the experiment trains."""
 TENS = "10x3"
 """Three requests of ten clients each."""
 
@@ -89,7 +89,7 @@ def _notes(courses: Sequence[Course]) -> list[str]:
 
 
 def ways_message(courses: Sequence[Course]) -> str:
-    """What the figure shows, in a sentence."""
+    """Summarise the figure in a sentence."""
     closed = [course for course in courses if course.first["method"] == "closed_form"]
     network = [course for course in courses if course.first["method"] == "scratch"]
     if not closed:
