@@ -47,7 +47,7 @@ from sifu_paper.provenance import commit
 
 RESULTS = Path(__file__).resolve().parent / "results" / "auto_choice.json"
 LARGEST_RATIO = 1.2
-"""What `auto` may take more than the best single method."""
+"""Largest allowed ratio of the rounds of `auto` to those of the best single method."""
 
 
 def rounds_of(view: RunView, engine: Engine, plan: Plan) -> int:
@@ -78,7 +78,7 @@ def with_target(case: Case) -> dict[str, Any]:
 
 
 def measure(case: Case, folder: Path, draws: int) -> dict[str, Any]:
-    """What every method takes on one run, and which one `auto` takes."""
+    """Measure what every method takes on one run, and which one `auto` chooses."""
     spec = with_target(case)
     run: Run = train(spec, run=folder)
     engine = run.engine()

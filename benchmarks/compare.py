@@ -91,7 +91,7 @@ def once(contestant: Contestant, workload: Path, threads: int, seconds: float, *
 
 
 def check(contestant: Contestant, setting: workloads.Setting, workload: Path, threads: int) -> Measured:
-    """What a contestant does with `threads` threads, not yet timed."""
+    """Check what a contestant does with `threads` threads, without timing it."""
     row = Measured(contestant.key, contestant.title, setting.name, contestant.peer, threads=threads)
     report = once(contestant, workload, threads, QUICK, "--check")
     if "problem" in report:
@@ -101,7 +101,7 @@ def check(contestant: Contestant, setting: workloads.Setting, workload: Path, th
 
 
 def fastest(rows: Sequence[Measured]) -> Measured:
-    """Of one contestant on one workload: the number of threads with the best median, or what went wrong."""
+    """Return one contestant's number of threads with the best median on one workload, or what went wrong."""
     return max(rows, key=lambda row: row.median if row.rounds_a_second and not row.problem else -1.0)
 
 
@@ -121,7 +121,7 @@ def judge(row: Measured, plain: Measured | None, setting: workloads.Setting) -> 
 
 
 def hardware() -> dict[str, Any]:
-    """What it ran on."""
+    """Describe the hardware of this machine."""
     return {
         "processor": f"{processor()} ({platform.machine()})",
         "cores": os.cpu_count(),

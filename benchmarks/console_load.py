@@ -1,4 +1,4 @@
-"""How many people may watch a run: viewers of the console during a training, on this machine.
+"""Largest number of people who can watch a run: viewers of the console during a training, on this machine.
 
     python benchmarks/console_load.py --viewers 200 --out benchmarks/results/console_load.json
 
@@ -53,7 +53,7 @@ ARRIVE_WITHIN = 2.0
 
 @dataclass
 class Seen:
-    """What the viewers of one window got."""
+    """Responses that the viewers of one window got."""
 
     pages: list[float] = field(default_factory=list)
     messages: int = 0
@@ -72,7 +72,7 @@ def processor_seconds(process: subprocess.Popen[bytes]) -> float:
 
 
 def rounds_of(folder: Path) -> int:
-    """How many models the run has recorded."""
+    """Return the number of models the run has recorded."""
     connection = sqlite3.connect(f"file:{folder / 'run.db'}?mode=ro", uri=True)
     try:
         return int(connection.execute("SELECT COUNT(*) FROM nodes").fetchone()[0])

@@ -1,4 +1,4 @@
-"""How much the demo's gain varies: its noise is fresh every time, and its seed was chosen.
+"""Spread of the demo's gain: its noise is fresh every time, and its seed was chosen.
 
     python benchmarks/demo_spread.py --seeds 2 3 4 5 6 7 --runs 40
 

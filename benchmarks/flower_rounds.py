@@ -96,11 +96,11 @@ class Problem:
         return RecordDict({ARRAYS: ArrayRecord(arrays), METRICS: MetricRecord({SAMPLES: samples})})
 
     def flower(self) -> ArrayRecord:
-        """What Flower's FedAvg does."""
+        """Aggregate as Flower's FedAvg does."""
         return aggregate_arrayrecords(self.replies, SAMPLES)
 
     def tracked(self) -> ArrayRecord:
-        """What a round of ours does: decode, check, the mean with every drift, the new model, and encode it."""
+        """Do what a round of ours does: decode, check, the mean with every drift, the new model, and encode it."""
         messages = (SimpleNamespace(content=content) for content in self.replies)
         answers = [read_model(message, self.layout) for message in messages]  # type: ignore[arg-type]
         replies = [Reply(client, PLACE, count, model, owned=True) for client, (model, count) in enumerate(answers)]

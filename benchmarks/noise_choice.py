@@ -56,7 +56,7 @@ from sifu_paper.provenance import commit
 GRID = 12
 CAP = 1.5
 CONTENDERS = 4
-"""How many of the grid's best points are repeated; the best of twelve single draws would mostly be luck."""
+"""Number of the grid's best points that are repeated; the best of twelve single draws would mostly be luck."""
 PRECISION, MOST_REPEATS = 0.1, 3
 """Repeats go on until the standard error is below this share of the mean, up to this multiple of `--repeats`."""
 ROOT = Path(__file__).resolve().parent
@@ -174,9 +174,9 @@ def plan_again(result: dict[str, Any], planned: Plan, requests: int) -> None:
 
 
 def needs_more(draws: list[list[dict[str, Any]]], repeats: int, each: bool = False) -> bool:
-    """Whether another draw is wanted: there are fewer than `repeats`, or their mean is not known well enough.
+    """Return whether another draw is needed: there are fewer than `repeats`, or their mean is not known well enough.
 
-    With `each` that of every request of a sequence, since predictions are judged one by one.
+    With `each`, the mean of every request of a sequence must be known, since predictions are judged one by one.
     """
     if len(draws) < repeats or repeats == 1:
         return len(draws) < repeats

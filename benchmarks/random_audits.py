@@ -43,7 +43,7 @@ FIRST_SEED = 500
 
 
 def summary(findings: Findings) -> list[str]:
-    """What is to be said of them."""
+    """Summarise the findings in sentences."""
     levels = ", ".join(f"{count} {level}" for level, count in sorted(findings.by_level.items()))
     methods = ", ".join(f"{count} {method}" for method, count in sorted(findings.by_method.items()))
     between = ", ".join(f"{count} {step}" for step, count in sorted(findings.by_step.items()))
@@ -130,7 +130,7 @@ def audit_random(seed: int) -> Audited:
 
 
 def sentences(runs: list[Audited], controls: list[AuditControl]) -> list[str]:
-    """What is to be said of them."""
+    """Summarise the runs and the controls in sentences."""
     levels = [level for run in runs for level in run.levels]
     counts = ", ".join(f"{levels.count(level)} {level}" for level in ("proven", "exact", "conditional", "none"))
     nodes = sum(run.report.nodes_replayed for run in runs)

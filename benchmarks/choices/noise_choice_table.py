@@ -82,7 +82,7 @@ class Line:
 
 
 def ratio_within(guess: float, real: float, factor: float = 1.5) -> bool:
-    """Whether a prediction is within a factor of the truth; a round more or less never counts against it."""
+    """Return whether a prediction is within a factor of the truth; one round more or less never counts against it."""
     low, high = sorted((max(guess, 1.0), max(real, 1.0)))
     return high <= factor * low or high - low <= 1.0
 

@@ -24,7 +24,7 @@ class Task:
     features: bool = False
 
     def requested_clients(self) -> list[list[str]]:
-        """Who asks, request by request."""
+        """Return the clients that ask, request by request."""
         size = self.clients_a_request
         count = self.spec["data"]["clients"]
         width = max(3, len(str(count - 1)))

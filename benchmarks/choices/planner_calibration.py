@@ -48,7 +48,7 @@ CAP = 4.0
 
 @dataclass(frozen=True)
 class Task:
-    """What a seed drew."""
+    """Task drawn from a seed."""
 
     seed: int
     number: int
@@ -151,7 +151,7 @@ def target_of(task: Task, data: Path | None) -> float:
 
 
 def leaving_of(task: Task, run: Run) -> list[str]:
-    """Who asks."""
+    """Return the clients that ask."""
     names = [client.name for client in run.status().clients]
     chosen = np.random.default_rng([task.seed, task.number, 3]).choice(len(names), task.leaving, replace=False)
     return [names[index] for index in sorted(chosen.tolist())]
@@ -195,7 +195,7 @@ def measure(task: Task, runs: Path, data: Path | None, draws: int) -> dict[str, 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the rows of a seed say of the predictions."""
+    """Summary of the predictions in the rows of a seed."""
 
     tasks: int
     draws: int

@@ -61,7 +61,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Place:
-    """What was measured for a number of clients and parameters, the way that won there, and its shares on all tasks."""
+    """Measurements for a number of clients and parameters, the way that won there, and its shares on all tasks."""
 
     clients: int
     parameters: int
@@ -86,7 +86,7 @@ def parameters_of(dataset: str) -> int:
 
 
 def settings_of(row: Row) -> dict[str, str]:
-    """What a row's variant says."""
+    """Return the settings that a row's variant states."""
     return dict(part.split("=", 1) for part in row["variant"].split())
 
 
@@ -169,7 +169,7 @@ def places_of(points: Iterable[Measured]) -> list[Place]:
 
 
 def _has_one_right_above(place: Place, places: Sequence[Place]) -> bool:
-    """Whether another mark is so near that the words of this one go below it."""
+    """Return whether another mark is so near that the words of this one go below it."""
     return any(other.clients == place.clients and 1.0 < other.parameters / place.parameters < 1.2 for other in places)
 
 

@@ -1,4 +1,4 @@
-"""Where a GPU becomes worthwhile: rounds a second of the same run on the CPU and as a lane on the GPU, tracking on.
+"""Break-even size for a GPU: rounds a second of the same run on the CPU and as a lane on the GPU, tracking on.
 
 Softmax regression in float64, K = 10 steps on all samples of a client, everyone taking part or ten clients a round.
 `WORTH_A_GPU` of sifu.run.devices is taken from here: values (samples times features) that the participants of a round

@@ -1,4 +1,4 @@
-"""Where a round of workload B spends its time on a GPU: kernel by kernel, the gaps between them, and Python meanwhile.
+"""Profile of a round of workload B on a GPU: kernel by kernel, the gaps between them, and Python meanwhile.
 
 Lanes run as they always do, with tracking on, while torch's profiler records every kernel and copy. A kernel's share is
 of the time in which the device was busy; FLOP/s count the products of the network, not what a kernel adds by padding.
@@ -84,7 +84,7 @@ class HostTimes:
 
 
 def profile_lanes(lanes: int, precision: str, rounds: int) -> dict[str, Any]:
-    """How a round of `lanes` runs together divides; times are microseconds a round of all of them."""
+    """Profile a round of `lanes` runs together; times are microseconds a round of all of them."""
     clients = random_clients(100, 100, (3, 32, 32), 10, "float32")
     participation = Participation("fixed", count=CLIENTS_A_ROUND)
     federations = [

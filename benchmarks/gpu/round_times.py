@@ -170,7 +170,7 @@ def step_federation(name: str, clip: float, dtype: str) -> tuple[SimulatedFedera
 
 
 def step_of(engine: Engine, start: np.ndarray) -> np.ndarray:
-    """How far one round moves the model."""
+    """Return the change of the model in one round."""
     return engine.run_round(start, Position(1, 3), np.arange(4)).model - start
 
 

@@ -1,4 +1,4 @@
-"""What features, statistics, a forget and the checks cost, with 100, 1,000 and 10,000 clients.
+"""Costs of features, statistics, a forget and the checks, with 100, 1,000 and 10,000 clients.
 
 The first part is a whole run, as a user makes it: CIFAR-10 (made-up images where no folder is given), 100 clients, the
 default map. It is trained, and ten clients are forgotten with a certificate: with everyone's statistics kept and with
@@ -42,7 +42,7 @@ SUM_FEATURES = 256
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
-    """What `work` returns, with its seconds and its processor seconds."""
+    """Return the result of `work`, with its seconds and its processor seconds."""
     wall, processor_time = time.perf_counter(), time.process_time()
     result = work()
     return result, {
@@ -195,7 +195,7 @@ def sums_only(clients: int) -> dict[str, Any]:
 
 
 def in_its_own_process(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """What `work` returns in a fresh process, whose memory is its own."""
+    """Return the result of `work` in a fresh process, whose memory is its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(work, *arguments).result()
 

@@ -1,4 +1,4 @@
-"""What all contestants share: the stopwatch that also checks their work, and their command line.
+"""Common parts of all contestants: the stopwatch that also checks their work, and their command line.
 
 A contestant is a script with a function `run(workload, watch, threads)` that trains round after round and calls
 `watch.round_done(parameters)` after each until it returns False. It prints one line of JSON. numpy and torch only.
@@ -135,7 +135,7 @@ class Stopwatch:
         return False
 
     def _describe(self, model: Sequence[Tensor]) -> None:
-        """What shows whether contestants did the same: samples trained on, the loss, and the way the model went."""
+        """Report what contestants must agree on: samples trained on, the loss, and how far the model moved."""
         pairs = zip(model, self._workload.first, strict=True)
         way = sum(float((parameter - torch.as_tensor(was)).square().sum()) for parameter, was in pairs)
         self.report |= {

@@ -24,7 +24,7 @@ class Contestant:
 
     @property
     def peer(self) -> bool:
-        """Whether it is another project's framework."""
+        """True if it is another project's framework."""
         return bool(self.requirements)
 
     @property

@@ -60,7 +60,7 @@ class Handler(FedAvgServerHandler):
     workload: Workload
 
     def sample_clients(self) -> list[int]:
-        """Who takes part."""
+        """Return the participants of the round."""
         return self.workload.participants(self.round)
 
 

@@ -20,7 +20,7 @@ from peers.contest import Stopwatch, at_the_actor, first_network, main, train_cl
 from peers.workloads import Workload
 
 PULL_SECONDS = 0.002
-"""How often the server looks for replies; Flower's own 0.1 s would be most of a round."""
+"""Polling interval of the server for replies; Flower's own 0.1 s would be most of a round."""
 
 
 def client_app(path: str, threads: int) -> ClientApp:

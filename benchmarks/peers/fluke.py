@@ -25,7 +25,7 @@ class Scheduled(Server):
         self._workload, self._watch = workload, watch
 
     def get_eligible_clients(self, eligible_perc: float) -> list[Client]:
-        """Who takes part."""
+        """Return the participants of the round."""
         return [self.clients[client] for client in self._workload.participants(self._watch.rounds)]
 
 

@@ -74,7 +74,7 @@ def parameters(layout: ModelLayout, vector: Vector, workload: Workload) -> list[
 
 
 class Tracking:
-    """What a recorded run does after each round, short of the disk (see `sifu.run.training`)."""
+    """Work of a recorded run after each round, short of the disk (see `sifu.run.training`)."""
 
     def __init__(self, engine: Engine, spec: Spec, first: Vector) -> None:
         self._tracker = SensitivityTracker(len(engine.clients))

@@ -1,4 +1,4 @@
-"""What the hardware would allow: operations and bytes of a round against measured sgemm and memory speed.
+"""Limits of the hardware: operations and bytes of a round against measured sgemm and memory speed.
 
 `compare.py` starts this file to measure the peaks, which it prints as one line of JSON.
 """

@@ -43,7 +43,7 @@ class Measured:
         return statistics.median(self.rounds_a_second)
 
     def said(self) -> str:
-        """How the check went, in words."""
+        """Describe the outcome of the check in words."""
         if self.problem:
             return self.problem
         return f"{self.threads} threads, loss {self.check['loss']:.4f}, moved {self.check['moved']:.4f}"
@@ -158,7 +158,7 @@ def roofline_rows(results: Results) -> tuple[list[str], Rows]:
 
 
 def cost_of_tracking(results: Results) -> str:
-    """What tracking adds to a round, from the medians."""
+    """Describe what tracking adds to a round, from the medians."""
     parts = []
     for workload in results.data:
         medians = {row.key: row.median for row in results.of(workload) if not row.problem}

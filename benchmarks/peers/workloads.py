@@ -22,7 +22,7 @@ SEED = 2024
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained, on what, and how: FedAvg with server rate 1, float32."""
+    """Data, model and training of a workload: FedAvg with server rate 1, float32."""
 
     name: str
     title: str
@@ -90,7 +90,7 @@ class Workload:
     source: str
 
     def participants(self, round_number: int) -> list[int]:
-        """Who trains in a round; the schedule starts again when it is used up."""
+        """Return the clients that train in a round; the schedule starts again when it is used up."""
         return [int(client) for client in self.schedule[round_number % len(self.schedule)]]
 
 

@@ -72,7 +72,7 @@ JOBS = (
 
 @dataclass(frozen=True)
 class Size:
-    """How large a federation is, and how long it trains."""
+    """Size of a federation, and the length of its training."""
 
     clients: int = 100
     samples: int = 100
@@ -189,7 +189,7 @@ def pack(data: Path, folder: Path) -> None:
 
 @dataclass
 class Run:
-    """What the whole measurement shares."""
+    """Settings that the whole measurement shares."""
 
     device: str
     lanes: int
@@ -258,7 +258,7 @@ class Lane:
         self.velocity.zero_()
 
     def scores(self, pixels: Tensor) -> Tensor:
-        """Of images (n, side, side, 3)."""
+        """Return the scores of images (n, side, side, 3)."""
         return self.head(self.backbone(pixels.permute(0, 3, 1, 2)))
 
     def _step(self) -> None:
@@ -340,7 +340,7 @@ class Tuner:
         return self._through(vector, heads=False)
 
     def accuracy(self, vector: Tensor) -> float:
-        """Of the network with its own head, on the test images."""
+        """Return the accuracy of the network with its own head on the test images."""
         scores = self._through(vector, heads=True)[self.images.train :]
         right = scores.argmax(dim=1) == self.images.labels[self.images.train :]
         return 100.0 * float(right.double().mean())
