@@ -22,7 +22,7 @@ from sifu.theory.closed_form.sums import RunningSum
 
 @dataclass(frozen=True)
 class Control:
-    """What is done, in which runs it matters, and which statement must be found untrue."""
+    """Cheat with the runs in which it matters, and the kind of statement that must be found untrue."""
 
     what: str
     families: tuple[str, ...]
@@ -35,7 +35,7 @@ class Control:
         return Findings(psi_scale=self.psi_scale)
 
     def is_caught(self, findings: Findings) -> bool:
-        """Whether the statement was found untrue."""
+        """Return whether the statement was found untrue."""
         return any(violation["kind"] == self.kind for violation in findings.violations)
 
 
@@ -85,7 +85,7 @@ def levels_by_wish() -> Iterator[None]:
 
 @contextmanager
 def names_taken_apart() -> Iterator[None]:
-    """What is left of a client whose records were forgotten counts as a new client."""
+    """Count what is left of a client whose records were forgotten as a new client."""
     with mock.patch.object(clients_view, "chain_of", lambda reader, client: (client,)):
         yield
 

@@ -49,10 +49,10 @@ ON_THE_PATH = {"counterfactual", "replies", "schedule", "record"}
 
 @dataclass
 class Findings:
-    """What was compared, and every statement that the truth contradicts."""
+    """Counts of what was compared, and every statement that the truth contradicts."""
 
     psi_scale: float = 1.0
-    """What Psi and charges are multiplied by before they are compared; below 1 it is a negative control."""
+    """Factor applied to Psi and charges before they are compared; below 1 it is a negative control."""
     runs: int = 0
     requests: int = 0
     refused: int = 0
@@ -69,7 +69,7 @@ class Findings:
     assumed_distances: int = 0
     """The same where Psi rests on an assumption (B of a network, clipped updates)."""
     assumed_exceeded: int = 0
-    """How many of those were beyond it: what an assumption may cost, and why such a level is conditional."""
+    """Number of those beyond it: what an assumption may cost, and why such a level is conditional."""
     by_counterfactual: dict[str, int] = field(default_factory=dict)
     """In how many worlds an exact model was made again: the forgotten with other data, other counts, or not there."""
     exact_models: int = 0
@@ -160,7 +160,7 @@ class Truth(CounterfactualRuns):
 
     @cached_property
     def is_theorem(self) -> bool:
-        """Whether the distance is bounded by proof, whatever else a certificate assumes."""
+        """True if the distance is bounded by proof, whatever else a certificate assumes."""
         facts, privacy = self.record.facts, self.spec.privacy
         measured = self.spec.regularity.kind == "measured" and facts["smooth_model"]
         return bool(measured and facts["clip"] == 0.0 and privacy.accounting == "round")
@@ -196,7 +196,7 @@ class Truth(CounterfactualRuns):
 
     @cached_property
     def subjects(self) -> dict[int, list[int]]:
-        """Who each subject of the record has to be: every number that a client had when it asked."""
+        """Clients that each subject of the record must stand for: every number that a client had when it asked."""
         subjects: dict[int, list[int]] = {}
         for request in self.record.requests.values():
             numbers = sorted(number for number, owner in self.record.owner.items() if owner is request)
@@ -214,9 +214,9 @@ class Truth(CounterfactualRuns):
 
     @cached_property
     def distances(self) -> dict[int, dict[int, float]]:
-        """Of each world and node: how far the absence of its clients moved the model.
+        """Distance that the absence of its clients moved the model, by counterfactual and node.
 
-        None where groups refuse replies: who was left out of a round apart is not recorded for the other world.
+        Empty where groups refuse replies: the record does not say who a separate round would have left out.
         """
         if self.spec.server.update_bound and self.record.groups:
             return {key: {} for key in self.counterfactuals()}
@@ -275,7 +275,7 @@ class Truth(CounterfactualRuns):
         )
 
     def check_accounting(self) -> None:
-        """What the releases since a request really cost together, against what its certificate states."""
+        """Check the true total cost of the releases since a request against what its certificate states."""
         for subject, clients in self.subjects.items():
             request = self.record.owner[subject]
             if request["status"] != "done" or PROTECTION[request["method"]] != "noise" or request["level"] == "none":
@@ -456,7 +456,7 @@ def _separate(model: Vector, other: Vector | None) -> float:
 
 
 def kinds_of(truth: Truth, request: dict[str, Any]) -> Iterable[str]:
-    """What a thousand requests are to hold enough of: how the run was trained, opened, and what was asked before."""
+    """Return the kinds of a request, to be counted: how the run was trained and opened, and what was asked before."""
     journey, earlier = truth.journey, [row for row in truth.done if row["request_order"] < request["request_order"]]
     several = len(json.loads(request["clients"])) > 1
     restored = any(event["kind"] == "restored" for event in truth.record.tables["events"])

@@ -46,7 +46,7 @@ class CounterfactualRuns:
 
     @cached_property
     def held(self) -> list[tuple[str, frozenset[int]]]:
-        """Of each number in the record: whose rows it holds, and which; who joined again has less."""
+        """Owner and rows of each number in the record; a client that joined again has fewer rows."""
         joined = [parsed(event) for event in self.record.tables["events"] if event["kind"] == "client joined"]
         request_of = {content["client"]: content.get("request") for content in joined}
         held: dict[str, tuple[str, frozenset[int]]] = {}
@@ -240,11 +240,11 @@ class CounterfactualRuns:
         return bool(np.allclose(model, other, rtol=atol, atol=atol))
 
     def touches(self, clients: Collection[int], node: int) -> bool:
-        """Whether one of `clients` took part on the path to a node."""
+        """Return whether one of `clients` took part on the path to a node."""
         return any(set(clients) & set(self.record.rounds[step]) for step in path_to(self.record, node))
 
     def chains_of(self, request: dict[str, Any]) -> list[list[int]]:
-        """Of each client of a request every number that it had by then."""
+        """Return, for each client of a request, every number that it had by then."""
         number = {row["name"]: client for client, row in self.record.clients.items()}
         asking = [number[name] for name in json.loads(request["clients"])]
         return [
@@ -296,7 +296,7 @@ class AtRates:
         return self._at(position).run_round(model, position, clients)
 
     def local_updates(self, model: Vector, position: Position, clients: np.ndarray, steps: int) -> Any:
-        """What clients send, at the local rate of the branch."""
+        """Return the updates that clients send, at the local rate of the branch."""
         return cast("Any", self._at(position)).local_updates(model, position, clients, steps)
 
     def _at(self, position: Position) -> Engine:
@@ -305,7 +305,7 @@ class AtRates:
 
 
 def parsed(event: dict[str, Any]) -> dict[str, Any]:
-    """What an event says."""
+    """Return the content of an event."""
     content: dict[str, Any] = json.loads(event["payload"])
     return content
 

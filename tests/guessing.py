@@ -84,7 +84,7 @@ def figures(folder: Path) -> set[str]:
 
 
 def worked_out(folder: Path) -> set[str]:
-    """What an adversary makes of its own federation: also the digests of statistics and models without salts."""
+    """Return what an adversary derives from its own federation: also digests of statistics and models without salts."""
     held = figures(folder)
     with RunReader(folder) as reader:
         for node in reader.models():

@@ -78,7 +78,7 @@ class Log:
         _write(stream, asdict(line))
 
     def summary(self) -> dict[str, Any]:
-        """What is kept of it: the totals, the numbers of the runs, and where they were made."""
+        """Return the summary to keep: the totals, the numbers of the runs, and where they were made."""
         return {
             "what": "Requests of random journeys held against the truth (benchmarks/random_audits.py)",
             "sessions": self.sessions,
@@ -126,7 +126,7 @@ def missing(log: Log, seed: int, families: Sequence[str]) -> Iterator[int]:
 
 
 def family_of(seed: int, families: Sequence[str]) -> str:
-    """How the run of a number is trained."""
+    """Return the family of a run, which decides how it is trained."""
     return random.Random(f"family {seed}").choice(families)
 
 

@@ -235,16 +235,16 @@ if importlib.util.find_spec("flwr") is not None:
 # -- what is said of them ----------------------------------------------------------------------------------------
 
 WORDS = {"event": "sign", "field": "certificates: ", "older": "state was put back"}
-"""What a finding must speak of: without the key, an event is given away by its signature, whatever else is wrong."""
+"""Words that a finding must contain: without the key, the signature gives an event away, whatever else is wrong."""
 
 
 def uncaught(
     pristine: Pristine, mutations: list[Mutation], second_every: int = 1
 ) -> tuple[collections.Counter[str], list[str]]:
-    """How many of each kind were tried, and those that a verifier did not notice or that ended in a traceback.
+    """Count the mutations of each kind, and list those that a verifier missed or that ended in a traceback.
 
-    The second verifier, which shares nothing with sifu, looks at one in `second_every`. It takes no witnesses, and of a
-    timestamp it reads nothing but the digest.
+    The second verifier, which shares nothing with sifu, checks one in `second_every`. It takes no witnesses, and reads
+    only the digest of a timestamp.
     """
     tried: collections.Counter[str] = collections.Counter()
     wrong = []
@@ -270,7 +270,7 @@ def uncaught(
 
 
 def alone(path: Path) -> list[str]:
-    """What is said of a certificate alone."""
+    """Return the problems found in a certificate alone."""
     try:
         return verify_certificate(path).problems
     except SifuError as error:
@@ -309,7 +309,7 @@ def every_mutation(folder: Path) -> list[Mutation]:
 
 
 def held_against(folder: Path) -> dict[str, Any]:
-    """What a run's witness kept and the certificate of its timestamp authority: arguments for verification."""
+    """Return a run's witness and the certificate of its timestamp authority, as arguments for verification."""
     roots = folder.parent / AUTHORITY / "root.pem"
     return {"witnesses": witnesses_of(folder), "authority": roots if roots.exists() else None}
 

@@ -1,4 +1,4 @@
-"""What someone without the key may try on a run folder: other values, rows and fields; and what is said of it.
+"""Attempts on a run folder by someone without the key: other values, rows and fields; and what is said of it.
 
 The tables are enumerated from the database itself, so a new column is covered the day it appears.
 """
@@ -25,7 +25,7 @@ ALIASES = {
     "clients": r"clients:",
     "certificates": r"certificate",
 }
-"""How a sentence names a table; the others are called by their own name."""
+"""Patterns by which a sentence names a table; the others are called by their own name."""
 
 
 CRASH = "verification crashed:"
@@ -52,7 +52,7 @@ class Pristine:
 
 
 def caught(folder: Path, **held_against: Any) -> list[str]:
-    """What verification says; a damaged database may also be refused with a sentence, anything else is a crash."""
+    """Return the problems that verification finds, or the sentence that refuses the run; any other error is a crash."""
     try:
         return verify_run(folder, **held_against).problems
     except SifuError as error:
@@ -142,7 +142,7 @@ def tamper_with_values(pristine: Pristine, table: str, everything: bool) -> tupl
 
 
 def is_named(problems: list[str], table: str, column: Column) -> bool:
-    """Whether some sentence says where to look."""
+    """Return whether some sentence says where to look."""
     text = "\n".join(problems)
     if table in ALIASES:
         return bool(re.search(ALIASES[table], text))

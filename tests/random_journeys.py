@@ -49,11 +49,11 @@ MASKED = "masked"
 INPUTS, CLASSES = 5, 3
 FILED_BY = "desk"
 PEOPLE = ("Ann", "Bob")
-"""Who may approve requests."""
+"""People who may approve requests."""
 
 
 def normals_of(seed: int, order: int) -> np.random.Generator:
-    """Where the noise of a request comes from in a journey: its order, and nothing else of the run."""
+    """Return the source of a request's noise in a journey: it depends on the request's order, and on nothing else."""
     return np.random.default_rng([seed, 1, order])
 
 
@@ -88,16 +88,16 @@ class Journey:
     model: Any
     folder: Path
     steps: list[str] = field(default_factory=list)
-    """What happened, in order, in words."""
+    """Events in order, in words."""
     refused: int = 0
     flower: Any = None
     """The engine of masked rounds."""
     hands_engine_over: bool = False
-    """Whether the run is opened with an engine of the caller's."""
+    """True if the run is opened with an engine of the caller's."""
     gone: dict[str, set[int]] = field(default_factory=dict)
     """Rows that were forgotten, by the first name of their client."""
     small: bool = False
-    """Whether there are few rounds and no timestamps, so that thousands of requests take an hour."""
+    """True for few rounds and no timestamps, so that thousands of requests take an hour."""
 
     @property
     def approvals(self) -> int:
@@ -106,7 +106,7 @@ class Journey:
 
     @property
     def witness(self) -> Path:
-        """What a witness kept of this folder; one that is restored is heard by another, as both go on."""
+        """File that the witness of this folder keeps; a restored run has another witness, as both runs go on."""
         return self.folder.with_name(f"{self.folder.name}.witness")
 
     @property
@@ -144,7 +144,7 @@ def tables(generator: np.random.Generator, count: int, first: int, outputs: int,
 
 
 def without_rows(client: ClientData, rows: Collection[int], name: str) -> ClientData:
-    """What a client has left without some rows, under another name."""
+    """Return a client without some rows, under another name."""
     stays = np.setdiff1d(np.arange(len(client.y)), sorted(rows))
     return ClientData(name, client.x[stays], client.y[stays])
 
@@ -409,7 +409,7 @@ def first_name(name: str) -> str:
 
 
 def rows_left(journey: Journey, client: str) -> int:
-    """How many rows a client has left."""
+    """Return the number of rows a client has left."""
     (data,) = (given for given in journey.clients if given.name == first_name(client))
     return len(data.y) - len(journey.gone.get(data.name, ()))
 
@@ -442,7 +442,7 @@ def approve_and_execute(dice: random.Random, journey: Journey, name: str) -> Seq
 
 
 def can_be_timestamped() -> bool:
-    """Whether an authority can be made here, and its answers be read."""
+    """Return whether an authority can be made here, and its answers be read."""
     return importlib.util.find_spec("rfc3161_client") is not None and shutil.which("openssl") is not None
 
 

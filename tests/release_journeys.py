@@ -64,7 +64,7 @@ class ReleaseJourney:
         return [client for client in self.everyone[: self.joined] if client.name not in named]
 
     def should_be_in(self) -> list[ClientData]:
-        """Those who should be in the next release, each with the rows it has left."""
+        """Return the clients that should be in the next release, each with the rows it has left."""
         out = self.gone | {row.client for row in self.pending.values() if row.approved and not row.rows}
         left = []
         for client in self.everyone[: self.joined]:

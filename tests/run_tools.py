@@ -183,7 +183,7 @@ def query(folder: Path, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any,
 
 
 def scalars(folder: Path) -> dict[str, Any]:
-    """What must not depend on interruptions: everything recorded but times, nonces, hashes and the key."""
+    """Return what must not depend on interruptions: everything recorded but times, nonces, hashes and the key."""
     return {
         "nodes": query(folder, "SELECT * FROM nodes ORDER BY node"),
         "participation": query(folder, "SELECT * FROM participation ORDER BY node, client"),
@@ -208,7 +208,7 @@ def scalars(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed and returned."""
+    """Output and exit code of a command."""
 
     code: int
     out: str

@@ -121,7 +121,7 @@ def kept_by_witness(folder: Path) -> Path:
 
 
 def backup_of(folder: Path) -> Path:
-    """Where the run's backup lies."""
+    """Return the path of the run's backup."""
     return folder.with_name(f"{folder.name}.zip")
 
 
@@ -131,13 +131,13 @@ def witnesses_of(folder: Path) -> list[Path]:
 
 
 def problems_of(folder: Path, authority: Path | None = None) -> list[str]:
-    """What verification says of a run, held against its own witness and perhaps a timestamp authority."""
+    """Return the problems that verification finds in a run, given its own witness and perhaps a timestamp authority."""
     os.environ.pop(kept_outside.WITNESSES, None)  # that of the run that was worked on last
     return list(verify_run(folder, witnesses=witnesses_of(folder), authority=authority).problems)
 
 
 def problems_outside(folder: Path) -> list[str]:
-    """What is wrong with a finished run, held against its witness and its timestamps, and with what lies next to it."""
+    """Return the problems of a finished run, against its witness and its timestamps, and of the files next to it."""
     roots = folder.parent / AUTHORITY / "root.pem"
     problems = problems_of(folder, roots if roots.exists() else None)
     if roots.exists():

@@ -48,7 +48,7 @@ class _Process:
             os._exit(0)
 
     def line(self) -> Line | None:
-        """What came of it; None while it runs."""
+        """Return the result of the share; None while it runs."""
         if os.waitpid(self._process, os.WNOHANG)[0] == 0:
             return None
         self._ended = True

@@ -1,4 +1,4 @@
-"""What every suite needs before its first test: Triton's interpreter, Ctrl-C, repeatable properties, room in memory."""
+"""Setup of every suite before its first test: Triton's interpreter, Ctrl-C, repeatable properties, room in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 
 
 def examples(most: int) -> int:
-    """How many examples a property sees: a fifth of `most`, or all of them with SIFU_EXAMPLES=all."""
+    """Return the number of examples a property sees: a fifth of `most`, or all of them with SIFU_EXAMPLES=all."""
     return most if os.environ.get("SIFU_EXAMPLES") == "all" else max(10, most // 5)
 
 

@@ -53,7 +53,7 @@ def make_authority(folder: Path) -> Path:
 
 
 def answer(folder: Path, question: bytes) -> bytes:
-    """What the authority answers to a question of RFC 3161. Every process has its own files, so several may ask."""
+    """Return the authority's answer to a question of RFC 3161. Every process has its own files, so several may ask."""
     own = str(os.getpid())
     (folder / f"{own}.cnf").write_text(CONFIG.format(folder=folder, serial=f"{own}.serial"))
     if not (folder / f"{own}.serial").exists():

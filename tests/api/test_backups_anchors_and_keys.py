@@ -26,7 +26,7 @@ from sifu_verifier import verify
 
 
 def rewrite_chain(folder: Path) -> None:
-    """What an operator can do who holds the folder and the key: every event sealed and signed anew, another time."""
+    """Rewrite the run as an operator with folder and key can: seal and sign every event again, with another time."""
     execute(
         folder,
         "UPDATE events SET time = '2020-01-01T00:00:00Z'",

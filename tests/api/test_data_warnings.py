@@ -1,4 +1,4 @@
-"""What looks like a mistake is said before training, and done all the same."""
+"""Warnings before training about data that look like a mistake; the training runs all the same."""
 
 from __future__ import annotations
 

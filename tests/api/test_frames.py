@@ -50,7 +50,7 @@ class Series(Column):
 
 
 class FakeFrame:
-    """What pandas and polars have in common."""
+    """Table with the interface that pandas and polars share."""
 
     def __init__(self, values: dict[str, list[Any]]) -> None:
         self.columns = np.array(list(values), dtype=object)
@@ -64,7 +64,7 @@ class FakeFrame:
 
 
 class FakeDataset:
-    """What a data set of Hugging Face has: column names, and columns that are iterated."""
+    """Table with the interface of a Hugging Face data set: column names, and columns that are iterated."""
 
     def __init__(self, values: dict[str, list[Any]]) -> None:
         self.column_names = list(values)

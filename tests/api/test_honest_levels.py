@@ -1,4 +1,4 @@
-"""What is drawn from clients' data before training caps the level: preprocessing, the local rate, the model's shape."""
+"""Caps on the level by what is drawn from clients' data before training: preprocessing, local rate, model shape."""
 
 from __future__ import annotations
 

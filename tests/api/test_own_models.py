@@ -376,7 +376,7 @@ def test_buffers_that_are_not_trained_are_those_of_the_function(tmp_path: Path) 
 
 
 class Answers(nn.Module):
-    """What some libraries return."""
+    """Module that answers in the forms that some libraries return."""
 
     def __init__(self, answer: str = "dict") -> None:
         super().__init__()

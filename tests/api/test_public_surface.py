@@ -1,4 +1,4 @@
-"""What `import sifu` offers is there, and the shell completes what the command line takes."""
+"""Names that `import sifu` offers, and completion of the command line's arguments in the shell."""
 
 from __future__ import annotations
 

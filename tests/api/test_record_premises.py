@@ -1,4 +1,4 @@
-"""What certificates say of a record that was restored from a backup, or signed late; with groups and statistics too."""
+"""Premises of certificates on records restored from a backup or signed late; with groups and statistics too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a leaving client can check alone: its certificate, two released models and its data."""
+"""Checks that a leaving client can make alone: its certificate, two released models and its data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLIENT = "client-003"
 
 @dataclass(frozen=True)
 class Held:
-    """What the client holds, in a separate folder, and the nonce the operator may hand over."""
+    """Files that the client holds in a separate folder, and the nonce the operator may hand over."""
 
     folder: Path
     key: str

@@ -1,4 +1,4 @@
-"""What every command prints: help that loads nothing heavy, one JSON object, and a line in the docs."""
+"""Output of every command: help that loads nothing heavy, one JSON object, and a line in the docs."""
 
 from __future__ import annotations
 

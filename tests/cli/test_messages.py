@@ -83,7 +83,7 @@ def test_help_shows_what_is_in_brackets(cli: Command, command: str, extra: str) 
 
 
 def test_a_client_that_loses_records_is_not_counted_as_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of two clients one loses a record: both are left."""
+    """If one of two clients loses a record, both are left."""
     (tmp_path / "heart.csv").write_text(PLAIN)
     data = SPEC | {"file": str(tmp_path / "heart.csv"), "preprocessing": "fixed"}
     run = sifu.train({"data": data, "model": {"kind": "ridge"}}, run=tmp_path / "run")

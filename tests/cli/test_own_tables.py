@@ -40,7 +40,7 @@ def write_clinics(folder: Path, seed: int = 0) -> Path:
 
 
 def edit(spec: Path, **keys: str) -> None:
-    """What an operator does after `sifu init --from`: confirm the lines marked CHECK."""
+    """Confirm the lines marked CHECK, as an operator does after `sifu init --from`."""
     text = spec.read_text()
     for key, value in keys.items():
         text = re.sub(rf'(?m)^{key} = "[^"]*"', f'{key} = "{value}"', text)

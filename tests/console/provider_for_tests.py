@@ -22,7 +22,7 @@ class ProviderForTests:
     def __init__(self) -> None:
         self.claims: dict[str, Any] = {}
         self.discovery: dict[str, Any] = {}
-        """What its discovery document says otherwise."""
+        """Overrides of its discovery document."""
         self.signing_key = self.key = RSAKey.generate_key(2048, {"kid": "one"})
         self.codes: dict[str, dict[str, str]] = {}
         provider = self

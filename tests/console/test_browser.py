@@ -67,7 +67,7 @@ def served(approved_run: Path, tmp_path: Path) -> Iterator[Served]:
 
 
 def serious_barriers(page: Any) -> list[str]:
-    """What axe finds on a page that keeps people out of it."""
+    """Return the serious barriers that axe finds on a page."""
     page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true })")
     page.evaluate(AXE)
     violations = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]

@@ -28,7 +28,7 @@ from sifu.errors import InputError
 
 
 def container_tool() -> str | None:
-    """What builds and runs containers here, if anything does."""
+    """Return the program that builds and runs containers here, or None."""
     tools = (shutil.which(name) for name in ("podman", "docker"))
     return next(
         (tool for tool in tools if tool and subprocess.run([tool, "info"], capture_output=True).returncode == 0), None
@@ -109,7 +109,7 @@ def serving(app: Any, binding: Binding, limit: int = 100) -> Iterator[int]:
 
 
 def answer_to(port: int, head: bytes, patience: float = 20.0) -> bytes:
-    """What a server answers to bytes; nothing if it closes without a word."""
+    """Return a server's answer to bytes; empty if it closes without a word."""
     with socket.create_connection(("127.0.0.1", port), timeout=patience) as connection:
         connection.sendall(head)
         parts = []

@@ -24,7 +24,7 @@ UNUSUAL: dict[str, Any] = {
     "retention": "strict", "reserve": 0.25, "method": "sifu", "level": "none", "max_rounds": 3,
     "release": "now", "target": 0.0,
 }  # fmt: skip
-"""Of every term but records, which rule joint units out, a value that is not the default."""
+"""Value that is not the default, for every term except records, which rule joint units out."""
 CLIENTS = ["client-003", "client-004"]
 
 

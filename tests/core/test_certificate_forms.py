@@ -131,7 +131,7 @@ def test_the_public_form_holds_no_secret(drawn: tuple[Body, list[str]]) -> None:
 
 @given(bodies_with_secrets())
 def test_the_auditors_form_holds_every_one_of_them(drawn: tuple[Body, list[str]]) -> None:
-    """Which is also the negative control: the same search finds them all there."""
+    """Negative control: the same search finds all of them in the auditor's form."""
     body, secrets = drawn
     assert set(secrets) <= set(leaks(body, secrets))
 

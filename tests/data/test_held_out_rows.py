@@ -50,7 +50,7 @@ def sides(rows: list[Row], rule: str, seed: int) -> list[bool]:
 
 
 def moved_rows(rule: str) -> int:
-    """How often leaving one row out moves another one, over seeded tables with equal rows."""
+    """Count how often leaving one row out moves another one, over seeded tables with equal rows."""
     moved = 0
     for seed in range(40):
         rows = drawn_rows(seed)

@@ -37,7 +37,7 @@ NEEDED_LATER = (
     "sifu.plots",
     "sifu.report",
 )
-"""What commands import when they need it; a fork begins with all of it."""
+"""Modules that commands import when they need them; a fork begins with all of them."""
 PATIENCE = 600
 """Seconds after which a process is taken to hang."""
 

@@ -34,7 +34,7 @@ class Reader:
         self.process, self.folder = process, folder
 
     def run(self, **task: str) -> Any:
-        """What a task printed to standard output; it has to end well."""
+        """Return what a task printed to standard output; the task must succeed."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(json.dumps({"folder": str(self.folder)} | task), file=self.process.stdin, flush=True)

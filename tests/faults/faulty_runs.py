@@ -120,7 +120,7 @@ def install(point: Point) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong, and where: at the n-th point of a step of the job."""
+    """Fault and its place: the n-th point of a step of the job."""
 
     step: int
     at: int
@@ -176,7 +176,7 @@ def forget_keys(folder: Path) -> None:
 
 
 def names_of_points(folder: Path, job: dict[str, Any], step: int) -> list[str]:
-    """What the points of a step are, in order."""
+    """Return the names of the points of a step, in order."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -251,7 +251,7 @@ def differences(path: Path, uninterrupted: Path) -> list[str]:
 
 
 def at_once(folder: Path) -> list[str]:
-    """What is wrong before anything continues: nothing, except a permanent erasure that is not finished."""
+    """Return what is wrong before anything continues: nothing, except a permanent erasure that is not finished."""
     if not (folder / "run.db").exists():
         return []
     return [f"at once: {problem}" for problem in problems_of(folder) if "permanent" not in problem]
@@ -282,7 +282,7 @@ class Matrix:
         ]
 
     def before(self, step: int) -> Path:
-        """What was on disk before a step."""
+        """Return the folder with what was on disk before a step."""
         return self.base / f"before-{step}"
 
     def attempt_all(self, chosen: Iterable[Fault], parent: Path | None = None) -> dict[str, Any]:
@@ -313,7 +313,7 @@ class Matrix:
         }
 
     def _problems(self, folder: Path, fault: Fault, gone_on: set[tuple[int, str]]) -> list[str]:
-        """What is wrong after a fault, at once and at the end."""
+        """Return what is wrong after a fault, at once and at the end."""
         point = Point(fault.at, fault.fault)
         problems = []
         if attempt(folder, self.job, (fault.step, fault.step + 1), point) == BROKEN:

@@ -264,13 +264,13 @@ class Backup(Target):
 
 
 def holds(folder: Path) -> str:
-    """What verification says."""
+    """Return the verdict of verification."""
     verification = verify_run(folder)
     return "holds" if verification.holds else " / ".join(verification.problems[:3])
 
 
 def answer_of(call: Callable[[], str]) -> str:
-    """What was said, by an answer or by one of our errors."""
+    """Return the answer of a call, or the text of one of our errors."""
     try:
         return call()
     except SifuError as error:

@@ -206,7 +206,7 @@ class Scenario:
 
     @property
     def printed(self) -> str:
-        """What the last command printed."""
+        """Output of the last command."""
         return (self.root.parent / "printed").read_text()[-600:]
 
     def _run(self, words: str, tried: bool) -> None:

@@ -128,7 +128,7 @@ OUTSIDE: dict[str, Any] = {
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the authority is openssl's")
 @pytest.mark.parametrize("every", [83, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_crash_matrix_of_witnesses_timestamps_and_backups(tmp_path: Path, every: int) -> None:
-    """What leaves the run: nothing contradicts it, nothing of it is lost, no half-finished copy stays."""
+    """Nothing that leaves the run contradicts it, nothing of it is lost, and no half-finished copy stays."""
     pytest.importorskip("rfc3161_client")
     result = matrix(tmp_path, **OUTSIDE, every=every)
     assert sum(result["faults"].values()) >= 4
@@ -143,7 +143,7 @@ def test_every_point_of_the_crash_matrix(tmp_path: Path, share: int) -> None:
 
 
 def test_only_equal_bytes_count_as_the_same_state(own_trained: Path) -> None:
-    """What went on once stands for every fault that left the very same disk; a bit, name or mode makes it another."""
+    """One continuation stands for every fault that left the very same disk; a bit, name or mode makes another state."""
     states = {state_on_disk(own_trained)}
     model = next(path for path in sorted((own_trained / "models").rglob("*")) if path.is_file())
     content = model.read_bytes()
@@ -168,7 +168,7 @@ def test_only_equal_bytes_count_as_the_same_state(own_trained: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["torn", "zeros at the end", "two swapped", "an older one", "empty"])
 def test_torn_and_reordered_writes_of_models_are_noticed(run_with_requests: Path, tmp_path: Path, damage: str) -> None:
-    """What a disk may do that acknowledges writes it has not done: the file is refused, never used."""
+    """If a disk acknowledges writes it has not done, the file is refused, never used."""
     folder = copy_run(run_with_requests, tmp_path / "run")
     run = sifu.open_run(folder)
     tip = int(run.reader().value("tip"))

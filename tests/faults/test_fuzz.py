@@ -1,4 +1,4 @@
-"""What strangers may hand over: specs, certificates, databases, backups. A sentence or an answer, nothing else.
+"""Inputs that strangers may hand over: specs, certificates, databases, backups. A sentence or an answer, nothing else.
 
 Here a fixed sample of inputs, and what longer runs of `fuzzing.py` (`make fuzz`) found worth keeping: one input for
 each different answer, and inputs that once went wrong.

@@ -85,7 +85,7 @@ class Hasher:
             self._hash.update(array.tobytes())
 
     def hex(self) -> str:
-        """What was taken in, in 64 digits."""
+        """Return the digest of everything added so far, in 64 digits."""
         return self._hash.hexdigest()
 
 
@@ -240,7 +240,7 @@ CASES: dict[str, Callable[[], Digest]] = {
 
 
 def interpreted() -> bool:
-    """Whether the GPU's kernels run in Triton's interpreter."""
+    """Return whether the GPU's kernels run in Triton's interpreter."""
     return os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
 
 
@@ -254,7 +254,7 @@ def missing(name: str) -> str:
 
 
 def machine_key() -> str:
-    """What digests depend on: processor, its instructions as torch and BLAS use them, torch, numpy, a GPU."""
+    """Return what digests depend on: processor, its instructions as torch and BLAS use them, torch, numpy, a GPU."""
     blas = sorted({str(library.get("architecture", library["internal_api"])) for library in threadpool_info()
                    if library["user_api"] == "blas"})  # fmt: skip
     capability = torch.backends.cpu.get_cpu_capability()
@@ -281,7 +281,7 @@ def digest(name: str) -> Digest:
 
 
 def recorded() -> dict[str, dict[str, Digest]]:
-    """What digests.json holds: machine, case, digests."""
+    """Return the content of digests.json: machine, case, digests."""
     content: dict[str, dict[str, Digest]] = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     return content
 

@@ -122,7 +122,7 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 
 def command_help() -> str:
-    """What each command and parameter declares; its layout on the screen belongs to Typer and Click."""
+    """Return what each command and parameter declares; its layout on the screen belongs to Typer and Click."""
     pages = []
     for name, command in commands():
         panel = getattr(command, "rich_help_panel", None)
@@ -167,7 +167,7 @@ SNAPSHOTS: dict[str, Callable[[], str]] = {"public_api.txt": public_api, "comman
 
 
 def difference(name: str) -> str:
-    """What changed since the snapshot was written; empty if nothing did."""
+    """Return what changed since the snapshot was written; empty if nothing did."""
     path = FOLDER / name
     before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return "\n".join(difflib.unified_diff(before, SNAPSHOTS[name]().splitlines(), "recorded", "now", lineterm=""))

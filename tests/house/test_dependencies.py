@@ -1,4 +1,4 @@
-"""What the package imports is what pyproject.toml declares, and the runtime dependencies are enough to import it."""
+"""Imports of the package against the dependencies in pyproject.toml; the runtime ones are enough to import it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import sifu
 
 PACKAGE = Path(sifu.__file__).resolve().parent
 OPTIONAL = ("flwr", "triton", "ray")
-"""What may be missing: without them the modules that import them cannot be tried."""
+"""Packages that may be missing: without them the modules that import them cannot be tried."""
 
 
 def modules_with_examples() -> list[str]:

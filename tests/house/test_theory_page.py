@@ -67,7 +67,7 @@ def texts() -> dict[str, str]:
 
 
 def bad_citations(text: str) -> list[str]:
-    """What cites a section that is not there, or the page without a section."""
+    """Return citations of a section that does not exist, or of the page without a section."""
     flat = re.sub(r"\s*\n\s*(?:#\s*)?", " ", text)  # a citation may run over the end of a line
     cited = [number for match in CITATION.finditer(flat) for number in re.findall(NUMBER, match[1])]
     missing = [f"section {number}" for number in cited if number not in sections()]
@@ -93,7 +93,7 @@ def defined_in(path: str) -> frozenset[str]:
 
 
 def resolve(name: str) -> object:
-    """What a dotted name stands for: the longest module, then attributes."""
+    """Return the object that a dotted name stands for: the longest module, then attributes."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:

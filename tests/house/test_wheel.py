@@ -52,7 +52,7 @@ pytestmark = [
 
 
 def call(command: list[object], folder: Path) -> str:
-    """What a command prints, run in a folder with nothing of ours on Python's path."""
+    """Return what a command prints, run in a folder with nothing of ours on Python's path."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PIP_"))}
     answer = subprocess.run(
         list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300

@@ -186,7 +186,7 @@ class TestEveryMethod:
 
 
 def rounds_of(method: str) -> int:
-    """How many rounds a request takes here: no client is asked for statistics that are kept."""
+    """Return the number of rounds a request takes here: no client is asked for statistics that are kept."""
     return 0 if method == "closed_form" else 8
 
 

@@ -64,7 +64,7 @@ def spec_of(**sections: Any) -> dict[str, Any]:
 
 
 def clients_of(count: int = CLIENTS) -> list[ClientData]:
-    """Of different sizes, each with its own generator."""
+    """Return clients of different sizes, each with its own generator."""
     clients = []
     for number in range(count):
         generator = np.random.default_rng(number)
@@ -376,7 +376,7 @@ def test_control_statistics_of_the_leaver_left_in_are_caught(own: Path, monkeypa
 def test_control_networks_that_are_tuned_together_are_told_from_the_other_world(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where every group trains on everyone's data, those that a leaver was never in still hold its data."""
+    """If every group trains on everyone's data, groups that a leaver was never in still hold its data."""
     separate = group_training.stream_group_rounds
 
     def together(engine: Any, models: Any, position: Any, groups: Sequence[np.ndarray], wanted: Any) -> Any:

@@ -48,7 +48,7 @@ def test_this_machine_has_a_speed() -> None:
 def test_a_plan_shows_the_seconds_of_a_solve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command, keep: str
 ) -> None:
-    """Where only the sum is kept, a request waits for the clients' answers, which are not predicted."""
+    """If only the sum is kept, a request waits for the clients' answers, which are not predicted."""
     monkeypatch.setattr(solve_time, "measured_speed", lambda: Speed(1e3, 1, 1e3))
     random = np.random.default_rng(0)
     clients = {f"c{name}": (random.random((6, 3)), np.arange(6) % 2) for name in range(4)}

@@ -20,7 +20,7 @@ from sifu.run.run_view import ACTIVE
 
 
 def recorded(run: Path) -> list[tuple[int, float]]:
-    """What the database says, by a separate query."""
+    """Return the accuracies in the database, by a separate query."""
     with sqlite3.connect(run / "run.db") as connection:
         return connection.execute(
             "SELECT node, accuracy FROM evaluations WHERE subset = ? ORDER BY node", (ACTIVE,)

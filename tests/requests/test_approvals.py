@@ -246,7 +246,7 @@ def test_a_running_server_waits_for_approvals_and_then_goes_on(two: Path) -> Non
     told: list[str] = []
 
     def people(sentence: str) -> None:
-        """What happens outside the server: it filed nothing itself, and everything is posted."""
+        """Act for the people outside the server: it filed nothing itself, and everything is posted."""
         told.append(sentence)
         if "waiting" in sentence and not messages(two):
             run.decide("a", "approved", actor=["ann", "bob"][min(1, len(told) - 1)])

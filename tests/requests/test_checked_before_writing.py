@@ -33,7 +33,7 @@ CHANGED: dict[str, Callable[[Path], None]] = {
         f, "CREATE TRIGGER later AFTER INSERT ON events BEGIN UPDATE requests SET status = 'withdrawn'; END"
     ),
 }
-"""What a person who may write to the folder did, all of it closed and checkpointed."""
+"""Changes by a person who may write to the folder, all of them closed and checkpointed."""
 
 WRITERS: dict[str, Callable[[Path], object]] = {
     "request": lambda f: sifu.open_run(f).request(["client-007"], "new"),
@@ -55,7 +55,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
 
 
 def leave_things_to_clear_away(folder: Path) -> None:
-    """What opening a run for writing takes away, takes in or puts back: a refusal leaves that alone too."""
+    """Leave files that opening a run for writing deletes, ingests or restores: a refusal must leave them alone too."""
     (folder / "models" / "900.safetensors").write_bytes(b"of a write that was cut short")
     (folder / "certificates" / "strictly.public.json").unlink()
     (folder / "operator.key.new-00").write_bytes(b"of a rotation that was cut short")

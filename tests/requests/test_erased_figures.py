@@ -120,7 +120,7 @@ def test_what_was_erased_is_named_and_the_rest_holds(erased: sifu.Run) -> None:
 
 
 def test_stored_updates_go_as_well(tmp_path: Path) -> None:
-    """Which of them a request wrote anew would tell its source."""
+    """The choice of updates that a request wrote again would reveal its source."""
     spec = ROUNDS | {"keep": {"updates_every": 1}}
     runs = [noised(tmp_path / f"{number}", scaled(factor), spec) for number, factor in enumerate((1.0, 2.5))]
     assert runs[0].outcomes()[0].rollback_to != runs[1].outcomes()[0].rollback_to
@@ -221,7 +221,7 @@ def test_it_is_refused_where_it_cannot_be_whole(
 
 
 def test_what_an_ordinary_purge_erases_is_not_given_up(tmp_path: Path) -> None:
-    """Where every request was exact, certificates go on being recomputed, also by the operator's choice."""
+    """If every request was exact, certificates are still recomputed, also by the operator's choice."""
     for number, (spec, terms) in enumerate(((RIDGE, {}), (ROUNDS, {"method": "scratch"}))):
         run = sifu.train(spec, run=tmp_path / f"{number}", clients=federation(TRUTH))
         run.forget([f"c{GONE}"], "gone", retention="strict", **terms)
@@ -408,7 +408,7 @@ def test_nothing_is_asked_where_no_certificate_rests_on_noise(tmp_path: Path, cl
 
 
 def starts_afresh(folder: Path, request: str) -> bool:
-    """Whether a request began with a model that no data had touched."""
+    """Return whether a request began with a model that no data had touched."""
     rows = query(folder, "SELECT source_node, noise_std FROM requests WHERE request = ?", (request,))
     kinds = query(folder, "SELECT kind FROM nodes WHERE node = ?", (rows[0][0],))
     return rows[0][1] == 0.0 and (rows[0][0] is None or kinds == [("initial",)])

@@ -47,7 +47,7 @@ def names_taken_apart() -> Iterator[None]:
 
 
 def took_part(folder: Path, node: int, names: Sequence[str]) -> bool:
-    """Whether one of these names took part in a round on the way to a node."""
+    """Return whether one of these names took part in a round on the way to a node."""
     parents = dict(query(folder, "SELECT node, parent FROM nodes"))
     path = [node]
     while parents[path[-1]] is not None:
@@ -57,7 +57,7 @@ def took_part(folder: Path, node: int, names: Sequence[str]) -> bool:
 
 
 def is_false(folder: Path, request: str, names: Sequence[str]) -> bool:
-    """Whether a request is certified as exact although its client took part in what was released."""
+    """Return whether a request is certified as exact although its client took part in what was released."""
     sql = f"SELECT level, final_node FROM requests WHERE request = '{request}'"
     ((level, final),) = query(folder, sql)
     return bool(level == "exact" and took_part(folder, final, names))

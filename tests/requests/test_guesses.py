@@ -1,5 +1,8 @@
-"""What a purged run tells an adversary who has it and all other clients' data: a guess of a forgotten record is tried
-out on a copy of the federation, and every figure and digest that comes of it is looked for in the purged folder."""
+"""Leaks of a purged run to an adversary who has it and all other clients' data.
+
+A guess of a forgotten record is tried on a copy of the federation, and every figure and digest that follows from it is
+looked for in the purged folder.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +115,7 @@ WHICH_WERE_KEPT = {
     "certificates.content.body.erased_nodes", "events.rolled back.dropped_models", "events.rounds.models.kept",
     "events.rounds.models.bytes", "events.rounds.models.node",
 }  # fmt: skip
-"""Where a purged run still tells which models of the first training were kept, as `sifu purge` says it does."""
+"""Places where a purged run still tells which models of the first training were kept, as `sifu purge` says."""
 CASES = [
     (RIDGE, {}),
     (ROUNDS, {"method": "scratch"}),
@@ -216,7 +219,7 @@ REMAINS = {
 def test_what_follows_from_a_forgotten_record_is_in_the_list(
     tmp_path: Path, spec: dict[str, Any], terms: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is the same in two runs on the same data, and another in a run on other data, follows from the data."""
+    """A value that agrees in two runs on the same data, and differs in a run on other data, follows from the data."""
     monkeypatch.setattr("sifu.run.training.COMMIT_SECONDS", float("inf"))
     folders = []
     for copy, number in enumerate((7, 7, TRUTH)):

@@ -1,4 +1,4 @@
-"""What a stranger or a dishonest operator may write into names, orders and fields that are looked up by name.
+"""Writes by a stranger or a dishonest operator into names, orders and fields that are looked up by name.
 
 The first half holds no key: a trigger under a table's name, a model put in place of another, names that lead out of the
 folder. The second half holds the key and recomputes the whole chain.
@@ -169,7 +169,7 @@ def test_a_participant_was_a_client_by_then(own_trained: Path) -> None:
 
 
 def reissued(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]], form: str = "public") -> str:
-    """What verification says when the certificate `strictly` was changed and signed again."""
+    """Return what verification says when the certificate `strictly` was changed and signed again."""
     public = dict(connect(folder).execute("SELECT key, value FROM run"))["public_key"]
     body = json.loads(certificate_path(folder, "strictly", form).read_text())["body"]
     replace_certificate(

@@ -15,7 +15,7 @@ from sifu.core.operator_words import rows_words
 
 HOSPITALS = ("cleveland", "budapest", "zurich")
 TURN = "~2"
-"""What an inner name of a client that stays has at its end."""
+"""Suffix of the inner name of a client that stays."""
 
 
 @pytest.fixture(scope="module")

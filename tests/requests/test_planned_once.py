@@ -59,7 +59,7 @@ def test_a_plan_is_made_again_where_the_run_changed_in_between(tmp_path: Path, p
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_a_plan_is_the_same_before_and_after_its_request_was_received(tmp_path: Path, kind: str) -> None:
-    """Those who leave were once subtracted twice from those who take part, where the request was waiting."""
+    """A plan once subtracted the leavers twice from the participants, if the request was waiting."""
     run = sifu.train(SPECS[kind], run=tmp_path / "run")
     before = run.plan(["client-001"])
     waiting = run.plan_of(run.request(["client-001"]))

@@ -61,7 +61,7 @@ def kept_sum(folder: Path) -> Statistics:
 
 
 def fine(run: sifu.Run) -> bool:
-    """Whether both verifiers agree that everything recomputes."""
+    """Return whether both verifiers agree that everything recomputes."""
     return run.verify().problems == [] == sifu_verifier.verify(run.folder)
 
 

@@ -65,7 +65,7 @@ def in_order(client: ClientData, rows: Any) -> ClientData:
 
 
 def fine(run: sifu.Run) -> bool:
-    """Whether both verifiers agree that everything recomputes."""
+    """Return whether both verifiers agree that everything recomputes."""
     return run.verify().problems == [] == sifu_verifier.verify(run.folder)
 
 

@@ -80,7 +80,7 @@ OLD_DIGESTS = {
         PLAIN, sigma=0.25, level="proven", target=0.5, records=(3,)
     ),
 }
-"""What approvals in existing ledgers are about."""
+"""Digests that approvals in existing ledgers are about."""
 
 
 @dataclass(frozen=True)

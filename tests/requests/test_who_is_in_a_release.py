@@ -1,4 +1,4 @@
-"""Who is in a released model: pending requests leave out exactly what they name, and unapproved ones nothing."""
+"""Clients in a released model: pending requests leave out exactly what they name, and unapproved ones nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run promises: what is kept, what is erased, what is released, and the level of every kind of training."""
+"""Promises of a run: what is kept, what is erased, what is released, and the level of every kind of training."""
 
 from __future__ import annotations
 

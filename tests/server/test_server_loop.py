@@ -35,7 +35,7 @@ def spec(**sections: object) -> dict:
 
 
 def answers(task: sifu.server.server_loop.Task) -> Replies:
-    """What honest clients send."""
+    """Return the replies of honest clients."""
     if task.kind == "evaluate":
         return {
             name: (SAMPLES[name] // 2, float(np.square(model["w"] - TARGETS[name]).sum()))

@@ -1,4 +1,4 @@
-"""What a run remembers between two calls is never older than the run."""
+"""Values that a run caches between two calls are never older than the run."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_participations_that_were_read_are_only_added_to_by_ones_own_writes(own_
 
 
 def test_a_second_plan_asks_no_client_for_its_rate_again(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What follows from all clients together is worked out once: of many it takes longer than a plan."""
+    """A value that follows from all clients together is computed once: for many clients it takes longer than a plan."""
     from sifu.theory import regularity
 
     run = sifu.open_run(own_trained)

@@ -20,7 +20,7 @@ from sifu.store import database as connection
 
 
 def io_error(*arguments: Any, **named: Any) -> Any:
-    """What a failing disk answers."""
+    """Raise the error of a failing disk."""
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 

@@ -126,7 +126,7 @@ def test_a_missing_key_is_noticed_before_the_work(own_trained: Path) -> None:
 def test_a_run_whose_database_is_gone_is_never_trained_over(
     own_run: Path, tmp_path: Path, cli: Command, command: str
 ) -> None:
-    """What is left may be all there is of its certificates and models; no message says to remove it."""
+    """The remaining files may be all there is of its certificates and models; no message says to remove them."""
     (own_run / "run.db").unlink()
     before = files_of(own_run)
     if command == "train":

@@ -1,4 +1,4 @@
-"""How clients stand at the current model: what plans read from it, and that nothing of the forgotten stays in it."""
+"""Cached accuracy of clients at the current model: plans read it, and nothing of the forgotten stays in it."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def holding_the_key(place: Path, key: bytes) -> list[str]:
 
 
 def steps_of(action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many file-system calls an action makes."""
+    """Count the file-system calls of an action."""
     with killed_at(1 << 30, monkeypatch) as count:
         action()
         return count()

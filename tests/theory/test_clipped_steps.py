@@ -1,4 +1,4 @@
-"""What clipping every local step leaves of the theory (docs/theory.md, section 5.9), on random losses."""
+"""Theory that holds if every local step is clipped (docs/theory.md, section 5.9), on random losses."""
 
 from __future__ import annotations
 

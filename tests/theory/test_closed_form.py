@@ -169,7 +169,7 @@ def test_words_and_digest_have_the_documented_form() -> None:
 
 
 def test_words_add_up_modulo_2_to_the_64() -> None:
-    """What masks rely on: words may wrap around on the way, the sum is the sum's."""
+    """Masks rely on this: words may wrap around on the way, and the sum is still right."""
     parts = [statistics_of(FIXED, *samples(5, seed)) for seed in range(3)]
     mask = np.random.default_rng(0).integers(2**64, size=parts[0].words.size, dtype=np.uint64)
     words = parts[0].words.view(np.uint64) + mask + parts[1].words.view(np.uint64)
@@ -284,7 +284,7 @@ TOLERANCE = 4.0 * WIDE.width**2 * np.finfo(np.float64).eps
 
 
 def smallest_eigenvalue(gram: Integers) -> float:
-    """Of G scaled to ones on its diagonal, by another algorithm."""
+    """Return the smallest eigenvalue of G scaled to ones on its diagonal, by another algorithm."""
     lengths = np.sqrt(np.diagonal(gram).astype(np.float64))
     return float(np.linalg.eigvalsh(gram / lengths[:, None] / lengths[None, :])[0])
 

@@ -1,4 +1,4 @@
-"""Which models are kept and which are erased (docs/theory.md, sections 9.5 and 9.6)."""
+"""Choice of the models that are kept and erased (docs/theory.md, sections 9.5 and 9.6)."""
 
 from __future__ import annotations
 

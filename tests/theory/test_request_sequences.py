@@ -46,7 +46,7 @@ class Step:
 
 @dataclass
 class Audit:
-    """What the released edges really cost one subject."""
+    """True cost of the released edges for one subject."""
 
     subject: Subject
     true_cost: float = 0.0
@@ -190,7 +190,7 @@ def play(seed: int, family: str, scope: str | None = None, remembers_used: bool 
 
 
 def broken_promises(operator: Operator, *, every_scope_is_all: bool = False) -> list[str]:
-    """What the replay finds wrong with an operator's books."""
+    """Return what the replay finds wrong with an operator's books."""
     broken = []
     for audit in operator.audits:
         subject, budget = audit.subject, audit.subject.multiplier**-2

@@ -82,7 +82,7 @@ def test_a_delta_is_stated_rounded_up_and_never_as_zero() -> None:
 
 
 def removal(updates: np.ndarray, samples: np.ndarray, gone: int) -> float:
-    """How far the mean of the updates moves when the first `gone` clients are taken out, the others reweighted."""
+    """Return how far the mean of the updates moves without the first `gone` clients, the others reweighted."""
     without = samples[gone:] @ updates[gone:] / samples[gone:].sum() if gone < len(samples) else 0.0
     return float(np.linalg.norm(samples @ updates / samples.sum() - without))
 

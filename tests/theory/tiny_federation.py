@@ -218,7 +218,7 @@ def regularity_of(federation: Federation, record: RoundRecord) -> RoundRegularit
 
 
 def scalars_of(federation: Federation, record: RoundRecord, rounding: float = 0.0) -> RoundScalars:
-    """What the tracker is handed for one round."""
+    """Return what the tracker receives for one round."""
     chosen = [federation.regularities[i] for i in record.participants]
     return summarise_round(
         record.participants,
@@ -310,7 +310,7 @@ def largest_smoothness(loss: str, clients: Sequence[Client], batch: int) -> floa
 
 
 PsiRule = Callable[[Run], list[list[float]]]
-"""What a checker is handed: Psi of every removed set at every depth, [depth][world]."""
+"""Rule that a checker receives: Psi of every removed set at every depth, [depth][counterfactual]."""
 
 
 def violations(run: Run, rule: PsiRule) -> list[str]:

@@ -187,7 +187,7 @@ def test_a_destroyed_key_is_noted_in_the_ledger_once(
 
 
 def test_a_payload_that_was_canonical_once_is_looked_at_again_when_it_is_another(own_trained: Path) -> None:
-    """What was seen to be canonical is remembered by its own digest, never by what the record says of it."""
+    """A payload seen to be canonical is remembered by its own digest, never by what the record says of it."""
     sifu.open_run(own_trained).request(["client-001"], "first")
     seq, payload = query(own_trained, "SELECT seq, payload FROM events ORDER BY seq DESC LIMIT 1")[0]
     connection = connect(own_trained)

@@ -35,7 +35,7 @@ def looked_after(seed: int, folder: Path) -> Path:
 
 
 def false_alarms(seeds: range, folder: Path) -> list[str]:
-    """What either verifier says of untouched runs."""
+    """Return the problems that either verifier finds in untouched runs."""
     alarms = []
     for seed in seeds:
         run = looked_after(seed, folder / str(seed))

@@ -169,7 +169,7 @@ def test_one_flipped_byte_of_the_database_is_caught_or_changes_nothing(
 
 
 def alone(path: Path) -> list[str]:
-    """What verification of the file alone says."""
+    """Return the problems that verification of the file alone finds."""
     try:
         return verify_certificate(path).problems
     except SifuError as error:

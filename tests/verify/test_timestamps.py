@@ -43,7 +43,7 @@ class Authority:
         return self.folder / "root.pem"
 
     def answer(self, question: bytes) -> bytes:
-        """What `openssl ts -reply` makes of a question."""
+        """Return the answer of `openssl ts -reply` to a question."""
         self.questions.append(question)
         return b"nonsense" if self.spoilt else answer(self.folder, question)
 

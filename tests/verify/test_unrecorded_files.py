@@ -1,4 +1,4 @@
-"""What a killed change leaves is told from what a person put there; an erasure not finished is never passed over."""
+"""Leftovers of a killed change, as opposed to files of a person; an unfinished erasure is never passed over."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORGOTTEN = "client-003"
 
 
 class Killed(BaseException):
-    """What a process that is killed does not come back from."""
+    """Death of a process, from which it does not come back."""
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ from test_flower_deployment import (
 import sifu
 
 NODES, PACE, SLOW, GONE = 5, 1.0, 2, 4
-"""How many; seconds of training; the node that takes ten times as long; the one that never comes back."""
+"""Number of nodes; seconds of training; the node that takes ten times as long; the one that never comes back."""
 RESTART = 10.0
 """Seconds until a unit starts its process again."""
 SLEEPING_TRAIN = """    def train(arrays):
@@ -84,7 +84,7 @@ class BadWeek:
         self._next_start = [0.0] * NODES
 
     def say(self, line: str) -> None:
-        """What happens, and when."""
+        """Print an event with its time."""
         print(f"{time.monotonic() - self._began:6.0f} s  {line}", flush=True)
 
     def serve(self) -> None:
@@ -106,7 +106,7 @@ class BadWeek:
         self._deployment.wait_for(lambda: self.done() or self.counted() > after, "the next round")
 
     def done(self) -> bool:
-        """Whether everything is done; what stopped before that is started again, as its unit would."""
+        """Return whether everything is done; restart what stopped before that, as its unit would."""
         self._start_stopped_nodes()
         if self._deployment.processes[self.server].poll() is None:
             return False

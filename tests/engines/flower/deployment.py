@@ -141,7 +141,7 @@ def descendants(parent: int) -> list[int]:
 
 
 def running(parent: int, program: str) -> list[int]:
-    """Those processes under `parent` that run a program."""
+    """Return the processes under `parent` that run a program."""
     processes = []
     for descendant in descendants(parent):
         with contextlib.suppress(OSError):

@@ -49,7 +49,7 @@ def grid_of(data: list[object]) -> MemoryGrid:
 
 
 def profiles_of(grid: MemoryGrid, spec: Spec) -> dict[int, object]:
-    """What each node reports."""
+    """Return the profile that each node reports."""
     plan = plan_of(spec, spec.model.outputs).to_text()
     return {node: read_profile(grid.answer(_numbered(profile_message(node, plan, 5.0)))) for node in grid.apps}
 

@@ -39,7 +39,7 @@ class LossyNetwork:
         self._relay: subprocess.Popen[bytes] | None = None
 
     def address(self, number: int) -> str:
-        """Of a namespace, as the others see it."""
+        """Return the address of a namespace, as the others see it."""
         return f"10.77.0.{number + 1}"
 
     def inside(self, number: int) -> list[str]:

@@ -62,7 +62,7 @@ class MemoryGrid(Grid):
         return numbers
 
     def answer(self, message: Message) -> Message:
-        """What the node's ClientApp says, or the error Flower would report."""
+        """Return the answer of the node's ClientApp, or the error Flower would report."""
         node = message.metadata.dst_node_id
         if node not in self.apps:
             return lost(message)

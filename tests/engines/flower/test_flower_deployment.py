@@ -177,7 +177,7 @@ def statuses(run: Path) -> dict[str, str]:
 
 
 def clients_of_incidents(run: Path) -> set[str]:
-    """Those of whom an incident is told so far."""
+    """Return the clients that incidents have named so far."""
     told = query(run, "SELECT payload FROM events WHERE kind = 'incidents'")
     return {incident["client"] for (payload,) in told for incident in json.loads(payload)["incidents"]}
 
@@ -198,7 +198,7 @@ def check(run: Path) -> None:
 
 
 def never_sampled_after(run: Path, client: int, request: str) -> bool:
-    """Whether a client took part in no round after the noise of its request."""
+    """Return whether a client took part in no round after the noise of its request."""
     noised = query(run, f"SELECT noise_node FROM requests WHERE request = '{request}'")[0][0]
     return not query(run, f"SELECT node FROM participation WHERE client = {client} AND node > {noised}")
 
@@ -294,7 +294,7 @@ def test_masked_rounds_with_a_node_killed_in_the_middle(federation: Deployment, 
 
 
 def trained(model: np.ndarray, part: int) -> np.ndarray:
-    """What a client of CLIENT makes of a model."""
+    """Return the model after training by a client of CLIENT."""
     random = np.random.default_rng(part)
     x, y = random.normal(size=(20, 4)), random.normal(size=20) + part
     return model - 0.1 * x.T @ (x @ model - y) / 20

@@ -80,7 +80,7 @@ def head_app(nodes: Deployment, folder: Path, marker: Path, gate: Path, masked: 
 
 
 def true_digest(numbers: list[int]) -> str:
-    """Of the sum over these clients, computed from their data without Flower."""
+    """Return the digest of the sum over these clients, computed from their data without Flower."""
     clients = []
     for number in numbers:
         random = np.random.default_rng(number)

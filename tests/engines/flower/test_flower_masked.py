@@ -154,7 +154,7 @@ def readable_subsets(grid: MemoryGrid, fixed: FixedPoint, samples: int) -> list[
 
 
 def test_the_server_holds_no_single_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the server process received is looked at whole: nothing but masked words and numbers."""
+    """The server process received nothing but masked words and numbers."""
     _, masked, grid = both_engines(small_spec(), masked=True)
     _, plain, _ = both_engines(small_spec())
     model = masked.initial_model(0)

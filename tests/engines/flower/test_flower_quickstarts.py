@@ -379,7 +379,7 @@ def test_a_quickstart_forgets_with_at_most_five_changed_lines(
 def test_scratch_is_exact_with_keys_and_declared_preprocessing_only(
     tmp_path: Path, cli: Command, with_spec: bool, preprocessing: str, keyed: bool, level: str
 ) -> None:
-    """What docs/flower-app.md says is needed, no more and no less."""
+    """The conditions in docs/flower-app.md are necessary and sufficient."""
     run, grid = tmp_path / "run", grid_with(torch_app)
     config: dict[str, object] = {"run": str(run), "wait": 0.2, "insecure-identity": not keyed}
     if with_spec:

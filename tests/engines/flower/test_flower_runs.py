@@ -81,7 +81,7 @@ class Federation:
         return serve_on_flower(self.grid, self.settings, patience=patience, progress=progress, level=level)
 
     def contacted(self) -> set[str]:
-        """Who was sent anything since the grid's list was last cleared."""
+        """Return the clients that were sent anything since the grid's list was last cleared."""
         names = {node: name for name, node in self.nodes.items()}
         return {names.get(message.metadata.dst_node_id, "stranger") for message in self.grid.sent}
 

@@ -72,7 +72,7 @@ def kind_of(message: Message) -> str:
 
 
 def trainings(fed: Federation) -> dict[str, int]:
-    """How many messages of each kind of training were sent."""
+    """Count the messages of each kind of training that were sent."""
     return dict(Counter(kind for kind in map(kind_of, fed.grid.sent) if kind.startswith("train")))
 
 
@@ -89,7 +89,7 @@ def forget(fed: Federation, name: str) -> None:
 
 
 def networks_of(folder: Path) -> dict[int, np.ndarray]:
-    """Of each group what it tuned, as far as it is kept."""
+    """Return the tuned network of each group, as far as it is kept."""
     with RunReader(folder) as reader:
         kept = reader.models()
         return {row.grp: reader.load_model(node) for node, row in reader.group_models().items() if node in kept}

@@ -111,7 +111,7 @@ def test_a_bound_that_is_never_reached_changes_nothing(make_federation: Any) -> 
 
 @pytest.mark.parametrize("start", [0, 21])
 def test_accuracy_is_looked_at_when_it_is_due(make_federation: Any, start: int) -> None:
-    """What the device did not know to be wanted when it ran ahead is evaluated on demand: as the loop does it."""
+    """An evaluation that the device did not expect when it ran ahead is made on demand, as the loop makes it."""
     federation, data = make_federation((6, 3), clients=5, samples=40, dtype="float64")
     begin, active = federation.initial_model(0), np.arange(5)
     stop = StopSpec(target=0.42, max_rounds=70, evaluation="authors")

@@ -33,7 +33,7 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def all_rounds(engine: Any, models: list[np.ndarray], groups: list[np.ndarray]) -> list[list[tuple[Any, ...]]]:
-    """Of every round and group: participants, drifts, shift, and the model's bits."""
+    """Return participants, drifts, shift and the model's bits, for every round and group."""
     wanted = RoundsWanted(StopSpec(0.0, 0, ROUNDS, 2**40), models[0].astype(np.float64))
     return [
         [

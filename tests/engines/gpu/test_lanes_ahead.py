@@ -78,7 +78,7 @@ def everything(engines: list[Any], **wanted: Any) -> list[list[tuple[Any, ...]]]
 
 
 def taken_until_error(stream: Iterator[StreamedRound]) -> tuple[int, BaseException | None]:
-    """How many rounds come before an error, and the error."""
+    """Return the number of rounds before an error, and the error."""
     count = 0
     try:
         for _ in stream:

@@ -34,7 +34,7 @@ from suite_setup import examples
 
 ROUNDS = 3
 SIZES = (9, 30, 17, 5, 64, 21, 33, 12)
-"""Of the clients by default: the fifth is far larger than the others, so everyone's padding could follow from it."""
+"""Default sizes of the clients: the fifth is far larger than the others, so everyone's padding could follow from it."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ PAPER = {"cnn_fashion_mnist": (1, 28, 28), "cnn_cifar10": (3, 32, 32), "cnn_cifa
 }
 MOMENTUM = ((0.0, False), (0.9, False), (0.5, True))
 TOLERANCE = {"float64": 1e-10, "float32": 2e-3}
-"""Of a round's change, relative. In float32 a near tie of pooling or ReLU may fall the other way."""
+"""Relative tolerance of a round's change. In float32 a near tie of pooling or ReLU may fall the other way."""
 
 
 @dataclass
@@ -87,7 +87,7 @@ def relative(vector: np.ndarray, other: np.ndarray) -> float:
 
 
 def disagreement(model: Any, clients: list[Client], dtype: str, **options: Any) -> float:
-    """How far the two paths' changes of a model are apart in a round, the largest of clients and mean."""
+    """Return the largest relative difference between the two paths' changes in a round, over clients and mean."""
     loop, fast = (federation(model, clients, strategy, dtype, **options) for strategy in ("loop", "vectorised"))
     start, everyone = loop.initial_model(0), np.arange(len(clients))
     errors = [0.0]

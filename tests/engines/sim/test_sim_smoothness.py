@@ -22,7 +22,7 @@ FACTORS = {"softmax": 0.5, "logistic": 0.25, "least_squares": 1.0}
 
 
 def curvature(x: np.ndarray, objective, training: LocalTraining, name: str) -> SimpleNamespace:
-    """Of one client alone."""
+    """Return smoothness and energy of one client alone."""
     smoothness, energy = linear_curvature([CheckedClient(name, x, np.zeros(len(x), int))], objective, training)
     return SimpleNamespace(smoothness=float(smoothness[0]), energy=float(energy[0]))
 

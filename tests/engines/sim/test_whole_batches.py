@@ -40,7 +40,7 @@ def federation(rate: float = 0.05, strategy: Any = "auto", dtype: Any = "float32
 
 
 def step_and_drifts(used: SimulatedFederation) -> np.ndarray:
-    """What a round makes of a model that is not zero."""
+    """Return the change of a nonzero model in a round, with the drifts and the mean shift."""
     start = np.linspace(-0.01, 0.01, used.layout.size).astype(used.layout.dtype)
     done = used.run_round(start, HERE, np.arange(12))
     return np.concatenate([(done.model - start).astype(np.float64), done.drifts, [done.mean_shift]])
