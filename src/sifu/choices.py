@@ -45,7 +45,7 @@ class Term(NamedTuple):
     default: str | None = None
     """Default shown in the help if it does not come from the spec."""
     words: Mapping[str, str] = {}
-    """Phrases for people, by stored value; a value without one is shown as it is."""
+    """Phrases for people, by stored value; a value without a phrase is shown unchanged."""
 
 
 class TermsGiven(TypedDict, total=False):

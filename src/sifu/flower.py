@@ -205,7 +205,7 @@ class ForgettingFedAvg(FedAvg):
             elif exchanged.counted:
                 contents = [message.content for message in exchanged.counted]
                 metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
-        except Exception as error:  # a function of the app on data from clients
+        except Exception as error:  # the app's own function may fail on clients' data
             log.warning("\t> the metrics of round %d cannot be aggregated: %s", rounds, error)
         for note in exchanged.notes:
             log.warning("\t> %s", note)

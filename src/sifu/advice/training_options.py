@@ -107,11 +107,11 @@ class TrainingOption:
 
 
 HELD_OUT_SHARE = 5
-"""Share of rows, one in this many, held out of the comparison if the data have no held-out rows."""
+"""Inverse of the share of rows that the comparison holds out if the data have no held-out rows."""
 
 
 def without_held_out(clients: Sequence[Any]) -> tuple[tuple[Any, ...], HeldOutRows | None]:
-    """Return every client without each fifth row, and these rows; None if there are none."""
+    """Hold out every fifth row of each client; return the clients without these rows, and the rows or None."""
     kept, x, y = [], [], []
     for client in clients:
         held = np.arange(len(client.y)) % HELD_OUT_SHARE == HELD_OUT_SHARE - 1

@@ -63,7 +63,7 @@ class RequestCalls(RunFolder):
             wanted = new_terms(view, self._engines, clients, terms)
             plan = plan_request(view, wanted)
             if wanted.records and not view.regime.solves:
-                with suppress(InputError):  # a plan does not need the data; a request does
+                with suppress(InputError):  # planning works without the data
                     self._engines.prepare_records(view.reader, wanted)
             return with_plain_names(view.reader, plan)
 

@@ -282,7 +282,7 @@ def _request_again(body: dict[str, Any]) -> dict[str, Any]:
     A certificate does not say which records it is about, so the whole client is forgotten.
     """
     stated = {name: body[name] for name in TERMS if name in body and name not in ("records", "level")}
-    if body["level"] == "none":  # no certificate states that no level was demanded
+    if body["level"] == "none":  # certificates omit the demanded level; a `none` was accepted
         stated["level"] = "none"
     terms = RequestTerms.from_mapping(stated | {"sigma": body["sigma"] or "auto"})
     return terms.to_mapping() | {"request": body["request"], "deadline_days": 0}

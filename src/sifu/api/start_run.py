@@ -199,7 +199,7 @@ def create_run(
         folder: The run folder.
         given: The spec as given.
         resolved: The spec with automatic values replaced.
-        engine: The engine.
+        engine: Engine with the clients.
         sample_digests: Digests of the clients' samples.
     """
     if resolved.data.held_out_by == "number":

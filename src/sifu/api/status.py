@@ -115,10 +115,9 @@ class RequestStatus:
     """A request: its terms, progress, deadline and cost.
 
     `approvals` names the people who approved it, `approvals_missing` says how many more must do so before it is
-    executed.
-    `records` counts the records of its one client; None if clients are forgotten entirely. `terms_digest` is what an
-    approval refers to (`RequestTerms.digest`). `failure` is the error that interrupted a running request last, and
-    how the request goes on; empty without one.
+    executed. `records` counts the records of its one client; None if clients are forgotten entirely. `terms_digest` is
+    what an approval refers to (`RequestTerms.digest`). `failure` is the last error that interrupted a running request,
+    with instructions to continue; empty if there is none.
     """
 
     request: str

@@ -35,7 +35,7 @@ def examine(run: Run, by: str) -> dict[str, str]:
     """File the submitted requests, or record why they are refused.
 
     Args:
-        run: The run.
+        run: Run that the requests were submitted to.
         by: Name of the person who examines them.
 
     Returns:

@@ -95,7 +95,7 @@ class ReleaseAttack:
     def request(self) -> RequestRow | None:
         """Return the request whose release is attacked.
 
-        None if no request is done, or if the networks that earlier releases went through are gone.
+        None if no request is done, or if the networks of earlier releases no longer exist.
         """
         if self._audited.view.regime.tunes:
             return None

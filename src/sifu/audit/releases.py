@@ -104,7 +104,7 @@ def epsilon_lower_bound(
             "at least, 10000 are usual"
         )
     best = (-math.inf, 0.0, "with", 1.0)
-    for sign in (1.0, -1.0):  # the statistic may be large with the client, or small
+    for sign in (1.0, -1.0):  # the client may increase or decrease the statistic
         choose_p, choose_q = np.sort(sign * with_client[::2]), np.sort(sign * without_client[::2])
         thresholds = _thresholds(choose_p, choose_q)
         for side in ("with", "without"):
@@ -343,7 +343,7 @@ def exact_audits(
     Args:
         engine_without: Returns an engine without the data of these clients, which computes the counterfactual from
             the beginning, or None.
-        reader: The run.
+        reader: Reader of the run.
         watched: The subjects.
         evidence: Models from the replay of the run.
     """

@@ -31,7 +31,7 @@ REPLAY_TOLERANCE = {"float64": 1e-7, "float32": 1e-2}
 
 @dataclass(frozen=True)
 class Watched:
-    """A subject whose absence is replayed: of a request, or without a request a client that may ask later."""
+    """A subject whose absence is replayed: from a request or, if there is none, a client that may ask later."""
 
     subject: int
     clients: tuple[int, ...]
@@ -40,7 +40,7 @@ class Watched:
 
     @property
     def order(self) -> int:
-        """Order of the subject's request; 0 without one."""
+        """Order of the subject's request; 0 if there is no request."""
         return 0 if self.request is None else self.request.request_order or 0
 
     @property
@@ -167,7 +167,7 @@ def gather(
 
     Args:
         engine: Engine of the run.
-        reader: The run.
+        reader: Reader of the run.
         watched: Subjects whose absence is replayed.
         keep_models: Nodes whose models are kept.
         noised: Returns the noised model of an edge; by default it comes from the record.

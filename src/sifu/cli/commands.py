@@ -30,7 +30,7 @@ def show_status(run: Run, everything: bool = False, *shown: Any) -> Answer:
     """Return the answer of `sifu status` and `sifu train`.
 
     Args:
-        run: The run.
+        run: Run to describe.
         everything: True to show all clients and requests instead of a few.
         *shown: Further lines for people.
     """

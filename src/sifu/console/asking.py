@@ -36,7 +36,7 @@ class Console:
     secure_cookie: bool
     logins: RateLimit
     sign_in: Any = None
-    """The `sign_in.SignIn` of the provider, or None without one."""
+    """The `sign_in.SignIn` of the provider; None if there is no provider."""
 
 
 class NotKnownError(SifuError):
@@ -109,7 +109,7 @@ async def read_json(request: Request, visitor: Visitor) -> dict[str, Any]:
     body = await request.body()
     try:
         content = json.loads(body or b"{}", object_pairs_hook=_each_key_once)
-        json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8")  # no NaN and no half characters
+        json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8")  # refuses NaN and lone surrogates
     except (ValueError, RecursionError) as error:
         raise InputError("the body is not JSON in UTF-8 with every key once") from error
     if not isinstance(content, dict):
@@ -178,7 +178,7 @@ def _read_term(name: str, term: TermOnOffer, value: Any) -> Any:
             return _number(term.kind, value)
         if term.kind == Sequence[int | str]:
             records = [_record(entry) for entry in (_records_in(value) if isinstance(value, str) else value)]
-            if not records:  # nothing in a list is not everything: for all of a client's data the term is left out
+            if not records:  # an empty list does not mean all records: leave the term out for that
                 raise ValueError(value)
             return records
     except (TypeError, ValueError, OverflowError) as error:

@@ -117,7 +117,7 @@ def show_people(visit: Visit) -> Response:
     did: dict[str, Counter[str]] = {}
     names: dict[str, str] = {}
     for run in visit.service.runs(visit.who):
-        with suppress(SifuError):  # the list of runs names what cannot be read
+        with suppress(SifuError):  # an unreadable run is reported in the list of runs
             for step in (step for row in run.requests(visit.who) for step in row.record.steps):
                 person = same_person(step.actor)
                 names.setdefault(person, step.actor)

@@ -33,7 +33,7 @@ class KeptNonces:
             content = json.loads(self._path.read_bytes())
             self._entries = content if isinstance(content, dict) else {}
         except (OSError, ValueError):
-            pass  # they can be lost: a new request gets new ones
+            pass  # losing them is harmless: a new request gets new ones
 
     def make(
         self, run: str, request: str, person: str, clients: Sequence[str], terms: Mapping[str, Any]

@@ -130,7 +130,7 @@ class LiveView:
         ((clients,),) = reader.query("SELECT COUNT(*) FROM clients")
         so_far = self._read_on(reader, int(branch), seq, spec.regime.has_accuracy, int(clients) <= COUNTED_UP_TO)
         expected = _expected(reader, running, int(position), so_far.points, stop)
-        again = len(joined_remainders(reader))  # each was forgotten under one number and has another
+        again = len(joined_remainders(reader))  # a client that rejoined is counted under both indices
         pending = pending_requests(reader, current_time())
         ((last,),) = reader.query("SELECT time FROM events WHERE seq = ?", (seq,))
         return Live(
@@ -169,7 +169,7 @@ class LiveView:
             "WHERE e.node > ? AND e.subset = ? AND n.branch = ? AND n.kind != 'group' ORDER BY n.node",
             (so_far.last_point, ACTIVE, branch),
         )
-        # The table is ordered by client: for each one the rows after the last look are read, and no others.
+        # The table is ordered by client, so this reads only each client's rows since the last read.
         took_part = reader.query(
             "SELECT p.node, COUNT(*) FROM clients c CROSS JOIN participation p ON p.client = c.client AND p.node > ? "
             "GROUP BY p.node",

@@ -124,7 +124,7 @@ async def log_in(request: Request) -> Response:
     console, fields = console_of(request), await read_form(request)
     session = await run_in_threadpool(console.sessions.begin, fields.get("token", ""))
     if session is None:
-        # Only wrong ones are counted, so that they lock out no one else who comes from the same address.
+        # Count failed logins only, so that valid ones from the same address are never locked out.
         if console.logins.allows(origin_of(request.scope)):
             return _door(request, 401)
         return show("error.html", None, 429, sentence="too many attempts: wait a minute")
@@ -163,7 +163,7 @@ def home(visit: Visit) -> Response:
     for run in visit.service.runs(visit.who):
         try:
             runs.append((run, run.live() if sees else None, ""))
-        except SifuError as error:  # a run that cannot be read hides no other
+        except SifuError as error:  # an unreadable run must not hide the others
             runs.append((run, None, str(error)))
     return show("home.html", visit.visitor, runs=runs, lines=lines[:MOST_LINES], more=len(lines) - MOST_LINES)
 
@@ -202,7 +202,7 @@ def _clients(run: ServedRun) -> list[tuple[str, bool, int]]:
     """Return the name of each client of a run, whether it can be forgotten, and its number."""
 
     def read() -> list[tuple[str, bool, int]]:
-        with run.run.snapshot() as reader:  # not the view that a plan in another thread may be using
+        with run.run.snapshot() as reader:  # not the shared view: a plan in another thread may be using it
             active = set(RunView(reader).active.tolist())
             now = enumerate(clients_now(reader))
             return [(plain_name(reader, client), client in active, number) for number, client in now]

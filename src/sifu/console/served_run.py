@@ -67,7 +67,7 @@ class ServedRun:
         self.lists_lock = threading.Lock()
         self._live_lock = threading.Lock()
         self._live_view = LiveView(folder)
-        self.run = Run(folder, remember=False)  # to list a run is not to trust its key
+        self.run = Run(folder, remember=False)  # listing a run must not mark its key as trusted
         self._memory: dict[tuple[Any, ...], tuple[int, tuple[Any, ...], float, tuple[Any]]] = {}
 
     def live(self) -> Live:
@@ -262,7 +262,7 @@ class ServedRun:
         RequestTerms.from_mapping(usual_terms(self.run.spec, clients).to_mapping() | given)
         content = {"request": name, "clients": list(clients), "deadline_days": deadline_days, "actor": who.name}
         content |= {"terms": dict(terms), "nonces": dict(nonces)}
-        if not known:  # the same id again changes nothing
+        if not known:  # filing the same id again changes nothing
             post(self.folder, SUBMITTED, f"s-{secrets.token_hex(8)}", content)
             self.written()
 
@@ -295,7 +295,7 @@ class ServedRun:
         terms: TermsGiven,
         nonces: Mapping[str, str] | None,
     ) -> str:
-        with self.lock:  # two requesters at once do not pass the check with the same clients to spare
+        with self.lock:  # two concurrent requests must not both pass `check_share`
             if not who.may("set terms"):
                 check_share(self.run, clients)
             filed = self.run.request(

@@ -49,7 +49,7 @@ class ConsoleService:
                 for folder in find_runs(*self.folders):
                     try:
                         runs.append(here.get(folder) or ServedRun(folder, self.jobs, self._nonces, self._data))
-                    except SifuError as error:  # a run of another version, one being made, or one with another key
+                    except SifuError as error:  # another version, still being created, or another key
                         if str(error) not in self._told:
                             log.warning("%s is not shown: %s", folder, error)
                         self._told.add(str(error))

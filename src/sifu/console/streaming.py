@@ -57,7 +57,7 @@ class Broadcast:
     def leave(self, who: Token) -> None:
         """Count one stream fewer for a person."""
         self._streams[who.id] -= 1
-        self._streams += Counter()  # keeps positive counts alone
+        self._streams += Counter()  # drops counts that are not positive
 
     async def watch(self, console: Console, who: Token, run: ServedRun, first: bytes) -> AsyncIterator[bytes]:
         """Yield messages until the viewer disconnects or their token stops working."""
@@ -93,7 +93,7 @@ class Broadcast:
             try:
                 message = as_message(await run_in_threadpool(live_values, run, who))
             except (SifuError, OSError):
-                continue  # the run is being moved or made; the next look may find it
+                continue  # the run is being moved or created; try again at the next read
             if message != self._latest.get(key):
                 self._latest[key] = message
                 waiting, self._changed[key] = self._changed[key], asyncio.Event()

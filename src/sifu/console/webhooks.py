@@ -118,7 +118,7 @@ class Webhooks:
             try:
                 with run.run.reader() as reader, reader.snapshot():
                     rows, pending = reader.requests(), pending_requests(reader, now)
-            except SifuError as error:  # one run that cannot be read keeps no other quiet
+            except SifuError as error:  # an unreadable run must not silence the others
                 log.warning("webhooks: %s", type(error).__name__)
                 continue
             common = {"run": run.key, "name": run.name}

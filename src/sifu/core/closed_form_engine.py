@@ -19,7 +19,7 @@ from sifu.theory.participation import Participation
 
 
 def targets_of(ridge: RidgeSpec, outputs: int) -> Targets:
-    """Return the targets of a head with this many outputs."""
+    """Return the targets of a head with `outputs` outputs."""
     return Targets(ridge.task, outputs, (ridge.shift,), (ridge.scale,))
 
 
@@ -32,7 +32,7 @@ def recorded_fixed_point(spec: Spec, layout: ModelLayout) -> FixedPoint:
 
 
 def recorded_blocks(spec: Spec, layout: ModelLayout) -> Blocks:
-    """Return the layout of the groups' blocks in a run's features; a merge is one block, and no group tunes none.
+    """Return the layout of the groups' blocks in a run's features: one for a merge, none if no group tunes.
 
     A block has the width in the spec, unless the network's output is narrower.
 

@@ -137,7 +137,7 @@ def is_lost(engine: Engine, position: Position, active: ClientIndices, participa
 
 
 def stop_without(stop: StopSpec, lost: int) -> StopSpec:
-    """Return the stop rule after this many lost rounds, which do not count towards `max_rounds`."""
+    """Return the stop rule after `lost` lost rounds, which do not count towards `max_rounds`."""
     return replace(stop, max_rounds=stop.max_rounds + lost) if lost else stop
 
 

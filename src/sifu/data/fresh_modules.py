@@ -85,7 +85,7 @@ _EMPTY = object()
 def _content(cell: CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing assigned yet
+    except ValueError:  # the cell is still empty
         return _EMPTY
 
 

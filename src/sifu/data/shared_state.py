@@ -56,7 +56,7 @@ def shared_state(module: nn.Module) -> dict[str, str]:
     for part in module.modules():
         for name, value in _of_class(type(part), seen):
             found[name] = _digest(value)
-        for hook in (*part.__dict__.values(), *_hooks(part)):  # a copy of a module has copies of their closures
+        for hook in (*part.__dict__.values(), *_hooks(part)):  # skip closures: copying a module copies them
             for name, value in _of_code(hook, seen, closure=False):
                 found[name] = _digest(value)
     for everywhere in _of_all_modules():
@@ -87,7 +87,7 @@ def refuse_changed_state(before: Mapping[str, str], module: nn.Module) -> None:
 
     Args:
         before: `shared_state` of the module before it was used.
-        module: The module.
+        module: Module after its use.
 
     Raises:
         InputError: If one of these variables has another value now, or was added.

@@ -79,7 +79,7 @@ def read_frame(frame: Any, coding: TableCoding, **testing: Any) -> Dataset:
     """Return the data set in a pandas or polars frame, a pyarrow table or a Hugging Face data set.
 
     Args:
-        frame: The frame.
+        frame: Frame, table or data set to read.
         coding: Role of every column.
         testing: Arguments of `read_table` on testing: `held_out`, `held_out_by` and `seed`, or `test_file`.
     """
@@ -140,7 +140,7 @@ def _dataset(
     x, y = np.concatenate(samples), np.concatenate(labels)
     client = np.array(owners)
     identity = np.array(identities) if coding.identity else numbers_of(owners)
-    different = np.unique(identity).size  # two rows of one client may share an identity: both belong to that person
+    different = np.unique(identity).size  # rows of one client may share an identity: they belong to the same person
     if coding.identity and len(identity) > 20 and different * 10 < len(identity):
         _warn(
             f"data.id has only {different} different values in {len(identity)} rows: a request for one of them takes "
@@ -357,11 +357,11 @@ def _read_csv(path: Path, header: tuple[str, ...]) -> TableFile:
         raise InputError(f"{path} has no rows: give a table with a line of names and a line per row")
     names, first = header, 0
     if header and [stripped(field) for field in rows[0][1]] == list(header):
-        rows = rows[1:]  # the file has the header line after all
+        rows = rows[1:]  # skip the file's own header line
     elif not header:
         first, fields = rows.pop(0)
         names = tuple(map(stripped, fields))
-        while names and not names[-1]:  # a separator at the end of the line
+        while names and not names[-1]:  # the line ends with a separator
             names = names[:-1]
     if len(set(names)) != len(names) or not all(names):
         twice = next((name for name in names if name and names.count(name) > 1), "")
@@ -397,7 +397,7 @@ def _csv_rows(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
     for fields in reader:
         if reader.line_num == 1 and re.fullmatch(r"sep=.?", separator.join(fields).strip()):
-            continue  # a line for Excel only
+            continue  # Excel's line that declares the separator
         if any(field.strip() for field in fields):
             yield reader.line_num, fields
 

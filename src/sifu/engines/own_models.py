@@ -100,7 +100,7 @@ def own_training(
 
     Args:
         initial: Function that makes an initial model independent of any data.
-        spec: The spec.
+        spec: Spec of the run.
         clients: Profiles of the clients.
         identity: Method of identifying clients.
         preprocessing: Description of the preprocessing of samples.
@@ -165,7 +165,7 @@ def own_blueprint(
 
     Args:
         initial: Function that makes an initial model.
-        spec: The spec.
+        spec: Spec of the run.
         profiles: Profiles of the clients.
         config: Entries added to every message, like FedAvg's `train_config`.
         evaluate_config: Entries added to evaluations instead of `config`, if given.

@@ -54,7 +54,7 @@ def description_path(model: Path) -> Path:
 
 
 def networks_path(model: Path) -> Path:
-    """Return the path of the tuned networks that the features of a model file go through."""
+    """Return the path of the tuned networks that compute the features of an exported model."""
     return model.with_name(f"{model.name}.networks")
 
 
@@ -87,7 +87,7 @@ def describe(
     """Return the description of a run's current model.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         content: Bytes of its safetensors file.
         networks: Bytes of the file of its tuned networks.
         given: Shape of one sample, if a program gave the clients.
@@ -293,7 +293,7 @@ def load_model(path: str | Path, *, module: str | ModelGiven | None = None) -> L
             "allow running it (sifu predict --module package.file:function, or load_model(..., module=...))"
         )
     if isinstance(module, str) and features.get("kind") == "module":
-        allow_code(module)  # naming it is the consent
+        allow_code(module)  # the caller consents by naming it
     from sifu.export.loaded_model import LoadedModel  # imports torch
 
     tuned = description.get("networks")
@@ -312,7 +312,7 @@ def _own_model(model: Path, module: str | ModelGiven | None) -> Model | None:
         )
     if not isinstance(module, str):
         return as_model(module)
-    allow_code(module)  # naming it is the consent
+    allow_code(module)  # the caller consents by naming it
     return as_model(lambda: module_of(module)[0])
 
 

@@ -77,8 +77,8 @@ class LoadedModel(nn.Module):
     Args:
         parameters: Arrays of the model file.
         description: Content of its description file.
-        networks: Arrays of the tuned networks that its features go through.
-        own: The user's own model, if it is one.
+        networks: Arrays of the tuned networks that compute its features.
+        own: The user's own model; None for a built-in model.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class LoadedModel(nn.Module):
         super().__init__()
         self.description = description
         self.networks = networks or {}
-        """Parameters that groups tuned of the network that features go through, by GROUP/NAME."""
+        """Parameters that groups tuned in the network that computes features, by GROUP/NAME."""
         self.network = _network(parameters, description, own)
         self._decides_as = self.kind if own is None else own.kind
         mixes = any(isinstance(part, _NormBase) for part in self.network.modules())

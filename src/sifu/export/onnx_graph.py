@@ -58,7 +58,7 @@ def onnx_bytes(
         description: Description of the model.
         content: Safetensors bytes of its parameters.
         networks: Safetensors bytes of the networks that groups tuned.
-        own: The user's own model, if it is one.
+        own: The user's own model; None for a built-in model.
     """
     try:
         from onnx import TensorProto, checker, helper
@@ -101,7 +101,7 @@ def onnx_bytes(
     ]
     if description["classes"] and decided == "class":
         unnamed = map(str, range(len(description["classes"]), outputs))
-        names = np.array([*description["classes"], *unnamed, ""], dtype=object)  # the last one stands for -1
+        names = np.array([*description["classes"], *unnamed, ""], dtype=object)  # the last name is for index -1
         graph.add("Gather", graph.constant(names), "prediction", axis=0, output="class")
         results.append(("class", TensorProto.STRING, ["samples"]))
     model = helper.make_model(
@@ -149,7 +149,7 @@ def _prediction(
 
 
 def _through_networks(graph: Graph, description: dict[str, Any], networks: Mapping[str, Array]) -> Prepared:
-    """Add the inputs of a graph and their features through a public network and the groups' tuned networks."""
+    """Add the inputs of a graph, and their features computed by a public network and the groups' tuned networks."""
     if description["features"]["kind"] == "transformers" and len(description["input_shape"] or ()) != 3:
         raise InputError(f"the tokenizer of a text cannot be part of an ONNX graph: {INSTEAD}")
     samples, shape = raw_samples(graph, description, None)
@@ -207,7 +207,7 @@ def _exported(module: torch.nn.Module, example: torch.Tensor) -> tuple[Any, int]
         raise InputError(f"{NEEDED} (torch {torch.__version__} is installed)")
     exporter = logging.getLogger("torch.onnx")
     level = exporter.level
-    exporter.setLevel(logging.ERROR)  # it warns about every library that it could also translate
+    exporter.setLevel(logging.ERROR)  # it warns about each optional library that is missing
     try:
         with warnings.catch_warnings(action="ignore"):
             exported = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("samples")},))
@@ -220,7 +220,7 @@ def _exported(module: torch.nn.Module, example: torch.Tensor) -> tuple[Any, int]
             program.model.graph.inputs.extend(program.model.graph.initializers.values())  # prevents folding
             fold_constants(program.model)
             remove_unused_nodes(program.model)
-    except Exception as error:  # of any kind, since a module may do anything
+    except Exception as error:  # a user's module may raise any exception
         cause: BaseException = error
         while cause.__cause__ is not None:  # torch's own error is a page of advice: the first one names the operation
             cause = cause.__cause__

@@ -1,6 +1,6 @@
 """First part of an ONNX graph: from a raw row or image to the features that a model takes.
 
-Columns of a table are coded, bytes are looked up in a table of their 256 possible values, and rows go through the
+Columns of a table are coded, bytes are looked up in a table of their 256 possible values, and rows are passed to the
 feature map, all with the operations of `TableCoding`, `scale_features` and the map itself. Inputs that these refuse (an
 unlisted word, a missing value without a constant, infinity, a number too large) have the score NaN and no class.
 """
@@ -137,7 +137,7 @@ def prepared_inputs(graph: Graph, description: dict[str, Any], width: int | None
     """Add the inputs of a graph and the operations up to the model's features.
 
     Args:
-        graph: The graph.
+        graph: Graph to extend.
         description: Description of the model.
         width: Length of a row, if the model has a feature map or is linear; None for images.
     """
@@ -252,7 +252,7 @@ def _stored_samples(graph: Graph, description: dict[str, Any], width: int | None
     if moves and len(shape) == 2:
         shape = [1, *shape]
         samples = graph.add("Unsqueeze", samples, graph.constant(np.array([1], np.int64)))
-    elif moves and len(shape) == 3 and shape[2] <= 4:  # the rule of channels_first
+    elif moves and len(shape) == 3 and shape[2] <= 4:  # the same rule as in `channels_first`
         shape = [shape[2], *shape[:2]]
         samples = graph.add("Transpose", samples, perm=[0, 3, 1, 2])
     samples = _levels(graph, description, samples, shape) if stored["bytes"] else graph.cast(samples, dtype)
@@ -283,7 +283,7 @@ def _mapped(graph: Graph, mapping: FeatureMap, samples: str) -> Prepared:
         sums = graph.add("MatMul", whole, graph.constant(mapping.signs))
         unit = 2.0**INPUT_BITS * math.sqrt(mapping.features)
         return Prepared(_shortened(graph, sums, mapping.norm, unit), at_most(graph, whole, LARGEST_WHOLE))
-    assert isinstance(mapping, RandomFourier)  # no other map is written
+    assert isinstance(mapping, RandomFourier)  # no other kind of map can be exported
     turns = graph.add("MatMul", whole, graph.constant(mapping.turns))
     valid = at_most(graph, whole, LARGEST_WHOLE / float(np.abs(mapping.turns).max()))
     places = graph.add("Floor", graph.add("Mul", turns, graph.constant(2.0 ** -(INPUT_BITS + FREQUENCY_BITS))))
@@ -297,7 +297,7 @@ def _mapped(graph: Graph, mapping: FeatureMap, samples: str) -> Prepared:
 
 
 def _shortened(graph: Graph, rows: str, norm: float, unit: float) -> str:
-    """Add rows of integers / unit, shortened to `norm` if they are longer, as `scaled` of the feature maps."""
+    """Add rows of integers / unit, scaled down to length `norm` if longer, as `scaled` in the feature maps does."""
     length = graph.add("Sqrt", graph.sums(graph.add("Mul", rows, rows)))
     # A nonzero row of integers has at least length 1.
     at_least_one = graph.add("Max", length, graph.constant(1.0))

@@ -47,7 +47,7 @@ class Claim:
     """Claim that `clients` are hidden under `terms` in the model at `depth`.
 
     Attributes:
-        view: The run.
+        view: View of the run.
         clients: Clients that the request forgets, under every index they have had.
         exposures: Subjects with their Psi along the path.
         depth: Depth of the model.
@@ -134,7 +134,7 @@ class Start:
     """Model that retraining starts from, noise included, and the cost of making it.
 
     Attributes:
-        model: The model.
+        model: Parameters of the model, noise included.
         rounds: Rounds that clients ran to make it.
         local_steps: Local steps of all clients together.
         bytes_sent: Traffic in both directions.
@@ -241,7 +241,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
 
     Args:
         method: Method to plan for.
-        view: The run.
+        view: View of the run.
         terms: Terms of the request.
         depth: Depth of the source; None for a fresh model.
         noise_std: Standard deviation of the noise.

@@ -103,7 +103,7 @@ def released_accuracy(view: RunView, plan: Plan) -> float | None:
         ahead, place = np.array([float(limit)]), np.array([float(done + limit)])
         accuracy -= float(measure.harm(plan.noise_std, ahead, place)[0])
     elif plan.source_node == view.path.nodes[view.path.tip].node:
-        accuracy = max(accuracy, now)  # it continues from the current model
+        accuracy = max(accuracy, now)  # training continues from the current model
     return float(np.clip(accuracy, 0.0, 1.0))
 
 
@@ -117,7 +117,7 @@ def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None)
     only one client is left.
 
     Args:
-        view: The run.
+        view: View of the run.
         terms: Terms of the request.
         floor: Least level accepted; by default that of the terms or the method.
     """
@@ -178,7 +178,7 @@ def _way(view: RunView, method: Method, plan: Plan) -> MethodOption:
     rounds = plan.expected_rounds if plan.predicted_rounds is None else float(plan.predicted_rounds)
     rounds = rounds if rounds is None or math.isfinite(rounds) else None
     staying, drawn = staying_without(view, terms.clients, records=bool(terms.records)).size, view.facts.participation
-    taking_part = float(min(drawn.count, staying)) if drawn.count else staying * drawn.rate  # mean per round
+    taking_part = float(min(drawn.count, staying)) if drawn.count else staying * drawn.rate  # mean number per round
     sent = None
     if rounds is not None and info.name != CLOSED_FORM:
         layout = view.reader.layout
@@ -208,7 +208,7 @@ def _way(view: RunView, method: Method, plan: Plan) -> MethodOption:
 
 
 def _kept(view: RunView, info: MethodInfo, plan: Plan) -> str:
-    """Return what stays with the operator afterwards, as a certificate would state it."""
+    """Return what the operator still holds after the request, in the words of a certificate."""
     afresh: Start = "fresh" if plan.source_node is None else "merge" if info.starts_from == "merge" else "trained"
     _, remains = what_was_erased(
         plan.terms.retention,

@@ -387,7 +387,7 @@ def outlook(
     Psi is the recorded value without the latest rounding terms, which is enough for a forecast.
 
     Args:
-        view: The run.
+        view: View of the run.
         depth: Depth of the model that the noise is added to.
         noise_std: Standard deviation of the noise.
         terms: Terms that later requests are assumed to have.
@@ -417,7 +417,7 @@ def _requests_ahead(view: RunView, depth: int, noise_std: float, needed: Floats,
     path it grows like a power of the rounds, with the exponent that the kept models show.
 
     Args:
-        view: The run.
+        view: View of the run.
         depth: Depth of the model that the noise is added to.
         noise_std: Noise of the current request.
         needed: Noise that each active client needs at `depth`, in increasing order.

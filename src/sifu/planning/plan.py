@@ -367,7 +367,7 @@ def noise_options(
     that its noise allows.
 
     Args:
-        view: The run.
+        view: View of the run.
         exposures: Subjects to hide, of this request and earlier ones.
         order: Order of the request.
         forecast: Forecast of the rounds.

@@ -156,7 +156,7 @@ def note(axes: Axes, text: str, place: tuple[float, float], offset: tuple[float,
 
     Args:
         axes: The axes to draw on.
-        text: The text.
+        text: Text to write.
         place: Coordinates in the data.
         offset: Distance from the place, in points.
         **options: Further options of matplotlib's `annotate`.

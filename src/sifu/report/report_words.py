@@ -223,5 +223,5 @@ def subject_row(subject: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def number(value: object, digits: int = 6) -> str:
-    """Return a number with this many significant digits, or a dash if unknown."""
+    """Return a number with `digits` significant digits, or a dash if unknown."""
     return f"{value:.{digits}g}" if isinstance(value, int | float) else str("–" if value is None else value)

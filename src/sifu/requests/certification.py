@@ -425,10 +425,10 @@ def issue_certificates(writer: RunWriter, engine: Engine | None, row: RequestRow
     """Certify the current model for a request whose rounds are done.
 
     Args:
-        writer: The run.
+        writer: Writer of the run.
         engine: Engine that evaluates the model on the request's clients; None evaluates nothing.
-        row: The request.
-        reason: Why the request ended before its stop rule held; empty if it held.
+        row: Row of the request.
+        reason: Reason why the request ended before its stop rule held; empty if it held.
     """
     request, final = row.request, writer.tip
     recorded = RecordedRequest(writer, row)
@@ -468,7 +468,7 @@ def issue_certificates(writer: RunWriter, engine: Engine | None, row: RequestRow
 
 
 def way_out(reader: RunReader, request: str) -> str:
-    """Return how a running request goes on after an error, and how it ends if the error stays."""
+    """Return how to continue a running request after an error, and how to end it if the error persists."""
     folder, spec = shlex.quote(str(reader.folder)), Spec.from_mapping(reader.spec)
     command = way_to_go_on(spec, "ready")
     sentence = (
@@ -484,7 +484,7 @@ def way_out(reader: RunReader, request: str) -> str:
 
 
 def failure_of(reader: RunReader, row: RequestRow) -> str:
-    """Return the error that interrupted a running request last, and how the request goes on; empty without one."""
+    """Return the last error that interrupted a running request, and how to continue it; empty if there is none."""
     error = last_failure(reader.folder, row.request) if row.status == "running" else ""
     if not error:
         return ""
@@ -497,7 +497,7 @@ def settle(writer: RunWriter, request: str, reason: str) -> str:
     The forgotten clients do not influence that model beyond what the certificate states; it may be less accurate.
 
     Args:
-        writer: The run.
+        writer: Writer of the run.
         request: Id of the request.
         reason: Reason why its rounds cannot be finished, for the ledger.
 

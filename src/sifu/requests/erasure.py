@@ -37,7 +37,7 @@ class SumLeft:
     Attributes:
         made_of: The sum it is computed from.
         clients: Clients in the new sum.
-        trunks: Nodes of the networks that its features go through.
+        trunks: Nodes of the networks that compute its features.
     """
 
     made_of: StatisticsRow
@@ -53,7 +53,7 @@ def statistics_to_erase(
     Args:
         stored: Stored files of statistics.
         gone: Clients that are forgotten.
-        networks: Nodes of networks that are erased; statistics computed through them are erased as well.
+        networks: Nodes of networks that are erased; statistics of features that they computed are erased as well.
     """
     left, erased = set(gone), set(networks)
     return tuple(sorted(row.file for row in stored if left & set(row.clients) or erased & set(row.trunks)))
@@ -108,7 +108,7 @@ def write_sum_left(
     """Subtract the clients that left, drop erased blocks, and write the remaining sum.
 
     Args:
-        writer: The run.
+        writer: Writer of the run.
         view: The run at this instant.
         gone: Clients that are forgotten.
         networks: Nodes of networks that are erased.
@@ -232,7 +232,7 @@ def purge(writer: RunWriter, verified: str | None = None) -> Purge:
     """Permanently erase what still holds an uncovered part of any forgotten client.
 
     Args:
-        writer: The run.
+        writer: Writer of the run.
         verified: Head of the ledger at which the whole run was just verified. If given, also erase all figures that
             noise certificates rest on, if a plain purge would keep them.
 
@@ -302,7 +302,7 @@ def _what_is_erased(reader: RunReader) -> Literal["nothing", "all", "exact"]:
 
 
 def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
-    """Yield what of the forgotten clients is still in the folder, and why, as pairs of sentences."""
+    """Yield what the folder still holds about the forgotten clients, and why, as pairs of sentences."""
     view = RunView(reader)
     forgotten = everyone_forgotten(view)
     if not forgotten:
@@ -328,7 +328,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     clean = [
         row
         for row in kept
-        if row.node not in depth_of  # the fresh model of groups
+        if row.node not in depth_of  # the fresh model that groups start from
         or not any(exposure.psi_to_hide(depth_of[row.node]) > 0.0 for exposure in forgotten)
     ]
     if clean:

@@ -40,7 +40,7 @@ def make_terms(view: RunView, clients: Sequence[str], given: TermsGiven) -> Requ
     """Return the terms of a request: the given ones, and the spec's defaults for the rest.
 
     Args:
-        view: The run.
+        view: View of the run.
         clients: Names of the clients; earlier names are replaced by current ones.
         given: Terms that differ from the spec's defaults.
     """
@@ -125,7 +125,7 @@ def receive(
     """Record a request in the ledger; the same id with the same terms again changes nothing.
 
     Args:
-        writer: The run.
+        writer: Writer of the run.
         view: The run at this instant.
         terms: Terms of the request.
         request: Id of the request; by default the next free `r1`, `r2`, ...
@@ -246,7 +246,7 @@ def post_decision(
     """Post a decision to the inbox.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         request: Id of the request.
         decision: One of `Decision`.
         reason: Reason, which a refusal needs.
@@ -315,7 +315,7 @@ def ingest(writer: RunWriter) -> list[str]:
 
 
 def record_refusal(writer: RunWriter, message: Message, reason: str) -> None:
-    """Record that an inbox message was refused, with its content but for nonces, which the run never keeps."""
+    """Record that an inbox message was refused, with its content except nonces, which the run never keeps."""
     content = message.content and {key: value for key, value in message.content.items() if key != "nonces"}
     payload = {"letter": message.id, "kind": message.kind, "content": content, "reason": reason}
     writer.record(NewEvent("letter refused", payload))
@@ -377,7 +377,7 @@ class WatchedInbox:
     """Inbox of a run that this process writes to.
 
     Args:
-        writer: The run.
+        writer: Writer of the run.
         after: Called with the writer after messages were ingested.
         look_every: Seconds between two polls; 0 polls between any two rounds.
         also: Tells whether other work is waiting.

@@ -1,4 +1,4 @@
-"""Requests as an operator must account for them: their steps with time and actor, deadlines, and a public record.
+"""Records of requests for accountability: steps with time and actor, deadlines, and a public record.
 
     received -> (verified) -> planned -> running -> done          each an event of the ledger with time and actor
     received, verified, planned -> refused or withdrawn           the client may take part again
@@ -65,7 +65,7 @@ def decide(
     """Record a decision on a request that waits.
 
     Args:
-        writer: The run.
+        writer: Writer of the run.
         request: Id of the request.
         decision: One of `Decision`.
         reason: Reason, which a refusal needs.
@@ -174,7 +174,7 @@ def history_of(reader: RunReader, request: str) -> list[RequestStep]:
 
 @dataclass(frozen=True)
 class PublicRequest:
-    """A request without personal data: no names, no actors, and no id, because operators may choose telling ids.
+    """A request without personal data: no names, no actors, and no id, because an id may reveal a name.
 
     Counts and dates remain, so someone who knows when a request was made may recognise it.
     """
@@ -291,7 +291,7 @@ def auditor_lines(body: dict[str, Any]) -> list[str]:
             f"holds, is {psi:.4g}; noise of standard deviation {float(body['sigma']):.4g} hides up to Psi* = "
             f"{limit:.4g}."
         )
-    if body.get("rounds") is not None and body["method"] != CLOSED_FORM:  # a solve from kept statistics takes none
+    if body.get("rounds") is not None and body["method"] != CLOSED_FORM:  # a solve has no rounds of retraining
         lines.append(f"Rounds of retraining: {body['rounds']}.")
     lines += [f"- {premise.status}: {premise.statement}" for premise in words_of(body).premises]
     lines.append(f"Signed over event {body['ledger']['seq']} of the ledger; issued {body['issued']}.")

@@ -86,7 +86,7 @@ class RollBack:
         remove_standing(self.writer.folder)
 
     def _rows(self) -> NewRows:
-        """Return the node of the new starting model with its distance from the initial one; and members of a merge."""
+        """Return the node of the new starting model, with its distance from the initial one, and members of a merge."""
         plan, model, merged = self.plan, self.start.model, self.start.merged
         root = model if self.fresh else self.writer.load_model(self.view.rows[0].node.node)
         distance = norm(model.astype(np.float64) - root.astype(np.float64))

@@ -24,7 +24,7 @@ _FOLDERS_UP = 3
 
 
 def note_export(folder: Path, node: int, path: Path) -> None:
-    """Log where a model was exported to, unless the folder is not writable."""
+    """Log the path of an exported model, unless the folder is not writable."""
     now = utc_now()
     line = canonical_json({"node": node, "path": str(path.resolve()), "time": now})
     file = folder / EXPORTS_FILE
@@ -39,7 +39,7 @@ def note_export(folder: Path, node: int, path: Path) -> None:
 
 
 def copies_elsewhere(reader: RunReader) -> Iterator[tuple[str, str]]:
-    """Yield copies outside the run's own record that may still hold something of the forgotten, and why."""
+    """Yield copies outside the run's record that may still hold data about forgotten clients, and why."""
     for name, links in linked_files(reader.folder):
         yield (
             f"{links} hard {'link' if links == 1 else 'links'} to {name} elsewhere",

@@ -59,7 +59,7 @@ class Worker:
     """Worker on a run that this process may write to.
 
     Args:
-        writer: The run.
+        writer: Writer of the run.
         engine: Engine of the run.
         progress: Called after each round.
         inbox: Inbox of the run.

@@ -483,7 +483,7 @@ def with_features(spec: Spec, clients: Sequence[Any], device: str = "cpu") -> tu
     if all(isinstance(client, FeatureData) for client in clients):
         return tuple(clients)
     features = map_of(spec, clients)
-    assert features is not None  # the kind is not none
+    assert features is not None  # this regime always has a feature map
     if device != "cpu":
         features = features.on(device)
     digest, declared = features.digest(), features.is_declared

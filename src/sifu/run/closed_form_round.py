@@ -5,9 +5,9 @@ the clients that joined minus those that left, in exact integers, so the cost of
 number of clients. If only the sum is kept, all clients are asked again after one left; if statistics are masked, also
 after one joined. A client that does not answer is left out of the head until it answers in a later solve.
 
-If groups tune the network, statistics are those of features through the current networks (docs/theory.md, section
-15.5). Statistics through other networks are useless: a merge with a rebuilt network takes one round of everyone's
-statistics. With blocks, only the parts that go through the rebuilt network are asked for; the others are kept.
+If groups tune the network, statistics are those of features that the current networks compute (docs/theory.md, section
+15.5). Statistics from other networks are useless: a merge with a rebuilt network takes one round of everyone's
+statistics. With blocks, only the parts that use the rebuilt network are asked for; the others are kept.
 """
 
 from __future__ import annotations
@@ -186,11 +186,11 @@ class RecordedSolve(RecordedTraining):
 
     @cached_property
     def _backbone_rows(self) -> tuple[GroupModelRow, ...]:
-        """Networks of groups that features go through now."""
+        """Networks of groups that compute features now."""
         return current_networks(self.view)
 
     def _is_through(self, row: StatisticsRow) -> bool:
-        """Return whether statistics are of features through exactly the current networks."""
+        """Return whether the features of these statistics were computed by exactly the current networks."""
         return row.trunks == tuple(backbone.node for backbone in self._backbone_rows)
 
     def _is_of_use(self, row: StatisticsRow) -> bool:
@@ -342,7 +342,7 @@ class RecordedSolve(RecordedTraining):
     def _refuse(self, rejection: Rejection, gathered: _Gathered) -> None:
         """Leave out a client whose statistics cannot be used, or raise an error if the spec demands it."""
         client, founders = self.view.index_of[rejection.client], len(self.view.clients) - len(self.writer.joined())
-        joined = client >= founders and not self.writer.participation([client]).clients.size  # and was in no head yet
+        joined = client >= founders and not self.writer.participation([client]).clients.size  # and is in no head yet
         if rejection.reason == UNUSABLE and joined:
             log.warning(
                 "%s joined with samples that cannot be used and is left out: %s", rejection.client, rejection.detail
@@ -399,7 +399,7 @@ def let_join(
     """Record the clients of an engine that the run does not know yet, and solve with them.
 
     Args:
-        writer: The run.
+        writer: Writer of the run.
         engine: Engine with the new clients after the known ones.
         digest_of: Returns the digest of a client's samples, by index.
         source: Recorded with each new client.
@@ -418,7 +418,7 @@ def let_join(
         writer.record(NewEvent(JOINED, payload, joined=profile, joined_digest=digest_of(client)))
     solve = RecordedSolve(engine, writer, RunView(writer))
     solve.held = held
-    if solve.missing():  # not for clients waiting to be forgotten: their request solves without them
+    if solve.missing():  # `missing` excludes clients that wait to be forgotten
         solve.run("joining", progress)
         solve.note_standing()
     return [profile.name for profile in new]

@@ -57,7 +57,7 @@ class EngineWithout:
         features of the resulting networks (docs/theory.md, section 15.5).
 
         Args:
-            reader: The run.
+            reader: Reader of the run.
             solve: Record of the solve.
             clients: Clients of the head.
         """
@@ -191,7 +191,7 @@ def replay_counterfactuals(
 
     Args:
         engine: Engine with the data.
-        reader: The run.
+        reader: Reader of the run.
         counterfactuals: Clients that each counterfactual run lacks, by key.
         noised: Returns the recorded noised models.
         only: Nodes to replay, including all their ancestors; by default all nodes.

@@ -60,7 +60,7 @@ def why_no_gpu() -> str | None:
 
 
 def features_device(spec: Spec, device: str) -> str:
-    """Return the device for a trained head's features: a GPU if they go through a network and a GPU is available."""
+    """Return the device for a trained head's features: a GPU if a network computes them and a GPU is available."""
     through_network = spec.features.kind in NETWORK_FEATURES and spec.regime.maps_before_training and device != "cpu"
     return GPU if through_network and why_no_gpu() is None else "cpu"
 

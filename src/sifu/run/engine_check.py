@@ -60,8 +60,8 @@ def check_continues(
     """Check that an engine continues a run with its original settings.
 
     Args:
-        reader: The run.
-        engine: The engine.
+        reader: Reader of the run.
+        engine: Engine to check.
         newcomers: True if new clients may follow the recorded ones.
         sample_digests: Digests of its clients' samples; None if the engine does not expose them.
         absent: Clients with stand-ins, which are not compared.
@@ -128,7 +128,7 @@ def check_remainder(
     With fewer samples, a client can have a steeper loss: beyond rate * smoothness = 2, rounding is no longer bounded.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         engine: The engine, with the client's remaining records.
         remainder: The client that would rejoin.
         sample_digests: Digests of the clients' samples; None if the engine does not expose them.

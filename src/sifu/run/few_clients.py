@@ -16,7 +16,7 @@ def staying_without(view: RunView, clients: Sequence[str], *, records: bool = Fa
     """Return the clients that stay after a request, whether or not it has been received.
 
     Args:
-        view: The run.
+        view: View of the run.
         clients: Clients of the request.
         records: Whether only some of their records are forgotten. Such a client stays, although it is not active until
             it has joined again.
@@ -29,7 +29,7 @@ def consequences(view: RunView, staying: ClientIndices) -> tuple[str, ...]:
     """Return what it means that only these clients are left; empty if it means nothing in particular.
 
     Args:
-        view: The run.
+        view: View of the run.
         staying: Clients that are left.
     """
     return tuple(filter(None, (left_alone(view, staying), masks_fail(view, staying))))

@@ -67,18 +67,18 @@ def available_backbones(reader: RunReader) -> tuple[GroupModelRow, ...]:
 
 
 def current_networks(view: RunView) -> tuple[GroupModelRow, ...]:
-    """Return the networks that features go through now; empty if groups tune none."""
+    """Return the networks that compute features now; empty if groups tune none."""
     return available_backbones(view.reader) if view.regime.tunes else ()
 
 
 def use_backbones(engine: Engine, reader: RunReader, rows: Iterable[GroupModelRow]) -> None:
-    """Make features go through these networks of groups, if the engine is one of heads on tuned networks."""
+    """Compute features with these networks of groups, if the engine solves heads on tuned networks."""
     if isinstance(engine, TunedEngine):
         engine.use_backbones([GroupNetwork(row.grp, row.samples, reader.load_model(row.node)) for row in rows])
 
 
 def use_backbones_of_head(engine: Engine, reader: RunReader) -> None:
-    """Compute features through the networks that the current head was solved on, as far as they are stored."""
+    """Compute features with the networks that the current head was solved on, as far as they are stored."""
     if isinstance(engine, TunedEngine):
         whole = next((row for row in reader.statistics().values() if row.is_sum), None)
         wanted = whole.trunks if whole else ()
@@ -86,7 +86,7 @@ def use_backbones_of_head(engine: Engine, reader: RunReader) -> None:
 
 
 def own_statistics(view: RunView) -> OwnStatistics:
-    """Return the clients' own statistics of features through the current networks."""
+    """Return the clients' own statistics, of features that the current networks computed."""
     spec, layout = view.spec, view.reader.layout
     blocks = recorded_blocks(spec, layout) if spec.features.tune == "blocks" else None
     networks = {row.grp: row.node for row in current_networks(view)}
@@ -185,7 +185,7 @@ def merge_rows(
     Psi of every member of a merged group is infinite from here on; that of all other clients stays zero.
 
     Args:
-        view: The run.
+        view: View of the run.
         merged: The merge.
         node: Number of its node.
         branch: Branch of its node.

@@ -193,7 +193,7 @@ def arranged_clients(
     """Return the clients in the order of the record, followed by clients that are not in it yet.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         clients: Clients as they were given; the record supplies the files of others.
         newcomers: Clients that may join.
         expected: Client that would rejoin after a request that is not executed yet.
@@ -267,7 +267,7 @@ def clients_of_file(spec: Spec, file: Path, name: str | None, owner: str = "") -
 
     Args:
         spec: Spec of the run.
-        file: The file.
+        file: File to read.
         name: Name of its only client; None if the file names its clients.
         owner: Name that held-out rows of the only client are drawn for; `name` by default.
     """
@@ -330,7 +330,7 @@ def rows_of_identities(
     """Return the rows that these identities name, counted from 0 in the data that the client first joined with.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         client: Name of the client.
         identities: Identities of the records.
         given: Clients that the run was opened with; otherwise the client's data are read. They may lack rows that were
@@ -354,7 +354,7 @@ def identities_of_rows(reader: RunReader, client: str, chosen: Sequence[int], gi
     """Return the identities of a client's rows, each once, in the order of the rows.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         client: Name of the client.
         chosen: Row numbers.
         given: Clients that the run was opened with; otherwise the client's data are read.
@@ -428,7 +428,7 @@ def _reduced(
 
 
 def _rows_there(first: ClientProfile, samples: int, remainders: Sequence[Remainder]) -> Any:
-    """Return which of a client's first rows a source with this many samples still has."""
+    """Return the client's original rows that a source with `samples` samples still has."""
     # Each request left a different number of rows, so the number tells which requests the source reflects.
     turns = [(), *(item.removed for item in remainders)]
     gone = next((turn for turn in turns if first.samples - len(turn) == samples), None)

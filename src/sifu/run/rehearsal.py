@@ -1,9 +1,9 @@
 """A rehearsal at the end of training: the harm noise does to the trained model, and how fast rounds undo it.
 
 Noise of a few sizes is added to copies of the model, which are evaluated on the active clients and discarded. Two
-further copies, and the model itself, go through up to two rounds, to measure the harm left after each. Nothing is
-released; only loss and accuracy are recorded, as for every other evaluation. From them a plan later reads how loss and
-errors rise with sigma and fall again (`sifu.planning.forecast`), long after the data are gone.
+further copies, and the model itself, are trained for up to two rounds, to measure the harm left after each. Nothing is
+released; only loss and accuracy are recorded, as for every other evaluation. From these figures a plan later derives
+how loss and errors rise with sigma and fall again (`sifu.planning.forecast`), even when the data no longer exist.
 
 Each noise is used with both signs, and all of one size are averaged. So the slope of the loss along the noise cancels,
 and sigma^2 tr(H)/2 and higher even orders remain. Several noises are drawn, since one does up to twice the harm of
@@ -73,7 +73,7 @@ def rehearse(
     ]
     after = [_averaged(node, subset, list(islice(results, len(copies)))) for subset, copies in recovered.items()]
     if None in after or len({row.samples for row in after if row}) > 1:
-        after = []  # the share that is left needs all of them
+        after = []  # the share of harm that is left needs all evaluations
     return [row for row in rows + after if row is not None]
 
 

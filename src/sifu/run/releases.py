@@ -162,7 +162,7 @@ def guarantee_of_all(
     figure is a function of the client's data.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         spec: The spec of the run.
         clients: Client indices; each stands for all indices the client has had.
         terms: The terms of the request: its records, and the (epsilon, delta) it demands.

@@ -77,7 +77,7 @@ class RunEngines:
         """Return the run's engine, see `Run.engine`."""
         with self._open_reader() as reader:
             if self.engine is not None and len(self.engine.clients) < len(reader.clients()):
-                self.engine = None  # another process let a client join
+                self.engine = None  # a client has joined through another process
             if self.engine is None:
                 newcomers = newcomers or remainder_to_join(reader) is not None
                 check = partial(check_continues, reader, newcomers=newcomers)
@@ -109,7 +109,7 @@ class RunEngines:
         """Return the engine that executes requests: the kept statistics alone, if these suffice, or the run's own.
 
         Args:
-            writer: The run.
+            writer: Writer of the run.
             leaving: Clients that leave, whose data may be missing.
             needs_data: Whether the requests need clients' data.
         """
@@ -122,11 +122,11 @@ class RunEngines:
         """Record the figures of the current model on held-out rows, see `Run.measure_held_out`.
 
         Args:
-            writer: The run.
+            writer: Writer of the run.
             earlier: An earlier model to evaluate on the same rows, which is not recorded.
 
         Returns:
-            The figures of `earlier`; None without one, or if the current model was measured already.
+            The figures of `earlier`; None if it was not given, or if the current model was measured already.
 
         Raises:
             InputError: If the rows cannot be used.
@@ -162,9 +162,9 @@ class RunEngines:
         """Return a new engine, the digests of the samples read for it, and the reason for each client without data.
 
         Args:
-            reader: The run.
+            reader: Reader of the run.
             rate: Local rate; by default the recorded one.
-            gone: Clients that the rate need not be small enough for.
+            gone: Clients whose losses may be too steep for the rate.
             others: Further arguments of `arranged_clients`.
         """
         spec, arranged, was_read = Spec.from_mapping(reader.spec), Arranged((), {}), False
@@ -239,7 +239,7 @@ class RunEngines:
         """Return an engine for another local rate.
 
         Args:
-            reader: The run.
+            reader: Reader of the run.
             rate: The local rate.
             gone: Clients that have left.
 

@@ -70,7 +70,7 @@ class RunView(ClientsView):
     """A run at one instant: its path, its clients, the forgotten clients, and the stored models.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         tip: Node whose history is viewed; by default the current one.
         before: Event before which the clients must have joined; by default all clients count.
         certified: Event before which restorations and checkpoints count; by default all count.

@@ -68,7 +68,7 @@ def serve(
     request is executed when the rounds of the one before it are done. After an interruption, a new call resumes.
 
     Args:
-        run: The run.
+        run: Run to serve.
         engine: Engine that trains the clients.
         linger: Seconds to wait for more requests when all work is done.
         lock_wait: Seconds to wait for an earlier server that still holds the lock.

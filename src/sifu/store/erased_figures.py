@@ -63,7 +63,7 @@ def no_certificate(reader: RunReader, request: str, form: str) -> InputError:
     """Return the error that says why a requested certificate does not exist.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         request: Id of the request.
         form: Form of the certificate, `auditor` or `public`.
     """
@@ -185,7 +185,7 @@ def kept_nodes(reader: RunReader, tip: int, *, by_choice: bool) -> set[int]:
     forgotten client is on the path then.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         tip: Node of the current model.
         by_choice: True if the purge also erases the figures behind certificates with noise.
     """
@@ -255,7 +255,7 @@ def figures_that_came_back(
     """Yield the figures that a purge had erased and that are present again.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         path: Nodes whose figures the purge kept.
         last: Last node that the purge covered.
         forgotten: Clients whose figures the purge erased.

@@ -185,7 +185,7 @@ def remember_key(reader: RunReader, *, accepted: bool = False) -> None:
     """Remember the run's key and folder if they are new; only warn if the file cannot be written.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         accepted: True if the user accepted this key in place of all earlier ones.
     """
     run, key, places = reader.value("run"), reader.value("public_key"), _places(reader.folder)
@@ -397,7 +397,7 @@ def check_witnesses(reader: RunReader, files: Iterable[Path]) -> Iterator[str]:
     Two checkpoints that contradict each other are a fork.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         files: Files kept by witnesses, or certificates.
     """
     run, keys, hashes = reader.value("run"), {key for _, key in keys_of(reader)}, reader.hashes()
@@ -444,7 +444,7 @@ def contradictions(reader: RunReader, kept: Mapping[Path, Sequence[bytes]]) -> I
     Several runs may write to such a file. Incomplete lines are skipped.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         kept: Lines of each file.
     """
     run, keys, heads = reader.value("run"), {key for _, key in keys_of(reader)}, reader.hashes()

@@ -298,7 +298,7 @@ def signs_of_an_older_database(reader: RunReader, *, head_may_be_missing: bool =
     """Yield a problem for each file of the run folder that names an event missing from the database.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         head_may_be_missing: True to accept a run without the file `head`.
     """
     if not head_may_be_missing or (reader.folder / HEAD_FILE).exists():
@@ -394,7 +394,7 @@ class Checkpoint:
 
         Args:
             run: Id of the run.
-            event: The event.
+            event: Event that the checkpoint names.
             public_key: Key that signed it.
             signature: Signature as hex; None for the event's own.
         """
@@ -492,7 +492,7 @@ def check_checkpoints(reader: RunReader, only_last: bool = False) -> Iterator[st
     """Yield a problem for each invalid signature, and for unsigned events that the next signed one does not vouch for.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         only_last: True to verify the last signature only.
     """
     events = reader.events()

@@ -27,7 +27,7 @@ def note_failure(folder: Path, request: str, error: BaseException) -> None:
 
 
 def last_failure(folder: Path, request: str) -> str:
-    """Return the error that interrupted a running request last; empty if there is none."""
+    """Return the last error that interrupted a running request; empty if there is none."""
     try:
         content = json.loads(read_plain(folder / FAILURE_FILE))
         return str(content["error"]) if content["request"] == request else ""
@@ -36,7 +36,7 @@ def last_failure(folder: Path, request: str) -> str:
 
 
 def failure_stamp(folder: Path) -> int:
-    """Return a number that changes with the note: the time it was written, or 0 without one."""
+    """Return a number that changes with the note: the time it was written, or 0 if there is no note."""
     try:
         return (folder / FAILURE_FILE).stat().st_mtime_ns
     except OSError:

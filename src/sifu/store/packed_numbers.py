@@ -91,7 +91,7 @@ def _halves(values: Numbers) -> tuple[NDArray[np.unsignedinteger], Numbers]:
 
 
 def _choices(half: int) -> tuple[int, ...]:
-    """Return the widths, besides 0, that runs of upper halves of this many bytes may have."""
+    """Return the possible widths, besides 0, of runs of upper halves with `half` bytes."""
     return tuple(width for width in (1, 2, 4) if width <= half)
 
 

@@ -406,7 +406,7 @@ def remainder_after(reader: RunReader, name: str, rows: tuple[int, ...], request
     """Return the client that would replace client `name` once some of its rows are forgotten.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         name: Name of the client.
         rows: Numbers of the rows to forget.
         request: Id of the request; empty if there is none yet.
@@ -446,7 +446,7 @@ def check_rows(reader: RunReader, client: int, rows: tuple[int, ...]) -> None:
     """Check that a client has these rows and keeps at least one.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         client: Index of the client.
         rows: Numbers of the rows to forget.
 

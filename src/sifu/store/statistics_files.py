@@ -140,7 +140,7 @@ def only_clients(folder: Path, row: UpdatesRow, stay: Sequence[int]) -> NewUpdat
 
 @dataclass(frozen=True)
 class OwnStatistics:
-    """Clients' own statistics of features through the networks of the groups.
+    """Each client's own statistics, of features that the groups' networks computed.
 
     Attributes:
         fixed: Fixed-point format of the numbers.
@@ -178,7 +178,7 @@ class OwnStatistics:
         return (WHOLE,) if self.blocks is None else parts_through(self.networks if groups is None else groups)
 
     def _in_form(self, parts: Iterable[Part], *, of_rows: bool) -> tuple[Part, ...]:
-        """Return the parts of rows, or of statistics, that these parts need."""
+        """Return the parts of rows, or of statistics, that are needed to compute `parts`."""
         return parts_of_rows(parts) if of_rows and self.blocks is not None else tuple(parts)
 
     def _keeps_rows(self, client: int) -> bool:
@@ -196,7 +196,7 @@ class OwnStatistics:
         return {client for client in self.rows if not self.lacking(client, parts)}
 
     def parts_to_write(self, client: int, sent: Statistics | Rows, lacking: Sequence[Part]) -> Sequence[Part]:
-        """Return the parts to write of what a client sent, in the form in which it sent them.
+        """Return the parts of a client's message to write, in the form in which the client sent them.
 
         Args:
             client: Index of the client.
@@ -207,7 +207,7 @@ class OwnStatistics:
         return self._in_form(lacking, of_rows=True) if new else lacking
 
     def bytes_of(self, sent: Statistics | Rows, parts: Iterable[Part]) -> int:
-        """Return the size in bytes of these parts of what a client sent."""
+        """Return the size in bytes of these parts of a client's message."""
         if isinstance(sent, Rows):
             return bytes_of_parts(self.fixed, self.blocks, sent.samples, parts)
         if self.blocks is None:
@@ -217,8 +217,8 @@ class OwnStatistics:
     def read(self, folder: Path, client: int, parts: Iterable[Part]) -> Statistics | Rows:
         """Return these parts of a client's statistics with all other entries zero, after checking each file's digest.
 
-        Rows hold all features through the networks of these parts. If `parts` has a pair of groups without the parts of
-        each group, apply `only` to the sum.
+        Rows hold all features that the networks of these parts computed. If `parts` has a pair of groups without the
+        parts of each group, apply `only` to the sum.
 
         Args:
             folder: Folder of the run.
@@ -250,13 +250,13 @@ class OwnStatistics:
         return _numbers(folder, row, rows_heading(self.fixed, name), self.fixed)
 
     def only(self, statistics: Statistics, parts: Iterable[Part]) -> Statistics:
-        """Return these parts of what a client sent, with all other entries zero."""
+        """Return these parts of a client's message, with all other entries zero."""
         if self.blocks is None:
             return statistics
         return joined(self.fixed, self.blocks, {part: cut(statistics, self.blocks, part) for part in parts})
 
     def in_kept_form(self, client: int, sent: Statistics | Rows) -> Statistics | Rows:
-        """Return what a client sent in the form in which its other parts are stored.
+        """Convert a client's message to the form in which its other parts are stored.
 
         Raises:
             InputError: If the client sent statistics, and rows are stored for it.
@@ -336,9 +336,10 @@ class OwnStatistics:
 
 
 def can_be_used(row: StatisticsRow, networks: Iterable[int]) -> bool:
-    """Return whether a file can be used with features through these networks.
+    """Return whether the statistics in a file can be used together with these networks.
 
-    The features of a part must have used none but these networks, those of any other file exactly these.
+    A file with one part must have been computed with no other networks than these, a file with all parts with exactly
+    these.
     """
     nodes = tuple(networks)
     return row.trunks == nodes if row.part is None else set(row.trunks) <= set(nodes)

@@ -129,7 +129,8 @@ class RunWriter(RunReader):
             with transaction(writer.connection, None):
                 writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             write_head(folder, writer.events()[-1])
-            # Before anybody can open the run: the list of known keys may still name an earlier run of this folder.
+            # Do this before anyone can open the run: the list of known keys may still name an earlier run of this
+            # folder.
             kept_outside.remember_key(writer)
             writer.connection.close()
             (staging / DATABASE).rename(folder / DATABASE)

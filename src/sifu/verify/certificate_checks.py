@@ -198,7 +198,7 @@ def check_certificates(reader: RunReader) -> Iterator[str]:
             yield f"certificates: the signature of {name} does not hold"
         path = certificate_path(reader.folder, *key)
         if not path.is_file() and (is_locked(reader.folder) or key in unwritten):
-            continue  # it is being written, or its process was killed before
+            continue  # the file is being written, or the process was killed before writing it
         if not path.is_file():
             yield f"certificates: the file {path.name} is missing"
         elif path.read_bytes() != stored[key].encode():
@@ -249,8 +249,8 @@ def check_statements(reader: RunReader, request: RequestRow, recorded: RecordedR
     """Yield each statement of both forms of a certificate that differs from its recomputation.
 
     Args:
-        reader: The run.
-        request: The request.
+        reader: Reader of the run.
+        request: Row of the request.
         recorded: The request with the values recomputed from the ledger.
     """
     ledger, stored = ReplayedLedger.of(reader), reader.certificates(request.request)

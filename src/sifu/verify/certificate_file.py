@@ -344,7 +344,7 @@ def _check_training_noise(body: dict[str, Any]) -> Iterator[str]:
     one_round = calibration.one_round_epsilon(stated["noise"], body["delta"], body["calibration"])
     yield from _unlike(stated, epsilon_one_round=one_round)
     if body["untouched"]:
-        return  # its epsilon composes rounds whose models no longer exist
+        return  # epsilon is composed over rounds whose models no longer exist
     composed = stated["epsilon_composed"]
     least = calibration.SMALLEST_DELTA if composed > 0.0 else 0.0  # 0: the client took part in no relevant round
     if 0.0 < composed <= calibration.LARGEST_EPSILON:  # both follow from one ratio; inverting it loses digits

@@ -241,7 +241,7 @@ def _check_merge(view: RunView, event: Event, before: ReplayedTables) -> Iterato
     if node.kind != "merge":
         return
     parent = view.reader.nodes_by_number()[node.parent or 0].node
-    rounded = node.rounding != 0.0 and node.node > last_erased(view.reader)[0]  # a purge overwrites it
+    rounded = node.rounding != 0.0 and node.node > last_erased(view.reader)[0]  # a purge overwrites this figure
     elsewhere = event.kind == "rolled back" and (node.branch, node.position) != (node.order, 0)
     if elsewhere or parent.kind != "initial" or node.noise_std != 0.0 or rounded or not np.isinf(node.mean_shift):
         yield f"{name}: node {node.node} is misplaced"

@@ -168,7 +168,7 @@ def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, St
     row, statistics = whole
     tip = view.path.nodes[-1]
     if tip.kind != "round":
-        return  # rolled back and not solved again yet
+        return  # the head was rolled back and is not solved again yet
     solve = solves(reader).get(tip.node, {})
     taken = reader.everyone().between(tip.node, tip.node).clients.tolist()
     if (solve.get("sum"), list(row.clients)) != (row.digest, taken):

@@ -280,7 +280,7 @@ def check_timestamps(reader: RunReader, authority: Authority | None, notes: list
     """Yield a problem for each timestamp that is invalid or belongs to no head or certificate of the run.
 
     Args:
-        reader: The run.
+        reader: Reader of the run.
         authority: The authority that must have signed the timestamps; None accepts any.
         notes: List to which times and missing timestamps are added.
     """

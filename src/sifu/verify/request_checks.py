@@ -28,7 +28,7 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
     """Yield the problems of a request's method, of the methods it was compared with, and of its level.
 
     Args:
-        request: The request.
+        request: Row of the request.
         recorded: The request with the values recomputed from the ledger.
         content: Payload of its rollback.
     """

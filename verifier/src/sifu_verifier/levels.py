@@ -19,8 +19,8 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, nois
     """Return the highest level that a request may claim (section 4).
 
     Args:
-        run: The run.
-        request: The request.
+        run: Run folder to verify.
+        request: Row of the request.
         highest: Largest Psi of a hidden subject on the path to the source.
         untouched: True if its clients never influenced the source model.
         noise: Figures of training noise, or None.

@@ -55,8 +55,8 @@ def check_dropped_statistics(
     A sum over blocks continues without the blocks of erased networks. A sum over a merge that lost a network is gone.
 
     Args:
-        run: The run.
-        request: The request.
+        run: Run folder to verify.
+        request: Row of the request.
         own: Indices of the forgotten clients.
         stored: Clients of each file of statistics before the request.
         backbones: Networks of each file of statistics before the request.

@@ -81,7 +81,7 @@ class Regime:
         return ""
 
     def allows_separate_rounds(self, rounds: int) -> bool:
-        """Return whether groups may train separately for this many rounds."""
+        """Return whether groups may train separately for `rounds` rounds."""
         return 0 <= rounds < self.spec.stop.max_rounds
 
     def separate_rounds(self) -> tuple[str, dict[str, Any]]:
@@ -112,7 +112,7 @@ class Regime:
 
     @property
     def maps_samples(self) -> bool:
-        """True if samples go through a feature map before the model."""
+        """True if a feature map is applied to samples before the model."""
         return self.spec.features.kind != "none"
 
     @property
@@ -229,7 +229,7 @@ class ClosedForm(Regime):
 
     @property
     def device_bound(self) -> bool:
-        """True if features go through a network; all other features have the same bits on every device."""
+        """True if a network computes the features; all other features have the same bits on every device."""
         return self.spec.features.kind in NETWORK_FEATURES
 
     def demands(self) -> Iterator[Demand]:
@@ -271,7 +271,7 @@ class ClosedForm(Regime):
 
     @property
     def maps_samples(self) -> bool:
-        """Always True: the samples of a head go through a feature map."""
+        """Always True: a feature map is applied to the samples of a head."""
         return True
 
     @property
@@ -335,7 +335,7 @@ class ClosedForm(Regime):
 
 
 def penalty_of(ridge: RidgeSpec, features: int) -> float | None:
-    """Return the relative penalty r of a head on this many features; None if cross-validation is to choose it.
+    """Return the relative penalty r of a head on `features` features; None if cross-validation is to choose it.
 
     Cross-validation reduces G to tridiagonal form, in minutes for 8,000 features and in every request again. Wide heads
     have a fixed penalty instead.

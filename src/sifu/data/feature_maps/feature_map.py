@@ -3,7 +3,7 @@
 No client's data shapes a map, so a head on its features depends on a client only through the statistics that the client
 sent. A map is `exact` if every machine computes the same bits: it uses only integers and operations that IEEE 754
 rounds in one way. Its features then do not depend on batches, threads, libraries or a GPU, and statistics of the same
-samples have the same digest everywhere. A map through a network is not exact: its bits depend on the kind of machine,
+samples have the same digest everywhere. A map that uses a network is not exact: its bits depend on the kind of machine,
 and proofs hold for the statistics that were sent.
 
 This module also holds the maps for rows of numbers: the inputs themselves, a random projection, and random Fourier

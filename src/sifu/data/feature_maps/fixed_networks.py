@@ -184,8 +184,11 @@ def _weights(path: str) -> dict[str, torch.Tensor]:
 
 
 BATCH, GPU_BATCH = 32, 128
-"""Samples per batch; smaller batches are padded. The bits of a sample's features depend on the shape of the batch,
-and so never on how many samples a client has."""
+"""Samples per batch, on the CPU and on a GPU.
+
+The bits of a sample's features depend on the size of its batch, so smaller batches are padded: the features then do not
+depend on how many samples a client has.
+"""
 SAME_FEATURES = 1e-3
 """Largest accepted difference between two computations of a feature, relative to the largest; far above rounding."""
 
@@ -359,14 +362,14 @@ class NetworkFeatures(FeatureMap):
     def _batch(
         self, samples: NDArray[Any], module: torch.nn.Module, seed: int = 0, *, integers: bool | None = None
     ) -> Floats:
-        """Return the features of at most as many samples as a batch has, padded to it.
+        """Return the features of at most one batch of samples, padded to the full batch size.
 
         Args:
             samples: Samples to pass through the network.
-            module: The module.
+            module: Module that computes the features.
             seed: Seed of the generators.
-            integers: Whether samples stay integers. By default they do if the module takes no others, or if the type
-                of its parameters would round them: a token id must stay the one it is.
+            integers: True to keep samples as integers. By default they are kept if the module accepts nothing else, or
+                if the type of its parameters would round them, because a rounded token id is another token.
         """
         kind = next((weight.dtype for weight in self.module.parameters()), torch.float32)
         if integers is None:

@@ -119,7 +119,7 @@ def transformer_features(
     norm: float = 10.0,
     device: str = "cpu",
 ) -> NetworkFeatures:
-    """Return the features of images, or of texts as rows of token ids, through a public model.
+    """Return the feature map of a public model, for images or for texts as rows of token ids.
 
     Args:
         shape: (channels, height, width) of images, (tokens,) of texts.

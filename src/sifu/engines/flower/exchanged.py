@@ -18,9 +18,9 @@ from sifu.theory.participation import Participation, base_key, place_key
 class Exchanged:
     """Replies to the messages of one round's training or evaluation (`kind`).
 
-    Of the `asked` clients, `results` is the number whose replies count, and `counted` are these replies, except for
-    masked rounds, which hide them. `errors` are Flower's error replies. `notes` name the clients that do not count,
-    with the reasons.
+    `asked` is the number of clients asked, and `results` the number of them whose replies count. `counted` holds these
+    replies; it is empty for masked rounds, which hide them. `errors` are Flower's error replies. `notes` name the
+    clients that do not count, with the reasons.
     """
 
     kind: str
@@ -79,7 +79,7 @@ class EvaluationSample:
     least: int = 0
 
     def size(self, clients: int) -> int:
-        """Return how many of this many clients evaluate."""
+        """Return how many of `clients` clients evaluate."""
         return min(clients, max(int(clients * self.fraction), self.least))
 
     def draw(self, clients: Sequence[int], seed: int, model: Vector) -> list[int]:

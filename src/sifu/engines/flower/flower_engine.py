@@ -206,7 +206,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
             reasons += [f"{rejection.client}: {rejection.reason}" for rejection in done.rejections]
             if self.after_round is not None:
                 self.after_round(here, self.record(done.fetch_model()))
-            yield done  # the consumer also takes the incidents
+            yield done  # the consumer also clears the incidents
             lost_in_a_row = lost_in_a_row + 1 if done.lost else 0
             if lost_in_a_row >= self._patience.rounds_without_answer:
                 raise NoClientResponseError(

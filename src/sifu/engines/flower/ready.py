@@ -90,7 +90,7 @@ def head_of(client: ReadyClient, plan: WirePlan, outputs: int, number: int = 0) 
     """Return a federation of one client, which computes its statistics and evaluates a head on its data.
 
     Args:
-        client: The client.
+        client: Client with its data.
         plan: Settings sent by the server.
         outputs: Number of outputs of the head.
         number: Index of the client, which keys its batches if groups tune the network under the head.
@@ -315,7 +315,7 @@ def blueprint(
     """Describe the training of a spec on clients with these profiles.
 
     Args:
-        spec: The spec.
+        spec: Spec of the run.
         profiles: Profiles of the clients.
         identity: Method of identifying clients.
         preprocessing: Description of the preprocessing of samples.

@@ -219,8 +219,8 @@ class MaskedFlowerStatistics(FlowerStatistics, MaskedStatisticsEngine):
 class TunedFlowerStatistics(FlowerStatistics, TunedEngine):
     """A `FlowerStatistics` that is also a `TunedEngine`: members of each group tune its network.
 
-    Later messages contain the tuned parameters, and nothing else of the networks. A client that is excluded or busy is
-    so for both kinds of rounds.
+    Later messages contain the tuned parameters, and nothing else of the networks. If a client is excluded or busy, this
+    applies to both kinds of rounds.
     """
 
     tuning: FlowerFederation

@@ -28,7 +28,7 @@ def engine_of_nodes(grid: Grid, spec: Spec, names: Sequence[str], preprocessing:
 
     Args:
         grid: Flower's grid.
-        spec: The spec.
+        spec: Spec of the run.
         names: Names of the clients, in the order of the engine.
         preprocessing: Description of the preprocessing of samples.
         patience: Waiting times.

@@ -225,7 +225,7 @@ def evaluated_module(model: Model, layout: ModelLayout, parameters: Mapping[str,
     """Return a module that computes as in evaluation, even after `eval()` or `train()`.
 
     Args:
-        model: The model.
+        model: Model to evaluate.
         layout: Layout of the run's model.
         parameters: Parameters of the module by name.
 

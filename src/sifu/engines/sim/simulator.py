@@ -63,7 +63,7 @@ def training_facts(
     """Return the facts about rounds that train a model in this way.
 
     Args:
-        model: The model.
+        model: Model that clients train.
         training: Local training.
         clipping: Clipping and noise of whole updates; None for neither.
         rules: Handling of replies that cannot be used.

@@ -56,5 +56,5 @@ class RunInRounds:
         return owed_rounds(self.view)[1]
 
     def networks_among(self, models: Collection[int]) -> set[int]:
-        """Return the stored models that features go through, so that statistics depend on them."""
+        """Return the stored models that compute features, so that statistics depend on them."""
         return set()

@@ -1,8 +1,9 @@
 """A client's samples in fixed point, stored as rows where they are smaller than the triangle of their Gram matrix.
 
-n samples have n (k + O) numbers of 4 bytes, their statistics (k + 1)(k + 2) / 2 + (k + 1) O + 2 of 8. Rows and
-statistics add the same integers to a sum (docs/theory.md, section 14.3). A product of float64 matrices is exact as long
-as no partial sum exceeds 2^53, so the rows of many clients are multiplied at once, in blocks of any size.
+Rows of n samples take n (k + O) numbers of 4 bytes; their statistics take (k + 1)(k + 2) / 2 + (k + 1) O + 2 numbers of
+8 bytes. Rows and statistics add the same integers to a sum (docs/theory.md, section 14.3). A product of float64
+matrices is exact as long as no partial sum exceeds 2^53, so the rows of many clients are multiplied at once, in blocks
+of any size.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Rows:
 
 
 def rows_are_smaller(fixed: FixedPoint, samples: int) -> bool:
-    """Return whether rows of this many samples take less space than their statistics.
+    """Return whether rows of `samples` samples take less space than their statistics.
 
     >>> fixed = FixedPoint(features=5280, outputs=10)
     >>> rows_are_smaller(fixed, 100), rows_are_smaller(fixed, 6000)

@@ -161,7 +161,7 @@ class LaneGroup:
             self._programs.clear()
             self._drawers.clear()
             if self.device.type == "cuda":
-                torch.cuda.empty_cache()  # for other processes
+                torch.cuda.empty_cache()  # let other processes use the memory
 
     def evaluate(self, queue: DeviceQueue, lane: int, model: Tensor) -> Evaluated:
         """Return correct predictions and losses of every client of a lane, without waiting for the group's queue."""
