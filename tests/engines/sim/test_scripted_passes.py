@@ -35,7 +35,7 @@ class Client:
 
 
 def gradients(conv_pass: ConvPass, network: ConvNet, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Of the same six samples, ten times over: TorchScript rewrites what it runs after the first calls."""
+    """Return the gradients of six samples, computed ten times: TorchScript rewrites what it runs after a few calls."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn((6, *network.input_shape), generator=generator).to(dtype)
     labels = torch.randint(0, network.outputs, (6,), generator=generator)
