@@ -30,7 +30,7 @@ REMEMBERS = {"fine_tuning": 0.75, "fed_accum": 0.6, "dp": 0.5}
 
 
 def request_row(place: dict[str, Any], rounds: int, generator: np.random.Generator, **more: Any) -> dict[str, Any]:
-    """A row of a request with everything a figure looks at."""
+    """Return a row of a request with everything a figure reads."""
     method, dataset = place["method"], place["dataset"]
     missed = method in ("last", "dp") and dataset in ("cifar10", "cifar100")
     forgotten = REMEMBERS.get(method, 0.12) + 0.05 * float(generator.random())
@@ -66,7 +66,7 @@ def _place(name: str, dataset: str, seed: int, preset: str, method: str, variant
 
 
 def made_up_rows(name: str, seeds: int = 3) -> list[dict[str, Any]]:
-    """The table of an experiment, with the shape the paper describes."""
+    """Return the table of an experiment, with the shape the paper describes."""
     experiment = load_experiment(name)
     rows: list[dict[str, Any]] = []
     for dataset, seed in itertools.product(experiment.datasets, range(1, seeds + 1)):
@@ -116,7 +116,7 @@ def _requests(name: str, dataset: str, seed: int, generator: np.random.Generator
 
 
 def _metrics(dataset: str, seed: int, seeds: int) -> list[dict[str, Any]]:
-    """Rows of each run, and with the last seed those over all of them: Fine-Tuning keeps half of what it knew."""
+    """Return rows of each run, and with the last seed those over all runs: Fine-Tuning keeps half of what it knew."""
     rows = []
     for number, method in enumerate(("not_forgotten", "fine_tuning", "sifu", "groups", "closed_form", "scratch")):
         measured = {
@@ -148,7 +148,7 @@ def _metrics(dataset: str, seed: int, seeds: int) -> list[dict[str, Any]]:
 
 
 def _groups(dataset: str, seed: int, generator: np.random.Generator) -> list[dict[str, Any]]:
-    """Two tasks; one leaver takes a fifth of Scratch's 100 rounds, five a quarter, a request of a sequence 15."""
+    """Return two tasks: one leaver takes a fifth of Scratch's 100 rounds, five a quarter, one of a sequence 15."""
     rows = []
 
     def add(method: str, task: str, setting: str, leavers: int, request: int, **measured: Any) -> None:
@@ -205,7 +205,7 @@ def _distances(name: str, dataset: str, seed: int, generator: np.random.Generato
 
 
 def write_results(name: str, folder: Path, rows: list[dict[str, Any]] | None = None) -> Path:
-    """A results folder as `sifu-bench run` leaves it."""
+    """Write a results folder as `sifu-bench run` leaves it."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = {"experiment": name, "scale": "paper", "max_rounds": None}
     origin = {

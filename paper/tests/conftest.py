@@ -20,7 +20,7 @@ if importlib.util.find_spec("flwr") is None:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """`sifu-bench ARGUMENTS` inside this process: its exit code and what it printed."""
+    """Return a function that calls `sifu-bench ARGUMENTS` in this process, for its exit code and output."""
     from sifu_paper.command import main
 
     return called_in_process(main, "sifu-bench", monkeypatch, capsys)

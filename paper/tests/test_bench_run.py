@@ -25,14 +25,14 @@ def options(out: Path, name: str = "sequential", **more: Any) -> Options:
 
 
 def comparable(out: Path) -> list[dict[str, Any]]:
-    """The table without what may differ between two runs of the same thing."""
+    """Return the table without what may differ between two runs of the same thing."""
     rows = [{key: value for key, value in row.items() if key != "seconds"} for row in read_table(out / "results.csv")]
     return sorted(rows, key=lambda row: tuple(str(row[key]) for key in ("method", "preset", "variant", "request")))
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three requests by sifu and scratch, by the paper's rules: its noise is seeded, so it can be made again."""
+    """Run three requests by sifu and scratch, by the paper's rules: the noise is seeded, so they can be made again."""
     out = tmp_path_factory.mktemp("bench") / "finished"
     result = Bench(options(out, presets=("paper",))).run()
     assert not result.failures

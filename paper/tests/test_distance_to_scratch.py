@@ -46,7 +46,7 @@ def test_klom_agrees_with_scipy(ours: list[float], theirs: list[float]) -> None:
 
 
 def independent_epsilon(ours: list[float], theirs: list[float]) -> float:
-    """The challenge's rule by brute force: every threshold, both directions, loops instead of sorted counts."""
+    """Apply the challenge's rule by brute force: every threshold, both directions, loops instead of sorted counts."""
     best = 0.0
     for threshold in {*ours, *theirs}:
         for large in (True, False):

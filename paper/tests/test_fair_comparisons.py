@@ -18,7 +18,7 @@ NONE_AFTER_DIVERGING = {"accuracy_retain_after": None, "accuracy_forget_after": 
 
 
 def limited_rows(sifu_diverges: bool) -> list[dict[str, Any]]:
-    """FashionMNIST, two seeds: SIFU diverges with seed 2 or not; Scratch is 10 points below, and 40 with seed 1."""
+    """Return FashionMNIST, two seeds: SIFU diverges with seed 2 or not; Scratch is 10 points below, 40 with seed 1."""
     rows = []
     for row in made_up_rows("time-limited", seeds=2):
         if row["dataset"] != "fashion_mnist" or (row["method"], row["preset"]) not in (

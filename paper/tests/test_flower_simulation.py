@@ -23,7 +23,7 @@ WITH_RAY = importlib.util.find_spec("ray") is not None
 
 
 def rows_of(folder: Path, engine: str) -> dict[tuple, dict]:
-    """The rows of a small `sequential` on one engine, by where they stand."""
+    """Return the rows of a small `sequential` on one engine, by the columns that identify them."""
     options = Options(
         "sequential", folder, (1,), scale="smoke", datasets=("digits",), max_rounds=2, device="cpu", engine=engine
     )

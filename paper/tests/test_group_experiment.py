@@ -144,7 +144,7 @@ def with_variant(rows: list[dict[str, Any]], old: str, new: str) -> list[dict[st
 
 
 def named(task: Task) -> str:
-    """As `EVIDENCE` names a task."""
+    """Return the name of a task in `EVIDENCE`."""
     partition = "" if task.partition == "identity" else f" {task.partition.replace('-', ' ', 1)}"
     count = "" if task.clients == "100" else f", {task.clients} clients"
     return f"{title_of(task.dataset)}{partition.replace('dirichlet', 'Dirichlet')}{count}"

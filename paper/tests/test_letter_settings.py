@@ -24,7 +24,7 @@ ROUNDS = {"scratch": 100, "sifu": 50, "noisy_scratch": 80, "fine_tuning": 20, "l
 
 
 def rows_of(preset: str, dataset: str, seeds: int, methods: dict[str, int], **more: Any) -> list[dict[str, Any]]:
-    """Three requests of every method that take these rounds each."""
+    """Return three requests of every method that take these rounds each."""
     empty: dict[str, Any] = dict.fromkeys(REQUEST_COLUMNS)
     rows = []
     for seed in range(1, seeds + 1):
@@ -52,7 +52,10 @@ def training(preset: str, dataset: str, accuracies: list[float], rounds: int) ->
 
 @pytest.fixture
 def letter() -> list[dict[str, Any]]:
-    """Unclipped SIFU saves half, the control a fifth, honest accounting nothing; clipped, CIFAR-10 is not trained."""
+    """Return rows: unclipped SIFU saves half, the control a fifth, honest accounting nothing.
+
+    Clipped, CIFAR-10 is not trained.
+    """
     rows = []
     for dataset in ("mnist", "cifar10"):
         rows += training("authors_unclipped", dataset, [0.91, 0.92, 0.93], 700)

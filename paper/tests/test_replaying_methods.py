@@ -38,7 +38,7 @@ Model = np.ndarray  # three weights and a bias
 
 
 def tiny_clients() -> Clients:
-    """Five clients of different sizes, each with its own line."""
+    """Return five clients of different sizes, each with its own line."""
     chosen = np.random.default_rng(7)
     clients = {}
     for number in range(5):
@@ -92,7 +92,7 @@ class PlainFederation:
 
 
 def released(run: sifu.Run, folder: Path) -> Model:
-    """The current model as three weights and a bias."""
+    """Return the current model as three weights and a bias."""
     arrays = load_file(run.export(folder / "exported.safetensors"))
     ordered = sorted(arrays.values(), key=lambda values: -values.size)
     return np.concatenate([values.reshape(-1) for values in ordered])
@@ -186,7 +186,7 @@ def test_a_run_without_updates_refuses(own_trained: Path, method: str) -> None:
 
 
 def absent_counterfactual(clients: Clients, name: str, folder: Path) -> sifu.Run:
-    """The same training and the same first request in a world that `name` never was part of."""
+    """Run the same training and the same first request in a counterfactual without `name`."""
     run = sifu.train(TINY, run=folder, clients={client: data for client, data in clients.items() if client != name})
     run.forget(["c1"], method="fed_eraser")
     return run
@@ -293,7 +293,7 @@ def test_what_other_methods_may_say_after_a_replay(tmp_path: Path, method: str) 
 
 
 def stored_tensors(folder: Path, client: int) -> Iterator[bytes]:
-    """The bytes of every stored update of a client."""
+    """Yield the bytes of every stored update of a client."""
     for path in sorted((folder / "updates").iterdir()):
         update = load_file(path).get(str(client))
         if update is not None:

@@ -40,7 +40,7 @@ MOST_WORDS = 1500
 
 @pytest.fixture
 def text_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without figures: they take longer, and letters are drawn a little differently on other machines."""
+    """Skip figures: they take longer, and letters are drawn a little differently on other machines."""
     monkeypatch.setattr("sifu_paper.appendix.figure_bytes", lambda figure, kind: b"")
     monkeypatch.setattr("sifu_paper.appendix.draw_source", lambda source: None)
     monkeypatch.setattr("sifu_paper.appendix.draw_overview", lambda standings: None)
@@ -111,7 +111,7 @@ def test_a_new_preset_and_a_new_method_need_no_code(monkeypatch: pytest.MonkeyPa
 
 @cache
 def tables() -> dict[str, list[Row]]:
-    """Every row of every experiment."""
+    """Return every row of every experiment."""
     return {source.experiment.name: source.rows for source in sources_in([RESULTS])}
 
 
@@ -120,7 +120,7 @@ def rows_of(name: str) -> list[Row]:
 
 
 def shown(table: str, column: str, **where: str) -> str:
-    """A cell of a table of the appendix."""
+    """Return a cell of a table of the appendix."""
     with (RESULTS / TABLES / f"{table}.csv").open(newline="", encoding="utf-8") as stream:
         (row,) = (row for row in csv.DictReader(stream) if all(row[key] == value for key, value in where.items()))
     return row[column]
@@ -140,7 +140,7 @@ def gaps(line: Line) -> list[float]:
 
 
 def saved(line: Line) -> str:
-    """Rounds saved, mean over the data sets on which every run reached the target."""
+    """Return the rounds saved, mean over the data sets on which every run reached the target."""
     return percent(mean_fewer(complete(by_dataset(rows_of("sequential"), line))))
 
 
@@ -375,7 +375,7 @@ WITHOUT_TABLE = (
 
 
 def clipped() -> list[Any]:
-    """Trainings as the authors' code trains, with its clipping."""
+    """Return trainings as the authors' code trains, with its clipping."""
     own = [item for item in trainings_of(rows_of("letter")) if (item.preset, item.kind) == ("authors", "shared")]
     return [item for item in own if item.dataset in ("fashion_mnist", "cifar10", "cifar100")]
 
@@ -387,7 +387,7 @@ def test_a_number_on_the_page_follows_from_its_table(quote: str) -> None:
 
 
 def unchecked(text: str) -> str:
-    """The page without what is checked: no digit may be left."""
+    """Return the page without what is checked: no digit may be left."""
     for part in sorted([*QUOTES, *WITHOUT_TABLE], key=len, reverse=True):
         text = text.replace(part, "")
     return re.sub(r"CIFAR-100?\b", "", text)

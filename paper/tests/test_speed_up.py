@@ -24,7 +24,7 @@ ROUNDS = {"scratch": (100, 200, 300), "sifu": (50, 50, 300)}
 
 
 def one_request(rounds: dict[str, tuple[int, ...]] = ROUNDS) -> list[dict[str, object]]:
-    """The first request of each method by the paper's rules on MNIST, three seeds."""
+    """Return the first request of each method by the paper's rules on MNIST, three seeds."""
     rows = [row for row in made_up_rows("sequential") if row["dataset"] == "mnist" and row["request"] == 1]
     return [
         row | {"rounds": rounds[row["method"]][row["seed"] - 1], "extra_rounds": 0}

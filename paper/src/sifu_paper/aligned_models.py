@@ -28,7 +28,7 @@ class _Layer:
 
 
 def align(model: Vector, reference: Vector, layout: ModelLayout) -> Vector:
-    """`model` with its hidden units in the order that is closest to `reference`; what it computes stays the same.
+    """Return `model` with its hidden units in the order closest to `reference`; what it computes stays the same.
 
     Layers must follow one another, each with a weight and a bias, as those of the paper's networks do.
     """
@@ -57,7 +57,7 @@ def _closest(into: _Layer, out_of: _Layer, into_other: _Layer, out_of_other: _La
 
 
 def _layers(model: Vector, layout: ModelLayout) -> list[_Layer]:
-    """The layers of a flat vector: a linear layer behind a convolution sees channels times places."""
+    """Split a flat vector into layers; a linear layer behind a convolution sees channels times places."""
     layers: list[_Layer] = []
     at = 0
     shapes = list(zip(layout.names, layout.shapes, strict=True))

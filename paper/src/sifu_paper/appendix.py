@@ -26,7 +26,7 @@ LETTER = "letter"
 
 
 def write_appendix(folders: Sequence[Path], out: Path) -> list[Path]:
-    """`out`/NAME.md for each experiment, with figures and tables; `folders` hold results, or an earlier appendix."""
+    """Write `out`/NAME.md with figures and tables for each experiment; `folders` hold results or an old appendix."""
     sources = sources_in(folders)
     (out / TABLES).mkdir(parents=True, exist_ok=True)
     rows_of = {source.experiment.name: source.rows for source in sources}
@@ -46,7 +46,7 @@ def write_appendix(folders: Sequence[Path], out: Path) -> list[Path]:
 
 
 def tables_of(source: Source, rows_of: Mapping[str, Sequence[Row]]) -> dict[str, list[SummaryRow]]:
-    """The tables of an experiment by the names of their files, those without rows left out."""
+    """Return the tables of an experiment by the names of their files, without those that have no rows."""
     experiment, rows = source.experiment, source.rows
     tables = {
         experiment.name: summarise(experiment, rows).rows,
@@ -59,7 +59,7 @@ def tables_of(source: Source, rows_of: Mapping[str, Sequence[Row]]) -> dict[str,
 
 
 def provenance_rows(record: Mapping[str, Any]) -> list[SummaryRow]:
-    """A row for each session of an experiment."""
+    """Return a row for each session of an experiment."""
     return [
         {
             "command": f"`{session['command']}`",
@@ -73,7 +73,7 @@ def provenance_rows(record: Mapping[str, Any]) -> list[SummaryRow]:
 
 
 def page_of(source: Source, rows_of: Mapping[str, Sequence[Row]]) -> str:
-    """The appendix of one experiment: its question, its figure, its tables."""
+    """Return the appendix of one experiment: its question, its figure, its tables."""
     experiment = source.experiment
     where = f"In the paper: {experiment.paper_figure}." if experiment.paper_figure else "Not in the paper."
     parts = [
@@ -93,7 +93,7 @@ def page_of(source: Source, rows_of: Mapping[str, Sequence[Row]]) -> str:
 
 
 def csv_text(rows: Sequence[SummaryRow]) -> str:
-    """A table as CSV, with numbers as they are."""
+    """Return a table as CSV, with numbers as they are."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -102,7 +102,7 @@ def csv_text(rows: Sequence[SummaryRow]) -> str:
 
 
 def markdown_table(rows: Sequence[SummaryRow]) -> str:
-    """A table as Markdown, with numbers as people read them."""
+    """Return a table as Markdown, with numbers as people read them."""
     columns = list(rows[0])
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(_cell(row[name]) for name in columns) + " |" for row in rows]
@@ -110,7 +110,7 @@ def markdown_table(rows: Sequence[SummaryRow]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A cell as people read it.
+    """Return a cell as people read it.
 
     >>> _cell(None), _cell(0.93451), _cell(4924.7), _cell(1e6), _cell("yes"), _cell(731)
     ('-', '0.935', '4,925', '1,000,000', 'yes', '731')

@@ -54,12 +54,12 @@ class BenchProgress(ShownBar):
                 err.print(line if self._terminal else line + left, markup=False, soft_wrap=True)
 
     def say(self, sentence: str) -> None:
-        """A sentence above the bar."""
+        """Print a sentence above the bar."""
         if not self._quiet:
             err.print(sentence, markup=False, soft_wrap=True)
 
     def _time_left(self, update: Update) -> str:
-        """From how long the requests done in this session took."""
+        """Estimate the time left from the time of the requests done in this session."""
         done = update.done - self._done_before
         if done <= 0 or update.done >= update.total:
             return ""

@@ -31,7 +31,7 @@ OutOption = Annotated[
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line."""
     run_app(bench)
 
 
@@ -191,7 +191,7 @@ def results_appendix(
     out: Annotated[Path, typer.Option("--out", help="Folder of the appendix.", metavar="DIR")] = Path("results"),
     format: FormatOption = Format.text,
 ) -> None:
-    """The appendix of results: a page for each experiment with its figure and tables, which are CSV files, too."""
+    """Write the appendix of results: a page for each experiment with its figure and its tables, also as CSV files."""
     from sifu.cli.output import tell
     from sifu_paper.appendix import write_appendix
 

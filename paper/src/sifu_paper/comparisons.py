@@ -12,17 +12,17 @@ from sifu_paper.table import Row
 
 
 def paper_line(method: str, rows: Sequence[Row]) -> Line:
-    """A method by the paper's rules, in the preset of the table that keeps nearest to the authors' code."""
+    """Return the line of a method by the paper's rules, in the table's preset nearest to the authors' code."""
     return Line(method, letter_preset(rows))
 
 
 def our_line(rows: Sequence[Row]) -> Line:
-    """SIFU by our rules, trained as the paper's line is where that was run."""
+    """Return the line of SIFU by our rules, trained as the paper's line is where that was run."""
     return Line("sifu", honest_preset(rows))
 
 
 def by_dataset(rows: Sequence[Row], line: Line) -> dict[str, SpeedUp]:
-    """The speed-up of a line on each data set it was run on, over all seeds that it shares with Scratch."""
+    """Return the speed-up of a line on each data set it was run on, over all seeds that it shares with Scratch."""
     courses = courses_of(rows)
     speeds = {}
     for dataset in datasets_of(rows):
@@ -34,23 +34,23 @@ def by_dataset(rows: Sequence[Row], line: Line) -> dict[str, SpeedUp]:
 
 
 def complete(speeds: Mapping[str, SpeedUp]) -> dict[str, SpeedUp]:
-    """The data sets on which every run reached the target: only there an average means something."""
+    """Return the data sets on which every run reached the target: only there an average means something."""
     return {name: speed for name, speed in speeds.items() if speed.complete and speed.median is not None}
 
 
 def mean_fewer(speeds: Mapping[str, SpeedUp]) -> float | None:
-    """Rounds saved (1 - 1/speed-up), mean over the data sets; None without any."""
+    """Return the rounds saved (1 - 1/speed-up), mean over the data sets; None without any."""
     shares = [share for speed in speeds.values() if (share := speed.fewer) is not None]
     return statistics.fmean(shares) if shares else None
 
 
 def titles(names: Sequence[str] | Mapping[str, object]) -> str:
-    """Data sets in words."""
+    """Return the titles of data sets, joined by commas."""
     return ", ".join(map(title_of, names))
 
 
 def reached_gaps(rows: Sequence[Row], line: Line) -> tuple[list[float], int]:
-    """Accuracy on the forgotten less Scratch's, where both reached the target; and how many runs there are."""
+    """Return the gaps to Scratch's accuracy on the forgotten, where both reached the target, and the number of runs."""
     courses = courses_of(rows)
     scratch_of = matching_scratch(courses)
     runs = [course for course in courses if course.line == line]
@@ -65,7 +65,7 @@ def reached_gaps(rows: Sequence[Row], line: Line) -> tuple[list[float], int]:
 
 
 def signed(points: float) -> str:
-    """A difference in whole points, with its sign.
+    """Return a difference in whole points, with its sign.
 
     >>> signed(31.6), signed(-0.2), signed(-2.0)
     ('+32', '0', '-2')

@@ -10,7 +10,7 @@ from sifu.store.reader import RunReader
 
 
 def training_cost(reader: RunReader) -> dict[str, int]:
-    """The first training: a model to every participant of every round and one back, and what was kept.
+    """Return the cost of the first training: a model to and from every participant of every round, and the bytes kept.
 
     Clients of a closed-form head send statistics instead, once, and their statistics are what is kept.
     """
@@ -28,7 +28,7 @@ def training_cost(reader: RunReader) -> dict[str, int]:
 
 
 def request_cost(outcome: Outcome) -> dict[str, int]:
-    """A request, as it was recorded; rounds before retraining (FedEraser's calibration) are counted apart."""
+    """Return the recorded cost of a request; rounds before retraining (FedEraser's calibration) count separately."""
     cost = outcome.cost
     return {
         "rounds": cost.rounds - cost.starting_rounds,

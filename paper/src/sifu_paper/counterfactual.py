@@ -47,7 +47,7 @@ class Measured:
 def measure_distances(
     engine: ReplayingEngine, clients: Sequence[int], rounds: int, every: int = 1, factor: float = 1.0
 ) -> Iterator[tuple[Vector, list[Measured]]]:
-    """After every few rounds: the model, and of each client alpha = ||theta^n - phi^n|| and Psi by both accountings.
+    """Yield the model every few rounds, and each client's alpha = ||theta^n - phi^n|| and Psi by both accountings.
 
     `factor` is the assumed expansion B of a whole local training, 1 in the paper.
     """

@@ -55,7 +55,7 @@ class DistanceTask:
 def distance_tasks(
     experiment: Experiment, datasets: Sequence[str], seeds: Sequence[int], scale: Scale
 ) -> tuple[list[DistanceTask], list[str]]:
-    """Every training of the experiment's grid, and notes on what this version had to replace."""
+    """Return every training of the experiment's grid, and notes on what this version had to replace."""
     tasks = []
     all_notes: dict[str, None] = {}
     for dataset in datasets:
@@ -70,7 +70,7 @@ def distance_tasks(
 def distance_spec(
     experiment: Experiment, dataset: str, seed: int, scale: Scale, variant: Mapping[str, Any]
 ) -> tuple[Spec, tuple[str, ...]]:
-    """The spec of a training with varied hyper-parameters."""
+    """Return the spec of a training with varied hyper-parameters."""
     base, _ = run_spec(experiment, dataset, "paper", seed, scale)
     local: dict[str, Any] = {}
     if "rate_factor" in variant and base.local.rate != "auto":

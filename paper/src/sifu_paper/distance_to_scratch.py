@@ -24,7 +24,7 @@ BIN_WIDTH, MOST_BINS = 0.5, 13
 
 
 def klom(unlearned: Floats, retrained: Floats) -> Floats:
-    """KL(unlearned || retrained) of each sample's margins, in nats.
+    """Return KL(unlearned || retrained) of each sample's margins, in nats.
 
     Margins are clipped to +-100 and counted in 20 bins of equal width over the range of both kinds together; a bin's
     share is at least 1e-5 before the shares are made to add up to one. Zero where all margins are the same.
@@ -51,7 +51,7 @@ def _shares(values: Floats, edges: Floats) -> Floats:
 
 
 def forgetting_epsilons(unlearned: Floats, retrained: Floats, delta: float = 0.0) -> Floats:
-    """Each sample's epsilon: the largest that a threshold on its margin shows between both kinds of models.
+    """Return each sample's epsilon: the largest that a threshold on its margin shows between both kinds of models.
 
     An attack with false-positive rate FPR and false-negative rate FNR shows
     max(ln((1 - delta - FPR) / FNR), ln((1 - delta - FNR) / FPR)). As in the challenge, an attack without any error
@@ -83,7 +83,7 @@ def _epsilon(unlearned: Floats, retrained: Floats, delta: float) -> float:
 
 
 def forgetting_quality(epsilons: Floats) -> float:
-    """The challenge's score: the mean over samples of 2 / 2^n, where n is the bin of a sample's epsilon.
+    """Return the challenge's score: the mean over samples of 2 / 2^n, where n is the bin of a sample's epsilon.
 
     Bins are 0.5 wide and numbered from 1 to 13: epsilons below 0.5 score 1, the best, and the last bin 2 / 2^13.
 

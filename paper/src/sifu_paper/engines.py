@@ -54,7 +54,7 @@ class Failure(Generic[AnyNamed]):
 
     @staticmethod
     def of(task: AnyNamed, error: BaseException) -> Failure[AnyNamed]:
-        """From the exception that ended it."""
+        """Return the failure of a task, from the exception that ended it."""
         return Failure(task, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
 
@@ -71,7 +71,7 @@ class ClientCache:
         self._lock = threading.Lock()
 
     def clients(self, spec: Spec, *, fresh_marks: bool = False) -> Any:
-        """The clients of a spec."""
+        """Return the clients of a spec."""
         key = (spec.seed, spec.data, spec.model.kind, spec.model.dtype, spec.features, fresh_marks)
         with self._lock:
             if key not in self._kept:
@@ -105,7 +105,7 @@ class OneByOne:
         self.stop = threading.Event()
 
     def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
-        """One after the other, in this thread."""
+        """Run the tasks one after the other, in this thread."""
         failures = []
         for task in tasks:
             try:
@@ -132,7 +132,7 @@ class OnFlower:
         self.stop = threading.Event()
 
     def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
-        """All tasks in one simulation, with as many nodes as the largest federation has clients."""
+        """Run all tasks in one simulation, with as many nodes as the largest federation has clients."""
         from sifu_paper.flower_simulation import enter_federation, simulate
 
         failures: list[Failure[AnyTask]] = []
@@ -177,7 +177,7 @@ class Lanes:
         self.stop = self._one_by_one.stop
 
     def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
-        """Tasks of one federation's shape at a time, `lanes` at once; heads in closed form by themselves.
+        """Run tasks of one federation's shape at a time, `lanes` at once; heads in closed form run by themselves.
 
         As soon as a task is done the next one begins, in the order given: after an interrupt the first are whole.
         """
@@ -226,7 +226,7 @@ def in_threads(
     stop: threading.Event,
     at_once: int = DEFAULT_LANES,
 ) -> list[Failure[AnyTask]]:
-    """`at_once` threads, a task at a time each; an engine is closed as soon as its task is done: nothing waits for it.
+    """Run tasks in `at_once` threads, one task each; close an engine as soon as its task is done: nothing waits for it.
 
     Once `stop` is set, tasks that have not begun never do.
     """
@@ -283,7 +283,7 @@ def same_program(spec: Spec) -> tuple[Any, ...]:
 def engine_source(
     device: str, lanes: int | None, cache: ClientCache, precision: str = "float32", engine: str = "embedded"
 ) -> tuple[EngineSource, str]:
-    """The source for `auto`, `cpu` or `cuda`, and the device it uses; `precision` is that of networks on a GPU.
+    """Return the source for `auto`, `cpu` or `cuda`, and its device; `precision` is that of networks on a GPU.
 
     `engine` is embedded, or flower for Flower's simulation.
     """

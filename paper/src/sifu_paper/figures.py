@@ -51,7 +51,7 @@ def write_figures(folder: Path) -> list[Path]:
 
 
 def draw_source(source: Source) -> Figure:
-    """The figure of an experiment's results."""
+    """Draw the figure of an experiment's results."""
     figure = DRAW[source.experiment.draw](results_of(source.experiment, source.rows))
     if source.smoke:
         words = "smoke run: everything is shrunk, the numbers mean nothing"

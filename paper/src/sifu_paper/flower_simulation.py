@@ -107,7 +107,7 @@ def _start_ray() -> None:
 
 
 def enter_federation(grid: Grid, folder: Path, spec: Spec, data: Sequence[Any], preprocessing: str) -> Engine:
-    """An engine of the simulation's nodes with these clients' data, until the next call."""
+    """Return an engine of the simulation's nodes with these clients' data; it is valid until the next call."""
     if any(getattr(client, "features", "") for client in data):
         raise InputError("these clients hold features already: on Flower each computes its own, hand over the samples")
     name = f"federation-{len(list(folder.glob('federation-*')))}"
@@ -119,7 +119,7 @@ def enter_federation(grid: Grid, folder: Path, spec: Spec, data: Sequence[Any], 
 
 
 def _load(folder: str, context: Context) -> ReadyClient:
-    """The data of a virtual node, in the process that plays it."""
+    """Load the data of a virtual node, in the process that plays it."""
     return _read(str(Path(folder) / Path(folder, CURRENT).read_text() / f"{context.node_config['partition-id']}.npz"))
 
 

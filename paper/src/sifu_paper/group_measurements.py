@@ -59,7 +59,7 @@ class Training:
         return statistics.fmean(accuracy for _, accuracy in self.looks[-LAST_LOOKS:])
 
     def reaches(self, target: float) -> int | None:
-        """The first look that finds `target`."""
+        """Return the first evaluated round that reaches `target`."""
         return next((rounds for rounds, accuracy in self.looks if accuracy >= target), None)
 
 
@@ -98,7 +98,7 @@ class GroupMeasurement:
         self._started = time.monotonic()
 
     def run(self) -> None:
-        """All of it."""
+        """Run all measurements of the trial."""
         trial = self.trial
         sizes = sorted({*trial.leavers, *(k for k in MEASURED_AFTER if k <= trial.requests)})
         yardsticks = self._train_without_groups(sizes)
@@ -113,7 +113,7 @@ class GroupMeasurement:
     # -- without groups ------------------------------------------------------------------------------------------
 
     def _train_without_groups(self, sizes: Sequence[int]) -> dict[int, Yardstick]:
-        """Plain training of everyone, and Scratch for each number of leavers."""
+        """Train everyone without groups, and Scratch for each number of leavers."""
         stay = [self._without(self._leavers(size)) for size in sizes]
         starts = [self._fresh, *(self.engine.initial_model(1 + place) for place in range(len(sizes)))]
         plain, *anew = self._trained(starts, Position(0, 0), [self._everyone, *stay], self.trial.length)
@@ -132,7 +132,7 @@ class GroupMeasurement:
     # -- with groups ---------------------------------------------------------------------------------------------
 
     def _separate(self, count: int) -> dict[int, list[Vector]]:
-        """The groups' models after each of the trial's numbers of rounds apart."""
+        """Return the groups' models after each of the trial's numbers of separate rounds."""
         members = self._members(count, self._everyone)
         last = max(self.trial.rounds)
         wanted = RoundsWanted(StopSpec(0.0, 0, last, 2**40), self._fresh.astype(np.float64), evaluated=NO_CLIENTS)
@@ -144,7 +144,7 @@ class GroupMeasurement:
         return kept
 
     def _with_groups(self, count: int, rounds: int, models: list[Vector], yardsticks: Mapping[int, Yardstick]) -> None:
-        """The first training and single requests after a number of rounds apart, with every stretch that is tried."""
+        """Measure the first training and single requests after some separate rounds, with every stretch to try."""
         trial, members = self.trial, self._members(count, self._everyone)
         stretches = _stretches(trial, rounds)
         own = self._own_training_accuracy(models, members)
@@ -196,7 +196,7 @@ class GroupMeasurement:
         return Start(self._merged(models, members, left, stretch))
 
     def _tree(self, models: list[Vector], members: list[ClientIndices], stretch: float, rounds: int) -> Start:
-        """Neighbours merge, two and two, and train together for a few rounds, until one model is left.
+        """Merge neighbours two by two and train them together for a few rounds, until one model is left.
 
         Every level moves on by as much, so that all of them together move on by `stretch`.
         """
@@ -227,7 +227,7 @@ class GroupMeasurement:
     def _sequence(
         self, count: int, rounds: int, built: Sequence[Vector], rebuild: str, yardsticks: Mapping[int, Yardstick]
     ) -> None:
-        """Single leavers one after the other; hit groups are built again at once, or never."""
+        """Forget single leavers one after the other; hit groups are built again at once, or never."""
         members, stretch = self._members(count, self._everyone), self.trial.stretches[0]
         models = dict(enumerate(built))
         setting = _setting(count, rounds, stretch) | {"rebuild": rebuild}
@@ -272,7 +272,7 @@ class GroupMeasurement:
     def _trained(
         self, starts: Sequence[Vector], position: Position, groups: Sequence[ClientIndices], last: int
     ) -> list[Training]:
-        """Trainings side by side from `position` to round `last`, looked at as they go."""
+        """Train side by side from `position` to round `last`, and evaluate on the way."""
         wanted = RoundsWanted(
             StopSpec(0.0, 0, last, self.trial.every), starts[0].astype(np.float64), evaluated=self._test
         )
@@ -294,7 +294,7 @@ class GroupMeasurement:
     def _recovered(
         self, starts: Sequence[Vector], stays: Sequence[ClientIndices], targets: Sequence[float], branch: int = 1
     ) -> list[tuple[int | None, int]]:
-        """Common rounds from each start until its target is found: how many (None: never), and client-rounds."""
+        """Return the common rounds from each start until it reaches its target (None: never), and the client-rounds."""
         results: list[tuple[int | None, int]] = [(None, 0)] * len(starts)
         models = dict(enumerate(starts))
         for place, start in enumerate(starts):
@@ -378,7 +378,7 @@ def _place(
 
 
 def _stretches(trial: GroupTrial, rounds: int) -> tuple[float, ...]:
-    """The factors that are tried after a number of rounds apart."""
+    """Return the factors that are tried after a number of separate rounds."""
     return trial.stretches if rounds == trial.rounds[0] else trial.stretches[:1]
 
 

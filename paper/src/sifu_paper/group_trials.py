@@ -84,7 +84,7 @@ class GroupTrial:
 def trials_of(
     experiment: Experiment, datasets: Sequence[str], seeds: Sequence[int], scale: Scale
 ) -> list[list[GroupTrial]]:
-    """The trials of the experiment's file in its order: of each task, all seeds."""
+    """Return the trials of the experiment's file in its order: for each task, all seeds."""
     return [
         [_trial(experiment, dict(content), seed, scale) for seed in seeds]
         for content in experiment.trials
@@ -116,7 +116,7 @@ def _trial(experiment: Experiment, content: dict[str, Any], seed: int, scale: Sc
 
 
 def grouping_key(seed: int) -> bytes:
-    """The key of an experiment's grouping: drawn by the seed here, by the operating system in a run."""
+    """Return the key of an experiment's grouping: drawn by the seed here, by the operating system in a run."""
     return hashlib.sha256(f"groups of seed {seed}".encode()).digest()
 
 

@@ -27,7 +27,7 @@ class HeldOut:
         self._lock = threading.Lock()
 
     def accuracy(self, spec: Spec, model: Vector) -> float | None:
-        """Accuracy of a model of this spec on the test samples; None where the data set has none."""
+        """Return the accuracy of a model of this spec on the test samples; None if the data set has none."""
         with self._lock:  # an engine evaluates one model at a time
             key = (spec.data.name, spec.data.normalise, spec.model, spec.features, spec.ridge)
             if key not in self._engines:
@@ -38,7 +38,7 @@ class HeldOut:
             return None if engine is None else engine.evaluate(model, np.zeros(1, dtype=np.int64)).accuracy
 
     def _engine(self, spec: Spec) -> Engine | None:
-        """An engine whose only client holds the test samples; it never trains."""
+        """Return an engine whose only client holds the test samples; it never trains."""
         dataset: Dataset = load(spec.data.name, self._folder or spec.data.folder or None)
         if dataset.x_test.shape[0] == 0:
             return None

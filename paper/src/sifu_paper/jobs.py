@@ -56,7 +56,7 @@ def run_in_processes(
     report: Callable[[Update], None] | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> Result:
-    """The experiment with `jobs` processes at a time; the same rows as in one process."""
+    """Run the experiment with `jobs` processes at a time; the rows are the same as in one process."""
     if jobs < 1:
         raise InputError(f"--jobs must be at least 1, found {jobs}")
     bench = Bench(options, report, announce)
@@ -77,7 +77,7 @@ def run_in_processes(
 
 
 def shared_out(seeds: Sequence[int], datasets: int, jobs: int, device: str) -> list[tuple[int, ...]]:
-    """The seeds of each part of a data set: one on a CPU, on a GPU as many as leave every process something to do.
+    """Return the seeds of each part of a data set: one on a CPU, on a GPU as many as keep every process busy.
 
     On a GPU the seeds of a part are lanes of one program, which is faster than a program for each.
 
@@ -106,7 +106,7 @@ class _Gathering:
         self._ended: set[str] = set()
 
     def run(self) -> None:
-        """All parts; after an interrupt those that run are stopped, and their rows are kept."""
+        """Run all parts; an interrupt stops those that are running, and their rows are kept."""
         waiting = list(self._parts)
         try:
             while waiting or self._running:
@@ -138,7 +138,7 @@ class _Gathering:
         self._running[part.name] = process
 
     def _messages(self) -> Iterator[Message]:
-        """Everything that was said; waits a moment when nothing was."""
+        """Yield every message received; wait a moment if there was none."""
         try:
             yield self._queue.get(timeout=_POLL)
             while True:
@@ -182,7 +182,7 @@ class _Gathering:
 
 
 def _run_part(part: Part, jobs: int, messages: Any) -> None:
-    """The work of a process. Ctrl-C reaches it through its parent, once, so that it can end in good order."""
+    """Do the work of a process. Ctrl-C reaches it through its parent, once, so that it can end in good order."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, _interrupt)
     import torch

@@ -65,7 +65,7 @@ class Compared:
 
 
 def letter_settings(tables: Mapping[str, Sequence[Row]]) -> list[LetterSetting]:
-    """The settings of the tables, in the order of the presets."""
+    """Return the settings of the tables, in the order of the presets."""
     settings = []
     for name in HELD_AGAINST:
         rows = tables.get(name) or ()
@@ -104,7 +104,7 @@ def _where(compared: Compared, setting: LetterSetting) -> str:
 
 
 def settings_rows(tables: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
-    """A line for each setting, the nearest to the paper's 52 % first."""
+    """Return a line for each setting, the nearest to the paper's 52 % first."""
     ordered = sorted(letter_settings(tables), key=lambda setting: setting.rank)
     return [
         {

@@ -65,12 +65,12 @@ class MetricRuns:
         self.out, self._data = out, data
 
     def spec(self, method: str, seed: int) -> Spec:
-        """The spec of a method's run; the federation is that of seed 0 whatever the seed."""
+        """Return the spec of a method's run; the federation is that of seed 0 whatever the seed."""
         own = (self.experiment.method_spec or {}).get(method, {})
         return run_spec(self.experiment, self.dataset, "ours", seed, self.scale, own)[0]
 
     def task(self, seed: int) -> MetricTask:
-        """The task of a seed."""
+        """Return the task of a seed."""
         return MetricTask(seed, self.spec("scratch", seed))
 
     @cached_property
@@ -98,7 +98,7 @@ class MetricRuns:
     # -- one seed ----------------------------------------------------------------------------------------
 
     def measure(self, seed: int, table: Table) -> None:
-        """Every method's run of a seed that is not in the table yet."""
+        """Measure every method's run of a seed that is not in the table yet."""
         folder = self.out / "runs" / f"{self.dataset}-{seed}"
         for kind, methods in self._by_training().items():
             missing = [method for method in methods if not table.has(self.place(method, seed))]
@@ -112,7 +112,7 @@ class MetricRuns:
             self._reference(seed, folder, table)
 
     def _by_training(self) -> dict[str, list[str]]:
-        """Methods by the training they start from: those with a spec of their own have one of their own."""
+        """Return the methods by the training they start from: a method with a separate spec has a separate training."""
         own = self.experiment.method_spec or {}
         kinds: dict[str, list[str]] = {}
         for method in self.methods:
@@ -136,7 +136,7 @@ class MetricRuns:
         self._record(method, seed, engine, current_model(run), cost, before, table)
 
     def _reference(self, seed: int, folder: Path, table: Table) -> None:
-        """Scratch again with another seed, and the head of those who stay: what the methods are held against."""
+        """Run the reference of the methods: Scratch with another seed, and the head of the clients that stay."""
         engine, spec = engine_from_spec(self.spec("scratch", FAR + seed), self.clients)
         trained = train(spec, run=folder / REFERENCE, engine=engine)
         started = time.monotonic()
@@ -182,7 +182,7 @@ class MetricRuns:
     # -- all seeds ---------------------------------------------------------------------------------------
 
     def aggregate(self, seeds: Sequence[int], table: Table) -> None:
-        """A row for each method over all seeds, held against the reference of the same kind of model."""
+        """Add a row for each method over all seeds, compared with the reference of the same kind of model."""
         for method in (NOT_FORGOTTEN, *self.methods):
             against = "reference-head" if method == "closed_form" else REFERENCE
             table.add(
@@ -217,7 +217,7 @@ class MetricRuns:
 
 
 def distances(unlearned: Mapping[str, Floats], retrained: Mapping[str, Floats]) -> Row:
-    """KLoM on each kind of samples; epsilon, forgetting quality and the attack on those of the forgotten.
+    """Return KLoM on each kind of samples; epsilon, forgetting quality and the attack on those of the forgotten.
 
     The attack (U-LiRA: Hayes et al. 2024) tells a method's models from Scratch's sample by sample; laws are fitted on
     half of the models, rates are counted on the other half.
@@ -237,7 +237,7 @@ def distances(unlearned: Mapping[str, Floats], retrained: Mapping[str, Floats]) 
 
 
 def _some(kind: str, samples: Samples) -> Samples:
-    """At most `most` samples, chosen once for all models."""
+    """Return at most `MOST_SAMPLES` samples, chosen once for all models."""
     if samples.count <= MOST_SAMPLES:
         return samples
     rows = np.sort(keyed_generator(0, f"metrics {kind}").permutation(samples.count)[:MOST_SAMPLES])

@@ -15,7 +15,7 @@ from sifu_paper.table import Row
 
 
 def metric_summary(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], str]:
-    """Methods from the nearest to Scratch to the furthest, and a note."""
+    """Return the methods from the nearest to Scratch to the furthest, and a note."""
     result = []
     for dataset in datasets_of(rows):
         here = [row for row in rows if row["dataset"] == dataset]
@@ -33,7 +33,7 @@ def metric_summary(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], str]:
 
 
 def largest_of(rows: Sequence[Row]) -> list[Row]:
-    """The rows over all runs, of each method the one over most models."""
+    """Return, of each method's rows over all runs, the one over most models."""
     best: dict[str, Row] = {}
     for row in rows:
         if not row["request"] and (row["method"] not in best or row["models"] > best[row["method"]]["models"]):

@@ -39,7 +39,7 @@ class Options:
 
 
 def narrowed(experiment: Experiment, where: Sequence[str]) -> Experiment:
-    """The experiment with only these values of its grid (`KEY=VALUE,VALUE`), or only these of its trials."""
+    """Return the experiment with only these values of its grid (`KEY=VALUE,VALUE`), or only these of its trials."""
     for text in where:
         key, _, values = text.partition("=")
         wanted = parse_names(values)
@@ -64,7 +64,7 @@ def narrowed(experiment: Experiment, where: Sequence[str]) -> Experiment:
 
 
 def _values(experiment: Experiment, key: str) -> dict[str, Any]:
-    """The values that a key of the grid or of the trials has, by their text; none for an unknown key."""
+    """Return the values that a key of the grid or of the trials has, by their text; none for an unknown key."""
     if experiment.trials:
         values = [trial.get(key, TRIAL_KEYS[key]) for trial in experiment.trials] if key in TRIAL_KEYS else []
     else:
@@ -77,7 +77,7 @@ def _text(value: Any) -> str:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """`3` is seeds 1, 2, 3; `4,7` is these.
+    """Parse seeds: `3` is seeds 1, 2, 3; `4,7` is these.
 
     >>> parse_seeds("3"), parse_seeds("4,7"), parse_seeds("5,")
     ((1, 2, 3), (4, 7), (5,))
@@ -96,10 +96,10 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def parse_names(text: str | None) -> tuple[str, ...]:
-    """Names separated by commas."""
+    """Parse names separated by commas."""
     return tuple(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
 
 
 def default_seeds(scale: Scale) -> Sequence[int]:
-    """Three seeds at paper scale, one for a smoke run."""
+    """Return three seeds at paper scale, one for a smoke run."""
     return (1, 2, 3) if scale == "paper" else (1,)

@@ -19,7 +19,7 @@ LARGE = 1000
 
 
 def standings(tables: Mapping[str, Sequence[Row]]) -> list[Standing]:
-    """Methods of the paper's experiment, and the exact ones and large federations from their own."""
+    """Return the methods of the paper's experiment, and the exact ones and large federations from their own."""
     result = _of_requests(tables.get("sequential") or tables.get("watermark") or ())
     if not any(standing.label.startswith("Closed form") for standing in result):
         result += _closed_form(tables.get("exact", ()))
@@ -66,7 +66,7 @@ def _standing(label: str, line: Line, tasks: Mapping[str, Sequence[Course]]) -> 
 
 
 def _gaps(runs: Sequence[Course], courses: Sequence[Course]) -> list[float]:
-    """Accuracy on the forgotten less Scratch's where both reached the target."""
+    """Return the gaps to Scratch's accuracy on the forgotten, where both reached the target."""
     scratch_of = matching_scratch(courses)
     gaps = []
     for run in runs:
@@ -79,7 +79,7 @@ def _gaps(runs: Sequence[Course], courses: Sequence[Course]) -> list[float]:
 
 
 def _closed_form(rows: Sequence[Row]) -> list[Standing]:
-    """A head in closed form, from the experiment that compares it with a network; rounds only, the models differ."""
+    """Return the standing of a head in closed form, against a network; rounds only, as the models differ."""
     courses = courses_of(rows)
     scratch_of = matching_scratch(courses)
     runs = [course for course in courses if course.first["method"] == "closed_form"]
@@ -113,7 +113,7 @@ def _groups(rows: Sequence[Row]) -> list[Standing]:
 
 
 def large_federations(rows: Sequence[Row]) -> list[Standing]:
-    """One request of ten clients on a convex task, sigma chosen automatically, at every epsilon that was asked for."""
+    """Return the standing of large federations: one request of ten clients, automatic sigma, every epsilon tried."""
     courses = [course for course in courses_of(rows) if int(course.variant["clients"]) >= LARGE]
     scratch_of = matching_scratch(courses)
     runs = [

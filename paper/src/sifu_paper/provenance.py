@@ -39,7 +39,7 @@ def provenance(device: str, command: Sequence[str]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the code, with a + when it or the library was changed since; the version where there is none."""
+    """Return the commit of the code, with a + if it or the library was changed since; the version if there is none."""
     here, library = Path(__file__).resolve(), Path(sifu.__file__).resolve().parent
     try:
         _git(here.parent, "ls-files", "--error-unmatch", str(here))  # a copy may lie inside another repository
@@ -58,7 +58,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def processor() -> str:
-    """The name of the CPU."""
+    """Return the name of the CPU."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

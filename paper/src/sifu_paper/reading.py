@@ -14,7 +14,7 @@ from sifu_paper.work import NOISE_AXES, parse_variant, variant_text
 
 
 def courses_of(rows: Iterable[Row]) -> list[Course]:
-    """The trajectories of a table, in its order; half finished ones and the rows of training are left out."""
+    """Return the trajectories of a table, in its order; unfinished ones and the rows of training are left out."""
     grouped: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         if row["method"] != TRAINING and row["request"]:
@@ -39,7 +39,7 @@ def _course(rows: Sequence[Row]) -> Course:
 
 @cache
 def trained_like(preset: str) -> str:
-    """The first preset that trains as this one does: they differ in what they promise (`privacy`) alone.
+    """Return the first preset that trains as this one does: they differ in what they promise (`privacy`) alone.
 
     Scratch of one of them is Scratch of the other. Unknown presets do not share theirs.
 
@@ -57,7 +57,7 @@ def _training(preset: Mapping[str, object]) -> dict[str, object]:
 
 
 def letter_preset(rows: Iterable[Row]) -> str:
-    """The preset of a table that keeps nearest to the authors' code: with the paper's promises, and most settings.
+    """Return the table's preset nearest to the authors' code: with the paper's promises, and most settings.
 
     A preset to the letter lays more of the authors' settings over ours than `paper` does.
     """
@@ -65,12 +65,12 @@ def letter_preset(rows: Iterable[Row]) -> str:
 
 
 def population_presets(rows: Iterable[Row]) -> list[str]:
-    """The presets of a table with the paper's promises."""
+    """Return the presets of a table with the paper's promises."""
     return _presets_by(rows, "population")
 
 
 def honest_presets(rows: Iterable[Row]) -> list[str]:
-    """The presets of a table by our rules (weights of the round)."""
+    """Return the presets of a table by our rules (weights of the round)."""
     return _presets_by(rows, "round")
 
 
@@ -80,7 +80,7 @@ def _presets_by(rows: Iterable[Row], accounting: str) -> list[str]:
 
 
 def honest_preset(rows: Iterable[Row]) -> str:
-    """The preset by our rules (weights of the round), of the same training as the one to the letter where there is."""
+    """Return the preset by our rules (weights of the round), trained like the one to the letter if there is one."""
     rows = list(rows)
     ours = honest_presets(rows)
     letter = trained_like(letter_preset(rows))
@@ -106,12 +106,12 @@ def _requests_of(course: Course) -> tuple[object, ...]:
 
 
 def without(rows: Sequence[Row], methods: Collection[str]) -> list[Row]:
-    """The rows of other methods."""
+    """Return the rows of other methods."""
     return [row for row in rows if row["method"] not in methods]
 
 
 def results_of(experiment: Experiment, rows: Sequence[Row]) -> Results:
-    """Everything the figure of an experiment is drawn from; methods that it sets apart are in a table alone."""
+    """Return everything the figure of an experiment is drawn from; methods that it sets apart are in a table alone."""
     rows = without(rows, experiment.set_apart) if experiment.set_apart else rows
     datasets = datasets_of(rows)
     return Results(
@@ -124,13 +124,13 @@ def results_of(experiment: Experiment, rows: Sequence[Row]) -> Results:
 
 
 def datasets_of(rows: Iterable[Row]) -> list[str]:
-    """Data sets in the order of the paper's table."""
+    """Return the data sets in the order of the paper's table."""
     present = {row["dataset"] for row in rows}
     return [name for name in shared_settings().datasets if name in present]
 
 
 def title_of(dataset: str) -> str:
-    """A data set as people know it."""
+    """Return a data set's name as people know it."""
     return shared_settings().dataset(dataset).title
 
 

@@ -16,7 +16,7 @@ from sifu_paper.settings import Requests
 
 
 def choose_requests(clients: Sequence[Any], spec: Spec, wanted: Requests, request_set: int = 0) -> list[list[str]]:
-    """Names of the clients of each request; set 0, 1, 2... begin with different clients."""
+    """Return the names of the clients of each request; set 0, 1, 2... begin with different clients."""
     if wanted.count * wanted.clients >= len(clients):
         raise InputError(
             f"{wanted.count} requests of {wanted.clients} clients would forget all {len(clients)}: ask for fewer"

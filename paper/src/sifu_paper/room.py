@@ -61,7 +61,7 @@ def room_of(parts: Iterable[Sequence[Trajectory]], jobs: int, at_once: int, mode
 
 
 def check_room(room: Room, out: Path, runs: Path) -> str:
-    """A sentence on the room that is needed and the room there is; too little for the models is refused.
+    """Return a sentence on the room needed and the room there is; refuse too little room for the models.
 
     Updates are counted at the limit of rounds, which few trainings come near: too little for them is only said.
     """
@@ -89,7 +89,7 @@ def _participants(spec: Spec) -> int:
 
 
 def _size_of(folder: Path) -> int:
-    """Bytes of the files below a folder, linked ones once."""
+    """Return the bytes of the files below a folder, linked ones once."""
     sizes: dict[int, int] = {}
     for place, _, names in os.walk(folder):
         for name in names:

@@ -74,7 +74,7 @@ class Bench:
         report: Callable[[Update], None] | None = None,
         announce: Callable[[str], None] | None = None,
     ) -> None:
-        """`report` is told of progress; `announce` gets the sentence on the room the run folders take."""
+        """Prepare a run; `report` is told of progress, `announce` gets the sentence on the room for run folders."""
         self.options = options
         self.announce = announce or (lambda sentence: None)
         self.experiment = narrowed(load_experiment(options.name, options.scale), options.where)
@@ -106,7 +106,7 @@ class Bench:
         return result
 
     def open(self) -> Result:
-        """The table as it stands, in a folder that says where it was made."""
+        """Open the table as it stands, in a folder that says where it was made."""
         options = self.options
         self.datasets, self.presets  # noqa: B018, a wrong name is refused before anything is written
         options.out.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ class Bench:
         return {} if most is None else {"stop": {"max_rounds": most}}
 
     def work(self) -> Work:
-        """Every trajectory of the experiment as it was asked for."""
+        """Return every trajectory of the experiment as it was asked for."""
         methods = self.options.methods or self.experiment.methods
         known = [info.name for info in all_method_infos()]
         strange = [name for name in methods if name not in known]
@@ -246,7 +246,7 @@ class Bench:
                 shutil.rmtree(self._folder(task), ignore_errors=True)
 
     def _finished_with(self, trajectory: Trajectory) -> None:
-        """All rows of a trajectory are on disk: its run folder goes, and with the last one its training's."""
+        """Delete the run folder of a trajectory whose rows are all on disk, and with the last one its training's."""
         with self._lock:
             users = self._users[trajectory.training]
             users.discard(trajectory.name)
@@ -346,7 +346,7 @@ class Bench:
         return show
 
     def _fresh_marks(self, spec: Spec) -> MarkCheck:
-        """Accuracy with fresh marks instead of the clients' own, on a separate engine."""
+        """Return a function for the accuracy with fresh marks instead of the clients' own, on a separate engine."""
         key = (spec.seed, spec.data, spec.model)
         with self._lock:
             if key not in self._marks:

@@ -109,11 +109,11 @@ class Settings:
     smoke: Mapping[str, Any]
 
     def dataset(self, name: str) -> DatasetSettings:
-        """The row of a data set, or a sentence with the known ones."""
+        """Return the row of a data set, or refuse an unknown one with a sentence that lists the known ones."""
         return self.datasets[_known("data set", name, self.datasets)]
 
     def preset(self, name: str) -> Mapping[str, Any]:
-        """A preset, or a sentence with the known ones."""
+        """Return a preset, or refuse an unknown one with a sentence that lists the known ones."""
         return self.presets[_known("preset", name, self.presets)]
 
     def training_of(self, preset: str, dataset: str) -> Mapping[str, Any]:
@@ -127,7 +127,7 @@ class Settings:
 
 @cache
 def shared_settings() -> Settings:
-    """The content of `paper.toml`."""
+    """Return the content of `paper.toml`."""
     content = _read(SHARED)
     rows = {name: DatasetSettings(name=name, **row) for name, row in content["datasets"].items()}
     trainings = {name: TrainingSettings(**training) for name, training in content["trainings"].items()}
@@ -135,14 +135,14 @@ def shared_settings() -> Settings:
 
 
 def experiment_names() -> list[str]:
-    """Every experiment there is, by name."""
+    """Return the names of all experiments."""
     folder = resources.files("sifu_paper") / "specs"
     names = sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
     return [name for name in names if name != SHARED]
 
 
 def load_experiment(name: str, scale: Scale = "paper") -> Experiment:
-    """The experiment of this name, shrunk when `scale` is smoke."""
+    """Return the experiment of this name, shrunk if `scale` is smoke."""
     if scale not in SCALES:
         raise InputError(f"the scale is {' or '.join(SCALES)}, found {scale!r}")
     content = _read(_known("experiment", name, experiment_names()))
@@ -186,7 +186,7 @@ def run_spec(
     scale: Scale,
     over: Mapping[str, Any] | None = None,
 ) -> tuple[Spec, tuple[str, ...]]:
-    """The spec of a run, and notes on what this version had to replace."""
+    """Return the spec of a run, and notes on what this version had to replace."""
     settings = shared_settings()
     row = settings.dataset(dataset)
     own = experiment.spec or {}
@@ -211,7 +211,9 @@ def run_spec(
 
 
 def scaled_sigma(scale: float | str, epsilon: float, delta: float, clients: int) -> float | str:
-    """sigma that hides Psi = 20 scale / clients: Psi of one of M clients falls like 1/M (docs/theory.md, section 13).
+    """Return the sigma that hides Psi = 20 scale / clients.
+
+    Psi of one of M clients falls like 1/M (docs/theory.md, section 13).
 
     >>> round(scaled_sigma(1.0, 10.0, 0.01, 1000), 4), scaled_sigma("auto", 1.0, 0.01, 50)
     (0.007, 'auto')
@@ -222,7 +224,7 @@ def scaled_sigma(scale: float | str, epsilon: float, delta: float, clients: int)
 
 
 def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables laid over one another, later ones on top; tables inside are merged, everything else is replaced.
+    """Merge tables, later ones on top; tables inside are merged, everything else is replaced.
 
     >>> merged({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}, "b": 4})
     {'a': {'x': 1, 'y': 3}, 'b': 4}
@@ -239,7 +241,7 @@ def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drawn_apart(participation: str, clients: int) -> str:
-    """The same share of the clients, each of whom is drawn alone: groups cannot share a fixed number.
+    """Return the same share of the clients, each drawn alone: groups cannot share a fixed number.
 
     >>> drawn_apart("fixed(10)", 100), drawn_apart("all", 100)
     ('poisson(0.1)', 'all')

@@ -49,7 +49,7 @@ class Source:
 
 
 def sources_in(folders: Sequence[Path]) -> list[Source]:
-    """The results of folders, each experiment once (a later folder replaces an earlier one), in the page's order."""
+    """Return the results of folders in the page's order; a later folder replaces an experiment of an earlier one."""
     by_name: dict[str, Source] = {}
     for folder in folders:
         for source in _of_folder(folder):

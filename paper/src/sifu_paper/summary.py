@@ -41,12 +41,12 @@ class Summary:
 
 
 def summary_rows(experiment: Experiment, rows: Sequence[Row]) -> list[SummaryRow]:
-    """The rows alone."""
+    """Return the rows alone."""
     return summarise(experiment, rows).rows
 
 
 def summarise(experiment: Experiment, rows: Sequence[Row]) -> Summary:
-    """One line for each data set, method and variant (or each data set, for distances; each setting, for groups)."""
+    """Return a line for each data set, method and variant (for distances: each data set; for groups: each setting)."""
     if experiment.kind == "groups":
         return _groups(rows)
     if experiment.kind == "distance":
@@ -61,7 +61,7 @@ def summarise(experiment: Experiment, rows: Sequence[Row]) -> Summary:
 
 
 def set_apart(experiment: Experiment, rows: Sequence[Row]) -> Summary:
-    """The methods that an experiment sets apart, with Scratch on the same seeds."""
+    """Return the methods that an experiment sets apart, with Scratch on the same seeds."""
     own = [row for row in rows if row["method"] in experiment.set_apart]
     present = {(row["dataset"], trained_like(row["preset"])) for row in own}
     scratch = [row for row in rows if row["method"] == "scratch"]
@@ -70,7 +70,7 @@ def set_apart(experiment: Experiment, rows: Sequence[Row]) -> Summary:
 
 
 def _requests(rows: Sequence[Row], labels: Mapping[Line, str]) -> Summary:
-    """`labels` are those of the whole experiment, so that both of its tables call a line the same."""
+    """Summarise requests; `labels` are those of the whole experiment, so that both of its tables name a line alike."""
     result, notes = [], []
     everyone = courses_of(rows)
     for dataset in datasets_of(rows):
@@ -134,7 +134,7 @@ def _one(dataset: str, label: str, axes: Sequence[tuple[str, str]], runs: Sequen
 
 
 def _seconds(runs: Sequence[Course]) -> str | None:
-    """The mean of a request on each device, where the table says which it was."""
+    """Return the mean seconds of a request on each device, where the table names it."""
     by_device: dict[str, list[float]] = {}
     for row in (row for course in runs for row in course.rows):
         if row.get("device") and row["seconds"] is not None:
@@ -145,7 +145,7 @@ def _seconds(runs: Sequence[Course]) -> str | None:
 
 
 def _without_empty(rows: list[SummaryRow]) -> list[SummaryRow]:
-    """Rows with the same columns: those that some row has, without those that none has a value for."""
+    """Return rows with the same columns: those that some row has, without those that none has a value for."""
     names = dict.fromkeys(name for row in rows for name in row)
     # What is varied stands where it does in the row that has most columns.
     order = max((list(row) for row in rows), key=lambda columns: len(columns), default=[])
@@ -166,7 +166,7 @@ def _seeds_note(dataset: str, same: SameSeeds, labels: Mapping[Line, str]) -> tu
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Whole numbers, neighbours joined.
+    """Return whole numbers with neighbours joined.
 
     >>> _ranges([1, 2, 3, 7])
     '1 to 3, 7'
@@ -194,7 +194,7 @@ def _joined_notes(notes: Sequence[tuple[str, str]]) -> str:
 
 
 def _limited(rows: Sequence[Row]) -> Summary:
-    """A row for each method: how far each limit leaves it from a full retraining."""
+    """Return a row for each method: its distance from a full retraining at each limit."""
     everyone = courses_of(rows)
     labels = labels_of(everyone)
     result, notes = [], []
@@ -244,7 +244,7 @@ def _furthest(row: SummaryRow) -> tuple[bool, float]:
 
 
 def _growing(rows: Sequence[Row]) -> Summary:
-    """Automatic choices against the best in hindsight, by size of the federation."""
+    """Compare automatic choices with the best in hindsight, by size of the federation."""
     result = []
     for setting in settings_of(courses_of(rows)):
         tried: int | str = setting.tried
@@ -297,7 +297,7 @@ def _groups(rows: Sequence[Row]) -> Summary:
 
 
 def _all_hit_words(rows: Sequence[Row]) -> str:
-    """Requests that left no group to merge are in no row, so that these rows are of the luckier seeds."""
+    """Count requests that left no group to merge: they are in no row, so the rows are of the luckier seeds."""
     hit = sum(
         row["method"] == "groups" and row["request"] == 1 and "rebuild" not in row["variant"] and not row["groups_left"]
         for row in rows
@@ -342,5 +342,5 @@ def _distances(rows: Sequence[Row]) -> list[SummaryRow]:
 
 
 def largest_ratio(rows: Sequence[Row], psi: str) -> float:
-    """The largest alpha / Psi; above 1 the bound was broken."""
+    """Return the largest alpha / Psi; above 1 the bound was broken."""
     return max((row["distance"] / row[psi] for row in rows if row[psi]), default=math.nan)

@@ -173,7 +173,7 @@ class Table:
 
 
 def read_table(path: Path) -> list[Row]:
-    """The rows of a table with their types; empty cells are None."""
+    """Return the rows of a table with their types; empty cells are None."""
     with path.open(newline="", encoding="utf-8") as stream:
         return [{name: _value(name, text) for name, text in row.items()} for row in csv.DictReader(stream)]
 

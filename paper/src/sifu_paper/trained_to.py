@@ -35,7 +35,7 @@ class TrainedTo:
 
 
 def trainings_of(rows: Sequence[Row]) -> list[TrainedTo]:
-    """The trainings that methods start from, by data set, preset and kind; `shared` is that of most methods."""
+    """Return the trainings that methods start from, by data set, preset and kind; `shared` is that of most methods."""
     result = []
     trainings = [row for row in rows if row["method"] == TRAINING]
     for dataset, preset, kind in itertools.product(datasets_of(trainings), shared_settings().presets, KINDS):
@@ -59,7 +59,7 @@ def trainings_of(rows: Sequence[Row]) -> list[TrainedTo]:
 
 
 def _by_limit(rows: Sequence[Row]) -> list[list[Row]]:
-    """Trainings of the same limit of rounds together, the highest limit first.
+    """Group trainings by their limit of rounds, the highest limit first.
 
     A training that ended below its target ended at its limit. One that reached it is counted with the lowest limit
     that leaves room for its rounds, or with the highest.
@@ -77,7 +77,7 @@ def _present(rows: Sequence[Row], column: str) -> tuple[float, ...]:
 
 
 def below_target(rows: Sequence[Row], preset: str) -> list[str]:
-    """Data sets with seeds on which the training of most methods ended below the target: how many, at which limit."""
+    """Return data sets with seeds on which most methods' training ended below the target: how many, at which limit."""
     missed: dict[str, list[str]] = {}
     for training in trainings_of(rows):
         if (training.preset, training.kind) == (preset, SHARED_TRAINING) and training.reached < training.seeds:
@@ -89,7 +89,7 @@ def below_target(rows: Sequence[Row], preset: str) -> list[str]:
 
 
 def training_rows(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """A line for each data set and way of training; presets that train alike are one, the first.
+    """Return a line for each data set and way of training; presets that train alike are one, the first.
 
     Only of experiments that leave out requests on trainings below the target: there the reader must know of them.
     """
@@ -119,7 +119,7 @@ def _kind_words(kind: str) -> str:
 
 
 def _range(values: Sequence[float], pattern: str) -> str | None:
-    """Least to largest.
+    """Return the least to the largest value, in words.
 
     >>> _range([880, 991], "{:,}"), _range([10000, 10000], "{:,}"), _range([], "{}")
     ('880 to 991', '10,000', None)

@@ -37,7 +37,7 @@ MarkCheck = Callable[[np.ndarray, np.ndarray], float]
 
 
 def train_run(training: Training, folder: Path, engine: Engine, progress: ProgressCallback, data: Path | None) -> Run:
-    """The training run, made or continued."""
+    """Make the training run, or continue it."""
     return train(training.spec, run=folder, engine=engine, progress=progress, data_folder=data)
 
 
@@ -81,7 +81,7 @@ def training_row(
 
 
 def copy_run(source: Path, target: Path) -> None:
-    """A run folder's copy, whole or absent.
+    """Copy a run folder, whole or not at all.
 
     Models and statistics are linked where possible: a run never changes them in place, it makes new ones and removes
     the names of old ones, for good as well. A request that removes them removes the copy's name only.
@@ -124,7 +124,7 @@ class TrajectoryRun:
         self.device = device
 
     def execute(self, requests: Sequence[Sequence[str]]) -> None:
-        """The requests whose rows are missing, one after another."""
+        """Execute the requests whose rows are missing, one after another."""
         if not self.folder.exists():
             copy_run(self.source, self.folder)
         run = open_run(self.folder, engine=self.engine)
@@ -155,7 +155,7 @@ class TrajectoryRun:
             self.table.add(place | self._measure(run, outcome, gone, training_rounds) | beforehand)
 
     def _record_divergence(self, first: int, last: int, training_rounds: int, beforehand: Mapping[str, Any]) -> None:
-        """Training ended in NaN or Inf (noise too large): this request and those behind it never reach the target.
+        """Record that training ended in NaN or Inf (noise too large): this and later requests never reach the target.
 
         They count with the largest number of rounds, as the paper counts methods that miss the target.
         """
@@ -199,7 +199,7 @@ class TrajectoryRun:
         write_atomically(path, json.dumps(recorded | {str(number): dict(beforehand)}).encode())
 
     def _mark(self, run: Run, clients: Sequence[str]) -> float:
-        """Accuracy with the clients' own marks minus accuracy on the same images with fresh ones."""
+        """Return the accuracy with the clients' own marks minus the accuracy on the same images with fresh ones."""
         model, indices = current_model(run), _indices(run, clients)
         assert self.fresh_marks is not None
         return self.engine.evaluate(model, indices).accuracy - self.fresh_marks(model, indices)
@@ -248,7 +248,7 @@ def _training_rounds(run: Run) -> int:
 
 
 def current_model(run: Run) -> np.ndarray:
-    """The model a run stands at."""
+    """Return the current model of a run."""
     with run.reader() as reader:
         return reader.load_model(reader.tip)
 

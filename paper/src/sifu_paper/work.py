@@ -103,7 +103,7 @@ def plan_work(
     scale: Scale,
     over: Mapping[str, Any] | None = None,
 ) -> Work:
-    """The trajectories of an experiment, data set by data set; the notes say what was adjusted."""
+    """Return the trajectories of an experiment, data set by data set; the notes say what was adjusted."""
     notes: dict[str, None] = {}
     trajectories = []
     for dataset, seed, method in itertools.product(datasets, seeds, methods):
@@ -118,7 +118,7 @@ def plan_work(
 
 
 def _one_for_each_training(presets: Sequence[str]) -> list[str]:
-    """The first of the presets that share a training: what they promise makes no difference to most methods.
+    """Return the first of the presets that share a training: what they promise makes no difference to most methods.
 
     >>> _one_for_each_training(["paper", "ours", "authors", "authors_ours"])
     ['paper', 'authors']
@@ -130,7 +130,7 @@ def _one_for_each_training(presets: Sequence[str]) -> list[str]:
 
 
 def _variants(experiment: Experiment, method: str) -> list[dict[str, Any]]:
-    """Every combination of the grid that makes a difference to the method."""
+    """Return every combination of the grid that makes a difference to the method."""
     grid = experiment.grid or {}
     limits = (experiment.method_grid or {}).get(method, {})
     axes = {
@@ -145,7 +145,7 @@ def _variants(experiment: Experiment, method: str) -> list[dict[str, Any]]:
 
 
 def combinations(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """All combinations, the last axis fastest.
+    """Return all combinations, the last axis fastest.
 
     >>> combinations({"a": [1, 2], "b": ["x"]})
     [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'x'}]
@@ -207,7 +207,7 @@ def _trajectory(
 
 
 def parse_requests(text: str, base: Requests) -> Requests:
-    """`10` is one request of ten clients, `1x10` ten requests of one client each.
+    """Parse requests: `10` is one request of ten clients, `1x10` ten requests of one client each.
 
     >>> parse_requests("1x10", Requests())
     Requests(count=10, clients=1, choose='random')
@@ -219,7 +219,7 @@ def parse_requests(text: str, base: Requests) -> Requests:
 
 
 def variant_text(variant: Variant) -> str:
-    """A variant as it stands in the table.
+    """Return a variant as the table states it.
 
     >>> variant_text({"clients": 1000, "sigma_scale": 0.7})
     'clients=1000 sigma_scale=0.7'
@@ -239,7 +239,7 @@ def parse_variant(text: str) -> dict[str, str]:
 
 
 def slug(*parts: str) -> str:
-    """Parts as one file name; a digest keeps apart what shortening would make equal."""
+    """Join parts into one file name; a digest distinguishes names that shortening would make equal."""
     text = "--".join(part for part in parts if part)
     plain = re.sub(r"[^A-Za-z0-9.=_-]+", "_", text)
     return (

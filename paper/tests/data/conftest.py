@@ -17,14 +17,14 @@ from PIL import Image
 
 @pytest.fixture(autouse=True)
 def _no_data_of_this_machine(tmp_path_factory, monkeypatch):
-    """Neither SIFU_DATA nor a real home may decide a test."""
+    """Keep SIFU_DATA and the real home from deciding a test."""
     monkeypatch.delenv("SIFU_DATA", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real subsets next to the repository (or SIFU_DATA); tests that need it skip without."""
+    """Return the folder of real subsets next to the repository (or SIFU_DATA); tests that need it skip without."""
     for place in (os.environ.get("SIFU_DATA"), Path(__file__).resolve().parents[4] / "shared" / "data"):
         if place and (Path(place) / "mnist.npz").is_file():
             return Path(place)
@@ -43,7 +43,7 @@ def idx_bytes(array: np.ndarray) -> bytes:
 
 @pytest.fixture
 def write_idx(rng) -> Callable[..., dict[str, np.ndarray]]:
-    """Four idx files in a folder: 30 training and 10 test images of 28x28, plain or gzipped."""
+    """Return a writer of four idx files: 30 training and 10 test images of 28x28, plain or gzipped."""
 
     def write(folder: Path, *, gz: bool = False, first: tuple[int, ...] = ()) -> dict[str, np.ndarray]:
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def write_idx(rng) -> Callable[..., dict[str, np.ndarray]]:
 
 @pytest.fixture
 def write_cifar(rng) -> Callable[..., dict[str, np.ndarray]]:
-    """The binary files of CIFAR-10 or CIFAR-100, 4 images each, in the official folder or in a tar.gz."""
+    """Return a writer of CIFAR-10's or CIFAR-100's binary files, 4 images each, in the official folder or a tar.gz."""
 
     def write(folder: Path, name: str, *, archive: bool = False) -> dict[str, np.ndarray]:
         if name == "cifar10":
@@ -108,7 +108,7 @@ def write_cifar(rng) -> Callable[..., dict[str, np.ndarray]]:
 
 @pytest.fixture
 def write_celeba(rng) -> Callable[..., dict[str, tuple[int, int, int]]]:
-    """12 tiny faces with the three text files; returns name -> (smiling, identity, partition)."""
+    """Return a writer of 12 tiny faces with the three text files; it returns name -> (smiling, identity, partition)."""
 
     def write(folder: Path, *, zipped: bool = True) -> dict[str, tuple[int, int, int]]:
         folder.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ SHARED = Path(os.environ.get("SIFU_DATA", Path(__file__).resolve().parents[4] / 
 
 
 def made_up_line(generator: np.random.Generator) -> str:
-    """A patient of the published form whose diagnosis follows from age and chest pain, with something unknown."""
+    """Return a patient of the published form with unknown fields; the diagnosis follows from age and chest pain."""
     age, pain = int(generator.integers(30, 78)), int(generator.integers(1, 5))
     ill = int(age + 8 * pain + generator.normal(0, 5) > 75)
     fields = [age, generator.integers(0, 2), pain, generator.integers(100, 170), generator.integers(150, 330), 0,
@@ -30,7 +30,7 @@ def made_up_line(generator: np.random.Generator) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Made-up files of the published shape."""
+    """Write made-up files of the published shape, and return their folder."""
     generator = np.random.default_rng(5)
     for name, patients in zip(FILES, (60, 50, 25, 40), strict=True):
         lines = [made_up_line(generator) for _ in range(patients)]

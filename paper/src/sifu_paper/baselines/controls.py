@@ -48,7 +48,7 @@ class NoisyScratch(Scratch):
     )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """Scratch with the noise asked for; with auto, the noise sifu would really add (none if it would add none)."""
+        """Plan Scratch with the noise asked for; with auto, the noise sifu would really add (possibly none)."""
         noise_std = Sifu().plan(view, terms).noise_std if terms.sigma == "auto" else terms.sigma
         star = hidden_sensitivity(noise_std, terms.multiplier)
         return replace(super().plan(view, terms), noise_std=noise_std, psi_star=star)
@@ -72,7 +72,7 @@ class FineTuning(Method):
     )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """Nothing is undone, nothing is added."""
+        """Plan to undo nothing and to add nothing."""
         return plan_from(self, view, terms, view.path.tip)
 
 
@@ -98,7 +98,7 @@ class Last(Method):
     )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """The current model, with the least noise that every budget allows there, or the larger one asked for."""
+        """Plan the current model with the least noise that every budget allows there, or the larger noise asked for."""
         subjects = view.new_subjects(terms, view.next_order)
         exposures = view.exposures([*subjects, *view.earlier_subjects()])
         tip = view.path.tip

@@ -48,7 +48,7 @@ def training_noise_premises(
     left_out: int = 0,
     history: RecordHistory = UNBROKEN,
 ) -> tuple[Premise, ...]:
-    """Every premise of what noise in training promises (`sifu.theory.calibration`), in a fixed order.
+    """Return every premise of what noise in training promises (`sifu.theory.calibration`), in a fixed order.
 
     `replayed` says that stored updates were replayed on the way to the model: they were added up with other weights
     than those that were counted, and calibration is neither clipped nor noised.
@@ -96,7 +96,7 @@ class Dp(Method):
             )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """Nothing is undone and nothing added; the noise of training has to be enough."""
+        """Plan to undo nothing and to add nothing; the noise of training has to be enough."""
         plan = plan_from(self, view, terms, view.path.tip)
         promised = self.training_noise(view, plan.subjects, terms)
         note = (
@@ -106,7 +106,7 @@ class Dp(Method):
         return replace(plan, training_noise=promised, notes=(note,))
 
     def training_noise(self, view: RunView, subjects: Sequence[Subject], terms: RequestTerms) -> TrainingNoise:
-        """Every recorded round of each subject composed; the largest of them counts."""
+        """Compose every recorded round of each subject; the largest result counts."""
         ratios, rounds = zip(*(self._composed(view, subject.clients) for subject in subjects), strict=True)
         facts = view.facts
         return promise_of(
@@ -114,7 +114,7 @@ class Dp(Method):
         )
 
     def _composed(self, view: RunView, clients: Sequence[int]) -> tuple[float, int]:
-        """mu of all rounds a set took part in, cut off later or not, and how many there were."""
+        """Return mu of all rounds a set took part in, cut off later or not, and the number of these rounds."""
         own: dict[int, int] = {}
         rows = view.reader.participation(clients)
         for node, samples in zip(rows.nodes.tolist(), rows.samples.tolist(), strict=True):

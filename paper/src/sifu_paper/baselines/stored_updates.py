@@ -45,7 +45,7 @@ class KeptRound:
 
 
 def rounds_to_replay(stored: Iterable[UpdatesRow], gone: set[int]) -> list[KeptRound]:
-    """The kept rounds without the clients that are `gone`; a round that no one is left of is skipped."""
+    """Return the kept rounds without the clients that are `gone`; a round without any other client is skipped."""
     remaining = ((row, sorted(set(row.clients) - gone)) for row in stored)
     return [KeptRound(row, np.array(clients, dtype=np.int64)) for row, clients in remaining if clients]
 
@@ -56,7 +56,7 @@ def clients_gone(view: RunView, terms: RequestTerms) -> set[int]:
 
 
 def promises_broken(view: RunView, stored: Iterable[UpdatesRow], before_order: int) -> list[str]:
-    """Requests whose certificate would no longer hold if the stored updates were used.
+    """Return the requests whose certificate would no longer hold if the stored updates were used.
 
     An update is a function of the model it was made from. If that model holds an uncovered part of someone
     forgotten earlier, whatever is made from the update releases it again. Noise of training covers no one here: it
@@ -105,7 +105,7 @@ class Replaying(Method):
             )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """From the initial model through every kept round, no noise, nothing charged and nothing promised."""
+        """Plan from the initial model through every kept round, without noise, charges or promises."""
         replayed = len(rounds_to_replay(view.stored_updates, clients_gone(view, terms)))
         return replace(
             plan_from(self, view, terms, 0),
@@ -118,7 +118,7 @@ class Replaying(Method):
         )
 
     def bytes_kept(self, view: RunView) -> int:
-        """The size of all stored updates on disk."""
+        """Return the size of all stored updates on disk."""
         return sum(row.bytes for row in view.reader.updates().values())
 
     def expected_replay(self, recorded: RecordedReplay) -> Replay:
@@ -142,7 +142,7 @@ class Replaying(Method):
 
 
 def move(view: RunView, model: Floats, updates: RoundUpdates) -> Floats:
-    """theta + g sum_i w_i U_i, with the weights of the clients that are there."""
+    """Return theta + g sum_i w_i U_i, with the weights of the clients that are there."""
     samples = np.array([view.clients[client].samples for client in updates.clients.tolist()], dtype=np.float64)
     total = float(samples.sum())
     if total == 0.0:
@@ -154,12 +154,12 @@ def move(view: RunView, model: Floats, updates: RoundUpdates) -> Floats:
 
 
 def initial_model(view: RunView) -> Vector:
-    """The model the active history began with."""
+    """Return the model the active history began with."""
     return view.reader.load_model(view.path.nodes[0].node)
 
 
 def load(view: RunView, kept: KeptRound) -> RoundUpdates:
-    """The stored updates of the remaining participants of a kept round."""
+    """Return the stored updates of the remaining participants of a kept round."""
     stored, clients = read_updates(view.reader.folder, kept.row), kept.clients.tolist()
     values, salts = (np.stack([held[client] for client in clients]) for held in (stored.values, stored.salts))
     return RoundUpdates(kept.clients, values, salts)
@@ -189,7 +189,7 @@ class FedAccum(Replaying):
         return replace(replay, problems=(*replay.problems, *changed))
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """The sum; the updates that went into it stay for the next request."""
+        """Return the sum; the updates that went into it stay for the next request."""
         kept = rounds_to_replay(view.stored_updates, clients_gone(view, plan.terms))
         model = initial_model(view).astype(np.float64)
         replayed = []
@@ -220,7 +220,7 @@ class FedEraser(Replaying):
         return replace(replay, parts=parts, rounds=len(parts))
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """The calibrated model; every calibration round counts as one, with its local steps and its traffic."""
+        """Return the calibrated model; every calibration round counts as one, with its local steps and its traffic."""
         kept = rounds_to_replay(view.stored_updates, clients_gone(view, plan.terms))
         kept = kept[: plan.terms.stop(view.spec.stop).max_rounds]
         steps = view.spec.extension(CALIBRATION_STEPS) or max(1, view.spec.local.steps // 2)

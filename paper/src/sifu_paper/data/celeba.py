@@ -42,14 +42,14 @@ PARTITION_NUMBERS = (0, 2)
 
 
 def find(folder: Path) -> Path | None:
-    """`folder` when it holds the three text files and the images (zip or folder), else None."""
+    """Return `folder` if it holds the three text files and the images (zip or folder), else None."""
     texts = all((folder / file).is_file() for file in (ATTRIBUTES, IDENTITIES, PARTITIONS))
     images = (folder / ARCHIVE).is_file() or (folder / IMAGES).is_dir()
     return folder if texts and images else None
 
 
 def read_celeba(folder: Path) -> Dataset:
-    """Training and test faces sorted by person, then by image."""
+    """Read training and test faces, sorted by person, then by image."""
     smiling, identity = _read_attribute(folder / ATTRIBUTES), _read_numbers(folder / IDENTITIES)
     partition = _read_numbers(folder / PARTITIONS)
     for table, file in ((smiling, ATTRIBUTES), (identity, IDENTITIES)):
@@ -75,7 +75,7 @@ def read_celeba(folder: Path) -> Dataset:
 
 
 def _read_text(path: Path) -> list[list[str]]:
-    """The words of each line that has any."""
+    """Return the words of each line that has any."""
     try:
         if path.stat().st_size > LARGEST_TEXT:
             raise InputError(f"{path} has {path.stat().st_size} bytes; at most {LARGEST_TEXT} are read")
@@ -88,7 +88,7 @@ def _read_text(path: Path) -> list[list[str]]:
 
 
 def _read_numbers(path: Path) -> dict[str, int]:
-    """Lines `000001.jpg 2880` as name and number."""
+    """Read lines such as `000001.jpg 2880` as name and number."""
     numbers = {}
     for line in _read_text(path):
         if len(line) != 2 or not line[1].isdigit():
@@ -98,7 +98,7 @@ def _read_numbers(path: Path) -> dict[str, int]:
 
 
 def _read_attribute(path: Path) -> dict[str, int]:
-    """The column Smiling of the attribute table as 0 or 1: a count, a line of names, then lines of -1 and 1."""
+    """Read the column Smiling of the attribute table as 0 or 1: a count, a line of names, then lines of -1 and 1."""
     lines = _read_text(path)
     if len(lines) < 2 or len(lines[0]) != 1 or not lines[0][0].isdigit():
         raise InputError(f"{path} does not start with a count and a line of attribute names; get it again")
@@ -124,7 +124,7 @@ def _checked_name(name: str, path: Path) -> str:
 
 @contextmanager
 def _image_opener(folder: Path) -> Iterator[Callable[[str], IO[bytes]]]:
-    """A function that opens an image by its name, in the folder of images or else in the zip."""
+    """Yield a function that opens an image by its name, in the folder of images or else in the zip."""
     images = folder / IMAGES
     if images.is_dir():
         images = images / IMAGES if (images / IMAGES).is_dir() else images

@@ -61,7 +61,7 @@ LAYOUTS = {
 
 
 def find(name: str, folder: Path) -> Path | None:
-    """The folder with the binary files or the archive, whichever `folder` is or holds; None when neither."""
+    """Return the folder with the binary files or the archive, whichever `folder` is or holds; None if neither."""
     layout = LAYOUTS[name]
     for place in (folder, folder / layout.folder):
         if all((place / file).is_file() for file in (*layout.train, *layout.test, layout.class_names)):
@@ -71,7 +71,7 @@ def find(name: str, folder: Path) -> Path | None:
 
 
 def read_cifar(name: str, place: Path) -> Dataset:
-    """CIFAR-10 or CIFAR-100 (fine labels) from a folder of binary files or from the official archive."""
+    """Read CIFAR-10 or CIFAR-100 (fine labels) from a folder of binary files or from the official archive."""
     layout = LAYOUTS[name]
     wanted = (*layout.train, *layout.test, layout.class_names)
     contents = _from_folder(place, wanted) if place.is_dir() else _from_archive(place, layout, wanted)
@@ -102,7 +102,7 @@ def _from_folder(folder: Path, wanted: tuple[str, ...]) -> dict[str, bytes]:
 
 
 def _from_archive(archive: Path, layout: Layout, wanted: tuple[str, ...]) -> dict[str, bytes]:
-    """The wanted members, read in memory: nothing of an archive is ever written to the disk."""
+    """Read the wanted members in memory: nothing of an archive is ever written to the disk."""
     contents: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r:gz") as tar:

@@ -86,7 +86,7 @@ OFFICIAL: dict[str, tuple[OfficialFile, ...]] = {
 def download_official(
     name: str, folder: Path, progress: Progress | None = None, *, opener: Opener | None = None
 ) -> Path:
-    """The official files of data set `name` in `folder`; those already there and right are kept."""
+    """Download the official files of data set `name` to `folder`; correct files that exist are kept."""
     if name == "celeba":
         raise InputError(
             "CelebA's licence does not let it be downloaded automatically; accept it at "
@@ -182,7 +182,7 @@ def open_https(url: str) -> Any:
 
 
 def file_checksum(path: Path, like: str) -> str:
-    """`algorithm:digest` of a file, by the algorithm of the checksum `like`."""
+    """Return `algorithm:digest` of a file, by the algorithm of the checksum `like`."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: _new_digest(like))

@@ -55,7 +55,7 @@ there are, by the numbers the files use."""
 
 
 def read_hospitals(folder: Path, held_out_by: str = "content") -> Dataset:
-    """The four files of a folder as one data set; `client_train` says whose patient each is.
+    """Read the four files of a folder as one data set; `client_train` names the client of each patient.
 
     Patients are held out by what their lines hold (`sifu.data.held_out`), or every fifth of a file (`number`).
     """
@@ -78,7 +78,7 @@ def read_hospitals(folder: Path, held_out_by: str = "content") -> Dataset:
 
 
 def read_patients(path: Path) -> list[tuple[Floats, int]]:
-    """Coded attributes and diagnosis (0 to 4) of every patient in a file."""
+    """Return the coded attributes and the diagnosis (0 to 4) of every patient in a file."""
     patients = []
     for number, line in enumerate(path.read_text(encoding="ascii", errors="replace").splitlines(), 1):
         fields = [field.strip() for field in line.split(",")]
@@ -99,7 +99,7 @@ def read_patients(path: Path) -> list[tuple[Floats, int]]:
 
 
 def coded(values: list[float | None]) -> Floats:
-    """A patient's attributes as features; None is unknown."""
+    """Code a patient's attributes as features; None is unknown."""
     features: list[float] = []
     for attribute, value in zip(ATTRIBUTES.values(), values, strict=True):
         if isinstance(attribute, Number):

@@ -48,7 +48,7 @@ FIRST_LABELS = {
 
 
 def find(name: str, folder: Path) -> dict[str, Path] | None:
-    """The four files in `folder`, plain before gzipped, or None when one is missing or all belong elsewhere."""
+    """Return the four files in `folder`, plain before gzipped, or None if one is missing or all belong elsewhere."""
     files = {}
     for file in FILES:
         # Some copies write train-images.idx3-ubyte.
@@ -63,7 +63,7 @@ def find(name: str, folder: Path) -> dict[str, Path] | None:
 
 
 def read_idx_dataset(name: str, folder: Path) -> Dataset:
-    """MNIST or FashionMNIST from the four files in `folder`."""
+    """Read MNIST or FashionMNIST from the four files in `folder`."""
     files = find(name, folder)
     if files is None:
         raise InputError(
@@ -83,7 +83,7 @@ def read_idx_dataset(name: str, folder: Path) -> Dataset:
 
 
 def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
-    """One idx file of bytes with `axes` axes; anything missing, left over or unlike its header is refused."""
+    """Read one idx file of bytes with `axes` axes; refuse anything missing, left over or unlike its header."""
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rb") as file:

@@ -30,7 +30,7 @@ def read_subset(name: str, path: Path) -> Dataset:
 
 
 def open_mosaics(arrays: dict[str, Array], path: Path) -> dict[str, Array]:
-    """Each split's one big image cut into its tiles, row by row."""
+    """Cut each split's one big image into its tiles, row by row."""
     if "cols" not in arrays:
         raise InputError(f"{path} has an array tile but no cols (tiles in a row of each mosaic); write it again")
     tile, columns = (arrays[key].astype(np.int64).reshape(-1) for key in ("tile", "cols"))
@@ -52,7 +52,7 @@ def open_mosaics(arrays: dict[str, Array], path: Path) -> dict[str, Array]:
 
 
 def cut_mosaic(content: Array, tile: list[int], across: int, what: str) -> NDArray[np.uint8]:
-    """The tiles (height, width, channels) of an encoded image that is `across` tiles wide."""
+    """Return the tiles (height, width, channels) of an encoded image that is `across` tiles wide."""
     height, width, channels = tile
     try:
         with Image.open(io.BytesIO(content.astype(np.uint8).tobytes())) as image:

@@ -140,7 +140,7 @@ class Results:
 
 
 def lines_of(courses: Sequence[Course]) -> list[Line]:
-    """The lines of a figure: Scratch first, then what is compared with it; unknown methods last."""
+    """Return the lines of a figure: Scratch first, then what is compared with it; unknown methods last."""
     order = list(METHOD_NAMES)
     present = dict.fromkeys(course.line for course in courses)
     return sorted(
@@ -172,7 +172,7 @@ def rules_or_presets(courses: Sequence[Course]) -> Callable[[Line], str]:
 
 
 def matching_scratch(courses: Sequence[Course]) -> Callable[[Course], Course | None]:
-    """Finds Scratch of the same data set, seed, training and requests, whatever the noise and the time limit."""
+    """Return a finder of Scratch with the same data set, seed, training and requests, for any noise and time limit."""
     scratch = {
         course.counterfactual: course
         for course in courses
@@ -182,12 +182,12 @@ def matching_scratch(courses: Sequence[Course]) -> Callable[[Course], Course | N
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean, least and largest."""
+    """Return the mean, the least and the largest value."""
     return statistics.fmean(values), min(values), max(values)
 
 
 def shape_words(shape: str) -> str:
-    """`10` and `1x10` in words.
+    """Return the words for `10` and `1x10`.
 
     >>> shape_words("10"), shape_words("1x10")
     ('One request of 10 clients', '10 requests of one client each')

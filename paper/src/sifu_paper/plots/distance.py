@@ -16,7 +16,7 @@ MARKERS = "osD^vP"
 
 @styled
 def draw_psi_alpha(results: Results) -> Figure:
-    """A dot for each measurement, by both accountings: below the line the bound is broken."""
+    """Draw a dot for each measurement, by both accountings: below the line the bound is broken."""
     from matplotlib.figure import Figure
 
     measured = [row for row in results.rows if row["distance"] and row["psi_round"] and row["psi_population"]]

@@ -33,7 +33,7 @@ class Task:
     """Name of the network, if it is not the data set's own."""
 
     def label(self, titles: dict[str, str]) -> str:
-        """As it stands in a figure."""
+        """Return the label of the task in a figure."""
         share = {"all": "all take part"}.get(self.participation, self.participation)
         if share.startswith("poisson("):
             share = f"{100 * float(share[8:-1]):g} % a round"
@@ -137,7 +137,7 @@ def settings_of(row: Row) -> dict[str, str]:
 
 
 def task_of(row: Row) -> Task:
-    """The task of a row."""
+    """Return the task of a row."""
     settings = settings_of(row)
     return Task(
         row["dataset"], settings["partition"], settings["participation"], settings["clients"], settings.get("model", "")
@@ -145,12 +145,12 @@ def task_of(row: Row) -> Task:
 
 
 def _setting_of(task: Task, settings: dict[str, str]) -> tuple[Task, int, int, float]:
-    """A task with its groups: how many, how long apart, and how far their merge is moved on."""
+    """Return a task with its groups: their number, their separate rounds, and the stretch of their merge."""
     return task, int(settings["groups"]), int(settings["apart"]), float(settings.get("stretch", 1))
 
 
 def cases_of(rows: Sequence[Row], merges: Sequence[str] = ("mean",)) -> list[Case]:
-    """Single requests with groups, in the order of the table; those whose groups were all hit are left out."""
+    """Return single requests with groups, in the order of the table; those whose groups were all hit are left out."""
     scratch = {(task_of(row), row["seed"], row["leavers"]): row["rounds"] for row in rows if row["method"] == "scratch"}
     requests_of: dict[tuple[Task, int, int, float, int, int, str], list[Request]] = {}
     for row in rows:
@@ -167,7 +167,7 @@ def cases_of(rows: Sequence[Row], merges: Sequence[str] = ("mean",)) -> list[Cas
 
 
 def case_by_rule(cases: Sequence[Case], task: Task, leavers: int) -> Case | None:
-    """Groups as the rule makes them (`sifu.core.spec.run_spec`): of the rounds apart that were tried the nearest.
+    """Return groups as the rule makes them (`sifu.core.spec.run_spec`), with the nearest separate rounds tried.
 
     Merges are moved on by the usual stretch; where that was not tried yet, they are plain means.
     """
@@ -180,14 +180,14 @@ def case_by_rule(cases: Sequence[Case], task: Task, leavers: int) -> Case | None
 
 
 def cases_by_rule(rows: Sequence[Row], leavers: int = 1) -> list[Case]:
-    """Groups as the rule makes them, on every task."""
+    """Return groups as the rule makes them, on every task."""
     cases = cases_of(rows)
     tasks = {case.task: None for case in cases}
     return [case for task in tasks if (case := case_by_rule(cases, task, leavers))]
 
 
 def first_trainings_of(rows: Sequence[Row]) -> list[FirstTraining]:
-    """First trainings with groups against plain ones of the same length."""
+    """Compare first trainings with groups to plain ones of the same length."""
     plain = {(task_of(row), row["seed"], row["length"]): row["accuracy"] for row in rows if row["method"] == "plain"}
     differences: dict[tuple[Task, int, int, float], list[float]] = {}
     for row in rows:
@@ -199,7 +199,7 @@ def first_trainings_of(rows: Sequence[Row]) -> list[FirstTraining]:
 
 
 def sequences_of(rows: Sequence[Row]) -> list[RequestSequence]:
-    """Sequences that are whole."""
+    """Return the complete sequences."""
     rows_of: dict[tuple[Task, int, int, float, str], dict[int, list[Row]]] = {}
     for row in rows:
         settings = settings_of(row)

@@ -20,7 +20,7 @@ LEAVERS = {1: ("one leaver", BLUE, "o", -0.19), 5: ("five leavers", VERMILLION, 
 
 @styled
 def draw_groups(results: Results) -> Figure:
-    """The speed-up over Scratch on each task, with groups as the rule makes them."""
+    """Draw the speed-up over Scratch on each task, with groups as the rule makes them."""
     from matplotlib.figure import Figure
 
     cases = [case for leavers in LEAVERS for case in cases_by_rule(results.rows, leavers)]

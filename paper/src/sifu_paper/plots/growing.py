@@ -30,7 +30,7 @@ class Setting:
 
 
 def settings_of(courses: Sequence[Course]) -> list[Setting]:
-    """Every setting of SIFU that was run, by requests, epsilon and clients."""
+    """Return every setting of SIFU that was run, by requests, epsilon and clients."""
     scratch_of = matching_scratch(courses)
     grouped: dict[tuple[str, str, int], dict[str, list[Course]]] = {}
     for course in courses:

@@ -46,13 +46,13 @@ MISSED = "✗\u00a03/10: three of ten runs did not reach the target, and are in 
 
 @styled
 def draw_rounds(results: Results) -> Figure:
-    """Rounds of the requests, and what the final model still knows of the forgotten clients."""
+    """Draw the rounds of the requests, and what the final model still knows of the forgotten clients."""
     return _method_figure(results, [])
 
 
 @styled
 def draw_watermark(results: Results) -> Figure:
-    """As above, and how much of the accuracy is owed to a client's own mark, before and after its request."""
+    """Draw the same with the share of the accuracy owed to a client's own mark, before and after its request."""
     return _method_figure(
         results,
         [
@@ -100,13 +100,13 @@ def _of(courses: Sequence[Course], dataset: str) -> list[Course]:
 
 
 def _on_same_seeds(results: Results) -> list[Course]:
-    """Every line of a data set on the seeds that all of them have."""
+    """Return every line of a data set on the seeds that all of them have."""
     return [course for dataset in results.titles for course in same_seeds(_of(results.courses, dataset)).courses]
 
 
 @styled
 def draw_time_limited(results: Results) -> Figure:
-    """|accuracy - accuracy of a full Scratch| on forget and retain sets, for each time limit."""
+    """Draw |accuracy - accuracy of a full Scratch| on forget and retain sets, for each time limit."""
     courses = results.courses
     limited = [course for course in courses if "limit" in course.variant]
     if not limited:
@@ -149,7 +149,7 @@ def draw_time_limited(results: Results) -> Figure:
 
 @styled
 def draw_request_sets(results: Results) -> Figure:
-    """Ten different first requests: rounds and accuracy on the forgotten, a dot for each."""
+    """Draw ten different first requests: rounds and accuracy on the forgotten, a dot for each."""
     courses = results.courses
     if not courses:
         return nothing_yet()
@@ -190,7 +190,7 @@ def _forgotten(course: Course) -> float | None:
 
 
 def _rounds_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -> None:
-    """Only runs that reached the target have a bar; the others are counted in a column at the right."""
+    """Draw bars for runs that reached the target; the others are counted in a column at the right."""
     reached = {line: [course for course in by_line(here, line) if course.reached] for line in lines}
     scratch = [course.total for line, own in reached.items() if line.method == "scratch" for course in own]
     longest = max((course.total for own in reached.values() for course in own), default=1)
@@ -233,7 +233,7 @@ def _bar(axes: Axes, place: int, line: Line, courses: Sequence[Course], limit: f
 
 
 def _round_ticks(limit: float) -> list[float]:
-    """Three or four round numbers from zero."""
+    """Return three or four round numbers from zero."""
     step = next(size * 10**power for power in range(9) for size in (1, 2, 5) if limit / (size * 10**power) <= 3.4)
     return [step * k for k in range(5)]
 
@@ -360,7 +360,7 @@ def time_limited_message(limited: Sequence[Course], scratch_of: Callable[[Course
 
 
 def _counterfactual(course: Course) -> tuple[str, int]:
-    """Data set and seed."""
+    """Return data set and seed."""
     return course.first["dataset"], course.first["seed"]
 
 

@@ -23,7 +23,7 @@ MEASURES = {
 
 @styled
 def draw_metrics(results: Results) -> Figure:
-    """A panel for each metric, a line for each method; dashed: Scratch against other runs of Scratch."""
+    """Draw a panel for each metric, a line for each method; dashed: Scratch against other runs of Scratch."""
     from matplotlib.figure import Figure
 
     most: dict[str, Row] = {}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @styled
 def draw_sigma(results: Results) -> Figure:
-    """Rounds and accuracy on the forgotten along sigma, with Scratch and Last as the two ends."""
+    """Draw rounds and accuracy on the forgotten along sigma, with Scratch and Last as the two ends."""
     from matplotlib.figure import Figure
 
     courses = results.courses
@@ -83,7 +83,7 @@ def draw_sigma(results: Results) -> Figure:
 
 
 def _sigma_message(courses: Sequence[Course]) -> str:
-    """The speed-up at the best sigma, over the data sets, for each preset; it is known in hindsight only."""
+    """Return the speed-up at the best sigma, over the data sets, for each preset; it is known in hindsight only."""
     parts, words = [], rules_or_presets(courses)
     for line in dict.fromkeys(course.line for course in courses if course.first["method"] == "sifu"):
         gains = []
@@ -99,7 +99,7 @@ def _sigma_message(courses: Sequence[Course]) -> str:
 
 
 def best_speed(courses: Sequence[Course], everyone: Sequence[Course]) -> SpeedUp | None:
-    """The speed-up at the sigma that turned out best."""
+    """Return the speed-up at the sigma that turned out best."""
     by_variant: dict[str, list[Course]] = {}
     for course in courses:
         by_variant.setdefault(course.first["variant"], []).append(course)

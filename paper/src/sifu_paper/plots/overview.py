@@ -68,7 +68,7 @@ class Standing:
 
 @styled
 def draw_overview(standings: Sequence[Standing]) -> Figure:
-    """A line for each method, those that prove what they do first."""
+    """Draw a line for each method, those that prove what they do first."""
     from matplotlib.figure import Figure
 
     if not standings:

@@ -54,21 +54,21 @@ PANEL_WIDTH, LABEL_WIDTH, LETTER_WIDTH = 1.85, 1.45, 0.072
 
 
 def colour_of(line: Line) -> str:
-    """SIFU stands out, in green by our rules and blue by others'."""
+    """Return the colour of a line; SIFU stands out, in green by our rules and blue by others'."""
     if line.method == "sifu":
         return GREEN if line.honest else BLUE
     return COLOURS.get(line.method, INK)
 
 
 def marker_of(line: Line) -> str:
-    """A shape for each method; SIFU by our rules has a separate one."""
+    """Return the marker of a method; SIFU by our rules has a separate one."""
     return "X" if line.method == "sifu" and line.honest else MARKERS.get(line.method, "p")
 
 
 def method_grid(
     named: Sequence[tuple[Line, str]], titles: Mapping[str, str], rows: Sequence[str]
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure with a column for each data set, a row of panels for each measure and a line for each name."""
+    """Return a figure with a column for each data set, a row of panels for each measure and a line for each name."""
     from matplotlib.figure import Figure
 
     lines = [line for line, _ in named]
@@ -97,12 +97,12 @@ def method_grid(
 
 
 def by_line(courses: Sequence[Course], line: Line) -> list[Course]:
-    """The courses of one line."""
+    """Return the courses of one line."""
     return [course for course in courses if course.line == line]
 
 
 def whisker(axes: Axes, place: float, low: float, high: float) -> None:
-    """The spread over seeds."""
+    """Draw the spread over seeds."""
     if high > low:
         axes.plot([low, high], [place, place], color=INK, linewidth=1.0, solid_capstyle="butt", zorder=4)
         for end in (low, high):
@@ -110,23 +110,23 @@ def whisker(axes: Axes, place: float, low: float, high: float) -> None:
 
 
 def gutter(axes: Axes, place: float, text: str) -> None:
-    """Words in the column at the right edge of a panel, over a reference line that runs there."""
+    """Write words in the column at the right edge of a panel, over a reference line that runs there."""
     axes.annotate(text, (1.0, place), xycoords=axes.get_yaxis_transform(), ha="right", va="center", fontsize=8,
                   color=INK, zorder=3, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})  # fmt: skip
 
 
 def reference(axes: Axes, value: float, **options: Any) -> None:
-    """A line at Scratch's own value."""
+    """Draw a line at Scratch's own value."""
     axes.axvline(value, color=SCRATCH, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1.5, **options)
 
 
 def percent_axis(axes: Axes, axis: str = "x", symbol: str = " %") -> None:
-    """Shares as percentages, with a decimal where a tick has one."""
+    """Show shares as percentages, with a decimal where a tick has one."""
     getattr(axes, f"{axis}axis").set_major_formatter(lambda share, _: f"{_percent(share)}{symbol}")
 
 
 def _percent(share: float) -> str:
-    """A share in per cent, never rounded to another tick's number.
+    """Return a share in per cent, never rounded to another tick's number.
 
     >>> _percent(0.025), _percent(0.5), _percent(-0.05)
     ('2.5', '50', '−5')
@@ -135,14 +135,14 @@ def _percent(share: float) -> str:
 
 
 def footnote(figure: Figure, sentences: Sequence[str]) -> None:
-    """The paper's own statement and ours, under the figure."""
+    """Write the paper's own statement and ours under the figure."""
     width = int(figure.get_figwidth() * 13.6)
     text = "\n".join("\n".join(textwrap.wrap(sentence, width)) for sentence in sentences if sentence)
     figure.supxlabel(text, x=0.008, ha="left", fontsize=9, color=GREY, parse_math=False)
 
 
 def figure_title(figure: Figure, message: str) -> None:
-    """The message of the figure above it."""
+    """Write the message of the figure above it."""
     width = int(figure.get_figwidth() * 9.8)
     figure.suptitle(
         "\n".join(textwrap.wrap(message, width)), x=0.008, ha="left", fontsize=12, fontweight="bold", parse_math=False
@@ -150,10 +150,10 @@ def figure_title(figure: Figure, message: str) -> None:
 
 
 def faint_zero(axes: Axes) -> None:
-    """A quiet line at zero."""
+    """Draw a faint line at zero."""
     axes.axvline(0.0, color=FAINT, linewidth=1.0, zorder=1)
 
 
 def nothing_yet(sentence: str = "no request has been carried out yet") -> Figure:
-    """A sentence instead of an empty figure."""
+    """Return a sentence instead of an empty figure."""
     return say_instead(new_figure(1.6), f"Nothing to show: {sentence}.")

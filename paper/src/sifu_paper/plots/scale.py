@@ -20,7 +20,7 @@ LOOKS = {"1": (VERMILLION, "o"), "5": (GREEN, "s"), "10": (BLUE, "D")}
 
 @styled
 def draw_scale(results: Results) -> Figure:
-    """The automatic sigma, which a user gets, and the best one in hindsight, told apart."""
+    """Draw the automatic sigma, which a user gets, and the best one in hindsight, as separate lines."""
     from matplotlib.figure import Figure
 
     settings = settings_of(results.courses)
@@ -62,7 +62,7 @@ def draw_scale(results: Results) -> Figure:
 
 
 def scale_message(settings: Sequence[Setting]) -> str:
-    """The automatic choice in the largest federation: single draws vary, so not the luckiest point."""
+    """Report the automatic choice in the largest federation: single draws vary, so not the luckiest point."""
     automatic = [setting for setting in settings if setting.automatic and setting.automatic.median is not None]
     if not automatic:
         return "Speed-up of SIFU over Scratch"

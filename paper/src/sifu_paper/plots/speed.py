@@ -43,7 +43,7 @@ class SpeedUp:
         return not usable, -(self.median or 0.0)
 
     def text(self) -> str:
-        """As it stands in a table.
+        """Return the speed-up as the table states it.
 
         >>> SpeedUp((2.0, 1.5, 3.0), 3, 0).text()
         '2x (1.5 to 3)'
@@ -74,7 +74,7 @@ class SpeedUp:
 
 
 def times(ratio: float) -> str:
-    """A ratio as people write it.
+    """Return a ratio as people write it.
 
     >>> times(1572.3), times(30.25), times(1.234), times(0.07), times(2.0)
     ('1,572', '30.2', '1.23', '0.07', '2')
@@ -87,7 +87,7 @@ def times(ratio: float) -> str:
 
 
 def fewer_words(share: float) -> str:
-    """Rounds saved as a share of Scratch's, in words.
+    """Return the rounds saved as a share of Scratch's, in words.
 
     >>> fewer_words(0.52), fewer_words(-0.12), fewer_words(0.0)
     ('52 % fewer rounds', '12 % more rounds', 'as many rounds')
@@ -97,13 +97,13 @@ def fewer_words(share: float) -> str:
 
 
 def speed_up(courses: Iterable[Course], everyone: Sequence[Course]) -> SpeedUp:
-    """The speed-up of some runs over Scratch's among `everyone`."""
+    """Return the speed-up of some runs over Scratch's among `everyone`."""
     scratch_of = matching_scratch(everyone)
     return speed_up_of((course, scratch_of(course)) for course in courses)
 
 
 def speed_up_of(pairs: Iterable[tuple[Course, Course | None]]) -> SpeedUp:
-    """The speed-up of runs over the matching runs of Scratch."""
+    """Return the speed-up of runs over the matching runs of Scratch."""
     compared = [(course, scratch) for course, scratch in pairs if scratch is not None]
     ratios = [
         scratch.total / course.total if course.total else math.inf
@@ -126,7 +126,7 @@ class SameSeeds:
 
 
 def same_seeds(courses: Sequence[Course]) -> SameSeeds:
-    """Only the seeds on which every line was run; lines that would leave fewer than three are set aside and named.
+    """Keep the seeds on which every line was run; lines that would leave fewer than three are set aside and named.
 
     Each way of training has its own Scratch, and so its own seeds. Scratch, the yardstick, is never set aside.
     """

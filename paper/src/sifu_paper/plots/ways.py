@@ -26,7 +26,7 @@ TENS = "10x3"
 
 @styled
 def draw_ways(results: Results) -> Figure:
-    """Rounds of a request, where some way takes any, and test accuracy after the last one."""
+    """Draw the rounds of a request, if some way takes any, and the test accuracy after the last one."""
     courses = results.courses
     if not courses:
         return nothing_yet()
@@ -56,7 +56,7 @@ def draw_ways(results: Results) -> Figure:
 
 
 def _ways(results: Results) -> list[tuple[Line, str]]:
-    """The methods, each with the requests that it was asked: those of one client are not those of ten."""
+    """Return the methods, each with its shape of requests: those of one client are not those of ten."""
     shown = dict.fromkeys((course.line, _shape(course)) for course in results.courses)
     return sorted(shown, key=lambda way: results.lines.index(way[0]))
 
