@@ -51,7 +51,7 @@ LARGEST_RATIO = 1.2
 
 
 def rounds_of(view: RunView, engine: Engine, plan: Plan) -> int:
-    """Rounds that a plan takes, executed next to the run."""
+    """Return the rounds that a plan takes, executed next to the run."""
     method = method_named(plan.terms.method)
     if method.info.name == CLOSED_FORM:
         return plan.predicted_rounds or 0
@@ -67,7 +67,7 @@ def rounds_of(view: RunView, engine: Engine, plan: Plan) -> int:
 
 
 def with_target(case: Case) -> dict[str, Any]:
-    """The spec of a run; where its target is left to a pilot, with the accuracy it reaches, down to half a percent."""
+    """Return the spec of a run; a target left to a pilot is the accuracy it reaches, rounded down to half a percent."""
     if case.pilot_rounds == 0:
         return case.spec
     spec = Spec.from_mapping(case.spec)
@@ -118,13 +118,13 @@ def measure(case: Case, folder: Path, draws: int) -> dict[str, Any]:
 
 
 def ratio_of(row: dict[str, Any]) -> float:
-    """Rounds of the way that `auto` takes over those of the best."""
+    """Return the rounds of the method that `auto` chooses over those of the best."""
     means = {method: statistics.mean(rounds) for method, rounds in row["rounds"].items()}
     return float((means[row["auto"]] + 1.0) / (min(means.values()) + 1.0))
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """The table in Markdown."""
+    """Yield the table in Markdown."""
     yield "| run | asked | auto takes | level | predicted | took | others took | auto / best |"
     yield "|---|---|---|---|---|---|---|---|"
     for row in rows:
@@ -143,7 +143,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
-    """The table in a sentence."""
+    """Return the table in a sentence."""
     ratios = sorted(map(ratio_of, rows))
     within = sum(ratio <= LARGEST_RATIO for ratio in ratios)
     below = sum(LEVELS.index(row["level"]) < LEVELS.index(row["least_level"]) for row in rows)

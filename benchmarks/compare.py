@@ -84,7 +84,7 @@ def call(command: list[str]) -> dict[str, Any]:
 
 
 def once(contestant: Contestant, workload: Path, threads: int, seconds: float, *extra: str) -> dict[str, Any]:
-    """One run of a contestant."""
+    """Run a contestant once."""
     script = str(BENCHMARKS / "peers" / contestant.script)
     options = ["--threads", str(threads), "--seconds", str(seconds)]
     return call([str(contestant.python), script, str(workload), *options, *contestant.options, *extra])
@@ -131,7 +131,7 @@ def hardware() -> dict[str, Any]:
 
 
 def run(chosen: argparse.Namespace) -> Iterator[Results]:
-    """The whole comparison: what is known after each repeat."""
+    """Run the whole comparison, and yield what is known after each repeat."""
     measured_commit = commit()  # before the results are written, which would count as a change
     contestants = [contestant for contestant in CONTESTANTS if contestant.key in chosen.only]
     problems = {contestant.key: install(contestant) for contestant in contestants} if chosen.install else {}
@@ -189,7 +189,7 @@ def run(chosen: argparse.Namespace) -> Iterator[Results]:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     keys = [contestant.key for contestant in CONTESTANTS]
     cores = os.cpu_count() or 1

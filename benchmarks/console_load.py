@@ -61,12 +61,12 @@ class Seen:
 
 
 def sifu(*arguments: str) -> subprocess.Popen[bytes]:
-    """A command of sifu in a separate process."""
+    """Start a command of sifu in a separate process."""
     return subprocess.Popen([sys.executable, "-m", "sifu.cli.main", *arguments], stdout=subprocess.DEVNULL)
 
 
 def processor_seconds(process: subprocess.Popen[bytes]) -> float:
-    """The time that a process has spent computing, by the kernel's count."""
+    """Return the time that a process has spent computing, by the kernel's count."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -81,7 +81,7 @@ def rounds_of(folder: Path) -> int:
 
 
 async def load_page(port: int, secret: str, path: str) -> float:
-    """Seconds until the whole page is there."""
+    """Return the seconds until the whole page is there."""
     started = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {secret}\r\n"
@@ -105,7 +105,7 @@ async def listen(port: int, secret: str, path: str, seen: Seen) -> None:
 
 
 async def viewer(number: int, count: int, port: int, secret: str, run: str, until: float, seen: Seen) -> None:
-    """One person: the page, its stream, and the page again from time to time."""
+    """Act as one person: load the page, keep its stream open, and load the page again from time to time."""
     await asyncio.sleep(ARRIVE_WITHIN * number / count)
     stream: asyncio.Task[None] | None = None
     try:
@@ -127,7 +127,7 @@ async def viewer(number: int, count: int, port: int, secret: str, run: str, unti
 
 
 async def watch(viewers: int, port: int, secret: str, run: str, seconds: float) -> Seen:
-    """All viewers of a window."""
+    """Run all viewers of a window."""
     seen, until = Seen(), time.monotonic() + seconds
     await asyncio.gather(
         *(viewer(number, viewers, port, secret, run, until, seen) for number in range(viewers)), return_exceptions=True
@@ -136,7 +136,7 @@ async def watch(viewers: int, port: int, secret: str, run: str, seconds: float) 
 
 
 def call(port: int, secret: str, path: str, body: bytes | None = None) -> dict[str, object]:
-    """An answer of the JSON API."""
+    """Return an answer of the JSON API."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, {"Authorization": f"Bearer {secret}"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         content: dict[str, object] = json.loads(answer.read())
@@ -144,7 +144,7 @@ def call(port: int, secret: str, path: str, body: bytes | None = None) -> dict[s
 
 
 def wait_until_it_answers(port: int) -> None:
-    """The console needs a moment to start."""
+    """Wait until the console answers; it needs a moment to start."""
     for _ in range(300):
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/login", timeout=5).close()

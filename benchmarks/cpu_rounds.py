@@ -60,7 +60,7 @@ class Client:
 
 
 def mnist(path: Path | None, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """At least 10,000 images of 784 values and their labels, random ones if no file is given."""
+    """Return at least 10,000 images of 784 values and their labels, random ones if no file is given."""
     if path is not None:
         with np.load(path) as data:
             labels = data["y_train"].astype(np.int64)
@@ -70,14 +70,14 @@ def mnist(path: Path | None, dtype: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def one_class_each(x: np.ndarray, y: np.ndarray, count: int, samples: int) -> list[Client]:
-    """Clients with samples of a single class."""
+    """Return clients with samples of a single class."""
     order = np.argsort(y, kind="stable")
     starts = np.linspace(0, order.size - samples, count).astype(int)
     return [Client(f"{i}", x[order[s : s + samples]], y[order[s : s + samples]]) for i, s in enumerate(starts)]
 
 
 def setting_a(x: np.ndarray, y: np.ndarray, dtype: str, strategy: Strategy) -> SimulatedFederation:
-    """10 of 100 clients, one class each, K = 10, full batches of 100."""
+    """Return setting A: 10 of 100 clients, one class each, K = 10, full batches of 100."""
     return SimulatedFederation(
         one_class_each(x, y, 100, 100),
         "softmax",
@@ -133,7 +133,7 @@ clock = CLOCKS["wall"]
 
 
 def side_by_side(named: dict[str, Callable[[], object]], seconds: float = 8.0) -> dict[str, float]:
-    """Median seconds of each, measured in turns of a few calls each."""
+    """Return the median seconds of each, measured in turns of a few calls each."""
     calls = {}
     for name, call in named.items():
         call()
@@ -152,7 +152,7 @@ def side_by_side(named: dict[str, Callable[[], object]], seconds: float = 8.0) -
 
 
 def loop(x: np.ndarray, y: np.ndarray) -> None:
-    """Setting A against the plain loop, and what tracking and evaluation add to it."""
+    """Compare setting A with the plain loop, and print what tracking and evaluation add to it."""
     for dtype in ("float32", "float64"):
         data = x.astype(dtype)
         fast = setting_a(data, y, dtype, "auto")
@@ -176,7 +176,7 @@ def loop(x: np.ndarray, y: np.ndarray) -> None:
 
 
 def everyone(x: np.ndarray, y: np.ndarray) -> None:
-    """MNIST, 1,000 clients of 10 samples, all taking part, float64, K = 10, tracking on."""
+    """Time MNIST with 1,000 clients of 10 samples, all taking part, float64, K = 10, tracking on."""
     clients = [Client(f"{i}", x[10 * i : 10 * i + 10], y[10 * i : 10 * i + 10]) for i in range(1000)]
     federation = SimulatedFederation(clients, "softmax", LocalTraining(0.01, 10))
     rounds = Rounds(federation, tracked=True)
@@ -189,7 +189,7 @@ def everyone(x: np.ndarray, y: np.ndarray) -> None:
 
 
 def many(unequal: bool) -> None:
-    """100 of 100,000 clients against 100 of 1,000, 64 features, about 10 samples each."""
+    """Compare 100 of 100,000 clients with 100 of 1,000, 64 features, about 10 samples each."""
     generator = np.random.default_rng(0)
     sizes = generator.integers(5, 16, 100_000) if unequal else np.full(100_000, 10)
     ends = np.cumsum(sizes)
@@ -236,7 +236,7 @@ def linear(chosen: argparse.Namespace) -> None:
 def plain_round(
     module: torch.nn.Module, start: torch.Tensor, data: list[tuple[torch.Tensor, torch.Tensor]], steps: int
 ) -> torch.Tensor:
-    """FedAvg over these clients' data as anyone would write it."""
+    """Run FedAvg over these clients' data as anyone would write it."""
     mean = torch.zeros_like(start)
     for x, y in data:
         vector_to_parameters(start.clone(), module.parameters())

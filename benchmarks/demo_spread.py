@@ -20,7 +20,7 @@ from sifu.cli.demo import DEMO, REQUESTS
 
 
 def gains(seed: int, runs: int, folder: Path) -> list[float]:
-    """Scratch's rounds over those of the three requests, for each of `runs` fresh draws of the noise."""
+    """Return Scratch's rounds over those of the three requests, for each of `runs` fresh draws of the noise."""
     trained = sifu.train(replace(DEMO, seed=seed), run=folder / f"seed-{seed}")
     scratch, ratios = 0, []
     for number in range(runs):

@@ -112,14 +112,14 @@ class Problem:
 
 
 def seconds(work: Callable[[], object]) -> tuple[float, float]:
-    """Elapsed and processor time of one call."""
+    """Return the elapsed and the processor time of one call."""
     began = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - began[0], time.process_time() - began[1]
 
 
 def measure_server(parameters: int, clients: int, repeats: int) -> dict[str, Any]:
-    """Medians of both sides, in turns, and what ours adds to Flower's."""
+    """Measure the medians of both sides, in turns, and what ours adds to Flower's."""
     problem = Problem(parameters, clients)
     for array, other in zip(problem.flower().values(), problem.tracked().values(), strict=True):
         np.testing.assert_allclose(array.numpy(), other.numpy(), atol=1e-4)
@@ -142,7 +142,7 @@ class EnoughRoundsError(Exception):
 
 
 def measure_clients(clients: int, taking_part: int, rounds: int, evaluate_every: int) -> dict[str, Any]:
-    """Recorded rounds on one simulation."""
+    """Measure recorded rounds on one simulation."""
     spec = sifu.Spec.from_mapping(
         {
             "data": {"name": "digits", "clients": clients, "samples_per_client": 1},

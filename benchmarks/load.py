@@ -78,31 +78,31 @@ class MadeUpFederation:
 
 
 def peak_megabytes() -> float:
-    """The most memory this process ever held."""
+    """Return the most memory this process ever held."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def megabytes_now() -> float:
-    """The memory this process holds now."""
+    """Return the memory this process holds now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def seconds(call: Any) -> float:
-    """The time of a call."""
+    """Return the time of a call."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 def processor_seconds(call: Any) -> tuple[float, float]:
-    """The time of a call, and the processor time of it, which other work on the machine does not lengthen."""
+    """Return the time of a call and its processor time, which other work on the machine does not lengthen."""
     began = time.process_time()
     return seconds(call), time.process_time() - began
 
 
 def say(text: str) -> None:
-    """Progress."""
+    """Print progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}, {megabytes_now():.0f} MB", file=sys.stderr, flush=True)
 
 
@@ -128,7 +128,7 @@ def on_disk(run: sifu.Run, folder: Path) -> dict[str, Any]:
 
 
 def reading(engine: Any, folder: Path, clients: int) -> dict[str, Any]:
-    """Times of plan and status in a process that has just opened the run, and then again."""
+    """Time plan and status in a process that has just opened the run, and then again."""
     run = sifu.open_run(folder, engine=engine)
     names = [f"client-{clients - 1 - k:06d}" for k in range(51)]
     first = seconds(lambda: run.plan([names[0]], method="sifu"))
@@ -206,7 +206,7 @@ def measure(clients: int, rounds: int, participants: int, requests: int, batch: 
 
 
 def seconds_of_a_run(signed: bool) -> tuple[float, int]:
-    """Processor seconds of training a hundred rounds, each an event, and how many events there were."""
+    """Return the processor seconds of training a hundred rounds, each an event, and the number of events."""
     sign, holds = Signer.sign, Checkpoint.holds
     if not signed:  # neither made nor looked at when the run is opened
         Signer.sign = lambda self, run, event: bytes(64)  # type: ignore[method-assign]
@@ -224,7 +224,7 @@ def seconds_of_a_run(signed: bool) -> tuple[float, int]:
 
 
 def seconds_of_a_signature() -> float:
-    """Processor seconds of one signature over the checkpoint of an event, alone."""
+    """Return the processor seconds of one signature over the checkpoint of an event, alone."""
     with tempfile.TemporaryDirectory() as folder:
         run = sifu.train(SIGNED_SPEC | {"stop": {"target": 0.0, "max_rounds": 1}}, run=Path(folder) / "run")
         with run.reader() as reader:
@@ -237,7 +237,7 @@ def seconds_of_a_signature() -> float:
 
 
 def measure_signatures(repeats: int) -> dict[str, Any]:
-    """A run with signatures against one without, `repeats` times."""
+    """Compare a run with signatures to one without, `repeats` times."""
     sifu.run.training.COMMIT_SECONDS = 0.0
     _, events = seconds_of_a_run(True)  # which also imports everything
     pairs = [(seconds_of_a_run(True)[0], seconds_of_a_run(False)[0]) for _ in range(repeats)]

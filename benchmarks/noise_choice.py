@@ -64,7 +64,7 @@ RESULTS = ROOT / "results" / "noise_choice.json"
 
 
 def execute(task: Task, trained: Path, engine: Engine, cap: int, **terms: Any) -> list[dict[str, Any]]:
-    """The requests of a task on a copy of its trained run: what came of each, and the seconds of planning it."""
+    """Execute a task's requests on a copy of its trained run; return the results, with the seconds of planning."""
     folder = Path(tempfile.mkdtemp(dir=trained.parent))
     shutil.rmtree(folder)
     shutil.copytree(trained, folder)
@@ -92,9 +92,10 @@ def execute(task: Task, trained: Path, engine: Engine, cap: int, **terms: Any) -
 
 
 def try_out(task: Task, run: Run, engine: Engine, cap: int, **terms: Any) -> list[dict[str, Any]]:
-    """The rounds that the one request of a task takes with fresh noise, without recording them: far less work.
+    """Return the rounds that the one request of a task takes with fresh noise, without recording them: far less work.
 
-    What `Run.forget` would do: the plan's model, its noise, and rounds of the next branch without the clients that ask.
+    Does what `Run.forget` would do: the plan's model, its noise, and rounds of the next branch without the clients that
+    ask.
     """
     (clients,) = task.requested_clients()
     plan = run.plan(clients, method="sifu", **terms)
@@ -118,7 +119,7 @@ def try_out(task: Task, run: Run, engine: Engine, cap: int, **terms: Any) -> lis
 def measure(
     task: Task, folder: Path, data: Path | None, repeats: int, earlier: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Everything about a task, yielded whenever something was added."""
+    """Measure everything about a task, and yield it whenever something was added."""
     spec = Spec.from_mapping(task.spec)
     engine, _ = engine_from_spec(spec, clients_of(task, data))
     trained = folder / folder_name(task)
@@ -190,12 +191,12 @@ def needs_more(draws: list[list[dict[str, Any]]], repeats: int, each: bool = Fal
 
 
 def where() -> str:
-    """Hardware, date and commit, in one line."""
+    """Return hardware, date and commit, in one line."""
     return f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, CPU only, commit {commit()}"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of the grid."""
+    """Add the options of the grid."""
     parser.add_argument("--data", type=Path, help="folder with MNIST and FashionMNIST")
     parser.add_argument("--runs", type=Path, default=Path("noise-choice-runs"), help="where trained runs are kept")
     parser.add_argument("--results", type=Path, default=RESULTS)

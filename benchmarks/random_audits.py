@@ -66,7 +66,7 @@ def summary(findings: Findings) -> list[str]:
 
 
 def control_is_caught(control: Control, seed: int, most_runs: int = 60) -> bool:
-    """Journeys of a cheat until it is caught."""
+    """Run journeys of a cheat until it is caught."""
     findings = control.findings()
     for number in range(seed, seed + most_runs):
         with tempfile.TemporaryDirectory(prefix="sifu-journey-") as folder, control.cheat():
@@ -154,7 +154,7 @@ def sentences(runs: list[Audited], controls: list[AuditControl]) -> list[str]:
 
 
 def audit_runs(count: int) -> bool:
-    """`sifu audit` on random runs and on its controls; whether all of them are what they say."""
+    """Run `sifu audit` on random runs and on its controls; return whether all of them are what they say."""
     runs = []
     for seed in range(FIRST_SEED, FIRST_SEED + count):
         runs.append(audit_random(seed))

@@ -64,7 +64,7 @@ FIXED_PENALTY = 0.1
 
 
 def shortened(rows: Tensor, norm: float) -> Tensor:
-    """Rows of one length, in float64; zero rows stay zero."""
+    """Scale rows to one length, in float64; zero rows stay zero."""
     exact = rows.double()
     lengths = torch.linalg.vector_norm(exact, dim=1, keepdim=True)
     return torch.where(lengths > 0.0, exact * (norm / lengths), torch.zeros_like(exact))
@@ -127,7 +127,7 @@ class Heads:
     def _head(
         self, gram: Tensor, cross: Tensor, energy: float, samples: int, relative: float | None
     ) -> tuple[Tensor, float]:
-        """The head with the given r, or the r that generalised cross-validation chooses, from G's eigenvectors."""
+        """Return the head with the given r, or with the r that generalised cross-validation chooses on G's spectrum."""
         if relative is not None:
             gram.diagonal().add_(relative * float(gram.diagonal().sum()) / len(gram))
             return torch.cholesky_solve(cross, torch.linalg.cholesky(gram)), relative
@@ -147,7 +147,7 @@ class Heads:
         return vectors @ (rotated / (values + chosen * mean_square)[:, None]), chosen
 
     def _compare(self, samples: np.ndarray, dropped: Sequence[int], keep: Tensor, gram: Tensor, cross: Tensor) -> None:
-        """The library's own statistics of two clients, added and dropped, are these integers."""
+        """Check that the library's own statistics of two clients, added and dropped, are these integers."""
         assert self.phi is not None
         targets = self.targets.encode(self.images.y_train)
         halves = np.array_split(samples, 2)
@@ -163,17 +163,17 @@ class Heads:
 
 
 def group_key(seed: int) -> bytes:
-    """The key of the groups' hash; a run draws it when it is created."""
+    """Return the key of the groups' hash; a run draws it when it is created."""
     return hashlib.sha256(f"tuned networks {seed}".encode()).digest()
 
 
 def samples_of(shares: Sequence[np.ndarray], clients: Sequence[int]) -> np.ndarray:
-    """The samples of these clients."""
+    """Return the samples of these clients."""
     return np.concatenate([shares[client] for client in clients])
 
 
 def measure(job: Job, seed: int, size: Size, run: Run, images: Images, backbone: nn.Module) -> None:
-    """All rows of one seed of a job."""
+    """Measure all rows of one seed of a job."""
     started = time.perf_counter()
     count = size.clients
     shares = partition(
@@ -259,7 +259,7 @@ class Scenario:
         return [group for group, members in enumerate(self.groups) if set(members) & set(leavers)]
 
     def sequence(self, number: int, order: Sequence[int], *, scratch: bool, variants: bool) -> None:
-        """Requests one after the other, nothing rebuilt: the state after q of them is that of q leavers at once."""
+        """Execute requests one by one without rebuilding: the state after q of them is that of q leavers at once."""
         with heads_of(self._blocks(self.size.block)) as heads:
             for leaving in (0, *self.size.at):
                 leavers = order[:leaving]
@@ -313,7 +313,7 @@ class Scenario:
             self._row(heads, "tuned again + ridge + frozen", leavers, sequence=number)
 
     def _variants(self, order: Sequence[int]) -> None:
-        """Other widths of a block, a member's own block zeroed, and blocks without the frozen backbone."""
+        """Measure other widths of a block, a member's own block zeroed, and blocks without the frozen backbone."""
         some = (0, *[leaving for leaving in (1, 5) if leaving in self.size.at])
         own = {group: samples_of(self.shares, self.groups[group]) for group in self.through}
         with heads_of(self._blocks(self.size.block)) as heads:
@@ -327,7 +327,7 @@ class Scenario:
                     self._row(heads, f"blocks of {block}", leavers, dropped=self._hit(leavers))
 
     def rebuilt(self, number: int, order: Sequence[int]) -> None:
-        """Requests one after the other; after each the hit group is tuned again by those who stay in it."""
+        """Execute requests one after the other; after each, the clients that stay in the hit group tune it again."""
         groups = [list(members) for members in self.groups]
         through = dict(self.through)
         for leaving in range(1, max(self.size.at) + 1):

@@ -34,7 +34,7 @@ class Case:
 
 
 def digits(clients: int, samples: int, target: float, **sections: Any) -> dict[str, Any]:
-    """A federation of 8x8 digits; `sections` replace keys of the spec's."""
+    """Return the spec of a federation of 8x8 digits; `sections` replace keys of the spec's."""
     spec: dict[str, Any] = {
         "seed": 7,
         "data": {"name": "digits", "clients": clients, "samples_per_client": samples, "normalise": "standard"},
@@ -60,7 +60,7 @@ CNN = {
 
 
 def groups(count: int, rounds: int) -> dict[str, Any]:
-    """Groups that train separately."""
+    """Return the section for groups that train separately."""
     return {"groups": {"count": count, "rounds": rounds, "rebuild": "later"}}
 
 

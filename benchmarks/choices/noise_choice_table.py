@@ -14,12 +14,12 @@ FIGURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "noise-choice
 
 
 def total(rows: list[dict[str, Any]]) -> int:
-    """Rounds over a sequence."""
+    """Return the rounds over a sequence."""
     return sum(row["rounds"] for row in rows)
 
 
 def mean_total(repeats: list[list[dict[str, Any]]]) -> float:
-    """The mean over repeats of the rounds over a sequence."""
+    """Return the mean over repeats of the rounds over a sequence."""
     return float(statistics.mean(total(repeat) for repeat in repeats))
 
 
@@ -54,7 +54,7 @@ class Line:
 
     @staticmethod
     def of(result: dict[str, Any]) -> Line:
-        """From what was measured."""
+        """Summarise the measurements of a task."""
         tried = {float(sigma): repeats for sigma, repeats in result["grid"].items() if repeats}
         best_sigma, best = judged_best(tried) if tried else (float("nan"), float("nan"))
         autos = [row for rows in result["auto"] for row in rows]
@@ -88,7 +88,7 @@ def ratio_within(guess: float, real: float, factor: float = 1.5) -> bool:
 
 
 def table(lines: list[Line]) -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     rows = [
         "| task | Scratch | best of grid (sigma) | auto (first sigma) | auto / best | auto / Scratch | predicted "
         "| within 1.5x | in interval | planning |",
@@ -116,7 +116,7 @@ def table(lines: list[Line]) -> str:
 
 
 def draw(results: list[dict[str, Any]], file: Path) -> None:
-    """Rounds against sigma, one panel a task: means of fixed sigmas, Scratch, and auto with the spread of its draws."""
+    """Draw rounds against sigma, a panel for each task: means of fixed sigmas, Scratch, and auto with its spread."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -32,7 +32,7 @@ class Task:
 
 
 def linear(name: str, clients: int, samples: int, target: float, epsilon: float = 10.0, **other: Any) -> dict[str, Any]:
-    """Softmax regression; `other` are keys of `data`, `local` and `server`."""
+    """Return the spec of softmax regression; `other` are keys of `data`, `local` and `server`."""
     scale = "standard" if name == "digits" else "unit"
     return {
         "seed": 3,
@@ -46,7 +46,7 @@ def linear(name: str, clients: int, samples: int, target: float, epsilon: float 
 
 
 def dirichlet(alpha: float) -> dict[str, Any]:
-    """Class proportions of every client at random."""
+    """Return the partition in which every client's class proportions are random."""
     return {"data": {"partition": "dirichlet", "alpha": alpha}}
 
 
@@ -75,7 +75,7 @@ SMOKE = (Task("digits 40x10 iid, eps 10", linear("digits", 40, 10, 0.95), client
 
 
 def trained_convolutions(public: Dataset, *, filters: int = 32, epochs: int = 8, seed: int = 0) -> Any:
-    """The backbone of a small network trained on public data; it stands for a pretrained one."""
+    """Return the backbone of a small network trained on public data; it stands for a pretrained one."""
     import torch
 
     x = torch.as_tensor(public.features("train", dtype="float32", flat=False, normalise="unit"))
@@ -103,7 +103,7 @@ def trained_convolutions(public: Dataset, *, filters: int = 32, epochs: int = 8,
 
 
 def clients_of(task: Task, data: Path | None) -> Any:
-    """The clients of a task: their images, or features of them from a network that saw CIFAR-100 only."""
+    """Return the clients of a task: their images, or features of them from a network that saw CIFAR-100 only."""
     spec = Spec.from_mapping(task.spec)
     if not task.features:
         return clients_from_spec(spec, data)
@@ -121,5 +121,5 @@ def clients_of(task: Task, data: Path | None) -> Any:
 
 
 def folder_name(task: Task) -> str:
-    """A task's name as a file's."""
+    """Return a task's name as a file name."""
     return task.name.replace(" ", "_").replace(",", "")

@@ -69,7 +69,7 @@ class Task:
         return f"seed{self.seed}-{self.number:02d}"
 
     def spec(self, target: float) -> dict[str, Any]:
-        """The run that is trained."""
+        """Return the spec of the run that is trained."""
         own = {"name": "python", "preprocessing": "fixed"} if self.data == MADE_UP else {"name": self.data}
         shape = {"outputs": 2 + self.number % 9} if self.data == MADE_UP else {}
         return {
@@ -91,7 +91,7 @@ class Task:
 
 
 def draw_task(seed: int, number: int, data: bool) -> Task:
-    """Task `number` of a seed; the same with more tasks before or after it."""
+    """Draw task `number` of a seed; it does not depend on the number of tasks before or after it."""
     generator = np.random.default_rng([seed, number])
     names = ["digits", MADE_UP, "mnist", "fashion_mnist"] if data else ["digits", MADE_UP]
     name = str(generator.choice(names))
@@ -119,7 +119,7 @@ def draw_task(seed: int, number: int, data: bool) -> Task:
 
 
 def made_up(task: Task) -> Dataset:
-    """Classes around random centres, in directions of very unequal size as real features have them."""
+    """Return classes around random centres, in directions of very unequal size as real features have them."""
     generator = np.random.default_rng([task.seed, task.number, 1])
     classes = 2 + task.number % 9
     width = int(generator.integers(10, 120))
@@ -132,7 +132,7 @@ def made_up(task: Task) -> Dataset:
 
 
 def engine_of(task: Task, target: float, data: Path | None) -> Engine:
-    """The engine of a task."""
+    """Return the engine of a task."""
     spec = Spec.from_mapping(task.spec(target))
     if task.data != MADE_UP:
         return engine_from_spec(spec, clients_from_spec(spec, data))[0]
@@ -143,7 +143,7 @@ def engine_of(task: Task, target: float, data: Path | None) -> Engine:
 
 
 def target_of(task: Task, data: Path | None) -> float:
-    """The accuracy that a pilot reaches, rounded down to half a percent."""
+    """Return the accuracy that a pilot reaches, rounded down to half a percent."""
     engine = engine_of(task, 0.0, data)
     stop = replace(Spec().stop, target=0.0, max_rounds=task.pilot_rounds, evaluate_every=task.pilot_rounds)
     accuracy = retrain_unrecorded(engine, np.arange(len(engine.clients)), stop, 0)[2]
@@ -158,7 +158,7 @@ def leaving_of(task: Task, run: Run) -> list[str]:
 
 
 def drawn_rounds(run: Run, engine: Engine, plan: Plan, cap: int) -> int:
-    """Rounds to the target from the plan's model with fresh noise: what a request would do, recorded nowhere."""
+    """Return the rounds to the target from the plan's model with fresh noise, as a request takes; record nothing."""
     with run.reader() as reader:
         view = RunView(reader)
         start = None if plan.source_node is None else noised_model(view, plan, reader.load_model(plan.source_node))
@@ -168,7 +168,7 @@ def drawn_rounds(run: Run, engine: Engine, plan: Plan, cap: int) -> int:
 
 
 def measure(task: Task, runs: Path, data: Path | None, draws: int) -> dict[str, Any]:
-    """The row of a task; what was measured before with the same plan is kept."""
+    """Return the row of a task; measurements made before with the same plan are kept."""
     file = runs / f"{task.name}.json"
     row: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"task": asdict(task)}
     if "target" not in row:
@@ -205,7 +205,7 @@ class Calibration:
 
     @staticmethod
     def of(rows: list[dict[str, Any]]) -> Calibration:
-        """From rows with a prediction."""
+        """Summarise the rows that have a prediction."""
         predicted = [row for row in rows if row["predicted"] is not None]
         pairs = [(row, rounds) for row in predicted for rounds in row["rounds"]]
         inside = [row["interval"][0] <= rounds <= row["interval"][1] for row, rounds in pairs]
@@ -217,7 +217,7 @@ class Calibration:
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """One line a task, and one for the whole, in Markdown."""
+    """Yield one line per task, and one for the whole, in Markdown."""
     yield "| task | clients x samples | skew | steps | takes part | epsilon | target | training | predicted | took |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for row in rows:
@@ -232,7 +232,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def summary(seed: int, rows: list[dict[str, Any]]) -> str:
-    """The calibration of one seed in a line."""
+    """Return the calibration of one seed in a line."""
     calibration = Calibration.of(rows)
     return (
         f"seed {seed}: {calibration.tasks} tasks, {calibration.draws} draws: {calibration.coverage:.0%} within the "
@@ -242,7 +242,7 @@ def summary(seed: int, rows: list[dict[str, Any]]) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this part."""
+    """Add the options of this part."""
     parser.add_argument("--tasks", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--draws", type=int, default=3, help="draws of the noise of each plan")

@@ -77,7 +77,7 @@ class Place:
 
 
 def parameters_of(dataset: str) -> int:
-    """Parameters of a data set's model in the experiments."""
+    """Return the number of parameters of a data set's model in the experiments."""
     shape, outputs = INPUTS[dataset], OUTPUTS.get(dataset, CLASSES)
     if isinstance(shape, int):
         return (shape + 1) * outputs
@@ -109,7 +109,7 @@ def noise_by_scale(rows: Sequence[Row]) -> Iterable[Measured]:
 
 
 def noise_by_task(rows: Sequence[Row]) -> Iterable[Measured]:
-    """The paper's tasks, 100 clients: SIFU by our rules against Scratch of the same seeds, first requests."""
+    """Yield the paper's tasks, 100 clients: SIFU by our rules against Scratch of the same seeds, first requests."""
     first = [row for row in rows if row["request"] == 1]
     for dataset in dict.fromkeys(row["dataset"] for row in first):
         ours, scratch = (
@@ -123,7 +123,7 @@ def noise_by_task(rows: Sequence[Row]) -> Iterable[Measured]:
 
 
 def by_groups(rows: Sequence[Row]) -> Iterable[Measured]:
-    """One leaver, groups as the rule makes them; of the settings tried on a task the nearest to it."""
+    """Yield groups as the rule makes them, with one leaver; of the settings tried on a task the nearest to the rule."""
     tasks: dict[Any, list[Case]] = {}
     for case in cases_of(rows):
         if case.leavers == 1:
@@ -137,7 +137,7 @@ def by_groups(rows: Sequence[Row]) -> Iterable[Measured]:
 
 
 def in_closed_form(content: dict[str, Any]) -> Iterable[Measured]:
-    """No round, whatever the number of clients: whole runs of 100 clients, and sums over more."""
+    """Yield heads in closed form, without any round: whole runs of 100 clients, and sums over more."""
     for run in content["runs"]:
         if run["level"] == "exact":
             yield Measured(100, run["features"] * CLASSES, "closed form", float(run["rounds"]), "head")
@@ -147,14 +147,14 @@ def in_closed_form(content: dict[str, Any]) -> Iterable[Measured]:
 
 
 def measured_points() -> list[Measured]:
-    """Everything that the committed tables say."""
+    """Return everything that the committed tables say."""
     scale, sequential, groups = (read_table(TABLES / f"{name}.csv") for name in ("scale", "sequential", "groups"))
     closed = json.loads(CLOSED_FORM.read_text())
     return [*noise_by_scale(scale), *noise_by_task(sequential), *by_groups(groups), *in_closed_form(closed)]
 
 
 def places_of(points: Iterable[Measured]) -> list[Place]:
-    """The way that won at each place; Scratch where none saved a tenth of its rounds on any task."""
+    """Return the way that won at each place; Scratch where none saved a tenth of its rounds on any task."""
     by_place: dict[tuple[int, int], list[Measured]] = {}
     for point in points:
         by_place.setdefault((point.clients, point.parameters), []).append(point)
@@ -175,7 +175,7 @@ def _has_one_right_above(place: Place, places: Sequence[Place]) -> bool:
 
 @styled
 def draw(places: Sequence[Place]) -> Figure:
-    """The map."""
+    """Draw the map."""
     figure = new_figure(4.8)
     axes = figure.subplots()
     axes.set_xscale("log")
@@ -207,7 +207,7 @@ def draw(places: Sequence[Place]) -> Figure:
 
 
 def write_map() -> None:
-    """The figure of docs/guide.md from the committed tables, and its points as a table."""
+    """Write the figure of docs/guide.md from the committed tables, and print its points."""
     places = places_of(measured_points())
     FIGURE.write_bytes(figure_bytes(draw(places), "png"))
     for place in places:

@@ -44,7 +44,7 @@ NETWORKS = [
 
 
 def rounds_a_second(engine: Engine, seconds: float, warm: int = 60) -> float:
-    """Rounds a second with tracking, after some that warm up."""
+    """Return rounds a second with tracking, after some rounds to warm up."""
     take(engine, warm, tracked=True)
     rounds = warm
     while True:
@@ -57,7 +57,7 @@ def rounds_a_second(engine: Engine, seconds: float, warm: int = 60) -> float:
 
 
 def measure(features: int, clients: int, participation: str, seconds: float) -> dict[str, Any]:
-    """One setting on both devices."""
+    """Measure one setting on both devices."""
     data = random_clients(clients, SAMPLES, (features,), 10, "float64")
     rule = Participation.parse(participation)
 
@@ -94,7 +94,7 @@ def measure_network(
     steps: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """One small network on both devices."""
+    """Measure one small network on both devices."""
     data = random_clients(clients, samples, image, 10, "float32")
     rule = Participation.parse(participation)
 
@@ -129,7 +129,7 @@ def measure_network(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this part."""
+    """Add the options of this part."""
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--commit", help="what to record as the commit, where there is no repository")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")

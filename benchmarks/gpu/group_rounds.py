@@ -39,7 +39,7 @@ SAMPLES = 100
 def federation_of(
     network: ConvNet, clients: tuple, participation: str, training: LocalTraining = B
 ) -> SimulatedFederation:
-    """A federation of a network in float32."""
+    """Return a federation of a network in float32."""
     return SimulatedFederation(
         clients,
         ModuleModel(network),
@@ -49,13 +49,13 @@ def federation_of(
 
 
 def groups_of(federation: SimulatedFederation, count: int) -> list[np.ndarray]:
-    """The clients of each group, by a hash of their names."""
+    """Return the clients of each group, by a hash of their names."""
     names = [client.name for client in federation.clients]
     return [np.array(members) for members in members_by_group(bytes(32), names, range(len(names)), count)]
 
 
 def rounds_of(engine: Any, models: list, groups: list, rounds: int) -> list[list[np.ndarray]]:
-    """The models after each round of each group."""
+    """Return the models after each round of each group."""
     wanted = RoundsWanted(
         StopSpec(0.0, 0, rounds, 2**40), models[0].astype(np.float64), evaluated=np.zeros(0, dtype=np.int64)
     )
@@ -64,7 +64,7 @@ def rounds_of(engine: Any, models: list, groups: list, rounds: int) -> list[list
 
 
 def agreement(name: str, precision: str, count: int = 3) -> dict[str, Any]:
-    """Groups together against each alone, bit for bit, and against the CPU over two rounds."""
+    """Compare groups together with each alone, bit for bit, and with the CPU over two rounds."""
     network = NETWORKS[name]
     clients = random_clients(8, 40, network.input_shape, 10, "float32")
     federation = federation_of(network, clients, "all", LocalTraining(0.01, 2, 20, 0.9))
@@ -87,7 +87,7 @@ def agreement(name: str, precision: str, count: int = 3) -> dict[str, Any]:
 
 
 def take(engine: Any, models: list, groups: list, rounds: int) -> float:
-    """Milliseconds a round takes."""
+    """Return the milliseconds a round takes."""
     wanted = RoundsWanted(
         StopSpec(0.0, 0, rounds, 2**40), models[0].astype(np.float64), evaluated=np.zeros(0, dtype=np.int64)
     )
@@ -100,12 +100,12 @@ def take(engine: Any, models: list, groups: list, rounds: int) -> float:
 
 
 def one_by_one(engine: Any, models: list, groups: list, rounds: int) -> float:
-    """Milliseconds a round of all groups takes, each group alone."""
+    """Return the milliseconds a round of all groups takes, each group alone."""
     return sum(take(engine, [model], [members], rounds) for model, members in zip(models, groups, strict=True))
 
 
 def ratio(name: str, participation: str, clients_count: int, count: int, rounds: int) -> dict[str, Any]:
-    """A round of groups against a round of everyone, turn by turn."""
+    """Compare a round of groups with a round of everyone, turn by turn."""
     network = NETWORKS[name]
     clients = random_clients(clients_count, SAMPLES, network.input_shape, 10, "float32")
     federation = federation_of(network, clients, participation)
@@ -132,7 +132,7 @@ def ratio(name: str, participation: str, clients_count: int, count: int, rounds:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this part."""
+    """Add the options of this part."""
     parser.add_argument("--out", type=Path)
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--groups", type=int, default=10)
@@ -141,7 +141,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """All checks and all figures; one line each as it comes."""
+    """Run all checks and measurements; print one line for each as it comes."""
     result: dict[str, Any] = {
         "date": date.today().isoformat(),
         "commit": commit(),

@@ -38,7 +38,7 @@ WEIGHT_KERNELS = {
 
 
 def operations(precision: str) -> dict[str, float]:
-    """Floating-point operations of a round of one lane by the kernel that does them, padding not counted."""
+    """Return the floating-point operations of a round of one lane by the kernel that does them, without padding."""
     layout, operations_of = DeviceLayout.of(CIFAR10), defaultdict(float)
     batch = B.batch_size or 0
     images = B.steps * batch * CLIENTS_A_ROUND
@@ -160,7 +160,7 @@ def show(profiled: dict[str, Any]) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this part."""
+    """Add the options of this part."""
     parser.add_argument("--lanes", type=int, nargs="+", default=[1, 10])
     parser.add_argument("--precision", default="tf32")
     parser.add_argument("--rounds", type=int, default=240)

@@ -50,7 +50,7 @@ class RandomClient:
 
 
 def random_clients(count: int, samples: int, shape: tuple[int, ...], classes: int, dtype: str) -> tuple:
-    """Clients whose labels depend a little on their samples."""
+    """Return clients whose labels depend a little on their samples."""
     generator = np.random.default_rng(7)
     clients = []
     for number in range(count):
@@ -61,7 +61,7 @@ def random_clients(count: int, samples: int, shape: tuple[int, ...], classes: in
 
 
 def real_clients(folder: str) -> tuple:
-    """CIFAR-10 over 100 clients of 100 samples each."""
+    """Return CIFAR-10 over 100 clients of 100 samples each."""
     from sifu.data import from_dataset, load, partition
 
     dataset = load("cifar10", folder)
@@ -96,7 +96,7 @@ def take(engine: Engine, rounds: int, tracked: bool, evaluate_every: int = 2**40
 
 
 def together(engines: list, work: Callable[[Engine], object]) -> float:
-    """Seconds that a thread for each engine takes; engines are closed."""
+    """Return the seconds that a thread for each engine takes; engines are closed."""
     failed: list[BaseException] = []
 
     def run(engine: Engine) -> None:
@@ -119,7 +119,7 @@ def together(engines: list, work: Callable[[Engine], object]) -> float:
 
 
 def workload_b(clients: tuple, seed: int) -> SimulatedFederation:
-    """The federation of workload B."""
+    """Return the federation of workload B."""
     return SimulatedFederation(
         clients,
         ModuleModel(CIFAR10),
@@ -131,7 +131,7 @@ def workload_b(clients: tuple, seed: int) -> SimulatedFederation:
 def conv_milliseconds(
     clients: tuple, lanes: int, cases: list[tuple[str, bool]], rounds: int, repeats: int
 ) -> list[list[float]]:
-    """Milliseconds a round and lane of workload B in every repeat, for each case: a precision, and tracking or not.
+    """Return milliseconds a round and lane of B in every repeat, for each case: a precision, and tracking or not.
 
     The cases take turns, so that other users of the device slow all of them.
     """
@@ -152,7 +152,7 @@ def conv_milliseconds(
 
 
 def step_federation(name: str, clip: float, dtype: str) -> tuple[SimulatedFederation, tuple]:
-    """Four clients with random images for a named network, and their data; in float64 the plain loop."""
+    """Return four clients with random images for a named network, and their data; in float64 the plain loop."""
     shape = (3, 64, 64) if "celeba" in name else (1, 28, 28) if "fashion" in name else (3, 32, 32)
     clients = random_clients(4, 24, shape, 5, "float32")
     federation = SimulatedFederation(
@@ -175,7 +175,7 @@ def step_of(engine: Engine, start: np.ndarray) -> np.ndarray:
 
 
 def errors_of_a_step(name: str, clip: float, precisions: list[str]) -> list[float]:
-    """The largest error of a round's step of a named network against the loop in float64, of its largest entry."""
+    """Return the largest error of a round's step against the loop in float64, relative to its largest entry."""
     single, clients = step_federation(name, clip, "float32")
     start = single.initial_model(0)
     truth = step_of(step_federation(name, clip, "float64")[0], start.astype("float64"))
@@ -188,7 +188,7 @@ def errors_of_a_step(name: str, clip: float, precisions: list[str]) -> list[floa
 
 
 def jumps_of_a_step(name: str, draws: int = 10) -> list[float]:
-    """The same for the loop in float64 itself, from models moved by `MOVED` of themselves at random."""
+    """Return the same for the loop in float64 itself, from models moved by `MOVED` of themselves at random."""
     double = step_federation(name, 0.0, "float64")[0]
     start = step_federation(name, 0.0, "float32")[0].initial_model(0).astype("float64")
     truth, generator = step_of(double, start), np.random.default_rng(0)
@@ -200,7 +200,7 @@ def jumps_of_a_step(name: str, draws: int = 10) -> list[float]:
 
 
 def linear_rounds_a_second(count: int, samples: int, rounds: int) -> float:
-    """MNIST's shape, everyone taking part, float64, K = 10, tracking on."""
+    """Return rounds a second in MNIST's shape, everyone taking part, float64, K = 10, tracking on."""
     clients = random_clients(count, samples, (784,), 10, "float64")
     federation = SimulatedFederation(clients, LinearModel("softmax", 784, 10), LocalTraining(0.001, 10))
     engines = lane_engines([federation], [clients], "cuda")
@@ -211,7 +211,7 @@ def linear_rounds_a_second(count: int, samples: int, rounds: int) -> float:
 
 
 def loss_curves(clients: tuple, precision: str, rounds: int) -> float:
-    """The largest relative difference between the losses of the CPU's and the GPU's run of B."""
+    """Return the largest relative difference between the losses of the CPU's and the GPU's run of B."""
 
     engines = lane_engines([workload_b(clients, 1)], [clients], "cuda", precision)
     ours = take(engines[0], rounds, False, evaluate_every=5)
@@ -221,7 +221,7 @@ def loss_curves(clients: tuple, precision: str, rounds: int) -> float:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this part."""
+    """Add the options of this part."""
     parser.add_argument("--data", help="folder with cifar10.npz; random data otherwise")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     parser.add_argument("--rounds", type=int, default=1200, help="timed at once; a sixth of it for ten slow lanes")

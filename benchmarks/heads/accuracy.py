@@ -40,12 +40,12 @@ DATASETS = ("mnist", "fashion_mnist", "cifar10", "cifar100", "celeba")
 
 
 def images_first(images: Any) -> Any:
-    """Bytes (n, height, width[, channels]) as (n, channels, height, width)."""
+    """Return bytes (n, height, width[, channels]) as (n, channels, height, width)."""
     return images[:, None] if images.ndim == 3 else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
 def measure_heads(name: str, folder: Path, kind: str, seeds: list[int], device: str) -> list[dict[str, Any]]:
-    """One row for each seed."""
+    """Return one row for each seed."""
     dataset = load(name, folder)
     train, test = images_first(dataset.x_train), images_first(dataset.x_test)
     targets = Targets("classification", len(dataset.classes))
@@ -81,7 +81,7 @@ def measure_heads(name: str, folder: Path, kind: str, seeds: list[int], device: 
 
 
 def measure_networks(name: str, folder: Path, seeds: list[int], rounds: int, precision: str) -> list[dict[str, Any]]:
-    """One row for each seed."""
+    """Return one row for each seed."""
     experiment = load_experiment("sequential")
     specs = [run_spec(experiment, name, "paper", seed, "paper")[0] for seed in seeds]
     clients = [clients_from_spec(spec, folder) for spec in specs]
@@ -125,7 +125,7 @@ def measure_networks(name: str, folder: Path, seeds: list[int], rounds: int, pre
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that both have."""
+    """Add the options that both have."""
     parser.add_argument("--data", type=Path, required=True, help="the folder with the data sets' files")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=DATASETS)
@@ -134,14 +134,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_head_options(parser: argparse.ArgumentParser) -> None:
-    """The options of heads."""
+    """Add the options of heads."""
     add_options(parser)
     parser.add_argument("--features", default="random_convolutions", choices=("random_convolutions", "pretrained"))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
 
 
 def add_network_options(parser: argparse.ArgumentParser) -> None:
-    """The options of networks."""
+    """Add the options of networks."""
     add_options(parser)
     parser.add_argument("--rounds", type=int, default=3000, help="the most rounds of a training")
     parser.add_argument("--precision", default="tf32", choices=("float32", "tf32"))
@@ -163,14 +163,14 @@ def write(chosen: argparse.Namespace, kind: str | None, device: str, measure: Ca
 
 
 def run_heads(chosen: argparse.Namespace) -> None:
-    """The accuracy of heads."""
+    """Measure the accuracy of heads."""
     kind = chosen.features
     seeds = list(range(1, chosen.seeds + 1)) if kind == "random_convolutions" else [0]
     write(chosen, kind, chosen.device, lambda name: measure_heads(name, chosen.data, kind, seeds, chosen.device))
 
 
 def run_networks(chosen: argparse.Namespace) -> None:
-    """The accuracy of networks."""
+    """Measure the accuracy of networks."""
     seeds = list(range(1, chosen.seeds + 1))
     write(
         chosen,

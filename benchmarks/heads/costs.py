@@ -52,13 +52,13 @@ def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
 
 
 def largest_resident() -> int:
-    """The largest resident size of this process so far, in MiB."""
+    """Return the largest resident size of this process so far, in MiB."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit // 2**20
 
 
 def images(folder: Path | None, count: int) -> tuple[Any, Any, str]:
-    """`count` colour images as bytes, their labels, and what they are."""
+    """Return `count` colour images as bytes, their labels, and what they are."""
     if folder is not None:
         dataset = load("cifar10", folder)
         return dataset.x_train[:count], dataset.y_train[:count], "CIFAR-10"
@@ -106,7 +106,7 @@ def whole_run(folder: Path | None, count: int, cache: str, keep: str, regularisa
 
 
 def made_up(fixed: FixedPoint, client: int, samples: int) -> tuple[Any, Any]:
-    """Features and targets of one client."""
+    """Return the features and targets of one client."""
     generator = np.random.default_rng(client)
     phi = generator.normal(size=(samples, fixed.features))
     phi *= fixed.norm / np.linalg.norm(phi, axis=1, keepdims=True)
@@ -114,7 +114,7 @@ def made_up(fixed: FixedPoint, client: int, samples: int) -> tuple[Any, Any]:
 
 
 def federation(clients: int, features: int) -> dict[str, Any]:
-    """The sum of all clients, then ten of them taken out of it and the head solved again, in either way."""
+    """Sum all clients, then take ten of them out and solve the head again, in either way."""
     fixed = FixedPoint(features=features, outputs=OUTPUTS)
 
     def everybody(first: int = 0) -> Iterator[tuple[Any, Any]]:
@@ -152,7 +152,7 @@ def federation(clients: int, features: int) -> dict[str, Any]:
 
 
 def check_both_ways(features: int, samples: int) -> dict[str, Any]:
-    """The check of one client's statistics, with the low rank of few samples made use of and without."""
+    """Time the check of one client's statistics, with and without use of the low rank of few samples."""
     fixed = FixedPoint(features=features, outputs=OUTPUTS)
     statistics = statistics_of(fixed, *made_up(fixed, 0, samples))
     check_statistics(statistics, "no client")  # loads the libraries
@@ -165,7 +165,7 @@ def check_both_ways(features: int, samples: int) -> dict[str, Any]:
 
 
 def sums_only(clients: int) -> dict[str, Any]:
-    """A run of many clients that keeps the sum alone: ten are forgotten, and all others send again."""
+    """Run many clients with the sum alone kept: ten are forgotten, and all others send again."""
     generator = np.random.default_rng(1)
     data = {
         f"client-{number:05d}": (generator.normal(size=(SAMPLES, 20)), generator.integers(OUTPUTS, size=SAMPLES))
@@ -201,7 +201,7 @@ def in_its_own_process(work: Callable[..., dict[str, Any]], *arguments: Any) -> 
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this part."""
+    """Add the options of this part."""
     parser.add_argument("--data", type=Path, help="the folder with the data sets' files; made-up images without it")
     parser.add_argument("--out", type=Path, help="also write the result here")
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1_000, 10_000])

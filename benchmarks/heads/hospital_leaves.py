@@ -33,18 +33,18 @@ from sifu_paper.provenance import provenance
 
 
 def ridge_spec(folder: Path | None) -> Spec:
-    """Everything a run needs to know."""
+    """Return everything a run needs to know."""
     return Spec.from_mapping({"data": {"name": "hospitals", "folder": str(folder or "")}, "model": {"kind": "ridge"}})
 
 
 def current_model(run: sifu.Run) -> Any:
-    """The head the run stands at."""
+    """Return the current head of the run."""
     with run.reader() as reader:
         return reader.load_model(reader.tip)
 
 
 def area(model: Any, spec: Spec, dataset: Dataset) -> float:
-    """The area under the ROC curve on the held-out patients."""
+    """Return the area under the ROC curve on the held-out patients."""
     features = map_of(spec, [ClientData("held out", dataset.x_test, dataset.y_test)])
     phi = np.concatenate([block for _, block in features.chunks(dataset.x_test)])
     weights = np.asarray(model).reshape(phi.shape[1] + 1, -1)
@@ -53,7 +53,7 @@ def area(model: Any, spec: Spec, dataset: Dataset) -> float:
 
 
 def patients_of(dataset: Dataset, hospital: str, without: int | None = None) -> tuple[Any, Any]:
-    """The patients of a hospital, as rows, and their diagnoses; one of them left out where asked."""
+    """Return the patients of a hospital, as rows, and their diagnoses, optionally without one of them."""
     rows = np.flatnonzero(dataset.client_train == hospital)
     if without is not None:
         rows = np.delete(rows, without)
@@ -105,7 +105,7 @@ def a_hospital_leaves(hospital: str, spec: Spec, dataset: Dataset, folder: Path)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this part."""
+    """Add the options of this part."""
     parser.add_argument("--data", type=Path, help="folder with the published files; SIFU_DATA where it is not given")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
 

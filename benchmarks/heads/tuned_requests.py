@@ -43,7 +43,7 @@ class Scales(nn.Module):
         self.scale = nn.Parameter(torch.ones(WIDTH))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Features of samples."""
+        """Return the features of samples."""
         return torch.tanh(x * self.scale)
 
 
@@ -57,7 +57,7 @@ def make() -> nn.Module:
 
 
 def clients_of(count: int) -> list[ClientData]:
-    """Samples of classes that differ in their means."""
+    """Return clients with samples of classes that differ in their means."""
     means = np.random.default_rng(0).normal(size=(CLASSES, WIDTH)) / 4.0
     clients = []
     for number in range(count):
@@ -101,7 +101,7 @@ def factorisation(size: int) -> float:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this part."""
+    """Add the options of this part."""
     parser.add_argument("--clients", type=int, default=30)
     parser.add_argument("--frozen", type=int, default=0, help="features of one frozen network, without tuned ones")
     parser.add_argument("--groups", type=int, default=10)

@@ -36,13 +36,13 @@ def load(module: nn.Module, parameters: Sequence[Any]) -> nn.Module:
 
 
 def first_network(workload: Workload) -> nn.Module:
-    """The network every contestant starts from."""
+    """Return the network every contestant starts from."""
     return load(network(workload.setting), workload.first)
 
 
 @functools.cache
 def at_the_actor(path: str, threads: int) -> tuple[Workload, nn.Module]:
-    """A workload and its network for a process of Flower's, which reads and builds them once.
+    """Return a workload and its network for a process of Flower's, which reads and builds them once.
 
     Here and not in Flower's script, because ray finds functions of modules only.
     """
@@ -72,7 +72,7 @@ def let_torchvision_in() -> torch.library.Library | None:
 
 
 def batches(setting: Setting, generator: torch.Generator | None = None) -> Iterator[Tensor | None]:
-    """Rows of each local step, shuffled anew when all were used; None where a batch is everything."""
+    """Yield the rows of each local step, shuffled again when all were used; None where a batch is everything."""
     if setting.batch == setting.samples:
         yield from [None] * setting.steps
         return
@@ -85,7 +85,7 @@ def batches(setting: Setting, generator: torch.Generator | None = None) -> Itera
 
 
 def train_client(module: nn.Module, x: Tensor, y: Tensor, setting: Setting) -> None:
-    """K steps of torch's SGD, in place."""
+    """Train with K steps of torch's SGD, in place."""
     optimizer = torch.optim.SGD(module.parameters(), lr=setting.rate, momentum=setting.momentum)
     for rows in batches(setting):
         optimizer.zero_grad()
@@ -95,7 +95,7 @@ def train_client(module: nn.Module, x: Tensor, y: Tensor, setting: Setting) -> N
 
 
 def total_loss(workload: Workload, parameters: Sequence[Any]) -> float:
-    """Mean loss of a model on everybody's data."""
+    """Return the mean loss of a model on everybody's data."""
     module = load(network(workload.setting), parameters)
     with torch.no_grad():
         sums = [
@@ -116,7 +116,7 @@ class Stopwatch:
         self._started = 0.0
 
     def count_with(self, seen: Callable[[], int]) -> None:
-        """Another count of the samples trained on so far than the shared network's own."""
+        """Count the samples trained on so far with `seen` instead of the shared network's own count."""
         self._seen = seen
 
     def round_done(self, parameters: Parameters) -> bool:
@@ -147,7 +147,7 @@ class Stopwatch:
 
 
 def main(run: Callable[[Workload, Stopwatch, int], Any], packages: Sequence[str], **options: Any) -> None:
-    """A contestant's command line: run it, print one line of JSON."""
+    """Run a contestant's command line, and print one line of JSON."""
     parser = argparse.ArgumentParser(description=run.__doc__)
     parser.add_argument("workload", help="file made by compare.py")
     parser.add_argument("--seconds", type=float, default=3.0, help="how long rounds are timed, after the warm-up")

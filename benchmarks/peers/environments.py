@@ -66,6 +66,6 @@ def install(contestant: Contestant) -> str | None:
 
 
 def last_line(text: str) -> str:
-    """The last line that says something."""
+    """Return the last line that says something."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "no message"

@@ -36,7 +36,7 @@ class Federation:
         self._data = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in zip(workload.x, workload.y, strict=True)]
 
     def get_dataloader(self, client: int, batch_size: int) -> Batches:
-        """The batches of one client."""
+        """Return the batches of one client."""
         return Batches(*self._data[client], batch_size)
 
 
@@ -49,7 +49,7 @@ class Trainer(FedAvgSerialClientTrainer):
         self.setup_optim(setting.steps // (setting.samples // setting.batch), setting.batch, setting.rate)
 
     def train(self, model_parameters: Tensor, train_loader: Batches) -> list[Tensor]:
-        """One client's training."""
+        """Train one client."""
         self.optimizer = torch.optim.SGD(self._model.parameters(), self._setting.rate, self._setting.momentum)
         return super().train(model_parameters, train_loader)
 
@@ -76,7 +76,7 @@ class Pipeline(StandalonePipeline):
 
 
 def run(workload: Workload, watch: Stopwatch, threads: int) -> None:
-    """`StandalonePipeline.main`."""
+    """Run `StandalonePipeline.main`."""
     setting, model = workload.setting, first_network(workload)
     handler = Handler(model, global_round=10**9, sample_ratio=setting.participants / setting.clients)
     handler.workload = workload

@@ -24,7 +24,7 @@ PULL_SECONDS = 0.002
 
 
 def client_app(path: str, threads: int) -> ClientApp:
-    """Trains the client of its partition with torch's SGD."""
+    """Return an app that trains the client of its partition with torch's SGD."""
     app = ClientApp()
 
     @app.query()
@@ -47,7 +47,7 @@ def client_app(path: str, threads: int) -> ClientApp:
 
 
 def server_app(workload: Workload, watch: Stopwatch) -> ServerApp:
-    """Scheduled clients, Flower's own FedAvg aggregation."""
+    """Return an app with scheduled clients and Flower's own FedAvg aggregation."""
     app = ServerApp()
     seen = 0
     watch.count_with(lambda: seen)
@@ -77,7 +77,7 @@ def server_app(workload: Workload, watch: Stopwatch) -> ServerApp:
 
 
 def run(workload: Workload, watch: Stopwatch, threads: int) -> None:
-    """`run_simulation` on ray, as many actors as cores allow."""
+    """Run `run_simulation` on ray, with as many actors as cores allow."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     cores = os.cpu_count() or 1
     run_simulation(

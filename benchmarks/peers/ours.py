@@ -25,7 +25,7 @@ CONVOLUTIONAL = "cnn_cifar10"
 
 
 def spec_of(setting: Setting) -> Spec:
-    """The setting as a spec."""
+    """Return the setting as a spec."""
     named = CONVOLUTIONAL in typing.get_args(typing.get_type_hints(ModelSpec)["kind"])
     network = CONVOLUTIONAL if named else "python"
     return Spec.from_mapping(
@@ -45,7 +45,7 @@ def spec_of(setting: Setting) -> Spec:
 
 
 def engine_of(workload: Workload) -> tuple[Engine, Spec]:
-    """The engine a user of the API gets; networks without a name of their own go through `ModuleModel`."""
+    """Return the engine a user of the API gets; networks without a name of their own go through `ModuleModel`."""
     names = (f"client-{number:03d}" for number in range(len(workload.x)))
     clients = [ClientData(*fields) for fields in zip(names, workload.x, workload.y, strict=True)]
     spec = spec_of(workload.setting)
@@ -53,7 +53,7 @@ def engine_of(workload: Workload) -> tuple[Engine, Spec]:
 
 
 def _turned(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """A parameter between sifu's layout and the shared network's: linear weights are transposed, nothing else."""
+    """Convert a parameter between sifu's layout and the shared network's: only linear weights are transposed."""
     if array.shape == shape:
         return array
     if array.ndim == 2 and array.T.shape == shape:
@@ -62,12 +62,12 @@ def _turned(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def first_vector(layout: ModelLayout, workload: Workload) -> Vector:
-    """The common first model as the engine takes it."""
+    """Return the common first model as the engine takes it."""
     return np.concatenate([_turned(*pair).ravel() for pair in zip(workload.first, layout.shapes, strict=True)])
 
 
 def parameters(layout: ModelLayout, vector: Vector, workload: Workload) -> list[np.ndarray]:
-    """The engine's model as the shared network takes it."""
+    """Return the engine's model as the shared network takes it."""
     edges = np.cumsum([int(np.prod(shape)) for shape in layout.shapes])[:-1]
     arrays = [part.reshape(shape) for part, shape in zip(np.split(vector, edges), layout.shapes, strict=True)]
     return [_turned(array, wanted.shape) for array, wanted in zip(arrays, workload.first, strict=True)]
@@ -122,7 +122,7 @@ class Ours:
         """Samples trained on so far; the engine does without the shared network, which would count them."""
 
     def round(self, active: ClientIndices) -> None:
-        """One round among the active clients."""
+        """Run one round among the active clients."""
         result = self._engine.run_round(self._model, Position(0, self._rounds), active)
         if self._tracking:
             self._tracking.ingest(self._rounds, self._model, result)
@@ -132,12 +132,12 @@ class Ours:
         self.trained += len(result.participants) * setting.steps * setting.batch
 
     def parameters(self) -> list[np.ndarray]:
-        """The model as the shared network takes it."""
+        """Return the model as the shared network takes it."""
         return parameters(self._engine.layout, self._model, self._workload)
 
 
 def run(workload: Workload, watch: Stopwatch, threads: int, tracking: bool) -> None:
-    """`SimulatedFederation.run_round` behind `engine_from_spec`, float32."""
+    """Run `SimulatedFederation.run_round` behind `engine_from_spec`, float32."""
     ours, everyone = Ours(workload, tracking), np.arange(workload.setting.clients)
     watch.count_with(lambda: ours.trained)
     while True:

@@ -37,14 +37,14 @@ class Asked(TrainingProcessCallback):
 
 
 def _with_loss(module: nn.Module) -> nn.Module:
-    """The module with what pfl asks for; its metrics are constant, since nothing is to be evaluated."""
+    """Add what pfl asks for to the module; its metrics are constant, since nothing is to be evaluated."""
     module.loss = lambda x, y: functional.cross_entropy(module(x), y)  # type: ignore[assignment]
     module.metrics = lambda x, y: {"nothing": Weighted(0.0, 1.0)}  # type: ignore[assignment]
     return module
 
 
 def run(workload: Workload, watch: Stopwatch, threads: int) -> None:
-    """pfl's own loop, its metrics not printed; clients' data are tensors, shuffled once a round."""
+    """Run pfl's own loop without printing its metrics; clients' data are tensors, shuffled once a round."""
     setting = workload.setting
     data = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in zip(workload.x, workload.y, strict=True)]
     one_epoch = setting.samples // setting.batch

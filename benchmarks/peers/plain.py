@@ -31,7 +31,7 @@ class Plain:
 
 
 def run(workload: Workload, watch: Stopwatch, threads: int) -> None:
-    """Round after round."""
+    """Run round after round."""
     plain = Plain(workload)
     while True:
         plain.round(workload.participants(watch.rounds))

@@ -26,12 +26,12 @@ class Work:
     bytes: float
 
     def bound(self, flops: float, bandwidth: float) -> float:
-        """The seconds a round takes at least on hardware with these peaks."""
+        """Return the least seconds a round takes on hardware with these peaks."""
         return max(self.operations / flops, self.bytes / bandwidth)
 
 
 def softmax_directly(setting: Setting) -> Work:
-    """Each step multiplies by X twice (scores, gradient); the data of a client stay in the cache between steps."""
+    """Return the work of steps that multiply by X twice (scores, gradient); a client's data stay in the cache."""
     features, classes = setting.shape[0], 10
     step = 2 * 2 * setting.batch * features * classes
     return Work(
@@ -43,7 +43,7 @@ def softmax_directly(setting: Setting) -> Work:
 
 
 def softmax_by_gram(setting: Setting) -> Work:
-    """Steps on the scores with G = X X' (kept), the data only at the start and the end of a round."""
+    """Return the work of steps on the scores with G = X X' (kept), the data only at both ends of a round."""
     features, classes, samples = setting.shape[0], 10, setting.samples
     ends = 2 * 2 * samples * features * classes
     steps = setting.steps * 2 * samples * samples * classes
@@ -68,7 +68,7 @@ ACTIVATIONS = 30 * 30 * 32 + 15 * 15 * 32 + 13 * 13 * 64 + 6 * 6 * 64 + 4 * 4 * 
 
 
 def convolutions(setting: Setting) -> Work:
-    """Forward, and backward to weights and inputs but not to the image; activations pass four times."""
+    """Return the work forward, and backward to weights and inputs but not to the image; activations pass four times."""
     forward = sum(2 * outputs * products for outputs, products in LAYERS)
     first = 2 * LAYERS[0][0] * LAYERS[0][1]
     parameters = 3 * 9 * 32 + 32 * 9 * 64 + 64 * 9 * 64 + 1024 * 64 + 640 + 32 + 64 + 64 + 64 + 10
@@ -87,7 +87,7 @@ WORK = (softmax_directly(A), softmax_by_gram(A), convolutions(B))
 
 
 def _best(function: Callable[[], object], repeats: int = 7) -> float:
-    """The shortest of several times: a peak is what the hardware can do, not what it does when shared."""
+    """Return the shortest of several times: a peak is what the hardware can do, not what it does when shared."""
     function()
     times = []
     for _ in range(repeats):
@@ -98,7 +98,7 @@ def _best(function: Callable[[], object], repeats: int = 7) -> float:
 
 
 def peaks() -> dict[str, float]:
-    """Largest sgemm rate and memory bandwidth (a = b + s c, 192 MB) found with all cores."""
+    """Return the largest sgemm rate and memory bandwidth (a = b + s c, 192 MB) found with all cores."""
     torch.set_num_threads(os.cpu_count() or 1)
     flops = 0.0
     for size in (1024, 2048):

@@ -32,7 +32,7 @@ class Measured:
     problem: str | None = None
 
     def with_run(self, report: dict[str, Any]) -> Measured:
-        """With another repeat."""
+        """Return the measurement with another repeat."""
         if "problem" in report:
             return replace(self, problem=report["problem"])
         return replace(self, rounds_a_second=(*self.rounds_a_second, 1 / report["seconds_a_round"]))
@@ -69,7 +69,7 @@ class Results:
     measured: tuple[Measured, ...]
 
     def of(self, workload: str) -> list[Measured]:
-        """The contestants on a workload, fastest first, those without a figure last."""
+        """Return the contestants on a workload, fastest first, those without a figure last."""
         rows = [row for row in self.measured if row.workload == workload]
         return sorted(rows, key=lambda row: (row.problem is not None, -row.median if not row.problem else 0.0))
 
@@ -81,28 +81,28 @@ class Results:
 
 
 def write_results(results: Results, path: Path) -> None:
-    """As JSON."""
+    """Write the results as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(asdict(results), indent=1) + "\n", encoding="utf-8")
 
 
 def results_of(machine: str) -> Path:
-    """The file with the latest results of a kind of machine, as `platform.machine` names it."""
+    """Return the file with the latest results of a kind of machine, as `platform.machine` names it."""
     return RESULTS / f"cpu-{machine}.json"
 
 
 def figure_of(machine: str) -> Path:
-    """Their figure."""
+    """Return the file of their figure."""
     return ROOT / "docs" / "images" / f"speed-{machine}.png"
 
 
 def machines() -> list[str]:
-    """The kinds of machine that there are results of."""
+    """Return the kinds of machine that there are results of."""
     return sorted(path.stem.removeprefix("cpu-") for path in RESULTS.glob("cpu-*.json"))
 
 
 def read_results(path: Path) -> Results:
-    """As `write_results` wrote them."""
+    """Read results as `write_results` wrote them."""
     values = json.loads(path.read_text(encoding="utf-8"))
     rows = tuple(
         Measured(**{**row, "rounds_a_second": tuple(row["rounds_a_second"])}) for row in values.pop("measured")
@@ -111,7 +111,7 @@ def read_results(path: Path) -> Results:
 
 
 def headline_rows(results: Results) -> tuple[list[str], Rows]:
-    """Rounds a second with their spread, against the plain loop and against the fastest peer."""
+    """Return rounds a second with their spread, against the plain loop and against the fastest peer."""
     heads = ["workload", "contestant", "version", "threads", "rounds/s", "min..max", "x plain", "x fastest peer"]
     rows = []
     for workload in results.data:
@@ -130,7 +130,7 @@ def headline_rows(results: Results) -> tuple[list[str], Rows]:
 
 
 def roofline_rows(results: Results) -> tuple[list[str], Rows]:
-    """Operations and bytes of a round, the rounds a second they allow at most, and how near the fastest of ours is."""
+    """Return operations and bytes of a round, the rounds a second they allow, and the share our fastest reaches."""
     heads = ["workload", "form", "GFLOP", "MB", "FLOP/byte", "limit", "rounds/s at most", "ours of it"]
     rows: Rows = []
     if not results.peaks:
@@ -188,7 +188,7 @@ def show(title: str, heads: list[str], rows: Rows) -> None:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Bars of rounds a second, ours in another colour, the spread of the repeats as a line."""
+    """Draw bars of rounds a second, ours in another colour, the spread of the repeats as a line."""
     from sifu.plots.style import BLUE, FAINT, GREY, ORANGE, figure_bytes, figure_style, headline, new_figure
 
     with figure_style():
@@ -222,7 +222,7 @@ def _title(workload: str) -> str:
 
 
 def _message(results: Results) -> str:
-    """The figure's message: how many times the fastest peer."""
+    """Return the figure's message: how many times the fastest peer."""
     parts = []
     for workload in results.data:
         good = [row for row in results.of(workload) if not row.problem]

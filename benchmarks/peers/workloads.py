@@ -104,7 +104,7 @@ class Softmax(nn.Module):
         self.linear = nn.Linear(features, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of a batch."""
+        """Return the scores of a batch."""
         type(self).seen += len(x)
         return self.linear(x)
 
@@ -120,7 +120,7 @@ class ConvNet(nn.Module):
         self.hidden, self.scores = nn.Linear(1024, 64), nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of a batch."""
+        """Return the scores of a batch."""
         type(self).seen += len(x)
         x = functional.max_pool2d(functional.relu(self.conv1(x)), 2)
         x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)
@@ -129,7 +129,7 @@ class ConvNet(nn.Module):
 
 
 def network(setting: Setting, *, seed: int = 0) -> nn.Module:
-    """The network of a setting: A starts from zeros, B at random."""
+    """Return the network of a setting: A starts from zeros, B at random."""
     if setting.name == "A":
         module = Softmax(setting.shape[0])
         for parameter in module.parameters():
@@ -141,7 +141,7 @@ def network(setting: Setting, *, seed: int = 0) -> nn.Module:
 
 
 def make(setting: Setting, folder: str | None = None) -> Workload:
-    """Real data from `folder` (or where sifu looks for them), synthetic data of the same shape otherwise."""
+    """Make a workload of real data from `folder` (or where sifu looks), else of synthetic data of the same shape."""
     from sifu.errors import InputError
 
     generator = np.random.default_rng(SEED)
@@ -175,7 +175,7 @@ def _real(
 
 
 def _synthetic(setting: Setting, generator: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Ten noisy prototypes with values in 0 to 1: something that can be learned, in the shape of the real data."""
+    """Return samples around ten prototypes with values in 0 to 1: learnable, in the shape of the real data."""
     classes = np.arange(setting.clients) * 10 // setting.clients
     y = np.repeat(classes[:, None], setting.samples, axis=1)
     if setting.partition != "one_class":
@@ -202,7 +202,7 @@ def save(workload: Workload, path: Path) -> None:
 
 
 def read(path: str | Path) -> Workload:
-    """A workload as `save` wrote it."""
+    """Read a workload as `save` wrote it."""
     with np.load(path) as file:
         first = tuple(file[f"first_{number}"] for number in range(sum(key.startswith("first_") for key in file.files)))
         return Workload(

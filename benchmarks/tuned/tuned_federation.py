@@ -164,7 +164,7 @@ def images_of(name: str, folder: Path, size: Size, device: str) -> Images:
 
 
 def public_backbone(folder: Path) -> EfficientNetLite0:
-    """The backbone with its ImageNet weights, from the packed file or from the package that ships them."""
+    """Return the backbone with its ImageNet weights, from the packed file or from the package that ships them."""
     backbone = EfficientNetLite0()
     packed = folder / BACKBONE
     if packed.exists():
@@ -179,7 +179,7 @@ def public_backbone(folder: Path) -> EfficientNetLite0:
 
 
 def pack(data: Path, folder: Path) -> None:
-    """The four data sets and the backbone without its last layer: 60 MiB."""
+    """Pack the four data sets and the backbone without its last layer: 60 MiB."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in sorted({job.data for job in JOBS}):
         shutil.copyfile(data / f"{name}.npz", folder / f"{name}.npz")
@@ -271,7 +271,7 @@ class Lane:
         self.flat.addcmul_(self.velocity, self.rate, value=-1.0)
 
     def train(self, begin: Tensor, batches: Tensor, result: Tensor) -> None:
-        """One client's round: from `begin`, a step for each row of `batches`, into `result`."""
+        """Train one client for a round: from `begin`, a step for each row of `batches`, into `result`."""
         with torch.cuda.stream(self.stream) if self.stream is not None else nullcontext():
             self.flat.copy_(begin)
             self.velocity.zero_()
@@ -304,7 +304,7 @@ class Tuner:
         self.backbone_numbers = self.lanes[0].backbone_numbers
 
     def tuned(self, groups: Sequence[Sequence[int]]) -> list[Tensor]:
-        """The vector of each group after all rounds apart; a group without members has the fresh one."""
+        """Return the vector of each group after all separate rounds; a group without members has the fresh one."""
         vectors = [self.fresh.clone() for _ in groups]
         results = torch.empty((len(self.shares), self.fresh.numel()), device=self.fresh.device)
         everyone = [(group, client) for group, members in enumerate(groups) for client in members]
@@ -329,7 +329,7 @@ class Tuner:
             torch.cuda.synchronize()
 
     def _batches(self, number: int, client: int) -> np.ndarray:
-        """A client's batches of a round: passes over its images, keyed by its place alone."""
+        """Return a client's batches of a round: passes over its images, keyed by its place alone."""
         own, wanted = self.shares[client], self.size.steps * self.size.batch
         generator = np.random.default_rng([self.seed, number, client])
         passes = [generator.permutation(own) for _ in range(-(-wanted // len(own)))]
@@ -357,7 +357,7 @@ class Tuner:
 
 
 def time_rounds(rounds: int, size: Size, device: str, lanes: Sequence[int]) -> None:
-    """Seconds a round for all clients of ten groups: the library's engine, and a script with captured steps.
+    """Time a round of all clients of ten groups: the library's engine, and a script with captured steps.
 
     Random images and weights, on which time does not depend. The library's clients have images of 32 pixels, which the
     network enlarges in every step; the script's were enlarged before.
@@ -431,7 +431,7 @@ def _time_library(
 
 
 def timed_round(work: Callable[[], object]) -> float:
-    """Seconds until everything that was handed to the device is done."""
+    """Return the seconds until everything that was handed to the device is done."""
     start = time.perf_counter()
     work()
     if torch.cuda.is_available():

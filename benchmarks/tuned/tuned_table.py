@@ -28,7 +28,7 @@ LINES = {
 
 
 def table_of(files: list[Path]) -> list[dict[str, object]]:
-    """One row for each federation, way and number of leavers.
+    """Return one row for each federation, way and number of leavers.
 
     Where two files have the same seed of it, the later one counts.
     """
@@ -69,7 +69,7 @@ def table_of(files: list[Path]) -> list[dict[str, object]]:
 
 
 def draw(table: list[dict[str, object]]) -> None:
-    """Accuracy against the number of single requests, on CIFAR-10 of Dirichlet 0.3 and CIFAR-100 iid."""
+    """Draw accuracy against the number of single requests, on CIFAR-10 of Dirichlet 0.3 and CIFAR-100 iid."""
     import matplotlib
 
     matplotlib.use("Agg")
