@@ -7,7 +7,7 @@
     outcome = run.forget(["client-007"])        # roll back, add noise, retrain, certify
     run.verify()                                # recompute every claim, offline
 
-Importing this package loads nothing heavy; torch comes in when something is trained.
+Importing this package is fast; torch is imported only when a model is needed.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ __all__ = [
     "write_report",
 ]
 _MODULES = ("audit", "report")
-"""`sifu.audit` and `sifu.report` are packages; `sifu.audit_run` and `sifu.write_report` do what they are for."""
+"""Packages that are also attributes of `sifu`; their main functions are `sifu.audit_run` and `sifu.write_report`."""
 _ELSEWHERE = {
     "Advice": "sifu.advice",
     "advise": "sifu.advice",

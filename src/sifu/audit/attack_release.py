@@ -73,7 +73,7 @@ class Audited:
         """Return a model as users get it: with noise on releases the stored release, or the model with fresh noise.
 
         Args:
-            model: The model as it is in the run folder.
+            model: Model stored in the run folder.
             node: Its node; None if it is not a model of the run.
             normals: Source of fresh noise; by default that of the audit.
         """

@@ -93,7 +93,7 @@ class SubjectAudit:
 
     @property
     def at_source(self) -> NodeDistance | None:
-        """True distance at the node that the subject's request went back to, or None."""
+        """True distance at the node that the subject's request rolled back to, or None."""
         return next((node for node in self.nodes if node.node == self.source), None)
 
     @property

@@ -127,7 +127,7 @@ class RunComparison:
         return int(others[self._generator.integers(len(others))])
 
     def _released(self, weights: Floats, node: int | None = None) -> Floats:
-        """Return a head as it is released."""
+        """Return the released form of a head."""
         released = self._audited.as_released(weights.ravel(), node, self._generator)
         heads: Floats = released.astype(np.float64).reshape(weights.shape)
         return heads

@@ -78,7 +78,7 @@ class Jobs:
                 stdout=printed,
                 stderr=told,
                 env=os.environ | {"SIFU_ACTOR": actor},
-                start_new_session=True,  # Ctrl-C at the console is not meant for it
+                start_new_session=True,  # Ctrl-C in the console must not stop the job
             )
         threading.Thread(target=self._wait, args=(job, process, out, err), daemon=True).start()
         return job

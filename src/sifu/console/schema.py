@@ -35,7 +35,7 @@ def check_body(schema: Mapping[str, Any], body: Any) -> None:
 
 
 def problems(schema: Mapping[str, Any], value: Any, name: str) -> Iterator[str]:
-    """Yield a sentence for everything in `value` that the schema forbids; `name` is what the value is called."""
+    """Yield a sentence for everything in `value` that the schema forbids; sentences call the value `name`."""
     if "enum" in schema and not any(_same(value, choice) for choice in schema["enum"]):
         yield f"{name} is one of {', '.join(map(str, schema['enum']))}, found {_short(value)}"
     if "const" in schema and not _same(value, schema["const"]):
@@ -75,7 +75,7 @@ def _problems_of_object(schema: Mapping[str, Any], value: Mapping[str, Any], nam
 
 
 def _is(kind: str, value: Any) -> bool:
-    """Return whether a value is of a JSON type; true and false are no numbers, 3.0 is a whole one."""
+    """Return whether a value has a JSON type; booleans are not numbers, and 3.0 is an integer."""
     if isinstance(value, bool) or not isinstance(value, _TYPES[kind]):
         return False
     return kind != "integer" or not isinstance(value, float) or value.is_integer()

@@ -31,7 +31,7 @@ HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "same-origin",  # with no-referrer, browsers hide the origin of our own forms, too
+    "referrer-policy": "same-origin",  # no-referrer would also hide the origin of our own forms
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
@@ -59,7 +59,7 @@ class RateLimit:
         now = time.monotonic()
         left, last = self._left.get(who, (self._burst, now))
         left = min(self._burst, left + (now - last) * self._rate)
-        if len(self._left) > 10_000:  # full buckets tell nothing
+        if len(self._left) > 10_000:  # forget visitors whose bucket is full again
             self._left = {key: entry for key, entry in self._left.items() if now - entry[1] < self._burst / self._rate}
         self._left[who] = (left - 1.0 if left >= 1.0 else left, now)
         return left >= 1.0
@@ -100,7 +100,7 @@ class Guard:
 
         async def receive_limited() -> Message:
             nonlocal size, whole
-            try:  # after the whole body only the disconnect follows, which may take long
+            try:  # no limit after the body: only the disconnect follows, perhaps much later
                 async with asyncio.timeout_at(None if whole else end):
                     message = await receive()
             except TimeoutError as error:

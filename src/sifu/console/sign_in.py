@@ -121,7 +121,8 @@ async def come_back(request: Request) -> Response:
             "had another account before, an operator revokes its entry and makes a new one"
         )
         return show("error.html", None, 403, sentence=sentence)
-    # A page of ours that leads on: the session's cookie is not sent on a way that began at another site.
+    # Show a page that leads to the console instead of redirecting: browsers do not send the session cookie on a
+    # redirect that began at another site.
     return enter(console, console.sessions.begin_for(token), show("signed_in.html", None))
 
 

@@ -1,6 +1,6 @@
 """Identity of clients: a name that the operator gives, and the public key of the client's node.
 
-A key is recorded as the SHA-256 of its PEM body, which every program computes alike.
+A key is recorded as the SHA-256 of its PEM body, which every program computes in the same way.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def stored_samples(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
             name = next(member for member in ("x.npy", "x_train.npy") if member in file.namelist())
             with file.open(name) as stream:
                 shape, dtype = _header(stream)
-    except Exception as error:  # as in read_arrays
+    except Exception as error:  # damaged files raise many exceptions, as in `read_arrays`
         raise InputError(f"{path} is not a readable npz file with x or x_train ({error})") from error
     return shape[1:], dtype
 

@@ -29,7 +29,7 @@ from torch._library.custom_ops import OPDEFS
 from sifu.errors import InputError
 
 INSTALLED = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "purelib", "platlib")})
-"""Folders of installed packages. Their modules are not searched: they fill caches of their own while they work."""
+"""Folders of installed packages. Their modules are not searched, because they fill their own caches during use."""
 _CODE = (FunctionType, MethodType, type, ModuleType, staticmethod, classmethod, property)
 _CACHE = type(functools.lru_cache(lambda: None))
 _ANY_VARIABLE = {"globals", "vars", "setattr", "modules", "import_module", "__import__", "__dict__"}
@@ -145,7 +145,7 @@ def _of_code(value: Any, seen: set[int], closure: bool = True) -> Iterator[tuple
     Args:
         value: A function, or anything else, which has none.
         seen: Functions and classes that were searched, by `id`; it is extended.
-        closure: Whether the function's own closure is shared, too.
+        closure: True if the function's own closure is also shared.
     """
     value = getattr(value, "__func__", getattr(value, "fget", value))
     if isinstance(value, functools.partial):
@@ -181,7 +181,7 @@ def _of_code(value: Any, seen: set[int], closure: bool = True) -> Iterator[tuple
 
 
 def _of_variable(name: str, value: Any, names: set[str], seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield a variable that code names, or what is shared in the class, function or module that it holds."""
+    """Yield a variable that code names, or the shared variables of the class, function or module that it refers to."""
     if isinstance(value, ModuleType):
         yield from _attributes(name, value, names, {id(value)})
     elif isinstance(value, type):
@@ -194,7 +194,7 @@ def _of_variable(name: str, value: Any, names: set[str], seen: set[int]) -> Iter
 
 
 def _attributes(path: str, owner: Any, names: set[str], seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield the values that code keeps under these `names` in a package, its modules and its classes."""
+    """Yield the values stored under these `names` in a package, its modules and its classes."""
     for name in sorted(names & vars(owner).keys()):
         value = vars(owner)[name]
         if isinstance(value, ModuleType | type):
@@ -228,7 +228,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _is_users(name: str | None) -> bool:
-    """Return whether a module of Python is neither installed nor part of sifu."""
+    """Return whether a Python module is the user's own: neither installed nor part of sifu."""
     if name is None or name.partition(".")[0] in ("sifu", "builtins", *sys.stdlib_module_names):
         return name == "__main__"
     file = getattr(sys.modules.get(name), "__file__", None)
@@ -261,7 +261,7 @@ def _digest(value: Any, depth: int = _DEPTH) -> str:
 
 
 def _parts(value: Any) -> dict[str, Any] | None:
-    """Return the parts of a value that cannot be read as a whole; None if it has none that belong to the user."""
+    """Return the user's parts of a value that cannot be read as a whole; None if it has no such parts."""
     if isinstance(value, GeneratorType):
         frame = value.gi_frame
         return {} if frame is None else {"place": frame.f_lasti} | frame.f_locals

@@ -240,7 +240,7 @@ def _input_shape(spec: Spec, stored: dict[str, Any] | None) -> list[int] | None:
 
 
 def _normalisation(spec: Spec) -> dict[str, Any] | None:
-    """Return the divisor of bytes, and mean and deviation by channel; None if numbers are used as they are."""
+    """Return the divisor of bytes, and mean and deviation by channel; None if numbers are used unchanged."""
     constants = scale_of(spec.data.name)
     if constants is None:
         return {"divide_bytes_by": 255.0, "mean": None, "deviation": None} if spec.data.name == NPZ else None

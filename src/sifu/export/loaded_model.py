@@ -113,8 +113,8 @@ class LoadedModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores of raw samples `x`, one row each.
 
-        Bytes are scaled like the clients'; other numbers are used as they are. Images may have their channels first, or
-        in the position of the data file. Rows of a table must be as `inputs_of` reads them from a file.
+        Bytes are scaled like those of the clients; other numbers are used unchanged. Images may have their channels
+        first, or in the position of the data file. Rows of a table must be as `inputs_of` reads them from a file.
         """
         samples = self._mapped(self._samples(x))
         try:
@@ -241,7 +241,7 @@ class LoadedModel(nn.Module):
     def _samples(self, x: Tensor) -> Tensor:
         """Return samples in the type and shape that the model takes, as far as they are known."""
         dtype, expected = self.description["dtype"], self.description["input_shape"] or self._row_shape()
-        handed_over = self.description["data"] == PYTHON  # samples given by a program are used as they are
+        handed_over = self.description["data"] == PYTHON  # samples given by a program are used unchanged
         if x.dtype == torch.uint8 and not handed_over:
             scale, normalise = scale_of(self.description["data"]), self.description["normalise"]
             scaled = scale_features(x.cpu().numpy(), scale, dtype=dtype, flat=self.takes_rows, normalise=normalise)

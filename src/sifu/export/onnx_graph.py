@@ -159,7 +159,7 @@ def _through_networks(graph: Graph, description: dict[str, Any], networks: Mappi
 
 
 def _network_features(graph: Graph, mapping: FeatureMap, samples: str) -> str:
-    """Add the features of a map through networks, concatenated in block order, as doubles; return their name."""
+    """Add the features that a map's networks compute, concatenated in block order, as doubles; return their name."""
     if isinstance(mapping, NetworkFeatures):
         return _scaled(graph, mapping, samples, _exported_map(mapping))
     assert isinstance(mapping, TunedFeatures)  # no other map uses several networks
@@ -198,7 +198,7 @@ def _nodes(graph: Graph, exported: Any, module: torch.nn.Module, samples: str) -
 
 
 def _exported(module: torch.nn.Module, example: torch.Tensor) -> tuple[Any, int]:
-    """Return a module as torch's exporter writes it, and the number of outputs per sample."""
+    """Export a module with torch; return the result and the number of outputs per sample."""
     try:
         from onnxscript.optimizer import fold_constants, remove_unused_nodes
     except ImportError as error:
@@ -222,7 +222,7 @@ def _exported(module: torch.nn.Module, example: torch.Tensor) -> tuple[Any, int]
             remove_unused_nodes(program.model)
     except Exception as error:  # a user's module may raise any exception
         cause: BaseException = error
-        while cause.__cause__ is not None:  # torch's own error is a page of advice: the first one names the operation
+        while cause.__cause__ is not None:  # the first error in the chain names the operation
             cause = cause.__cause__
         why = " ".join(str(cause).split())[:300]
         raise InputError(f"torch cannot export the network ({why}): {INSTEAD}") from error

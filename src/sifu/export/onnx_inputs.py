@@ -248,7 +248,7 @@ def _stored_samples(graph: Graph, description: dict[str, Any], width: int | None
     shape = list(stored["shape"])
     element = np.dtype(np.uint8 if stored["bytes"] else np.float64)
     samples = graph.input("x", graph.helper.np_dtype_to_tensor_dtype(element), shape)
-    moves = description["data"] != PYTHON  # samples given by a program are used as they are
+    moves = description["data"] != PYTHON  # samples given by a program are used unchanged
     if moves and len(shape) == 2:
         shape = [1, *shape]
         samples = graph.add("Unsqueeze", samples, graph.constant(np.array([1], np.int64)))

@@ -286,7 +286,7 @@ class Recovery:
         Args:
             noise_std: Size of the noise.
             rounds: Rounds since the noise was added, k.
-            position: Rounds behind the model now, c + k.
+            position: Number of rounds of the current model, c + k.
         """
         last = float(len(self.losses) - 1)
         rehearsed = np.interp(rounds, np.arange(last + 1.0), np.log(self.losses))

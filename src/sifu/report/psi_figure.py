@@ -151,7 +151,7 @@ def _draw_start(axes: Axes, branch: Branch, lane_of: dict[int, int], *, crowded:
 
 
 def _label_sources(axes: Axes, shown: tuple[Branch, ...], lane_of: dict[int, int]) -> None:
-    """Label each model that a request went back to, once."""
+    """Label each model that a request rolled back to, once."""
     starts = {branch.branch: branch.start for branch in shown}
     for branch, position in sorted({branch.source for branch in shown if branch.source is not None}):
         if branch in lane_of and position > 0:

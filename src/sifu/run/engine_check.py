@@ -244,7 +244,7 @@ def check_as_specified(spec: Spec, facts: TrainingFacts) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a fact as it is recorded."""
+    """Return the recorded form of a fact."""
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 

@@ -18,15 +18,15 @@ def staying_without(view: RunView, clients: Sequence[str], *, records: bool = Fa
     Args:
         view: View of the run.
         clients: Clients of the request.
-        records: Whether only some of their records are forgotten. Such a client stays, although it is not active until
-            it has joined again.
+        records: True if only some of their records are forgotten. Such a client stays, although it is not active until
+            it has rejoined.
     """
     named = view.indices(clients)
     return np.union1d(view.active, named) if records else np.setdiff1d(view.active, named)
 
 
 def consequences(view: RunView, staying: ClientIndices) -> tuple[str, ...]:
-    """Return what it means that only these clients are left; empty if it means nothing in particular.
+    """Return sentences on the consequences if only these clients are left; empty if there are none.
 
     Args:
         view: View of the run.

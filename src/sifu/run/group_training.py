@@ -48,7 +48,7 @@ LARGEST_PSI = 1e300
 
 @dataclass
 class _Group:
-    """A group in training: its model, the node that holds it, and what went into it."""
+    """A group in training: its model, the node that holds it, and the members and rounds that made it."""
 
     group: int
     active: ClientIndices

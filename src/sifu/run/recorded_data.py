@@ -3,7 +3,7 @@
 The order is: founders, clients that joined later, and clients that rejoined with fewer records. Every command that
 computes reads a run's data again. Clients that joined from a file are read from it. A client that rejoined after some
 of its records were forgotten has the same source. If the source still holds the forgotten rows, they are dropped here;
-if its owner removed them, the source is used as it is.
+if its owner removed them, the source is used unchanged.
 
 Data of clients that left may be missing. An engine numbers clients as the record does, so it gets a stand-in for each:
 as many samples, all zeros. Nothing trains on a stand-in and nothing is measured on it (`Engine.absent`).

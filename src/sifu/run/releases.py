@@ -36,14 +36,15 @@ AT_ONCE = ("training", "release")
 
 
 GRID_BITS = 8
-"""Released weights are multiples of a power of two, this many bits below the noise."""
+"""Precision of released weights: multiples of a power of two, at most sigma / 2^`GRID_BITS`."""
 
 
 def with_noise(head: Vector, noise_std: float, normals: NormalSource) -> Vector:
-    """Return a head as it is released: with noise, rounded to a grid.
+    """Return the released form of a head: with noise, rounded to a grid.
 
-    The last bits of Gaussian noise in floating point tell which head it was added to: few sums are possible for a given
-    head. Rounded to a step of at most sigma / 2^`GRID_BITS`, they tell nothing (docs/theory.md, section 14.7).
+    In floating point, the last bits of a head plus Gaussian noise reveal the head, because only few sums are possible
+    for a given head. Rounded to a step of at most sigma / 2^`GRID_BITS`, they reveal nothing (docs/theory.md, section
+    14.7).
 
     >>> with_noise(np.zeros(2), 3.0, np.random.default_rng(0)) * 2.0**7
     array([ 48., -51.])
@@ -158,7 +159,7 @@ def guarantee_of_all(
 ) -> BeforeAfter | None:
     """Return the guarantee against an observer of all releases, for each of `clients` or each of their records.
 
-    A demand of the terms that is met is stated as it is. Anything else is rounded up to two digits, because the exact
+    A demand of the terms that is met is stated unchanged. Anything else is rounded up to two digits, because the exact
     figure is a function of the client's data.
 
     Args:

@@ -44,7 +44,7 @@ ACTIVE = "active"
 
 
 def evaluation_row(node: int, subset: str, evaluation: Evaluation) -> EvaluationRow:
-    """Return an evaluation as it is recorded.
+    """Return the row that records an evaluation.
 
     Raises:
         RoundRejectedError: If the loss is not finite.

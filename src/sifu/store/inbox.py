@@ -95,7 +95,7 @@ def messages(folder: Path) -> list[Message]:
             posted = entry.stat(follow_symlinks=False).st_mtime_ns
             waiting.append((posted, entry.name, _read(Path(entry.path), posted / 1e9)))
         except FileNotFoundError:
-            continue  # it was ingested just now
+            continue  # the writer has just ingested it
     return [message for _, _, message in sorted(waiting, key=lambda entry: entry[:2])]
 
 
@@ -128,7 +128,7 @@ def _read(path: Path, posted: float) -> Message:
     try:
         text = _first_bytes(path)
         content = read_json(text) if len(text) <= LARGEST_MESSAGE_BYTES else None
-        canonical_json(content)  # reject content that the ledger cannot hold (NaN, half a character)
+        canonical_json(content)  # reject content that the ledger cannot hold (NaN, lone surrogates)
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -90,7 +90,7 @@ def write_key(path: Path, key: Any, *, like_the_old: bool = False) -> str:
     Args:
         path: File to write.
         key: Private key.
-        like_the_old: True if the key replaces an encrypted one. It must then be encrypted, too; the passphrase typed
+        like_the_old: True if the key replaces an encrypted one. It must then be encrypted as well; the passphrase typed
             for the old key is used if the environment has none.
 
     Returns:
@@ -308,7 +308,7 @@ def signs_of_an_older_database(reader: RunReader, *, head_may_be_missing: bool =
         try:
             seq, head = _named_by(read_plain(certificate))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            continue  # verification reports what is wrong with it
+            continue  # verification reports the unreadable file
         if hashes.get(seq) != head:
             yield f"certificate {certificate.name} was issued after event {seq}, which the database does not have"
 
@@ -451,7 +451,7 @@ class Signer:
             self.key = load_key(folder, public_key)
         except (InputError, RunDamagedError) as error:
             self.reason = str(error)
-            self.lost = isinstance(error, RunDamagedError)  # missing or wrong, rather than locked by a passphrase
+            self.lost = isinstance(error, RunDamagedError)  # missing or wrong, not merely locked by a passphrase
         self._said = False
 
     def sign(self, run: str, event: Event) -> bytes | None:

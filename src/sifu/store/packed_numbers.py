@@ -1,8 +1,8 @@
 """Whole numbers in fewer bytes, exactly: the numbers of statistics files (docs/store.md, section 5a).
 
 Statistics are int64 and rows int32, but most of their high bytes only repeat the sign. A number of 2h bytes is divided
-into its lower half, h bytes as they are, and its upper half, a signed number of h bytes. Upper halves are stored in
-runs of `RUN` numbers, each run in the fewest of 0, 1, 2 or 4 bytes per number that hold all of it. This halves rows of
+into its lower half, h unchanged bytes, and its upper half, a signed number of h bytes. Upper halves are stored in runs
+of `RUN` numbers, each run in the fewest of 0, 1, 2 or 4 bytes per number that hold all of it. This halves rows of
 features and saves a third of a sum, at the speed of a copy.
 """
 

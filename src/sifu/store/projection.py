@@ -386,7 +386,7 @@ class NewEvent:
     for_good: bool = False
 
     def content(self) -> dict[str, Any]:
-        """Return the payload with all parts that are known before anything is written."""
+        """Return the payload, completed with all parts that do not depend on the files to write."""
         parts = {
             "dropped_models": [int(node) for node in self.dropped_models],
             "dropped_updates": list(self.dropped_updates),

@@ -137,7 +137,7 @@ class RunReader(HistoryReader):
         return clients
 
     def read_clients(self) -> tuple[ClientProfile, ...]:
-        """Read all clients of the run, by index, from the table as it is now."""
+        """Read all clients of the run, by index, from the table without the cache."""
         rows = self.query("SELECT name, samples, local_steps, smoothness, curvature FROM clients ORDER BY client")
         return tuple(ClientProfile(*row) for row in rows)
 

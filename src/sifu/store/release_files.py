@@ -1,7 +1,7 @@
 """Released heads of runs with `release.noise`: one file in `releases/`, and the events that record releases.
 
 The models in `models/` are the solved heads and never leave the folder. Without `release.noise` the current model is
-released as it is, and this module is not used.
+released unchanged, and this module is not used.
 """
 
 from __future__ import annotations

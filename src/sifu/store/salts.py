@@ -1,9 +1,9 @@
 """Salts of the clients' sample digests, in a file that can be erased.
 
-The ledger keeps a digest of each client's samples for ever. The digest is salted, and only `salts.json` holds the salt.
-When a client is forgotten, its salt is erased; its digest can then no longer confirm a guess of the client's samples.
-A client that has some of its records forgotten keeps its salt until it has joined again with its remaining records.
-Clients in a Flower federation do not disclose their samples and have neither digest nor salt.
+The ledger keeps a digest of each client's samples permanently. The digest is salted, and only `salts.json` holds the
+salt. When a client is forgotten, its salt is erased; its digest can then no longer confirm a guess of the client's
+samples. A client that has some of its records forgotten keeps its salt until it has joined again with its remaining
+records. Clients in a Flower federation do not disclose their samples and have neither digest nor salt.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Updates are stored in one safetensors file per kept round, with one flat tensor per client, named by client index.
 
-The ledger keeps a digest of every update for ever. The digest is salted, and only the file holds the salt: once the
+The ledger keeps a digest of every update permanently. The digest is salted, and only the file holds the salt: once the
 update is erased, the digest cannot confirm a guess of it.
 
 A file is never changed. To remove a client, a new file without it is written, an event names the new file and drops the
@@ -440,7 +440,7 @@ def _write(
 
 
 def part_name(part: Part) -> str:
-    """Return a part as it is written in file names.
+    """Return the name of a part for file names.
 
     >>> [part_name(part) for part in ((), (3,), (0, 2))]
     ['public', '3', '0-2']

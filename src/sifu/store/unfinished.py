@@ -235,7 +235,7 @@ def unfinished_copies_in(folder: Path) -> list[Path]:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries if entry.name.startswith(files.TEMPORARY_PREFIX + "sifu-")]
     except OSError:
-        return []  # a folder that may not be listed; its owner's commands clean it up
+        return []  # the folder cannot be listed; commands of its owner clean it up
     paths = sorted({folder / match[0] for name in names if (match := _NAME.match(name))})
     return [path for path in paths if not _is_held(path)]
 
@@ -303,7 +303,7 @@ def _is_held(path: Path) -> bool:
     try:
         descriptor = _hold(path)
     except OSError:
-        return True  # not permitted to open it: leave it alone
+        return True  # this account may not open it
     if descriptor is not None:
         os.close(descriptor)
     return descriptor is None and os.path.lexists(path)

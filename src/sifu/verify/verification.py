@@ -94,10 +94,10 @@ def verify_run(
     result = Verification(str(folder))
     if folder.is_dir():
         result.problems.extend(f"folder: {problem}" for problem in strange_files(folder))
-    if result.problems:  # reading on might never end, or lead to another folder
+    if result.problems:  # reading such files could block, or leave the folder
         result.checked.append("folder")
         return result
-    kept = files_of_witnesses()  # before the run is read: later checkpoints are no contradiction
+    kept = files_of_witnesses()  # read before the run, so that no checkpoint is newer
     with RunReader(folder) as reader, reader.snapshot():
         if is_locked(folder):
             result.notes.append("the run is in use: files that its writer is changing were not checked")
@@ -144,7 +144,7 @@ def verify_run(
                 if not result.problems:
                     raise
                 result.problems.append(f"{name}: {error}")
-            except Exception as error:  # tampered data can make any check fail; that is a problem, too
+            except Exception as error:  # tampered data can make any check raise; report it as a problem
                 result.problems.append(f"{name}: cannot be recomputed: {type(error).__name__}: {error}")
             if name not in result.checked:
                 result.checked.append(name)

@@ -33,12 +33,12 @@ class Backbone(Protocol):
 
 
 class Reading(nn.Module, abc.ABC):
-    """A module that turns samples into rows of features through a network."""
+    """A module that computes rows of features from samples with a network."""
 
     @property
     @abc.abstractmethod
     def features(self) -> int:
-        """Number of features of a sample; 0 if only running the network shows it."""
+        """Number of features of a sample; 0 if it is unknown until the network is run."""
 
     @property
     @abc.abstractmethod
@@ -98,7 +98,7 @@ class DeepNetwork(Reading):
     def _rows(self, x: Tensor) -> Tensor:
         if not self.blocks:
             return F.normalize(self.backbone(x).flatten(1), dim=1)
-        assert isinstance(self.backbone, Backbone)  # `deep_network` refuses others
+        assert isinstance(self.backbone, Backbone)  # `deep_network` refuses other modules
         taken = self.backbone.activations(x)[-1 - self.blocks :]
         return torch.cat([F.normalize(pooled(part), dim=1) for part in taken], dim=1)
 

@@ -171,7 +171,7 @@ class Projected(Reading):
 
     @property
     def features(self) -> int:
-        """Number of features of a sample; 0 if only running the network shows it."""
+        """Number of features of a sample; 0 if it is unknown until the network is run."""
         if self.project is not None:
             return self.project.shape[1]
         return self.network.features if isinstance(self.network, Reading) else 0

@@ -289,7 +289,7 @@ class Messenger:
             more: Additional entries of `config`.
         """
         blueprint, shown = self._federation.blueprint, self.shown
-        networks = {} if kind == SEND_MASKED_STATISTICS else self.networks  # sent with the preparation
+        networks = {} if kind == SEND_MASKED_STATISTICS else self.networks  # these were sent with `PREPARE_STATISTICS`
         own = blueprint.evaluate_config if kind == EVALUATE else None
         messages = {}
         for client, node in nodes.items():

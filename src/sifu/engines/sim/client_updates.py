@@ -6,7 +6,7 @@
 or a multiple of the model the round started from). Then mean = base + m with m = sum_i w_i u_i, and
 drift_i = ||u_i - m||, independent of the base. Everything is computed in float64, whatever the type of the models.
 Every norm is an upper bound of the distance to the *exact* mean (section 6.2 derives the errors). The u_i are given as
-rows, or as duals u_i = X_i' V_i of linear models trained between samples, which avoids computing u_i.
+rows, or as duals u_i = X_i' V_i of linear models trained in sample space, which avoids computing u_i.
 
 Clipped updates with noise: theta' = theta + g sum_i w_i (c_i + z C xi_i) with ||c_i|| <= C.
 

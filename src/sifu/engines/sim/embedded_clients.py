@@ -62,9 +62,8 @@ class Block:
     """Padded data of some clients; outputs precede rows.
 
     `x` (clients, rows, width) has the bias column last. `targets` (clients, outputs, rows) are encoded. `row_weights`
-    (clients, 1, rows) are 1/n_i on the n_i true rows and 0 on padding. `gram` holds x x' of each client if steps in the
-    space of samples are cheaper than steps in the space of features; otherwise it is None. `lengths` are ||X_i||_F,
-    rounded up.
+    (clients, 1, rows) are 1/n_i on the n_i true rows and 0 on padding. `gram` holds x x' of each client if steps in
+    sample space are cheaper than steps in feature space; otherwise it is None. `lengths` are ||X_i||_F, rounded up.
     """
 
     clients: ClientIndices
@@ -147,7 +146,7 @@ class Part:
 
     @functools.cached_property
     def gram(self) -> Tensor | None:
-        """X_i X_i' of each client if steps between samples are cheaper, else None."""
+        """X_i X_i' of each client if steps in sample space are cheaper, else None."""
         return None if self.block.gram is None else self._take(self.block.gram)
 
     @property

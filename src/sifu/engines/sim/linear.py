@@ -4,19 +4,20 @@ With X (n x d, bias column included), W (d x C) and residual rows r(z) = df/dz, 
 
     gradient = X' (weights * r(X W)),     weights 1/b on the rows of the batch and 0 elsewhere.
 
-**Between features** a step multiplies by X twice. **Between samples** it never uses X: every iterate is
+**In feature space** a step multiplies by X twice. **In sample space** it never uses X: every iterate is
 W_k = a_k W_0 + X' V_k, so with G = XX' (computed once) and Z_0 = X W_0 the outputs are a_k Z_0 + G V_k. SGD with decay
 and momentum is linear, so it acts on the pair (a, V) with gradient (0, weights * r). With few samples per client and
 many features this is far cheaper: 60 samples of 784 features need 1/13 of the work per step. The mean of the round and
 the drifts also follow from V, without the local models (`sim.client_updates`). This is done in float64 for clients with
 at most a few rows per output; otherwise computing X'V is cheaper or more precise.
-Clipping a gradient X'V needs its norm, ||X'V||^2 = <V, G V>. In float64 clipped steps are taken between features,
+
+Clipping a gradient X'V needs its norm, ||X'V||^2 = <V, G V>. In float64 clipped steps are taken in feature space,
 where the norms are precise enough for a proof. Both variants agree with the plain loop up to rounding;
 `sifu.engines.sim.float_rounding` bounds the error of either.
 
 Outputs precede rows: scores are (clients, C, n) and models (C, d), so that sums over outputs run along long rows.
 
-Softmax regression with whole batches, between samples, uses several cores. One function, of torch operations only,
+Softmax regression with whole batches, in sample space, uses several cores. One function, of torch operations only,
 trains a set of clients. TorchScript runs it without Python's lock, so each thread trains its own clients. If the
 function cannot be compiled, it runs as Python with the same bits (`sifu.engines.sim.threads`). A client's bits depend
 neither on the number of threads nor on the other participants.
@@ -77,7 +78,7 @@ class VectorisedTrainer:
         self._shape = (model.features + 1, model.outputs)
         (width, outputs), training = self._shape, plan.training
         padded = padded_rows(plan.samples, training.batch_size)
-        # Norms computed between samples are too imprecise for the rounding allowance (`float_rounding`).
+        # Norms computed in sample space are too imprecise for the rounding allowance (`float_rounding`).
         may_work_between_samples = not (training.clip and plan.dtype == "float64")
         self._blocks = [
             make_block(
@@ -329,10 +330,10 @@ def _share_after(training: LocalTraining, steps: int) -> float:
 
 
 def cheaper_between_samples(samples: int, width: int, training: LocalTraining) -> bool:
-    """Return whether K steps need fewer multiplications between samples than between features.
+    """Return whether K steps need fewer multiplications in sample space than in feature space.
 
-    A step on b of n rows costs about b n between samples and 2 b d between features (3 b d including the copy of a
-    batch). Steps between samples cost another 2 n d once.
+    A step on b of n rows costs about b n in sample space and 2 b d in feature space (3 b d including the copy of a
+    batch). Steps in sample space cost another 2 n d once.
     """
     seen = training.steps * min(samples, training.batch_size or samples)
     if training.whole_batches(samples):

@@ -95,7 +95,7 @@ def _unlearning(body: Mapping[str, Any]) -> tuple[Support, str]:
 
 
 def _withdrawal(body: Mapping[str, Any]) -> tuple[Support, str]:
-    """Answer for 12.5.3: a withdrawal of consent goes the way of a deletion, and inference stops."""
+    """Answer for 12.5.3: a withdrawal of consent is handled like a deletion, and inference stops."""
     status, reason = _propagation(body)
     if status == "not supported":
         return status, reason

@@ -8,9 +8,9 @@ and the head of the remaining clients is W = (G / 2^2a + lambda I)^-1 (H / 2^(a+
 (docs/theory.md, section 14). All quantities before W are integers. After a client is subtracted, the sums are
 therefore, bit for bit, those of a federation that never had it.
 
-`fixed_point` has the numbers a, b, c, k; `rows` keeps samples as they are where that is smaller; `sums` turns labels
-into t and computes, adds, subtracts and digests (G, H, n, q); `statistics_check` refuses statistics that no data can
-have; `ridge` chooses lambda and solves for W.
+`fixed_point` has the numbers a, b, c, k; `rows` stores samples instead of sums where that is smaller; `sums` turns
+labels into t and computes, adds, subtracts and digests (G, H, n, q); `statistics_check` refuses statistics that no data
+can have; `ridge` chooses lambda and solves for W.
 """
 
 from sifu.theory.closed_form.fixed_point import FixedPoint

@@ -222,7 +222,7 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
             participants = chunk.participants[ahead, mine]
             evaluation = None
             if len(looked_at) and is_evaluated(wanted.stop, at + 1, stream.accuracy):
-                evaluated = chunk.evaluated.get(ahead + 1)  # None if the device could not know that it is needed
+                evaluated = chunk.evaluated.get(ahead + 1)  # None if it was not evaluated in advance
                 clients = np.asarray(looked_at)
                 evaluation = (
                     self.evaluate(self._model_of(chunk, ahead), clients)

@@ -1,10 +1,10 @@
 """Rounds of a linear model for many lanes at once, in float64 (or float32), one captured graph per round.
 
-The arithmetic is that of `engines.sim.linear`: steps between samples if clients have few of them (W_k = a_k W_0 +
-X'V_k, so a step needs only G = XX'), otherwise steps between features. The local models are always computed and
+The arithmetic is that of `engines.sim.linear`: steps in sample space if clients have few samples (W_k = a_k W_0 +
+X'V_k, so a step needs only G = XX'), otherwise steps in feature space. The local models are always computed and
 measured directly, because on a GPU their memory costs less than computing drifts without them.
-`engines.sim.float_rounding` bounds any order of sums. As in `engines.sim.linear`, clipped steps in float64 are taken
-between features only.
+`engines.sim.float_rounding` bounds any order of sums. As in `engines.sim.linear`, clipped steps in float64 are taken in
+feature space only.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LinearProgram(Program):
 
     @staticmethod
     def gram_of(samples: Tensor, training: LocalTraining) -> Tensor | None:
-        """Return XX' of each client; None if steps between features are cheaper or needed for precise norms."""
+        """Return XX' of each client; None if steps in feature space are cheaper or needed for precise norms."""
         _, rows, width = samples.shape
         if training.clip and samples.dtype == torch.float64:
             return None
