@@ -107,7 +107,7 @@ def say(text: str) -> None:
 
 
 def on_disk(run: sifu.Run, folder: Path) -> dict[str, Any]:
-    """Bytes of the database, of the table of participations with its index, and both for each participation."""
+    """Return the bytes of the database, and per participation those of the database and of the participation table."""
     reader = run.reader()
     try:
         taken = int(reader.query("SELECT COUNT(*) FROM participation")[0][0])

@@ -24,7 +24,7 @@ def mean_total(repeats: list[list[dict[str, Any]]]) -> float:
 
 
 def judged_best(grid: dict[float, list[list[dict[str, Any]]]]) -> tuple[float, float]:
-    """Sigma and mean rounds of the grid's best: chosen by every second draw, judged by the others, both ways round."""
+    """Return sigma and mean rounds of the grid's best: chosen by half of the draws, judged by the other, both ways."""
     repeated = {sigma: repeats for sigma, repeats in grid.items() if len(repeats) > 1}
     chosen = min(repeated or grid, key=lambda sigma: (mean_total(grid[sigma]), sigma))
     if not repeated:

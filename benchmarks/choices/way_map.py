@@ -91,7 +91,7 @@ def settings_of(row: Row) -> dict[str, str]:
 
 
 def noise_by_scale(rows: Sequence[Row]) -> Iterable[Measured]:
-    """A linear model by noise chosen at the request: first requests of one client, or of ten where that was not run."""
+    """Yield a linear model by noise chosen at the request: first requests of one client, or else of ten."""
     rounds: dict[tuple[int, str, str], list[int]] = {}
     for row in rows:
         settings = settings_of(row)

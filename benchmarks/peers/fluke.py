@@ -42,7 +42,7 @@ class Asked(FederationObserver):
 
 
 def run(workload: Workload, watch: Stopwatch, threads: int) -> None:
-    """`FedAVG.run` without evaluation; clients forget their optimizer, so that momentum starts anew each round."""
+    """Run `FedAVG.run` without evaluation; clients forget their optimizer, so that each round resets the momentum."""
     setting = workload.setting
     environment = FlukeENV()
     environment.set_device("cpu")
