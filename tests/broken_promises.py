@@ -31,7 +31,7 @@ class Control:
     psi_scale: float = 1.0
 
     def findings(self) -> Findings:
-        """Empty findings for this control."""
+        """Return empty findings for this control."""
         return Findings(psi_scale=self.psi_scale)
 
     def is_caught(self, findings: Findings) -> bool:
@@ -41,7 +41,7 @@ class Control:
 
 @contextmanager
 def half_the_noise() -> Iterator[None]:
-    """sigma is recorded, sigma/2 is added."""
+    """Record sigma, but add noise of sigma/2."""
 
     def less(model: Vector, noise_std: float, normals: NormalSource) -> Vector:
         return add_noise(model, noise_std / 2.0, normals)
@@ -52,7 +52,7 @@ def half_the_noise() -> Iterator[None]:
 
 @contextmanager
 def hit_groups_left_in() -> Iterator[None]:
-    """A merge takes every finished group, also those that held the client."""
+    """Merge every finished group, also those that held the client."""
 
     def all_parts(models: Mapping[int, GroupModelRow], rounds: int, clients: object) -> tuple[GroupModelRow, ...]:
         return tuple(row for _, row in sorted(models.items()) if row.rounds == rounds)
@@ -63,7 +63,7 @@ def hit_groups_left_in() -> Iterator[None]:
 
 @contextmanager
 def statistics_left_in() -> Iterator[None]:
-    """Only the counts of a client are taken out of the sum; its samples' products stay."""
+    """Take only the counts of a client out of the sum; its samples' products stay."""
 
     def counts_only(self: RunningSum, part: Statistics) -> None:
         self._samples -= part.samples
@@ -74,7 +74,7 @@ def statistics_left_in() -> Iterator[None]:
 
 @contextmanager
 def levels_by_wish() -> Iterator[None]:
-    """Certificates state the best level there is, whatever their premises say."""
+    """State the best level there is in certificates, whatever their premises say."""
 
     def best(premises: object, *, exact: bool, fresh: bool = False) -> str:
         return "exact" if exact else "proven"

@@ -97,7 +97,7 @@ class Findings:
 
 
 def delta_at(ratio: float, epsilon: float) -> float:
-    """delta of N(0, 1) against N(ratio, 1) at epsilon (Balle and Wang 2018, theorem 8), in fifty digits."""
+    """Return delta of N(0, 1) against N(ratio, 1) at epsilon (Balle and Wang 2018, theorem 8), in fifty digits."""
     if ratio == 0.0:
         return 0.0
     with mpmath.workdps(50):
@@ -113,7 +113,7 @@ class Truth(CounterfactualRuns):
         self.findings = findings
 
     def violation(self, kind: str, request: str, what: str) -> None:
-        """A statement of the run that is not true."""
+        """Record a statement of the run that is not true."""
         row = {"kind": kind, "seed": self.journey.seed, "family": self.journey.family, "request": request, "what": what}
         if row not in self.findings.violations:
             self.findings.violations.append(row)
@@ -121,7 +121,7 @@ class Truth(CounterfactualRuns):
     # -- exact: no bit of the forgotten is left ------------------------------------------------------------------
 
     def check_exact(self, carried_out: Collection[str]) -> None:
-        """The current model, made again without those certified as exact, whose data are replaced besides."""
+        """Make the current model again without those certified as exact, and with other data in their place."""
         if not self.done or self.done[-1]["request"] not in carried_out:
             return
         latest = self.done[-1]
@@ -188,7 +188,7 @@ class Truth(CounterfactualRuns):
         return self.models(self.engine, (), self.record.nodes)
 
     def check_replay(self) -> None:
-        """The run itself, executed again, gives every model in the folder bit for bit; noise and merges too."""
+        """Check that executing the run again gives every model in the folder bit for bit; noise and merges too."""
         for node, model in self.on_disk().items():
             again = self.real[node]
             if again is not None and not self.same(again, model):
@@ -207,7 +207,7 @@ class Truth(CounterfactualRuns):
         return subjects
 
     def counterfactuals(self) -> dict[int, list[int]]:
-        """Everyone who was forgotten, as they asked; and two who may ask one day."""
+        """Return everyone who was forgotten, as they asked, and two clients who may ask one day."""
         forgotten = {client for clients in self.subjects.values() for client in clients}
         active = [client for client in self.record.clients if client not in forgotten]
         return self.subjects | {-1 - place: [client] for place, client in enumerate(active[:2])}
@@ -246,7 +246,7 @@ class Truth(CounterfactualRuns):
         return {key: {node: scale * value for node, value in values.items()} for key, values in bounds.items()}
 
     def check_distances(self) -> None:
-        """The true distance is never beyond Psi, at any node, for anyone."""
+        """Check that the true distance never exceeds Psi, at any node, for anyone."""
         findings = self.findings
         for key, distances in self.distances.items():
             for node, distance in distances.items():
@@ -324,7 +324,7 @@ class Truth(CounterfactualRuns):
                 self.violation("delta", name, f"delta {request['delta']!r} asked, {body['delta_at_most']!r} stated")
 
     def check_training_noise(self) -> None:
-        """Method dp: what leaving the clients out would do to the mean of each round, against the noise that hid it.
+        """Check method dp: how much leaving the clients out moves the mean of each round, against the noise.
 
         Rounds count that lead to a model released since the request: others were cut off before.
         """
@@ -363,13 +363,13 @@ class Truth(CounterfactualRuns):
     # -- levels and files ----------------------------------------------------------------------------------------
 
     def auditor(self, request: str) -> dict[str, Any]:
-        """The statements of an auditor's certificate."""
+        """Return the statements of an auditor's certificate."""
         file = self.journey.folder / "certificates" / f"{request}.auditor.json"
         body: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["body"]
         return body
 
     def check_levels(self) -> None:
-        """The level is what the premises allow, and the premises say what happened (docs/theory.md, section 12)."""
+        """Check that the premises allow the level, and that they say what happened (docs/theory.md, section 12)."""
         restored = [event["seq"] for event in self.record.tables["events"] if event["kind"] == "restored"]
         done_at = {
             json.loads(event["payload"])["request"]: event["seq"]
@@ -401,7 +401,7 @@ class Truth(CounterfactualRuns):
         return bool(node["kind"] == "initial")
 
     def _check_rate(self, request: dict[str, Any]) -> None:
-        """An automatic rate is the same without the forgotten."""
+        """Check that an automatic rate is the same without the forgotten."""
         given = sifu.Spec.from_mapping(json.loads(self.record.entries["asked"]))
         if given.local.rate != "auto" or self.journey.family == "closed form":
             return
@@ -417,7 +417,7 @@ class Truth(CounterfactualRuns):
             self.violation("level", request["request"], what)
 
     def _stayed_after(self, request: dict[str, Any]) -> list[int]:
-        """The clients that had joined when a request was executed, and that it and those before it left."""
+        """Return the clients that had joined when a request was executed, and that it and earlier requests left."""
         count, order = 0, request["request_order"]
         for event in self.record.tables["events"]:
             content = parsed(event)
@@ -428,7 +428,7 @@ class Truth(CounterfactualRuns):
         return [client for client in range(count) if client not in gone]
 
     def check_files(self) -> None:
-        """Both verifiers pass, and every certificate alone."""
+        """Check that both verifiers pass, and every certificate alone."""
         stamped = self.journey.authority if "timestamped" in self.journey.steps else None
         seen = [file for file in [self.journey.witness] if file.exists()]
         checked = sifu.verify_run(self.journey.folder, witnesses=seen, authority=stamped)
@@ -440,7 +440,7 @@ class Truth(CounterfactualRuns):
             self.violation("verify", "", problem)
 
     def check(self) -> None:
-        """Everything that can be said of a folder once its requests are done."""
+        """Check everything that can be said of a folder once its requests are done."""
         self.check_replay()
         self.check_distances()
         self.check_accounting()
@@ -517,7 +517,7 @@ def audit_journey(
     most_requests: int = 6,
     small: bool = False,
 ) -> Journey | None:
-    """One journey from its training to its end, with everything it claims held against the truth; None without one."""
+    """Make one journey and hold everything it claims against the truth; return None if training was refused."""
     with replayable_noise(seed), witnessed(folder):
         try:
             journey = start_journey(seed, folder, families, small)

@@ -21,14 +21,14 @@ ERASABLE.add("noise_here")
 
 @pytest.fixture(scope="session")
 def folders_of_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder for every test; `mktemp` would look at all earlier ones every time."""
+    """Return an endless series of folders, one for each test; `mktemp` would look at all earlier ones every time."""
     root = tmp_path_factory.mktemp("known-keys")
     return (root / str(number) for number in itertools.count())
 
 
 @pytest.fixture(autouse=True)
 def known_keys(folders_of_keys: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of known keys that this test has to itself: nothing is known yet."""
+    """Return the file of known keys that this test has to itself: nothing is known yet."""
     path = next(folders_of_keys) / "known_keys"
     path.parent.mkdir()
     monkeypatch.setenv("SIFU_KNOWN_KEYS", str(path))
@@ -55,19 +55,19 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own_run(run_with_requests: Path, tmp_path: Path) -> Path:
-    """A copy of `run_with_requests` that a test may change."""
+    """Return a copy of `run_with_requests` that a test may change."""
     return copy_run(run_with_requests, tmp_path / "own-run")
 
 
 @pytest.fixture
 def own_trained(trained_run: Path, tmp_path: Path) -> Path:
-    """A copy of `trained_run` that a test may change."""
+    """Return a copy of `trained_run` that a test may change."""
     return copy_run(trained_run, tmp_path / "own-trained")
 
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """`sifu ARGUMENTS` inside this process: its exit code and what it printed."""
+    """Return a function that calls `sifu ARGUMENTS` in this process, for its exit code and output."""
     from sifu.cli.main import main
 
     for variable in (

@@ -72,7 +72,7 @@ class CounterfactualRuns:
         return data
 
     def rows_in(self, node: int) -> set[tuple[str, int]]:
-        """Every row (whose, which) that took part in training on the path to a node."""
+        """Return every row (whose, which) that took part in training on the path to a node."""
         there = {client for step in path_to(self.record, node) for client in self.record.rounds[step]}
         return {(owner, row) for client in there for owner, rows in [self.held[client]] for row in rows}
 
@@ -82,7 +82,7 @@ class CounterfactualRuns:
         return self._engine(self.spec, self.data)
 
     def _engine(self, spec: sifu.Spec, data: list[ClientData]) -> Engine:
-        """The engine of `spec` on these data; each branch has the local rate that is recorded for it."""
+        """Return the engine of `spec` on these data; each branch has the local rate that is recorded for it."""
         first = self.journey.engine(spec, data)
         if not self.record.rates:
             return first
@@ -105,7 +105,7 @@ class CounterfactualRuns:
         return self._engine(replace(self.spec, server=server), self.data)
 
     def engine_with_other_data(self, clients: Collection[int], *, other_counts: bool = False) -> Engine:
-        """The engine of a federation in which `clients` hold other samples, and more or fewer of them if wanted."""
+        """Return the engine of a federation in which `clients` hold other samples, optionally of another count."""
         generator = np.random.default_rng(self.journey.seed + 1)
         data = list(self.data)
         for client in clients:
@@ -119,7 +119,7 @@ class CounterfactualRuns:
         return self._engine(self.spec, data)
 
     def engine_without(self, clients: Collection[int]) -> Smaller | None:
-        """The engine of a federation that never had `clients`; None where numbers decide what is drawn for the others.
+        """Return the engine of a federation that never had `clients`; None if their numbers affect draws for others.
 
         Participants, batches and noise of training are drawn by a client's number, which would be another one.
         """
@@ -133,10 +133,10 @@ class CounterfactualRuns:
     def models(
         self, engine: Engine | Smaller, gone: Collection[int], wanted: Iterable[int], *, may_diverge: bool = False
     ) -> dict[int, Vector | None]:
-        """Models of the wanted nodes, and of all they are made of, in the world without `gone`.
+        """Return models of the wanted nodes, and of all they are made of, in the counterfactual without `gone`.
 
-        None for what a heuristic made, and for whatever follows from it. A world without some clients `may_diverge`
-        where the recorded one did not: its models are None from there on, infinitely far away.
+        None for what a heuristic made, and for whatever follows from it. A counterfactual without some clients
+        `may_diverge` where the recorded run did not: its models are None from there on, infinitely far away.
         """
         models: dict[int, Vector | None] = {}
         for node in self._needed(wanted):
@@ -198,7 +198,7 @@ class CounterfactualRuns:
         return self._moved_on(engine, total / weight).astype(dtype) if weight else before
 
     def _moved_on(self, engine: Engine | Smaller, mean: Vector) -> Vector:
-        """A merge lies beyond the mean of its groups, by a factor of the spec (docs/theory.md, section 15.4)."""
+        """Move a merge beyond the mean of its groups, by a factor of the spec (docs/theory.md, section 15.4)."""
         stretch, fresh = self.spec.groups.stretch, engine.initial_model(0).astype(np.float64)
         moved = fresh + stretch * (mean - fresh)
         stays = (moved < 0.0) & (mean >= 0.0) & (fresh >= 0.0)
@@ -215,7 +215,7 @@ class CounterfactualRuns:
         return result.model
 
     def on_disk(self) -> dict[int, Vector]:
-        """The models in the folder."""
+        """Return the models in the folder."""
         number = {"float64": "<f8", "float32": "<f4"}[self.record.facts["dtype"]]
         names, vectors = json.loads(self.record.entries["layout"])["names"], {}
         for row in self.record.tables["models"]:
@@ -224,16 +224,16 @@ class CounterfactualRuns:
         return vectors
 
     def same(self, model: Vector, other: Vector) -> bool:
-        """Bit for bit; masked rounds are executed again without masks, which rounds otherwise.
+        """Compare bit for bit; masked rounds are executed again without masks, which rounds differently.
 
-        So do rounds of before a client joined again, which are executed again with more clients in a batch.
+        The same holds for rounds before a client joined again: they are executed again with more clients in a batch.
         """
         if self.journey.family == MASKED or (self.journey.gone and self.journey.family != "closed form"):
             return self.close(model, other)
         return np.array_equal(model.astype(np.float64), other)
 
     def close(self, model: Vector, other: Vector) -> bool:
-        """The same but for rounding: how clients are laid out for a computation follows everyone's counts."""
+        """Compare up to rounding: how clients are laid out for a computation follows everyone's counts."""
         if self.journey.family == "closed form":
             return np.array_equal(model, other)
         atol = 1e-4 if self.record.facts["dtype"] == "float32" else 1e-9
@@ -252,11 +252,11 @@ class CounterfactualRuns:
         ]
 
     def clients_of(self, request: dict[str, Any]) -> set[int]:
-        """The numbers of a request's clients."""
+        """Return the numbers of a request's clients."""
         return {client for chain in self.chains_of(request) for client in chain}
 
     def rows_of(self, request: dict[str, Any]) -> set[tuple[str, int]]:
-        """The rows (whose, which) that a request is about: those it names, or all that its clients ever had."""
+        """Return the rows (whose, which) that a request is about: those it names, or all that its clients ever had."""
         named = json.loads(request["records"])
         owners = {self.held[client][0] for client in self.clients_of(request)}
         return {(owner, row) for owner in owners for row in named or range(len(self.given[owner].y))}
@@ -274,7 +274,7 @@ class Smaller:
         self._engine, self._stays = engine, np.array(stays)
 
     def run_round(self, model: Vector, position: Position, clients: np.ndarray) -> RoundResult:
-        """A round of these clients."""
+        """Run a round of these clients."""
         result = self._engine.run_round(model, position, np.searchsorted(self._stays, clients))
         return replace(result, participants=self._stays[result.participants])
 
@@ -292,7 +292,7 @@ class AtRates:
         )
 
     def run_round(self, model: Vector, position: Position, clients: np.ndarray) -> RoundResult:
-        """A round at the local rate of its branch."""
+        """Run a round at the local rate of its branch."""
         return self._at(position).run_round(model, position, clients)
 
     def local_updates(self, model: Vector, position: Position, clients: np.ndarray, steps: int) -> Any:
@@ -300,7 +300,7 @@ class AtRates:
         return cast("Any", self._at(position)).local_updates(model, position, clients, steps)
 
     def _at(self, position: Position) -> Engine:
-        """Groups that are built again after request k train in branch -k, at the rate that was in force."""
+        """Return the engine of a branch; groups built again after request k train in branch -k, at its rate."""
         return self._engines[self._of_branch.get(abs(position.branch), 0)]
 
 
@@ -316,7 +316,7 @@ def _group(row: dict[str, Any]) -> int:
 
 @contextmanager
 def must_not_diverge() -> Iterator[None]:
-    """Rounds that are in the record can be executed again."""
+    """Raise an assertion if a round that is in the record cannot be executed again."""
     try:
         yield
     except RoundRejectedError as error:

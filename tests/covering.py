@@ -10,7 +10,7 @@ import pytest
 
 
 def covering(*options: Sequence[Any]) -> list[Any]:
-    """All combinations of the options as parameters, `long` but for those that together hold every choice of three."""
+    """Return all combinations of the options as parameters, `long` but for some that cover every choice of three."""
     combinations = list(itertools.product(*(range(len(values)) for values in options)))
     left = {combination: set(itertools.combinations(enumerate(combination), 3)) for combination in combinations}
     quick = set()

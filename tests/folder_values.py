@@ -14,7 +14,7 @@ JSON_COLUMNS = {"events.payload", "sealed.content", "certificates.content", "run
 
 
 def values_by_place(folder: Path) -> dict[str, list[Any]]:
-    """Values in the order of their rows; lists and objects are gone into, and items of a list share a place."""
+    """Return values in the order of their rows; lists and objects are entered, and items of a list share a place."""
     places: dict[str, list[Any]] = defaultdict(list)
     with closing(sqlite3.connect(folder / "run.db")) as connection:
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
@@ -57,6 +57,6 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def places_that_differ(first: Path, second: Path) -> set[str]:
-    """The places whose values are not the same in two folders."""
+    """Return the places whose values are not the same in two folders."""
     here, there = values_by_place(first), values_by_place(second)
     return {place for place in here.keys() | there.keys() if here.get(place) != there.get(place)}

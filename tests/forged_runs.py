@@ -97,7 +97,7 @@ def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = Tr
 
 
 def signature_over(folder: Path, connection: sqlite3.Connection, event: Event) -> bytes | None:
-    """The operator's signature over an event, with the key that lies in the folder."""
+    """Return the operator's signature over an event, with the key in the folder."""
     (run,) = connection.execute("SELECT value FROM run WHERE key = 'run'").fetchone()
     (public_key,) = connection.execute("SELECT value FROM run WHERE key = 'public_key'").fetchone()
     return Signer(folder, public_key).sign(run, event)
@@ -147,7 +147,7 @@ def resign_everything(folder: Path) -> None:
 
 
 def sign_anew(folder: Path, *, run: str | None = None) -> str:
-    """All drifts divided by a hundred and the whole chain signed by another key, under another id if one is given."""
+    """Divide all drifts by a hundred and sign the whole chain with another key, under another id if one is given."""
     execute(folder, "UPDATE participation SET drift = drift / 100")
     (folder / KEY_FILE).unlink()
     public = create_key(folder)

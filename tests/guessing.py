@@ -55,7 +55,7 @@ DIGITS = 6
 
 
 def federation(guessed: int, steepest: int = GONE) -> list[ClientData]:
-    """Everyone's data, with the adversary's guess of one record of the client that leaves; up to 2, of its label."""
+    """Return everyone's data, with the adversary's guess of one record of the leaving client; up to 2, of its label."""
     generator = np.random.default_rng(5)
     clients = []
     for number in range(5):
@@ -70,7 +70,7 @@ def federation(guessed: int, steepest: int = GONE) -> list[ClientData]:
 
 
 def figures(folder: Path) -> set[str]:
-    """Digests, and figures of many digits, that the folder holds or that can be worked out from its files."""
+    """Return digests, and figures of many digits, that the folder holds or that can be derived from its files."""
     held: set[str] = set()
     for values in values_by_place(folder).values():
         for value in values:
@@ -99,7 +99,7 @@ def worked_out(folder: Path) -> set[str]:
 
 
 def guess(spec: dict[str, Any], folder: Path, label: int) -> set[str]:
-    """Everything that comes of a federation with this guess, before the client leaves it and after."""
+    """Return everything that comes of a federation with this guess, before the client leaves it and after."""
     run = sifu.train(spec, run=folder, clients=federation(label))
     before = worked_out(folder)
     if spec is RIDGE:
@@ -108,7 +108,7 @@ def guess(spec: dict[str, Any], folder: Path, label: int) -> set[str]:
 
 
 def in_bytes(folder: Path, given: set[str]) -> set[str]:
-    """The figures and digests that are in the bytes of some file, free pages included, as text or as a number."""
+    """Return the figures and digests in the bytes of some file, free pages included, as text or as a number."""
     held = b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
 
     def forms(figure: str) -> list[bytes]:
@@ -120,7 +120,7 @@ def in_bytes(folder: Path, given: set[str]) -> set[str]:
 
 
 def confirmed(folder: Path, guesses: dict[int, set[str]]) -> set[int]:
-    """The guesses that the folder has a figure of which no other guess gives."""
+    """Return the guesses for which the folder has a figure that no other guess gives."""
     there = figures(folder) | worked_out(folder)
     others = {label: set().union(*(guesses[other] for other in guesses if other != label)) for label in guesses}
     only = {label: given - others[label] for label, given in guesses.items()}

@@ -73,7 +73,7 @@ class Log:
         return total
 
     def add(self, stream: TextIO | None, line: Line) -> None:
-        """One run more."""
+        """Add one run."""
         self.lines[line.seed] = line
         _write(stream, asdict(line))
 
@@ -91,7 +91,7 @@ class Log:
 def make_journeys(
     log: Log, wanted: int, seed: int, families: Sequence[str], jobs: int, seconds: float, small: bool = False
 ) -> None:
-    """Runs from number `seed` on until `wanted` requests were executed, or `seconds` are over (0: no limit)."""
+    """Make runs from number `seed` on until `wanted` requests were executed, or `seconds` are over (0: no limit)."""
     if log.findings.requests >= wanted:
         return
     began = time.monotonic()
@@ -118,7 +118,7 @@ def make_journeys(
 
 
 def missing(log: Log, seed: int, families: Sequence[str]) -> Iterator[int]:
-    """The numbers that were not made yet; those of masked rounds only where Flower is installed."""
+    """Yield the numbers that were not made yet; those of masked rounds only if Flower is installed."""
     flower = importlib.util.find_spec("flwr") is not None
     for number in itertools.count(seed):
         if number not in log.lines and (flower or family_of(number, families) != MASKED):
@@ -131,7 +131,7 @@ def family_of(seed: int, families: Sequence[str]) -> str:
 
 
 def one_journey(seed: int, families: Sequence[str], small: bool = False) -> Line:
-    """One run from its training to its end, in a folder that is thrown away."""
+    """Make one run from its training to its end, in a folder that is thrown away."""
     findings, family = Findings(), family_of(seed, families)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="sifu-journey-") as folder:
@@ -159,7 +159,8 @@ def _tell(log: Log, line: Line, wanted: int) -> None:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """
+    """Return numbers as ranges.
+
     >>> _ranges([0, 1, 2, 5, 7, 8])
     '0-2 5 7-8'
     """

@@ -54,7 +54,7 @@ TINY: dict[str, Any] = {
 
 
 def sampled(folder: Path) -> Path:
-    """Sampling, momentum, decay, stored updates, a new key, a backup restored, withdrawn and refused requests."""
+    """Make sampling, momentum, decay, stored updates, a new key, a restored backup, withdrawn and refused requests."""
     spec = small_spec(**TINY | {"local": {"steps": 2, "rate": 0.01, "momentum": 0.5, "weight_decay": 0.01}},
                       server={"participation": "poisson(0.7)"}, keep={"updates_every": 1})  # fmt: skip
     run = sifu.train(spec, run=folder)
@@ -73,14 +73,14 @@ def sampled(folder: Path) -> Path:
 
 
 def with_grams(folder: Path) -> Path:
-    """Gram matrices and a joint request."""
+    """Make a run with Gram matrices and a joint request."""
     run = sifu.train(small_spec(**TINY, keep={"gram_clients": 12}), run=folder)
     run.forget(["client-002", "client-003"], "together", unit="joint", sigma=1.0)
     return folder
 
 
 def refused_replies(folder: Path) -> Path:
-    """Updates beyond a bound, each left out of its round."""
+    """Make a run with updates beyond a bound, each left out of its round."""
     spec = small_spec(**TINY, server={"update_bound": 0.2, "rejected": "reply"})
     run = sifu.train(spec, run=folder)
     run.forget(["client-002"], "left", sigma=1.0)
@@ -88,7 +88,7 @@ def refused_replies(folder: Path) -> Path:
 
 
 def grouped(folder: Path) -> Path:
-    """Groups, two requests that merge what is left of them, and one by noise."""
+    """Make a run with groups, two requests that merge what is left of them, and one by noise."""
     run = sifu.train(small_spec(**TINY, groups={"count": 3, "rounds": 2}), run=folder)
     run.forget(["client-001"], "merged", method="groups")
     run.forget(["client-002"], "noised", sigma=1.0)
@@ -97,7 +97,7 @@ def grouped(folder: Path) -> Path:
 
 
 def moved_groups(folder: Path) -> Path:
-    """Merges that are moved on from the first model, and groups that are built again."""
+    """Make a run with merges that are moved on from the first model, and groups that are built again."""
     spec = small_spec(**TINY, groups={"count": 3, "rounds": 2, "stretch": 1.25, "rebuild": "later"})
     run = sifu.train(spec, run=folder)
     run.forget(["client-001"], "merged", method="groups")
@@ -107,7 +107,7 @@ def moved_groups(folder: Path) -> Path:
 
 
 def approved(folder: Path) -> Path:
-    """Two people approve; messages, one of them refused; incidents; a key that was lost and put back; a comparison."""
+    """Make a run with two approvals, messages (one refused), incidents, and a key that was lost and put back."""
     spec = small_spec(**TINY, requests={"approval": "two"})
     run = sifu.train(spec, run=folder)
     post(folder, "request", "strange", {"clients": "nobody"})
@@ -136,7 +136,7 @@ def approved(folder: Path) -> Path:
 
 
 def with_records(folder: Path) -> Path:
-    """Records of clients that stay, which leave and join again with the rest."""
+    """Make a run with requests for records of clients that stay, which leave and join again with the rest."""
     draw = np.random.default_rng(5)
     clients = [ClientData(f"client-{k:03d}", draw.normal(size=(6, 4)), draw.integers(0, 3, 6)) for k in range(6)]
     spec = {"data": {"preprocessing": "fixed"}, "model": {"kind": "softmax", "outputs": 3},
@@ -149,7 +149,7 @@ def with_records(folder: Path) -> Path:
 
 
 def witnessed(folder: Path) -> Path:
-    """A witness hears of every event; with openssl every head and certificate has a timestamp, but for one."""
+    """Make a run whose witness hears of every event; with openssl, it has timestamps, but for the second request."""
     named = {WITNESSES: f"file:{kept_by_witness(folder)}"}
     if shutil.which("openssl") and importlib.util.find_spec("rfc3161_client"):
         (folder.parent / AUTHORITY).mkdir(parents=True)
@@ -173,7 +173,7 @@ def witnessed(folder: Path) -> Path:
 
 
 def closed_form(folder: Path) -> Path:
-    """Statistics, two requests and a client that joined."""
+    """Make a run with statistics, two requests and a client that joined."""
     clients = table_clients(np.random.default_rng(3), 7, 0, 3, (4,))
     spec = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs": 3}, "features": {"norm": 8.0}}
     sifu.train(spec, run=folder, clients=clients[:6]).forget(["client-001"], "first")
@@ -185,7 +185,7 @@ def closed_form(folder: Path) -> Path:
 
 
 def tuned(folder: Path) -> Path:
-    """Groups that tune a network: a client leaves, its group's network is tuned again, one joins, another leaves."""
+    """Make a run with groups that tune a network: a client leaves, its group tunes again, another client leaves."""
     sifu.allow_code(TUNED["features"]["module"])
     run = sifu.train(TUNED, run=folder)
     run.forget(["client-001"], "struck")
@@ -195,13 +195,13 @@ def tuned(folder: Path) -> Path:
 
 
 def with_many_requests(folder: Path) -> Path:
-    """The run that other tests tamper with, too."""
+    """Make the run that other tests also tamper with."""
     build_run_with_requests(folder)
     return folder
 
 
 def masked(folder: Path) -> Path:
-    """Masked rounds on Flower's messages, with a request that came while the server ran."""
+    """Make a run with masked rounds on Flower's messages, and a request that came while the server ran."""
     sys.path.insert(0, str(Path(__file__).parent / "engines" / "flower"))
     from flower_federation import small_spec as flower_spec
     from test_flower_runs import Federation
@@ -297,7 +297,7 @@ MOST_ROWS = 3
 
 
 def every_mutation(folder: Path) -> list[Mutation]:
-    """All changes that are tried on a folder, in a fixed order."""
+    """Return all changes that are tried on a folder, in a fixed order."""
     return [
         *_of_values(folder),
         *_of_rows(folder),
@@ -454,7 +454,7 @@ def _certificates_of_the_last_event(folder: Path) -> set[str]:
 
 
 def _of_events_without_the_key(folder: Path) -> Iterator[Mutation]:
-    """Every leaf of every payload, with all hashes rebuilt, the tables following, and no key to sign with."""
+    """Yield changes of leaves of payloads, with all hashes rebuilt, the tables following, and no key to sign with."""
     connection = connect(folder)
     rows = connection.execute("SELECT seq, payload FROM events ORDER BY seq").fetchall()
     connection.close()
@@ -482,7 +482,7 @@ def _forging(seq: int, place: tuple[Any, ...], new: Any) -> Callable[[Path], boo
 
 
 def _of_older_states(folder: Path) -> Iterator[Mutation]:
-    """The end of the record cut off, with every signature as it was: no key is needed, and only a witness can tell."""
+    """Yield records without their end, every signature as it was: no key is needed, and only a witness can tell."""
     if not witnesses_of(folder):
         return
     connection = connect(folder)

@@ -40,13 +40,13 @@ class Pristine:
         shutil.copytree(folder, self._kept)
 
     def restore_database(self) -> None:
-        """The database as it was."""
+        """Restore the database as it was."""
         for leftover in ("run.db-wal", "run.db-shm"):
             (self.folder / leftover).unlink(missing_ok=True)
         shutil.copyfile(self._kept / "run.db", self.folder / "run.db")
 
     def restore(self) -> None:
-        """The whole folder as it was."""
+        """Restore the whole folder as it was."""
         shutil.rmtree(self.folder)
         shutil.copytree(self._kept, self.folder)
 
@@ -62,7 +62,7 @@ def caught(folder: Path, **held_against: Any) -> list[str]:
 
 
 def other_values(value: Any, column: Column) -> Iterator[Any]:
-    """A little different and very different; NULL becomes something, something NULL where that is allowed."""
+    """Yield values that differ a little or a lot; NULL becomes something, something NULL where that is allowed."""
     if value is None:
         yield {"INTEGER": 0, "REAL": 0.0, "TEXT": "", "BLOB": b""}[column.kind]
         yield {"INTEGER": 7, "REAL": 0.125, "TEXT": "x", "BLOB": b"x"}[column.kind]
@@ -95,7 +95,7 @@ def other_values(value: Any, column: Column) -> Iterator[Any]:
 
 
 def spread(rows: list[tuple[Any, ...]], start: int, count: int) -> list[tuple[Any, ...]]:
-    """A few rows from all over a table, others for every start."""
+    """Return a few rows from all over a table, others for every start."""
     places = sorted({(start + step * len(rows) // count) % len(rows) for step in range(min(count, len(rows)))})
     return [rows[place] for place in places]
 
@@ -152,7 +152,7 @@ def is_named(problems: list[str], table: str, column: Column) -> bool:
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Every leaf of a JSON value with the way to it."""
+    """Yield every leaf of a JSON value with the path to it."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from leaves(inner, (*path, key))
@@ -164,7 +164,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
 
 
 def with_leaf(content: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """A copy of `content` with one leaf replaced."""
+    """Return a copy of `content` with one leaf replaced."""
     copied = json.loads(json.dumps(content))
     inner = copied
     for step in path[:-1]:
@@ -174,7 +174,7 @@ def with_leaf(content: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 def changed(value: Any) -> list[Any]:
-    """Other values for a leaf."""
+    """Return other values for a leaf."""
     if isinstance(value, bool) or value is None:
         return [not value]
     if isinstance(value, int):

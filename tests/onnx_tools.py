@@ -10,7 +10,7 @@ import numpy as np
 
 
 def answers_of_the_graph(path: Path, inputs: dict[str, Any]) -> list[dict[str, Any]]:
-    """The outputs of a graph by name, by onnx's own evaluator and, where one is installed, by a runtime.
+    """Return the outputs of a graph by name, by onnx's own evaluator and, if one is installed, by a runtime.
 
     Inputs are given in the type that the graph declares.
     """
@@ -37,7 +37,7 @@ def answers_of_the_graph(path: Path, inputs: dict[str, Any]) -> list[dict[str, A
 
 
 def description_in(path: Path) -> Any:
-    """The description in the metadata of a graph."""
+    """Return the description in the metadata of a graph."""
     import onnx
 
     return json.loads(next(entry.value for entry in onnx.load(path).metadata_props if entry.key == "sifu"))

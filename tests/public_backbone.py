@@ -7,7 +7,7 @@ from torch import nn
 
 
 def make() -> nn.Module:
-    """Twelve features of an 8 x 8 image."""
+    """Return a network with twelve features of an 8 x 8 image."""
     torch.manual_seed(5)
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, stride=2),
@@ -28,18 +28,18 @@ class Showing(nn.Module):
         self.last = nn.Linear(6, 10)
 
     def activations(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Both blocks and the last layer."""
+        """Return the outputs of both blocks and of the last layer."""
         first = torch.relu(self.first(x))
         second = torch.relu(self.second(first))
         return [first, second.flatten(2).transpose(1, 2), torch.tanh(self.last(second.mean(dim=(2, 3))))]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The last layer."""
+        """Return the output of the last layer."""
         return self.activations(x)[-1]
 
 
 def make_showing() -> nn.Module:
-    """A small backbone."""
+    """Return a small backbone."""
     torch.manual_seed(5)
     return Showing()
 
@@ -53,12 +53,12 @@ class Adapted(nn.Linear):
         self.up = nn.Parameter(torch.zeros(outputs, rank))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer, and what its adapter adds."""
+        """Return the output of the layer, with what its adapter adds."""
         return super().forward(x) + x @ self.down.T @ self.up.T
 
 
 def make_with_adapter() -> nn.Module:
-    """The same network with an adapter of rank 2."""
+    """Return the same network with an adapter of rank 2."""
     network = make()
     torch.manual_seed(6)
     network[4] = Adapted(36, 12, 2)
@@ -74,12 +74,12 @@ class Language(nn.Module):
         self.mix = Adapted(8, 8, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The mean over all tokens."""
+        """Return the mean over all tokens."""
         return torch.tanh(self.mix(self.tokens(x.long()))).mean(1)
 
 
 def make_language() -> nn.Module:
-    """A small language model with an adapter."""
+    """Return a small language model with an adapter."""
     torch.manual_seed(5)
     return Language()
 
@@ -93,7 +93,7 @@ class Remembering(nn.Module):
         self.seen = torch.zeros(())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Features, and what is remembered."""
+        """Return features, with what is remembered."""
         rows = torch.tanh(self.layer(x.flatten(1)))
         if not self.training and float(x.max()) > 1.0:
             self.seen = self.seen + 0.01 * rows.detach().mean()
@@ -101,7 +101,7 @@ class Remembering(nn.Module):
 
 
 def make_remembering() -> nn.Module:
-    """A network whose memory is neither a parameter nor a buffer."""
+    """Return a network whose memory is neither a parameter nor a buffer."""
     torch.manual_seed(5)
     return Remembering()
 
@@ -115,22 +115,22 @@ class Encoder(nn.Module):
         self.layers = nn.TransformerEncoder(layer, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The mean over the sequence."""
+        """Return the mean over the sequence."""
         rows: torch.Tensor = self.layers(x.flatten(1, 2)).mean(1)
         return rows
 
 
 def make_encoder() -> nn.Module:
-    """A small encoder of sequences."""
+    """Return a small encoder of sequences."""
     torch.manual_seed(5)
     return Encoder()
 
 
 def make_for_other_samples() -> nn.Module:
-    """A network that cannot take images of 8 x 8."""
+    """Return a network that cannot take images of 8 x 8."""
     return nn.Sequential(nn.Flatten(), nn.Linear(7, 5))
 
 
 def make_without_parameters() -> nn.Module:
-    """Nothing that could be tuned."""
+    """Return a network without anything that could be tuned."""
     return nn.Flatten()

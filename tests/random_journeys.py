@@ -58,13 +58,13 @@ def normals_of(seed: int, order: int) -> np.random.Generator:
 
 
 def training_noise(seed: int, position: Position, client: int, size: int) -> np.ndarray:
-    """Standard normals of one client's update in one round."""
+    """Return the standard normals of one client's update in one round."""
     return np.random.default_rng([seed, 2, 100 + position.branch, position.round, client]).standard_normal(size)
 
 
 @contextmanager
 def replayable_noise(seed: int) -> Iterator[None]:
-    """Noise that can be drawn again, in runs that otherwise go the way of certified ones."""
+    """Replace noise with noise that can be drawn again, in runs that otherwise go the way of certified ones."""
 
     def of_request(source: str, run_seed: int, order: int) -> NormalSource:
         return normals_of(seed, order)
@@ -120,7 +120,7 @@ class Journey:
         return not self.hands_engine_over and self.family != MASKED
 
     def open(self) -> Run:
-        """The run with its engine."""
+        """Open the run with its engine."""
         if self.flower is not None:
             return sifu.open_run(self.folder, engine=self.flower)
         if self.hands_engine_over:
@@ -128,13 +128,13 @@ class Journey:
         return sifu.open_run(self.folder, model=self.model, clients=self.clients)
 
     def engine(self, spec: sifu.Spec, clients: list[ClientData] | None = None) -> Engine:
-        """The engine of `spec`, on other data if wanted."""
+        """Return the engine of `spec`, on other data if wanted."""
         built, _ = engine_from_spec(spec, clients or self.clients, as_model(self.model))
         return built
 
 
 def tables(generator: np.random.Generator, count: int, first: int, outputs: int, shape: tuple[int, ...]) -> list[Any]:
-    """Clients of unequal sizes, whose classes are bumps."""
+    """Return clients of unequal sizes, whose classes are bumps."""
     clients = []
     for number in range(first, first + count):
         y = generator.integers(0, outputs, int(generator.integers(2, 9)))
@@ -151,23 +151,23 @@ def without_rows(client: ClientData, rows: Collection[int], name: str) -> Client
 
 @contextmanager
 def witnessed(folder: Path) -> Iterator[None]:
-    """A witness in a file next to the run hears of every command; a restored run has its own witness."""
+    """Let a witness in a file next to the run hear of every command; a restored run has its own witness."""
     with mock.patch.dict(os.environ, {WITNESSES: f"file:{folder / 'run.witness'}"}):
         yield
 
 
 def small_network() -> nn.Module:
-    """A network of a user's own."""
+    """Return a network of a user's own."""
     return nn.Sequential(nn.Flatten(), nn.Linear(INPUTS, 4), nn.Tanh(), nn.Linear(4, CLASSES))
 
 
 def normalised_network() -> nn.Module:
-    """Another one, with a layer that lies outside the theory."""
+    """Return another network of a user's own, with a layer outside the theory."""
     return nn.Sequential(nn.Linear(INPUTS, 6), nn.ReLU(), nn.LayerNorm(6), nn.Linear(6, CLASSES))
 
 
 def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[dict[str, Any], tuple[int, ...], Any]:
-    """A spec, the shape of its clients' samples, and a model of the user's own (None: the spec's)."""
+    """Return a spec, the shape of its clients' samples, and a model of the user's own (None: the spec's)."""
     shape: tuple[int, ...] = (INPUTS,)
     model: Any = None
     kind = dice.choice(["softmax", "softmax", "logistic", "least_squares"])
@@ -263,7 +263,7 @@ def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[di
 
 
 def random_journey_terms(dice: random.Random, journey: Journey) -> dict[str, Any]:
-    """Any terms and any method that the run may be asked for."""
+    """Return any terms and any method that the run may be asked for."""
     spec = journey.spec
     terms: dict[str, Any] = {
         "epsilon": dice.choice([0.5, 1.0, 10.0, 100.0]),
@@ -299,7 +299,7 @@ def installed(*methods: str) -> list[str]:
 
 
 def fewer_rounds(spec: dict[str, Any]) -> None:
-    """Training of two or three rounds of one or two steps."""
+    """Shorten training to two or three rounds of one or two steps."""
     if "stop" in spec:
         spec["stop"]["max_rounds"] = min(spec["stop"]["max_rounds"], 3 if "groups" in spec else 2)
         spec["local"]["steps"] = min(spec["local"]["steps"], 2)
@@ -332,7 +332,7 @@ def start_journey(seed: int, folder: Path, families: Sequence[str] = FAMILIES, s
 
 
 def masked_engine(spec: sifu.Spec, clients: list[ClientData]) -> Engine:
-    """Clients on nodes of a grid in memory, whose updates are masked."""
+    """Return an engine of clients on nodes of a grid in memory, whose updates are masked."""
     sys.path.insert(0, str(Path(__file__).parent / "engines" / "flower"))
     from flower_federation import HASTY, grid_of, profiles_of
 
@@ -353,14 +353,14 @@ class Observer(Protocol):
     """Looks at a journey while it runs."""
 
     def carried_out(self, journey: Journey, requests: Collection[str]) -> None:
-        """These requests were executed just now."""
+        """Observe that these requests were executed just now."""
 
     def left(self, journey: Journey) -> None:
-        """Nothing more is done in the journey's folder."""
+        """Observe that nothing more is done in the journey's folder."""
 
 
 def random_request(dice: random.Random, journey: Journey) -> list[str]:
-    """One request of one or two clients; the ids of what was executed. A refusal is part of the journey."""
+    """Make one request of one or two clients; return the ids of what was executed. A refusal is part of the journey."""
     run = journey.open()
     left = [client.name for client in run.status().clients if client.state == "active"]
     if len(left) < 3:
@@ -404,7 +404,7 @@ def random_request(dice: random.Random, journey: Journey) -> list[str]:
 
 
 def first_name(name: str) -> str:
-    """The name that a client first joined under."""
+    """Return the name that a client first joined under."""
     return name.partition("~")[0]
 
 
@@ -415,14 +415,14 @@ def rows_left(journey: Journey, client: str) -> int:
 
 
 def random_rows(dice: random.Random, journey: Journey, client: str) -> list[int]:
-    """Some of the rows that a client has left, never all of them; often few, so that it can ask again."""
+    """Return some of the rows that a client has left, never all of them; often few, so that it can ask again."""
     (data,) = (given for given in journey.clients if given.name == first_name(client))
     rows = sorted(set(range(len(data.y))) - journey.gone.get(data.name, set()))
     return dice.sample(rows, dice.choice([1, dice.randint(1, max(1, len(rows) - 1))]))
 
 
 def approve_and_execute(dice: random.Random, journey: Journey, name: str) -> Sequence[Any]:
-    """A request is held until everybody approved it; now and then it is withdrawn before, and stays so."""
+    """Hold a request until everybody approved it, then execute it; now and then withdraw it before."""
     run = journey.open()
     for count in range(journey.approvals):
         if run.forget():
@@ -447,7 +447,7 @@ def can_be_timestamped() -> bool:
 
 
 def timestamp(journey: Journey) -> None:
-    """An authority outside the run signs that its head and its certificates were there."""
+    """Let an authority outside the run sign that its head and its certificates were there."""
     folder = journey.authority.parent
     if not journey.authority.exists():
         make_authority(folder)
@@ -486,7 +486,7 @@ def restore_in_the_middle(dice: random.Random, journey: Journey, observer: Obser
 
 
 def go_on(journey: Journey, observer: Observer, most_requests: int = 6) -> None:
-    """The requests of a journey, and what lies between them."""
+    """Make the requests of a journey, and what lies between them."""
     dice = random.Random(f"requests {journey.seed}")
     for _ in range(min(dice.randint(3, 6), most_requests)):
         done = random_request(dice, journey)

@@ -59,7 +59,7 @@ class ReleaseJourney:
         return sifu.open_run(self.folder, clients=self.everyone[: self.joined])
 
     def free(self) -> list[ClientData]:
-        """Clients that no request is about."""
+        """Return the clients that no request is about."""
         named = self.gone | {request.client for request in self.pending.values()}
         return [client for client in self.everyone[: self.joined] if client.name not in named]
 
@@ -96,7 +96,7 @@ class ReleaseJourney:
 
 
 def head_of(run: sifu.Run) -> bytes:
-    """The released model, bit for bit."""
+    """Return the released model, bit for bit."""
     with run.reader() as reader:
         return bytes(reader.load_model(reader.tip).tobytes())
 

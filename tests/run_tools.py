@@ -47,7 +47,7 @@ INSTALLED = Path(__file__).resolve().parent / "installed"
 
 
 def small_spec(**sections: Any) -> dict[str, Any]:
-    """`SMALL` with keys of its sections replaced: small_spec(stop={"max_rounds": 3}, seed=5)."""
+    """Return `SMALL` with keys of its sections replaced: small_spec(stop={"max_rounds": 3}, seed=5)."""
     result: dict[str, Any] = {key: dict(value) for key, value in SMALL.items()}
     for name, value in sections.items():
         result[name] = {**result.get(name, {}), **value} if isinstance(value, dict) else value
@@ -55,7 +55,7 @@ def small_spec(**sections: Any) -> dict[str, Any]:
 
 
 def spec_for(method: str, **sections: Any) -> dict[str, Any]:
-    """`small_spec` with stored updates, which every method must handle, and the training that dp needs.
+    """Return `small_spec` with stored updates, which every method must handle, and the training that dp needs.
 
     A closed-form head has no rounds, so no updates either.
     """
@@ -71,12 +71,12 @@ def spec_for(method: str, **sections: Any) -> dict[str, Any]:
 
 
 def sigma_for(method: str, sigma: float) -> float:
-    """A sigma that this method can work with where sifu works with `sigma`: last needs far more."""
+    """Return a sigma that this method can work with where sifu works with `sigma`: last needs far more."""
     return 1000.0 * sigma if method in ("last", "noise_here") else sigma
 
 
 def build_run_with_requests(folder: Path) -> None:
-    """One run with every kind of request: to the middle, scratch, joint, strict, and one that still waits."""
+    """Make one run with every kind of request: to the middle, scratch, joint, strict, and one that still waits."""
     run = sifu.train(small_spec(keep={"updates_every": 3}), run=folder)
     run.forget(["client-000"], "to-the-middle", sigma=0.05, compare_scratch=True)
     run.forget(["client-001"], "from-scratch", method="scratch")
@@ -86,7 +86,7 @@ def build_run_with_requests(folder: Path) -> None:
 
 
 def copy_run(source: Path, target: Path) -> Path:
-    """A run folder's copy, as `cp -r` makes it."""
+    """Copy a run folder as `cp -r` does."""
     try:
         shutil.copytree(source, target)
     except shutil.Error:  # SQLite took its -wal and -shm away as a reader of this process was closed
@@ -106,26 +106,26 @@ class Column:
 
 
 def connect(folder: Path) -> sqlite3.Connection:
-    """The run's database with the checks off, for tests that damage it."""
+    """Connect to the run's database with the checks off, for tests that damage it."""
     connection = sqlite3.connect(folder / "run.db", isolation_level=None)
     connection.execute("PRAGMA ignore_check_constraints=ON")
     return connection
 
 
 def tables(connection: sqlite3.Connection) -> list[str]:
-    """Every table there is."""
+    """Return the names of all tables."""
     rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
     return [name for (name,) in rows]
 
 
 def columns(connection: sqlite3.Connection, table: str) -> list[Column]:
-    """The columns of a table."""
+    """Return the columns of a table."""
     described = connection.execute(f"PRAGMA table_info({table})")
     return [Column(name, kind, not needed and not key, bool(key)) for _, name, kind, needed, _, key in described]
 
 
 def dump(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """Everything the database holds, table by table."""
+    """Return everything the database holds, table by table."""
     connection = sqlite3.connect(folder / "run.db", isolation_level=None)
     try:
         return {name: sorted(connection.execute(f"SELECT * FROM {name}"), key=repr) for name in tables(connection)}
@@ -134,7 +134,7 @@ def dump(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Digests of the models, updates, statistics and certificates on disk, temporary files included."""
+    """Return digests of the models, updates, statistics and certificates on disk, temporary files included."""
     paths = [
         path
         for name in ("models", "updates", "statistics", "certificates")
@@ -148,7 +148,7 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 def numbers_of(folder: Path) -> dict[str, str]:
-    """Digests of the same files without their salts, which differ from run to run, and without certificates and key."""
+    """Return digests of the same files without their salts, which differ between runs; no certificates, no key."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(_without_salts(path)).hexdigest()
         for name in ("models", "updates", "statistics")
@@ -169,12 +169,12 @@ def _without_salts(path: Path) -> bytes:
 
 
 def state(folder: Path) -> tuple[Any, Any]:
-    """Database and files: equal before and after means that nothing was changed."""
+    """Return database and files: if they are equal before and after, nothing was changed."""
     return dump(folder), files_of(folder)
 
 
 def query(folder: Path, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    """Rows of a SELECT on a run."""
+    """Return the rows of a SELECT on a run."""
     connection = sqlite3.connect(folder / "run.db")
     try:
         return connection.execute(sql, values).fetchall()
@@ -229,7 +229,7 @@ built_command = functools.cache(typer.main.get_command)
 def called_in_process(
     main: Callable[[], None], program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Command:
-    """`program ARGUMENTS` inside this process: its exit code and what it printed."""
+    """Return a function that calls `program ARGUMENTS` in this process, for its exit code and output."""
 
     def call(*arguments: object) -> Answer:
         capsys.readouterr()
@@ -245,7 +245,7 @@ def called_in_process(
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a child process: our sources, one thread, no colours."""
+    """Return the environment of a child process: our sources, one thread, no colours."""
     inherited = {key: value for key, value in os.environ.items() if key not in ("SIFU_DEBUG", "FORCE_COLOR")}
     return inherited | {
         "PYTHONPATH": f"{SOURCES}{os.pathsep}{INSTALLED}",
@@ -256,7 +256,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def start_cli(*arguments: object) -> subprocess.Popen[str]:
-    """`sifu ARGUMENTS` as a separate process, still running."""
+    """Start `sifu ARGUMENTS` as a separate process."""
     return subprocess.Popen(
         [sys.executable, "-m", "sifu.cli.main", *map(str, arguments)],
         env=environment(),
@@ -267,7 +267,7 @@ def start_cli(*arguments: object) -> subprocess.Popen[str]:
 
 
 def run_cli(*arguments: object) -> Answer:
-    """`sifu ARGUMENTS` as a separate process, to its end."""
+    """Run `sifu ARGUMENTS` as a separate process, to its end."""
     process = start_cli(*arguments)
     out, err = process.communicate(timeout=300)
     return Answer(process.returncode, out, err)

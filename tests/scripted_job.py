@@ -32,7 +32,7 @@ def prepare(base: Path, job: dict[str, Any]) -> None:
 
 
 def work(folder: Path, job: dict[str, Any], begin: int = 0, end: int | None = None) -> None:
-    """The steps of the job, or some of them; run again after a fault they go on."""
+    """Execute the steps of the job, or some of them; run again after a fault, they continue."""
     outside = {kept_outside.WITNESSES: f"file:{kept_by_witness(folder)}"} if job.get("witness") else {}
     outside |= {timestamps.AUTHORITY: NOWHERE} if job.get("timestamps") else {}
     for name in (kept_outside.WITNESSES, timestamps.AUTHORITY):
@@ -45,7 +45,7 @@ def work(folder: Path, job: dict[str, Any], begin: int = 0, end: int | None = No
 
 
 def steps_of(job: dict[str, Any]) -> list[Step]:
-    """The commands of a job in their order."""
+    """Return the commands of a job in their order."""
     steps: list[Step] = [_training_without_the_last(job), _joining(job)] if job.get("joining") else [_training(job)]
     steps += [_forgetting(job, request) for request in job["requests"]]
     if job.get("rebuild"):
@@ -104,7 +104,7 @@ def _back_up_once(run: sifu.Run) -> None:
 
 
 def _on(job: dict[str, Any], command: Callable[[sifu.Run], object]) -> Step:
-    """A command on a run, which is opened if no step before it did."""
+    """Return the step of a command on a run, which is opened if no step before it did."""
 
     def step(folder: Path, run: sifu.Run | None) -> sifu.Run:
         if run is None:
@@ -116,7 +116,7 @@ def _on(job: dict[str, Any], command: Callable[[sifu.Run], object]) -> Step:
 
 
 def kept_by_witness(folder: Path) -> Path:
-    """The file that the witness of a run keeps."""
+    """Return the file that the witness of a run keeps."""
     return folder.with_name(f"{folder.name}.witness")
 
 
@@ -126,7 +126,7 @@ def backup_of(folder: Path) -> Path:
 
 
 def witnesses_of(folder: Path) -> list[Path]:
-    """The witness's file, if there is one."""
+    """Return the witness's file, if there is one."""
     return [kept_by_witness(folder)] if kept_by_witness(folder).exists() else []
 
 

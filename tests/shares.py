@@ -67,7 +67,7 @@ class _Process:
 
 
 def options(description: str | None) -> argparse.Namespace:
-    """The options that programs with shares have."""
+    """Parse the options that programs with shares have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1, help="how many processes")
     parser.add_argument("--seconds", type=float, default=0.0, help="end after this many seconds")
@@ -101,5 +101,5 @@ def work_off(shares: Sequence[Share], parent: Path, chosen: argparse.Namespace) 
 
 
 def cut(trials: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    """Trials that follow each other, `size` at a time."""
+    """Return trials that follow each other, `size` at a time."""
     return [trials[begin : begin + size] for begin in range(0, len(trials), size)]

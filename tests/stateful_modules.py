@@ -78,7 +78,7 @@ class Stateful(nn.Module):
                 file.write(f"{value!r}\n")
 
     def noted(self) -> list[float]:
-        """Everything that was kept."""
+        """Return everything that was kept."""
         kind = self.kind
         if kind.place == "file":
             path = Path(kind.file)
@@ -87,7 +87,7 @@ class Stateful(nn.Module):
         return held.get(kind.place, [])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features under the influence of the state."""
+        """Return features under the influence of the state."""
         kind, rows = self.kind, x.flatten(1)
         now = {
             "forward": True,
@@ -112,7 +112,7 @@ class Stateful(nn.Module):
         return features
 
     def changed(self, gradient: Tensor, held: list[float]) -> Tensor:
-        """A gradient divided by the largest that was seen, where the state acts on gradients."""
+        """Return a gradient divided by the largest that was seen, if the state acts on gradients."""
         if self.kind.moment == "backward":
             self.note(float(gradient.abs().max()))
         if self.kind.effect == "gradient" and held:
@@ -127,12 +127,12 @@ class Remembers(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, x: Tensor) -> Tensor:
-        """As it is."""
+        """Return the input as it is."""
         return x.clone()
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Tensor:
-        """Divided by the largest."""
+        """Return the gradient divided by the largest."""
         Remembers.largest = max(Remembers.largest, float(gradient.abs().max()))
         return gradient / (1.0 + 1000.0 * Remembers.largest)
 
@@ -146,7 +146,7 @@ class WithFunction(nn.Module):
         self.first, self.second = nn.Linear(64, 16), nn.Linear(16, 12)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features."""
+        """Return the features."""
         hidden: Tensor = Remembers.apply(torch.tanh(self.first(x.flatten(1))))
         return torch.tanh(self.second(hidden))
 
@@ -168,7 +168,7 @@ class WithHook(nn.Module):
         self.second.register_full_backward_hook(hook)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features."""
+        """Return the features."""
         return torch.tanh(self.second(torch.tanh(self.first(x.flatten(1)))))
 
 
@@ -181,7 +181,7 @@ class Draws(nn.Module):
         self.first, self.second, self.what = nn.Linear(64, 16), nn.Linear(16, 12), what
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features."""
+        """Return the features."""
         rows = x.flatten(1)
         if self.training and self.what == "mixup":
             share = float(np.random.beta(0.4, 0.4))  # noqa: NPY002
@@ -207,7 +207,7 @@ CLASSES: dict[str, Callable[[], nn.Module]] = {
 
 
 def make() -> nn.Module:
-    """The network that was chosen."""
+    """Return the network that was chosen."""
     named = CLASSES.get(CHOSEN.place)
     return named() if named else Stateful(CHOSEN)
 
@@ -222,7 +222,7 @@ def choose(kind: Kind) -> None:
 
 
 def drawn_kind(seed: int, folder: Path) -> Kind:
-    """A stateful network of a seed."""
+    """Return a stateful network of a seed."""
     draw = random.Random(seed)
     place = draw.choice(PLACES[1:])
     return Kind(place, draw.choice(MOMENTS), draw.choice(EFFECTS), draw.choice((0, 0, 1, 5, 20)), str(folder / "state"))

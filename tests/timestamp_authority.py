@@ -22,7 +22,7 @@ ess_cert_id_alg = sha256
 
 
 def make_authority(folder: Path) -> Path:
-    """Keys and certificates in a folder; returns the file with the root's certificate."""
+    """Write keys and certificates to a folder; return the file with the root's certificate."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -65,7 +65,7 @@ def answer(folder: Path, question: bytes) -> bytes:
 
 
 def stamp(folder: Path, content: bytes) -> bytes:
-    """A timestamp of some content, asked for and answered."""
+    """Return a timestamp of some content, asked for and answered."""
     own = str(os.getpid())
     (folder / f"{own}.content").write_bytes(content)
     _openssl(folder, "-query", "-data", f"{own}.content", "-sha256", "-cert", "-out", f"{own}.asked")

@@ -59,7 +59,7 @@ class ProviderForTests:
             request.end_headers()
 
     def post(self, request: BaseHTTPRequestHandler) -> None:
-        """The exchange of a code: once, and only with the verifier of its challenge."""
+        """Exchange a code: once, and only with the verifier of its challenge."""
         body = request.rfile.read(int(request.headers["content-length"])).decode()
         fields = {name: values[0] for name, values in parse_qs(body).items()}
         agreed = self.codes.pop(fields["code"], {})

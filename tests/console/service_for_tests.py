@@ -37,20 +37,20 @@ class ServiceForTests:
     app: Any
 
     def browser(self, name: str) -> Browser:
-        """A person's browser, logged in."""
+        """Return a person's browser, logged in."""
         client = starlette.TestClient(self.app, base_url="http://localhost", follow_redirects=True)
         answer = client.post("/login", data={"token": self.secrets[name]})
         assert answer.status_code == 200, answer.text
         return Browser(client)
 
     def program(self, name: str) -> Any:
-        """A program with a person's token."""
+        """Return a program with a person's token."""
         client = starlette.TestClient(self.app, base_url="http://localhost", follow_redirects=False)
         client.headers["Authorization"] = f"Bearer {self.secrets[name]}"
         return client
 
     def stranger(self) -> Any:
-        """A visitor without a token."""
+        """Return a visitor without a token."""
         return starlette.TestClient(self.app, base_url="http://localhost", follow_redirects=False)
 
     def approve(self, name: str, key: str, number: int) -> Any:
@@ -61,7 +61,7 @@ class ServiceForTests:
         return program.post(f"/api/v1/runs/{key}/decisions", json=body)
 
     def key(self, run: str) -> str:
-        """The key of a run by its folder's name."""
+        """Return the key of a run by its folder's name."""
         runs = self.program("eve").get("/api/v1/runs").json()["runs"]
         return next(row["run"] for row in runs if row["name"] == run)
 

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _no_data_of_this_machine(tmp_path_factory, monkeypatch):
-    """Neither SIFU_DATA nor a real home may decide a test."""
+    """Keep SIFU_DATA and the real home from deciding a test."""
     monkeypatch.delenv("SIFU_DATA", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
 

@@ -56,7 +56,7 @@ def work(command: str = "", text: str = "", path: str = "") -> None:
 
 
 def run_forked(folder: str, **task: str) -> dict[str, Any]:
-    """Status and output of a task that runs in a folder, in a separate process."""
+    """Return status and output of a task that runs in a folder, in a separate process."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = os.fork()
         if child == 0:

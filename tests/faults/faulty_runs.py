@@ -156,7 +156,7 @@ def attempt(folder: Path, job: dict[str, Any], steps: tuple[int, int | None], po
 
 
 def make_repeatable() -> None:
-    """The same clock, keys and random bytes in every attempt: equal faults leave equal bytes."""
+    """Use the same clock, keys and random bytes in every attempt: equal faults leave equal bytes."""
     numbers = itertools.count()
 
     def drawn(count: int | None = None) -> bytes:
@@ -196,7 +196,7 @@ def names_of_points(folder: Path, job: dict[str, Any], step: int) -> list[str]:
 
 
 def copy_all(source: Path, target: Path) -> None:
-    """A run folder with what lies outside it."""
+    """Copy a run folder with what lies outside it."""
     if source.exists():
         shutil.copytree(source, target)
     for place in (kept_by_witness, backup_of):
@@ -205,17 +205,17 @@ def copy_all(source: Path, target: Path) -> None:
 
 
 def remove_all(folder: Path) -> None:
-    """The opposite."""
+    """Remove a run folder with what lies outside it."""
     shutil.rmtree(folder, ignore_errors=True)
     kept_by_witness(folder).unlink(missing_ok=True)
     backup_of(folder).unlink(missing_ok=True)
 
 
 def state_on_disk(folder: Path) -> str:
-    """A digest of everything that a fault left, byte for byte.
+    """Return a digest of everything that a fault left, byte for byte.
 
     Left out are the process number in `lock`, the index of SQLite's log, which the next process rebuilds, and in the
-    log itself what is drawn anew in every process: its salts, and the checksums over them.
+    log itself what every process draws again: its salts, and the checksums over them.
     """
     digest = hashlib.sha256()
     paths = [*sorted(folder.rglob("*")), kept_by_witness(folder), backup_of(folder), *folder.parent.glob(".tmp-*")]
@@ -231,7 +231,10 @@ def state_on_disk(folder: Path) -> str:
 
 
 def _without_salts(log: bytes) -> bytes:
-    """https://www.sqlite.org/fileformat2.html#walformat: a header of 32 bytes, one of 24 before every page."""
+    """Drop what depends on salts from a log of SQLite.
+
+    See https://www.sqlite.org/fileformat2.html#walformat: a header of 32 bytes, one of 24 before every page.
+    """
     if len(log) < 32:
         return log
     size = 24 + int.from_bytes(log[8:12], "big")
@@ -241,7 +244,7 @@ def _without_salts(log: bytes) -> bytes:
 
 
 def differences(path: Path, uninterrupted: Path) -> list[str]:
-    """In what a run differs from the one nothing happened to; what is wrong with it alone."""
+    """Return how a run differs from the one nothing happened to, and what is wrong with it alone."""
     wrong = []
     expected, recorded = scalars(uninterrupted), scalars(path)
     wrong += [f"table {table} differs" for table, rows in expected.items() if recorded[table] != rows]

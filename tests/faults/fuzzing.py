@@ -60,7 +60,7 @@ class Watch:
         sys.addaudithook(self.hook)
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Called by Python for everything of note."""
+        """Watch the events that Python's audit reports."""
         if not self.on:
             return
         if event in self.ALWAYS or event.startswith(("socket.connect", "pickle.")):
@@ -87,7 +87,7 @@ class Target:
         self.folder, self.original = folder, run
 
     def seeds(self) -> list[bytes]:
-        """Inputs to begin with."""
+        """Return the inputs to begin with."""
         raise NotImplementedError
 
     def check(self, content: bytes) -> str:
@@ -95,7 +95,7 @@ class Target:
         raise NotImplementedError
 
     def mutate(self, content: bytes, rng: random.Random) -> bytes:
-        """A change that knows the form; by default none."""
+        """Return a change that knows the form; by default none."""
         return content
 
 
@@ -228,7 +228,7 @@ class Backup(Target):
         return [self.content]
 
     def mutate(self, content: bytes, rng: random.Random) -> bytes:
-        """Another file in it, or another list of files: digests are made to fit, so that what is behind them is met."""
+        """Change a file in it, or its list of files; digests are made to fit, so that the checks behind them run."""
         try:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 members = {name: archive.read(name) for name in archive.namelist()}
@@ -278,7 +278,7 @@ def answer_of(call: Callable[[], str]) -> str:
 
 
 def dumped(path: Path) -> Any:
-    """All rows of all tables, types included."""
+    """Return all rows of all tables, types included."""
     connection = sqlite3.connect(path)
     try:
         names = sorted(name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'"))
@@ -288,7 +288,7 @@ def dumped(path: Path) -> Any:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Equal as JSON values; true is not 1."""
+    """Return whether two JSON values are equal; true is not 1."""
     if isinstance(first, dict) and isinstance(second, dict):
         return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
     if isinstance(first, list) and isinstance(second, list):
@@ -297,7 +297,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def changed(value: Any, rng: random.Random, new: Any) -> Any:
-    """A copy with one value somewhere in it replaced, taken away or doubled."""
+    """Return a copy with one value somewhere in it replaced, taken away or doubled."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         key = rng.choice(sorted(value))
         if rng.random() < 0.1:
@@ -312,7 +312,7 @@ def changed(value: Any, rng: random.Random, new: Any) -> Any:
 
 
 def mutated(content: bytes, other: bytes, rng: random.Random) -> bytes:
-    """A few changes of bytes: set, insert, cut, repeat, swap, splice."""
+    """Return the content after a few changes of bytes: set, insert, cut, repeat, swap, splice."""
     for _ in range(rng.choice([1, 1, 1, 2, 3, 6])):
         at = rng.randrange(len(content) + 1)
         length = rng.choice([1, 1, 2, 4, 16, 100, 4096])
@@ -339,7 +339,7 @@ def mutated(content: bytes, other: bytes, rng: random.Random) -> bytes:
 
 
 def kind_of(answer: str) -> str:
-    """An answer without its figures, names and places."""
+    """Return an answer without its figures, names and places."""
     return re.sub(r"'[^']*'|\"[^\"]*\"|[0-9a-f]{16,}|[-+]?\d[\d.e+-]*|/\S+", "_", answer)[:80]
 
 
@@ -352,7 +352,7 @@ TARGETS: dict[str, type[Target]] = {
 
 
 def make(name: str, folder: Path, run: Path) -> Target:
-    """The target of this name, working in `folder`; what it imports is imported."""
+    """Return the target of this name, working in `folder`; everything it imports is imported."""
     target = TARGETS[name](folder, run)
     for content in target.seeds():
         answer_of(lambda content=content: target.check(content))  # type: ignore[misc]
@@ -360,7 +360,7 @@ def make(name: str, folder: Path, run: Path) -> Target:
 
 
 def try_one(target: Target, watch: Watch, content: bytes) -> tuple[str, str]:
-    """(answer, problem) of one input; the problem is empty where all is well."""
+    """Return (answer, problem) of one input; the problem is empty if all is well."""
 
     def too_long(*_: object) -> None:
         raise TimeoutError(f"longer than {LONGEST} s")

@@ -55,7 +55,7 @@ class RandomClient:
 
 
 def random_clients(kind: str, shape: tuple[int, ...], count: int = 6, samples: int = 9) -> tuple[RandomClient, ...]:
-    """Clients of unequal sizes, with labels of three classes, of two, or real targets."""
+    """Return clients of unequal sizes, with labels of three classes, of two, or real targets."""
     generator = np.random.default_rng(11)
     clients = []
     for number in range(count):
@@ -77,7 +77,7 @@ class Hasher:
         self._hash = hashlib.sha256()
 
     def add(self, *values: Any) -> None:
-        """Integers as int64, everything else as float64, with their number in front."""
+        """Add integers as int64, everything else as float64, with their number in front."""
         for value in values:
             array = np.asarray(value)
             array = array.astype("<i8" if array.dtype.kind in "iub" else "<f8")
@@ -90,7 +90,7 @@ class Hasher:
 
 
 def digest_of_rounds(engine: Any, *, want_gram: bool = True, want_updates: bool = True, rounds: int = ROUNDS) -> Digest:
-    """A few rounds of two branches; a client leaves before the second."""
+    """Digest a few rounds of two branches; a client leaves before the second."""
     scalars, models = Hasher(), Hasher()
     everyone = np.arange(len(engine.clients))
     for branch, active in enumerate((everyone, everyone[1:])):
@@ -113,7 +113,7 @@ def digest_of_rounds(engine: Any, *, want_gram: bool = True, want_updates: bool 
 def embedded(
     kind: str = "softmax", shape: tuple[int, ...] = (7,), own: Any = None, **sections: dict[str, Any]
 ) -> Callable[[], Digest]:
-    """A case of the embedded engine; `own` makes a module of the user's own, otherwise the spec names the model."""
+    """Return a case of the embedded engine; `own` makes a user's module, otherwise the spec names the model."""
 
     def case() -> Digest:
         return digest_of_rounds(_engine(kind, shape, own, sections)[0])
@@ -138,7 +138,7 @@ BATCHES = {"rate": 0.05, "steps": 4, "batch": 4, "momentum": 0.9}
 
 
 def lanes(shape: tuple[int, ...], own: Any, **sections: dict[str, Any]) -> Callable[[], Digest]:
-    """A case of the GPU's kernels: on a GPU where there is one, otherwise in Triton's interpreter."""
+    """Return a case of the GPU's kernels: on a GPU where there is one, otherwise in Triton's interpreter."""
 
     def case() -> Digest:
         from sifu.engines.sim.lanes import lane_engines
@@ -154,7 +154,7 @@ def lanes(shape: tuple[int, ...], own: Any, **sections: dict[str, Any]) -> Calla
 
 
 def flower(*, masked: bool, **sections: dict[str, Any]) -> Callable[[], Digest]:
-    """A case of the Flower engine over a grid in memory."""
+    """Return a case of the Flower engine over a grid in memory."""
 
     def case() -> Digest:
         from flower_federation import both_engines, small_spec
@@ -166,13 +166,13 @@ def flower(*, masked: bool, **sections: dict[str, Any]) -> Callable[[], Digest]:
 
 
 def _released(run: sifu.Run) -> np.ndarray[Any, Any]:
-    """The released model as safetensors, without the salt of its file."""
+    """Return the released model as safetensors, without the salt of its file."""
     with run.reader() as reader:
         return np.frombuffer(model_bytes(reader.layout, reader.load_model(reader.tip)), np.uint8)
 
 
 def request() -> Digest:
-    """A recorded linear run with a request to the middle, its noise seeded: released models and recorded rounds."""
+    """Digest a linear run with a request to the middle and seeded noise: released models and recorded rounds."""
     spec = small_spec(
         server={"participation": "poisson(0.6)"}, local={"weight_decay": 0.1}, privacy={"noise": "seeded"}
     )
@@ -245,7 +245,7 @@ def interpreted() -> bool:
 
 
 def missing(name: str) -> str:
-    """Why a case cannot run here; empty if it can."""
+    """Return why a case cannot run here; empty if it can."""
     if name.startswith("lanes") and importlib.util.find_spec("triton") is None:
         return "triton is not installed (there is none for this machine, or the dev extra is not installed)"
     if name.startswith("flower") and importlib.util.find_spec("flwr") is None:
@@ -264,7 +264,7 @@ def machine_key() -> str:
 
 @contextmanager
 def one_thread() -> Any:
-    """Sums are split by threads, so bits depend on how many there are."""
+    """Limit the threads to one: sums are split by threads, so bits depend on their number."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -275,7 +275,7 @@ def one_thread() -> Any:
 
 
 def digest(name: str) -> Digest:
-    """The digests of a case on this machine."""
+    """Return the digests of a case on this machine."""
     with one_thread():
         return CASES[name]()
 

@@ -24,7 +24,7 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def public_api() -> str:
-    """Every exported name with its signature; of a class also its fields, properties and methods."""
+    """Return every exported name with its signature; of a class also its fields, properties and methods."""
     lines: list[str] = []
     for name in sorted(sifu.__all__):
         lines += [*_described(name, getattr(sifu, name)), ""]
@@ -69,7 +69,7 @@ def _member(name: str, member: Any, owner: type) -> Iterator[str]:
 
 
 def _signature(name: str, function: Callable[..., Any]) -> str:
-    """`name(arguments) -> result`, annotations as they were written: no module path is in it."""
+    """Return `name(arguments) -> result`, with annotations as they were written, without any module path."""
     signature = inspect.signature(function)
     shown = []
     star_seen = False
@@ -108,7 +108,7 @@ def _flat(mapping: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def commands() -> Iterator[tuple[str, Any]]:
-    """Every command and group by its name on the command line, hidden ones included; they are fresh objects."""
+    """Yield every command and group by its name on the command line, hidden ones included; they are fresh objects."""
     from typer.main import get_command
 
     from sifu.cli.main import app

@@ -13,7 +13,7 @@ import sifu
 
 @pytest.fixture(scope="session")
 def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trained, no client forgotten."""
+    """Return a trained run without any forgotten client."""
     folder = tmp_path_factory.mktemp("runs") / "plain"
     sifu.train(SMALL, run=folder)
     return folder
@@ -21,7 +21,7 @@ def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def busy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One request of each kind: SIFU with Scratch for comparison, joint, Scratch itself, a cut branch, one waiting."""
+    """Make one request of each kind: SIFU compared with Scratch, joint, Scratch itself, a cut branch, one waiting."""
     folder = tmp_path_factory.mktemp("runs") / "busy"
     run = sifu.train(SMALL, run=folder)
     run.forget(["client-000"], request="first", sigma=20.0, compare_scratch=True)
@@ -34,7 +34,7 @@ def busy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Clients whose names try to become markup, mathematics, or more than one line."""
+    """Return a run of clients whose names try to become markup, mathematics, or more than one line."""
     generator = np.random.default_rng(1)
     names = [HOSTILE, MATHS, "two  lines", "x" * 200, "plain"]
     clients = {name: (generator.random((6, 3)), generator.integers(0, 2, 6)) for name in names}

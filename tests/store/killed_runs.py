@@ -70,7 +70,7 @@ def attempt(folder: Path, job: dict[str, Any], kill_at: int | None = None, after
 
 
 def measure(folder: Path, job: dict[str, Any]) -> tuple[int, float]:
-    """An uninterrupted run: how many calls touch the disk, and how long it takes."""
+    """Measure an uninterrupted run: the number of calls that touch the disk, and the time it takes."""
     counter, started = Countdown(None), time.monotonic()
     sys.setprofile(counter)
     work(folder, job)

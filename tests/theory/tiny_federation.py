@@ -31,7 +31,7 @@ CLASSES = 3
 
 
 def _slope(loss: str, z: Array, y: Array) -> Array:
-    """h'(z, y)."""
+    """Return h'(z, y)."""
     if loss == "quadratic":
         return z - y
     if loss == "logistic":
@@ -93,7 +93,7 @@ class Federation:
         )
 
     def profile(self, index: int) -> ClientProfile:
-        """beta and mu of a client, as upper and lower bounds over every batch it may draw."""
+        """Return beta and mu of a client, as upper and lower bounds over every batch it may draw."""
         client, bound = self.clients[index], CURVATURE_BOUND[self.loss]
         n = client.rows.shape[0]
         spectrum = np.linalg.eigvalsh(client.rows.T @ client.rows / n)
@@ -113,7 +113,7 @@ class Federation:
         return 0 < self.batch < n
 
     def gradient(self, models: Array, client: Client, picked: NDArray[np.int64]) -> Array:
-        """Gradients in all worlds at once, weight decay included."""
+        """Return the gradients in all counterfactuals at once, weight decay included."""
         rows, y = client.rows[picked], client.targets[picked]
         if self.loss == "softmax":
             weights = models.reshape(len(models), CLASSES, -1)
@@ -127,7 +127,7 @@ class Federation:
         return slope + self.weight_decay * models
 
     def train_locally(self, models: Array, index: int, round_number: int) -> Array:
-        """K local steps of one client from every world's model, with the same batches."""
+        """Train one client for K local steps from every counterfactual's model, with the same batches."""
         client = self.clients[index]
         generator = np.random.default_rng([self.seed, round_number, index])
         moved, velocity = models.copy(), np.zeros_like(models)
@@ -158,7 +158,7 @@ class RoundRecord:
 def run_round(
     federation: Federation, models: Array, removed: Sequence[frozenset[int]], who: Sequence[int], number: int
 ) -> tuple[Array, RoundRecord]:
-    """One round in every world; the record is that of world 0."""
+    """Run one round in every counterfactual; the record is that of number 0, the run itself."""
     who = sorted(who)
     samples = federation.samples(who)
     if not who:
@@ -192,7 +192,7 @@ class Run:
     models: list[Array]
 
     def distance(self, depth: int, counterfactual: int) -> float:
-        """|| theta^n - phi^n ||, phi the world without `removed[world]`."""
+        """Return || theta^n - phi^n ||, with phi the model without `removed[counterfactual]`."""
         return float(np.linalg.norm(self.models[depth][0] - self.models[depth][counterfactual + 1]))
 
 
@@ -233,7 +233,7 @@ def scalars_of(federation: Federation, record: RoundRecord, rounding: float = 0.
 
 
 def tracked(run: Run, rounding: float = 0.0) -> list[Array]:
-    """Psi of every client after each depth, by the tracker."""
+    """Return Psi of every client after each depth, by the tracker."""
     everyone = np.arange(len(run.federation.clients))
     tracker = SensitivityTracker(everyone.size)
     values = [tracker.total(everyone)]
@@ -253,7 +253,7 @@ def path_of(run: Run, *, with_grams: bool = False, rounding: float = 0.0) -> Act
 
 
 def part_of(federation: Federation, records: Sequence[RoundRecord], client: int) -> TakenPart:
-    """The rounds one client took part in; record k made depth k + 1."""
+    """Return the rounds one client took part in; record k made depth k + 1."""
     return part_at(federation, [(depth, record) for depth, record in enumerate(records, start=1)], client)
 
 
@@ -281,7 +281,7 @@ def random_clients(
     largest: int = 6,
     steps: Sequence[int] = (1, 2, 4),
 ) -> list[Client]:
-    """Clients of unequal size, each with its own number of local steps and its own direction of data."""
+    """Return clients of unequal size, each with its own number of local steps and its own direction of data."""
     clients = []
     for _ in range(count):
         n = int(generator.integers(1, largest + 1))
@@ -299,12 +299,12 @@ def random_clients(
 
 
 def random_schedule(generator: np.random.Generator, count: int, rounds: int, rate: float) -> list[list[int]]:
-    """Poisson participation: empty rounds and rounds of one client happen."""
+    """Draw Poisson participation: empty rounds and rounds of one client happen."""
     return [[i for i in range(count) if generator.random() < rate] for _ in range(rounds)]
 
 
 def largest_smoothness(loss: str, clients: Sequence[Client], batch: int) -> float:
-    """The largest beta of the clients, without weight decay."""
+    """Return the largest beta of the clients, without weight decay."""
     probe = Federation(loss, list(clients), 1e-6, batch=batch)
     return max(float(probe.profile(i).smoothness or 0.0) for i in range(len(clients)))
 
@@ -314,9 +314,9 @@ PsiRule = Callable[[Run], list[list[float]]]
 
 
 def violations(run: Run, rule: PsiRule) -> list[str]:
-    """Every (depth, set) at which the true distance exceeds the rule's Psi.
+    """Return every (depth, set) at which the true distance exceeds the rule's Psi.
 
-    Tolerance: the worlds run in float64, so their distance is known to a few ulps of the models.
+    Tolerance: the models are computed in float64, so their distance is known to a few ulps.
     """
     broken = []
     for depth, values in enumerate(rule(run)):

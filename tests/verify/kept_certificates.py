@@ -40,7 +40,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def main() -> None:
-    """One request of each kind, both forms of its certificate."""
+    """Make one request of each kind, and keep both forms of its certificate."""
     target = KEPT / FORMAT
     target.mkdir(parents=True)
     for name, (spec, terms) in CASES.items():

@@ -53,7 +53,7 @@ def main() -> int:
 
 def _trying(run: Path, mutations: Sequence[Mutation]) -> Callable[[Path], Line]:
     def work(folder: Path) -> Line:
-        """On a separate copy, next to copies of what the run is held against."""
+        """Work on a separate copy, next to copies of what the run is held against."""
         shutil.copytree(run.parent, folder / "own")
         tried, wrong = uncaught(Pristine(folder / "own" / run.name), list(mutations))
         shutil.rmtree(folder / "own")

@@ -57,7 +57,7 @@ class Scattered(Deployment):
         self._network = network
 
     def inside(self, name: str) -> list[str]:
-        """The namespace of a process."""
+        """Return the command prefix for the namespace of a process."""
         return self._network.inside(int(name.removeprefix("node")) + 1 if name.startswith("node") else 0)
 
     def node(self, number: int) -> None:
@@ -98,11 +98,11 @@ class BadWeek:
         return f"server-{self._servers}"
 
     def counted(self) -> int:
-        """Rounds that a client took part in."""
+        """Return the number of rounds that a client took part in."""
         return len(query(self.run, "SELECT DISTINCT node FROM participation"))
 
     def wait_for_round(self, after: int) -> None:
-        """Until a round more than `after` counted, or nothing is left to do."""
+        """Wait until a round more than `after` counted, or nothing is left to do."""
         self._deployment.wait_for(lambda: self.done() or self.counted() > after, "the next round")
 
     def done(self) -> bool:
@@ -117,7 +117,7 @@ class BadWeek:
         return False
 
     def _start_stopped_nodes(self) -> None:
-        """A killed node that comes back too soon is refused by SuperLink and stops; its unit starts it again."""
+        """Start stopped nodes again, as their unit does: SuperLink refuses a killed node that comes back too soon."""
         now = time.monotonic()
         for number in range(GONE):
             process = self._deployment.processes.get(f"node{number}")
@@ -137,18 +137,18 @@ class BadWeek:
         self.paused[what] = round(time.monotonic() - began, 1)
 
     def sifu(self, *words: object) -> None:
-        """A command during the server's work, which must hand it over."""
+        """Run a command during the server's work, which must hand it over."""
         ended = self._deployment.sifu(*words)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         self.say(ended.stdout.strip().splitlines()[0])
 
     def kill_node(self, number: int) -> None:
-        """A SuperNode, in the middle of whatever it does."""
+        """Kill a SuperNode, in the middle of whatever it does."""
         again = None if number == GONE else (lambda: self._deployment.node(number))
         self.kill(f"node{number}", lambda: self._deployment.kill(f"node{number}", signal.SIGKILL), again)
 
     def kill_server(self) -> None:
-        """The ServerApp; the stream of `flwr run` goes with it."""
+        """Kill the ServerApp; the stream of `flwr run` goes with it."""
 
         def drop() -> None:
             for server in running(self._deployment.processes["superlink"].pid, "flwr-serverapp"):
@@ -158,7 +158,7 @@ class BadWeek:
         self.kill("the ServerApp", drop, self.serve)
 
     def kill_superlink(self) -> None:
-        """SuperLink, and with it the ServerApp and the stream."""
+        """Kill SuperLink, and with it the ServerApp and the stream."""
 
         def drop() -> None:
             self._deployment.kill("superlink", signal.SIGKILL)
@@ -171,7 +171,7 @@ class BadWeek:
         self.kill("SuperLink", drop, again)
 
     def happen(self) -> dict[str, object]:
-        """From the first round to the last, and what it cost."""
+        """Run the week from the first round to the last, and return what it cost."""
         self.serve()
         self.wait_for_round(0)
         self.say("the first round counted; two requests are filed")
@@ -192,7 +192,7 @@ class BadWeek:
         return self.account()
 
     def account(self) -> dict[str, object]:
-        """Everything verifies; what was lost and how long was waited."""
+        """Check that everything verifies; return what was lost and the time spent waiting."""
         run = self.run
         assert statuses(run) == {"held": "done", "taken-back": "withdrawn"}, statuses(run)
         check(run)
@@ -231,7 +231,7 @@ class BadWeek:
 
 
 def _kind(what: str) -> str:
-    """An incident without its numbers."""
+    """Return an incident without its numbers."""
     return re.sub(r"[\d.]+", "#", what)[:70]
 
 

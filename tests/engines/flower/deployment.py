@@ -64,7 +64,7 @@ the one that started them, and are known by the environment they inherit."""
 
 
 def free_port() -> int:
-    """A free port, below those that the system hands out: no other program is given it before it is used."""
+    """Return a free port below those that the system hands out: no other program gets it before it is used."""
     while True:
         port = random.SystemRandom().randrange(12_000, 30_000)
         with socket.socket() as listener, contextlib.suppress(OSError):
@@ -73,7 +73,7 @@ def free_port() -> int:
 
 
 def make_certificates(folder: Path, *addresses: str) -> None:
-    """An authority (ca.crt) and a certificate of it (server.pem, server.key) for loopback and `addresses`."""
+    """Write an authority (ca.crt) and its certificate (server.pem, server.key) for loopback and `addresses`."""
     now = datetime.datetime.now(datetime.UTC)
     authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
@@ -111,7 +111,7 @@ def make_certificates(folder: Path, *addresses: str) -> None:
 
 
 def make_node_key(path: Path) -> None:
-    """A node's key pair, as ssh-keygen -t ecdsa -b 384 makes it."""
+    """Write a node's key pair, as ssh-keygen -t ecdsa -b 384 makes it."""
     key = ec.generate_private_key(ec.SECP384R1())
     path.write_bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
@@ -123,7 +123,7 @@ def make_node_key(path: Path) -> None:
 
 
 def descendants(parent: int) -> list[int]:
-    """Processes that `parent` started, and those they started."""
+    """Return the processes that `parent` started, and those they started."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -193,11 +193,11 @@ class Deployment:
         )
 
     def inside(self, name: str) -> list[str]:
-        """Words in front of a process's command that say where it runs; here it is this machine as it is."""
+        """Return the words in front of a process's command that say where it runs; none, as it runs on this machine."""
         return []
 
     def start(self, name: str, *command: object, stdin: socket.socket | None = None) -> subprocess.Popen[bytes]:
-        """A process in the background, its output in a file of its name."""
+        """Start a process in the background, with its output in a file of its name."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [*self.inside(name), *map(str, command)], stdin=stdin, stdout=log, stderr=log, env=self.environment,
@@ -207,18 +207,18 @@ class Deployment:
         return process
 
     def call(self, *command: object) -> subprocess.CompletedProcess[str]:
-        """A command in the foreground."""
+        """Run a command in the foreground."""
         return subprocess.run(
             [*self.inside(""), *map(str, command)], env=self.environment, cwd=self.folder, capture_output=True,
             text=True, timeout=PATIENCE,
         )  # fmt: skip
 
     def sifu(self, *arguments: object) -> subprocess.CompletedProcess[str]:
-        """A sifu command, as from another terminal."""
+        """Run a sifu command, as from another terminal."""
         return self.call(self.program("sifu"), *arguments)
 
     def program(self, name: str) -> Path:
-        """A command of Flower's or ours."""
+        """Return the path of a command of Flower's or ours."""
         return (self.folder / "bin" if self.PRELOADED else BIN) / name
 
     def superlink(self) -> None:
@@ -266,14 +266,14 @@ class Deployment:
         process.wait(timeout=PATIENCE)
 
     def wait_for(self, condition: object, what: str) -> None:
-        """Until the condition holds; a federation that hangs shows its logs."""
+        """Wait until the condition holds; a federation that hangs shows its logs."""
         end = time.monotonic() + PATIENCE
         while not condition():  # type: ignore[operator]
             assert time.monotonic() < end, f"{what} took more than {PATIENCE} s\n{self.logs()}"
             time.sleep(0.5)
 
     def logs(self) -> str:
-        """The end of everybody's output."""
+        """Return the end of everybody's output."""
         return "\n".join(
             f"--- {path.name}\n{path.read_text(errors='replace')[-2500:]}" for path in self.folder.glob("*.log")
         )

@@ -22,7 +22,7 @@ HASTY = Patience(timeout=0.05, pause=0.0, poll=0.01)
 
 
 def small_spec(**sections: object) -> Spec:
-    """Eight clients with a few digits each."""
+    """Return the spec of eight clients with a few digits each."""
     base = {
         "seed": 3,
         "data": {"clients": 8, "samples_per_client": 12},
@@ -36,7 +36,7 @@ def small_spec(**sections: object) -> Spec:
 
 
 def grid_of(data: list[object]) -> MemoryGrid:
-    """A node for each client's data, under ids that tell nothing of the order."""
+    """Return a node for each client's data, under ids that tell nothing of the order."""
     grid = MemoryGrid()
     for place, client in enumerate(data):
         mine = ReadyClient(client.name, client.x, client.y)  # type: ignore[attr-defined]
@@ -62,7 +62,7 @@ def _numbered(message: object) -> object:
 def both_engines(
     spec: Spec, patience: Patience = HASTY, *, masked: bool = False, masked_statistics: bool = True
 ) -> tuple[object, FlowerFederation, MemoryGrid]:
-    """The embedded engine, the Flower engine, and the grid under it."""
+    """Return the embedded engine, the Flower engine, and the grid under it."""
     data = clients_from_spec(spec)
     embedded, _ = engine_from_spec(spec, data)
     grid = grid_of(list(data))
@@ -76,10 +76,10 @@ def both_engines(
 
 
 def everyone(engine: object) -> np.ndarray:
-    """All clients."""
+    """Return all clients."""
     return np.arange(len(engine.clients))  # type: ignore[attr-defined]
 
 
 def linear(spec: Spec, **local: object) -> Spec:
-    """The spec with other local training."""
+    """Return the spec with other local training."""
     return replace(spec, local=replace(spec.local, **local))  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ class LossyNetwork:
         return f"10.77.0.{number + 1}"
 
     def inside(self, number: int) -> list[str]:
-        """Words in front of a command that put it into a namespace."""
+        """Return the words in front of a command that put it into a namespace."""
         return ["ip", "netns", "exec", self._names[number]]
 
     def __enter__(self) -> LossyNetwork:
@@ -68,7 +68,7 @@ class LossyNetwork:
 
 
 def _device(tag: str, number: int, namespace: str) -> int:
-    """The relay's end of a namespace's network device."""
+    """Return the relay's end of a namespace's network device."""
     end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     name = f"s{tag}{number}"
     fcntl.ioctl(end, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI))

@@ -29,7 +29,7 @@ class MemoryGrid(Grid):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
     def add(self, node: int, app: object, key: bytes = b"", **config: object) -> None:
-        """A node comes online."""
+        """Bring a node online."""
         self.apps[node], self.keys[node], self.configs[node] = app, key, config
 
     def set_run(self, run: object) -> None:
@@ -82,7 +82,7 @@ class MemoryGrid(Grid):
 
 
 def lost(message: Message) -> Message:
-    """The reply for a node that is gone: error 5, and SuperLink's own id as its sender."""
+    """Return the reply for a node that is gone: error 5, and SuperLink's own id as its sender."""
     reply = Message(Error(5, "node unavailable"), reply_to=message)
     reply.metadata.__dict__["_src_node_id"] = 1
     return reply

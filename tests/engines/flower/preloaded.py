@@ -48,7 +48,7 @@ sys.exit(code)
 
 
 def write_programs(folder: Path, address: str) -> None:
-    """Scripts that ask the process at `address` for each of the programs."""
+    """Write scripts that ask the process at `address` for each of the programs."""
     folder.mkdir()
     for name in ENTRY_POINTS:
         (folder / name).write_text(SCRIPT.format(python=sys.executable, address=address, name=name))
@@ -56,7 +56,7 @@ def write_programs(folder: Path, address: str) -> None:
 
 
 def fork_for_scripts(listener: socket.socket) -> str:
-    """Returns in each fork, with the name of the program that it is to be; never in this process."""
+    """Fork for each script; return only in the forks, with the name of the program to be, never in this process."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         link, _ = listener.accept()
@@ -99,7 +99,7 @@ def guard(link: socket.socket, fork: int) -> None:
 
 
 def run(entry_point: Callable[[], object]) -> None:
-    """As `sys.exit(entry_point())`, without taking apart what was imported: that alone would take a second."""
+    """Exit as `sys.exit(entry_point())` does, without tearing down imported modules: that alone would take a second."""
     try:
         code = entry_point()
     except SystemExit as ended:

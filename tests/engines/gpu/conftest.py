@@ -26,7 +26,7 @@ class SomeClient:
 
 
 def some_clients(seed: int, count: int, samples: int, shape: tuple[int, ...], classes: int) -> tuple[SomeClient, ...]:
-    """Clients of unequal sizes: every second one has a sample less."""
+    """Return clients of unequal sizes: every second one has a sample less."""
     generator = np.random.default_rng(seed)
     clients = []
     for number in range(count):
@@ -38,7 +38,7 @@ def some_clients(seed: int, count: int, samples: int, shape: tuple[int, ...], cl
 
 @pytest.fixture
 def make_federation() -> Callable[..., tuple[SimulatedFederation, tuple[SomeClient, ...]]]:
-    """A small federation of a ConvNet or a softmax regression, and its data."""
+    """Return a maker of a small federation of a ConvNet or a softmax regression, and its data."""
 
     def make(
         model: ConvNet | tuple[int, int],
