@@ -137,7 +137,7 @@ def advise(
         pilot_rounds: Rounds of the pilot.
         clients: As for `train`.
         model: As for `train`.
-        progress: Called after every round.
+        progress: Callback invoked after each round.
     """
     known = by_regime(WITHOUT_PILOT, spec.regime)
     if known is not None:

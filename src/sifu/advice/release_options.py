@@ -39,7 +39,7 @@ class ReleaseOption:
     """One budget for records or for clients: the r and the noise with the best held-out accuracy.
 
     Attributes:
-        unit: What the noise hides.
+        unit: Unit that the noise hides: a record or a client.
         epsilon: Budget.
         delta: Budget.
         relative_penalty: The r, among those tried, with the highest accuracy.

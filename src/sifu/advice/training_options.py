@@ -235,7 +235,7 @@ def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> _Solved:
 
 
 def groups_option(spec: Spec, view: RunView, training_rounds: float | None) -> TrainingOption:
-    """Return groups as an option, by the rule for their number and separate rounds, at the cost measured elsewhere."""
+    """Return the option of groups: number and separate rounds by the rule, cost from earlier measurements."""
     clients = len(view.clients)
     rate = Participation.parse(spec.server.participation).rate
     count, separate = number_of_groups(clients, rate), separate_rounds(spec.stop.max_rounds, rate)

@@ -229,7 +229,7 @@ class RequestCalls(RunFolder):
             clients: Names of the clients of a new request.
             request: Id of the request.
             compare_scratch: True to train Scratch for each request as well, to compare the number of rounds.
-            progress: Called after every round.
+            progress: Callback invoked after each round.
             nonces: As for `request`.
             **terms: Terms that differ from the run's spec.
 

@@ -57,7 +57,7 @@ class Run(RequestCalls):
         """Continue the first training until its stop rule holds; do nothing if it already does.
 
         Args:
-            progress: Called after every round.
+            progress: Callback invoked after each round.
 
         Returns:
             The run itself.
@@ -77,7 +77,7 @@ class Run(RequestCalls):
         """Rebuild the groups whose models requests erased.
 
         Args:
-            progress: Called after every round.
+            progress: Callback invoked after each round.
 
         Returns:
             The number of groups.
@@ -114,7 +114,7 @@ class Run(RequestCalls):
         them. Requests to forget clients are not executed; `forget` does that.
 
         Args:
-            progress: Called after every round.
+            progress: Callback invoked after each round.
         """
         with self._checked_writer("release its model") as writer:
             return bring_up_to_date(writer, self._engines, progress)
@@ -129,7 +129,7 @@ class Run(RequestCalls):
         newcomer sends its statistics once. After an interruption, the same call continues.
 
         Args:
-            progress: Called with the progress of the solve.
+            progress: Callback that receives the progress of the solve.
             file: File of the format that the run was trained from: a CSV or Parquet table with the same columns in any
                 order, or an .npz file with x and y. The run stores its path.
             name: Name of the client, unless a column or array of the file names it.

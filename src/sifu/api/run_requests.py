@@ -53,7 +53,7 @@ class RequestRecord:
     steps: tuple[RequestStep, ...]
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the request as plain values, ready for JSON; `records` is their number, never which rows they are."""
+        """Return the request as plain values, ready for JSON; `records` is a count, and rows are never named."""
         terms = asdict(self.status.terms) | {"records": self.status.records}
         steps = [asdict(step) for step in self.steps]
         return asdict(self.status) | {"terms": terms, "state": self.status.state, "steps": steps}
@@ -157,7 +157,7 @@ def execute(
 
 
 def measure_held_out(writer: RunWriter, engines: RunEngines, earlier: Vector | None = None) -> HeldOutFigures | None:
-    """Measure the current model on held-out rows after a step that is complete, whether or not they can be used."""
+    """Measure the current model on held-out rows after a completed step; return None if they cannot be used."""
     with suppress(SifuError, ValueError):
         return engines.measure_held_out(writer, earlier)
     return None

@@ -123,7 +123,7 @@ def train(
         clients: A mapping from names to (x, y) arrays or to torch data sets; or a frame of pandas or polars, or a data
             set of Hugging Face, whose columns the spec names as for a table (`data.label`, `data.client`, ...).
         data_folder: Folder of the files of a named data set; by default SIFU_DATA or the user's cache.
-        progress: Called after every round.
+        progress: Callback invoked after each round.
         engine: Engine to use instead of building one from the spec, with which it must agree.
         device: auto, cpu or cuda (`sifu.run.devices`).
         precision: Precision of networks on a GPU: float32, tf32, tf32x3, or bfloat16 if groups tune them.
@@ -233,7 +233,7 @@ def check_same_spec(existing: Run, given: Spec) -> None:
     for section, values in wanted.items():
         pairs = values.items() if isinstance(values, dict) else [("", values)]
         for key, value in pairs:
-            # A run created before a section or key existed behaves as its default.
+            # A run created before a section or key existed uses the default.
             recorded_value = recorded.get(section, {}).get(key, value) if key else recorded[section]
             if recorded_value != value:
                 name = f"{section}.{key}" if key else section

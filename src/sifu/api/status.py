@@ -388,7 +388,7 @@ def _incidents(reader: RunReader) -> tuple[dict[str, Any], ...]:
 
 
 def _late(reader: RunReader) -> dict[str, int]:
-    """Return in how many of the latest rounds on Flower each client was late, most frequent first."""
+    """Return the number of latest rounds on Flower in which each client was late, largest first."""
     rounds: dict[str, set[tuple[int, int]]] = {}
     for _, _, content in reader.latest_events(("incidents",), LATEST_ROUNDS):
         for incident in content["incidents"]:

@@ -287,7 +287,7 @@ class ReleaseAttack:
         from sifu.engines.sim.models import Samples, stacked
 
         result = {"forgotten": stacked(data, forgotten.tolist())}
-        if row.records:  # the client's remaining records are in the model
+        if row.records:  # the client's remaining records are not forgotten
             turns = {item.request: item for item in joined_remainders(self.reader)}
             first, gone = data[turns[row.request].first], list(row.records)
             result["forgotten"] = Samples(np.asarray(first.x)[gone], np.asarray(first.y)[gone])

@@ -156,7 +156,7 @@ def run_controls(
     Args:
         epsilon: The epsilon of the budget.
         seed: Seed of the audit's draws; None draws from the operating system.
-        progress: Called with the name of the step, the work done, and the total work.
+        progress: Callback that receives the name of the step, the work done, and the total work.
     """
     a_fifth: dict[str, Any] = {"clients": 40, "participation": "poisson(0.2)", "accounting": "population"}
     cases: list[tuple[str, str, type[Method], dict[str, Any]]] = [

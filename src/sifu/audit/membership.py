@@ -114,7 +114,7 @@ def shadow_scores(
         samples: Samples whose membership is attacked.
         shadows: Number of shadows for each source model.
         normals: Source of the noise.
-        progress: Called with the number of shadows done and their total.
+        progress: Callback that receives the number of shadows done and their total.
     """
     by_counterfactual: list[list[Floats]] = [[], []]
     for shadow in range(shadows):

@@ -171,7 +171,7 @@ def gather(
         watched: Subjects whose absence is replayed.
         keep_models: Nodes whose models are kept.
         noised: Returns the noised model of an edge; by default it comes from the record.
-        progress: Called with the number of nodes done and their total.
+        progress: Callback that receives the number of nodes done and their total.
     """
     evidence = Evidence()
     on_disk = reader.models()

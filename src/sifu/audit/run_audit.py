@@ -53,7 +53,7 @@ def audit_run(
         clients: Names, x and y of the clients, for attacks on samples; by default loaded as the spec says.
         data_folder: Folder of the data sets.
         noised: Returns the noised model of an edge; by default it comes from the record.
-        progress: Called with the name of the step, the work done, and the total work.
+        progress: Callback that receives the name of the step, the work done, and the total work.
     """
     options = options or AuditOptions()
     run = run if isinstance(run, Run) else Run(run)

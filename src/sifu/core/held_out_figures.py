@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TRAINING_DATA = "on the active clients' training data"
-"""Data on which accuracy is measured without held-out rows."""
+"""Data that accuracy is measured on if there are no held-out rows."""
 
 
 @dataclass(frozen=True)

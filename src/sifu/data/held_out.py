@@ -1,8 +1,9 @@
 """Rows held out for testing: each is drawn by its own key, so that no row affects another.
 
 Rows are drawn by identity if the table has a column of identities, and by their content otherwise. Equal rows of one
-client are then on the same side, and removing one of them moves none of the others. Runs recorded before rows were
-drawn by content use the number of a row within its client instead (`data.held_out_by = "number"`).
+client are then either all held out or all used for training, and removing one of them moves none of the others. Runs
+recorded before rows were drawn by content use the number of a row within its client instead (`data.held_out_by =
+"number"`).
 """
 
 from __future__ import annotations

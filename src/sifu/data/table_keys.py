@@ -54,7 +54,7 @@ def parse_categories(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def _listed_words(text: str, what: str) -> list[str]:
-    """Return a list of different words as written, with their quotes."""
+    """Return the distinct words of a list, unchanged and with their quotes."""
     words = _split(text, ",")
     if not words or len(words) > MOST_WORDS or len(set(words)) != len(words) or text.rstrip().endswith(","):
         raise InputError(

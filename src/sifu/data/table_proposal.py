@@ -222,7 +222,7 @@ class _Roles:
         return roles
 
     def _kind_of(self, name: str) -> list[str]:
-        """Return the list that a column belongs to."""
+        """Return the list that a column belongs to: numbers, categories, dates, or columns of many words."""
         column = self.columns[name]
         if column.are_codes and not _published(name):
             return self.categories

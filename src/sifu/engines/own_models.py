@@ -47,7 +47,7 @@ def fresh_model(initial: Callable[..., Any], branch: int, seed: int) -> dict[str
             model = initial(branch) if takes_branch else initial()
             if isinstance(model, torch.nn.Module):
                 model = {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
-    if isinstance(model, list | tuple):  # as Flower names them
+    if isinstance(model, list | tuple):  # use Flower's names: 0, 1, 2, ...
         model = {str(number): value for number, value in enumerate(model)}
     if not isinstance(model, Mapping):
         raise InputError(

@@ -231,7 +231,7 @@ def _stored(spec: Spec) -> dict[str, Any] | None:
 
 
 def _input_shape(spec: Spec, stored: dict[str, Any] | None) -> list[int] | None:
-    """Return the shape of one sample as the model or its feature map takes it, if known without the clients."""
+    """Return the shape of one sample that the model or its feature map accepts, if known without the clients."""
     if stored is None:
         return None
     samples = np.zeros((0, *stored["shape"]))

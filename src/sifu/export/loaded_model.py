@@ -177,7 +177,7 @@ class LoadedModel(nn.Module):
         return rows
 
     def inputs_of(self, path: str | Path, refused: dict[int, str] | None = None) -> tuple[Array, list[str]]:
-        """Return the samples of the file at `path` as `forward` takes them, and their identities.
+        """Return the samples of the file at `path` in the form that `forward` accepts, and their identities.
 
         Args:
             path: An npz, CSV or Parquet file.
@@ -239,7 +239,7 @@ class LoadedModel(nn.Module):
         return torch.from_numpy(np.concatenate(rows) if rows else np.zeros((0, mapping.features))).to(samples)
 
     def _samples(self, x: Tensor) -> Tensor:
-        """Return samples in the type and shape that the model takes, as far as they are known."""
+        """Return samples in the type and shape that the model accepts, as far as these are known."""
         dtype, expected = self.description["dtype"], self.description["input_shape"] or self._row_shape()
         handed_over = self.description["data"] == PYTHON  # samples given by a program are used unchanged
         if x.dtype == torch.uint8 and not handed_over:

@@ -154,7 +154,7 @@ def prepared_inputs(graph: Graph, description: dict[str, Any], width: int | None
 
 
 def raw_samples(graph: Graph, description: dict[str, Any], width: int | None) -> tuple[str, tuple[int, ...]]:
-    """Add samples as a model or its feature map takes them; return their name and shape.
+    """Add samples in the form that a model or its feature map accepts; return their name and shape.
 
     Arguments are those of `prepared_inputs`.
     """

@@ -58,7 +58,7 @@ from sifu.theory.rollback import Exposure, Subject, charge, is_covered
 TAIL = 0.1
 """Share of the quantiles that a prediction interval leaves out on either side."""
 LEAST_WIDTH = 1.2
-"""Least factor by which the interval extends either way: other clients, perhaps another initial model."""
+"""Smallest factor by which the interval extends either way: the clients and perhaps the initial model differ."""
 LARGEST = 1e9
 
 

@@ -50,7 +50,7 @@ class Speed:
         Args:
             features: Number of features, K.
             samples: Number of samples that are subtracted as rows.
-            cross_validated: Whether the penalty is chosen again.
+            cross_validated: True if cross-validation chooses the penalty again.
 
         >>> machine = Speed(factors=3.5e10, threads=2, bytes=3e9)
         >>> [round(machine.seconds(features, 100), 1) for features in (512, 2048, 4192, 8384)]

@@ -96,7 +96,7 @@ def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
         change: `do` (add, replace or block), `name` and, unless blocking, `key`.
 
     Returns:
-        Whether the change is done; False if it waits in the inbox.
+        True if the change was made; False if it waits in the inbox.
     """
     if not (folder / DATABASE).exists():
         _changed(listed_clients(folder), change)  # raises before the folder is created

@@ -335,7 +335,7 @@ def _open(writer: RunWriter, message: Message) -> None:
                 f"a deadline must be a number of days and an actor a name, found {deadline!r} and {actor!r}"
             )
         view = RunView(writer)
-        needed = set(TERMS) - LATER_TERMS  # the spec's defaults may change before it is ingested
+        needed = set(TERMS) - LATER_TERMS  # no others may be missing: the spec's defaults may change before ingestion
         if not needed <= set(content) <= set(TERMS):
             raise InputError(f"a request must give {', '.join(sorted(needed))}; found {', '.join(sorted(content))}")
         terms = RequestTerms.from_mapping(content)
@@ -378,7 +378,7 @@ class WatchedInbox:
 
     Args:
         writer: Writer of the run.
-        after: Called with the writer after messages were ingested.
+        after: Callback that receives the writer after messages were ingested.
         look_every: Seconds between two polls; 0 polls between any two rounds.
         also: Tells whether other work is waiting.
     """

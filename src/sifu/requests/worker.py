@@ -61,13 +61,14 @@ class Worker:
     Args:
         writer: Writer of the run.
         engine: Engine of the run.
-        progress: Called after each round.
+        progress: Callback invoked after each round.
         inbox: Inbox of the run.
-        tell: Called with messages for an observer.
-        engine_again: Builds the engine with the client that rejoins after some of its records were forgotten.
-        prepare_records: Builds that engine in advance, before the records are forgotten.
+        tell: Callback that receives messages for an observer.
+        engine_again: Function that builds the engine with the client that rejoins after some of its records were
+            forgotten.
+        prepare_records: Function that builds that engine in advance, before the records are forgotten.
         digest_of: Returns the digest of a client's samples.
-        engine_at: Builds an engine for another local rate, without some clients.
+        engine_at: Function that builds an engine for another local rate, without some clients.
     """
 
     def __init__(

@@ -266,7 +266,8 @@ class RecordedSolve(RecordedTraining):
                     taken,
                     sizes,
                     np.full(taken.size, np.inf),
-                    # The distance would be kept permanently and reveals something about the data. Nothing needs it.
+                    # Not recorded: nothing needs the distance, and it would permanently reveal something about the
+                    # data.
                     np.inf,
                     0.0,
                     0.0,
@@ -403,7 +404,7 @@ def let_join(
         engine: Engine with the new clients after the known ones.
         digest_of: Returns the digest of a client's samples, by index.
         source: Recorded with each new client.
-        progress: Called with the progress of the solve.
+        progress: Callback that receives the progress of the solve.
 
     Returns:
         The names of the new clients.

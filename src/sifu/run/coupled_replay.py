@@ -113,7 +113,7 @@ def retrain_unrecorded(
         active: Clients that take part.
         stop: Stop rule.
         branch: Branch that keys the random draws.
-        progress: Called after each round.
+        progress: Callback invoked after each round.
         start: Starting model; by default a fresh one.
 
     Returns:
@@ -141,7 +141,7 @@ def retrain_unrecorded(
 
 RunsRounds = Engine | EngineWithout
 NoisedModel = Callable[[PathNode, Vector], Vector | None]
-"""Function that returns the noised model of a node in the actual run; None if it cannot be known any more."""
+"""Function that returns the noised model of a node in the actual run; None if it is no longer known."""
 
 
 @dataclass(frozen=True)

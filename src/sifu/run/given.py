@@ -111,7 +111,7 @@ def check_names_differ(clients: Any) -> None:
 
 
 def as_model(model: ModelGiven | None) -> Model | None:
-    """Return a model as the engine takes it: a function that makes a module becomes a `ModuleModel`."""
+    """Convert a model to the form that the engine accepts: a function that makes a module becomes a `ModuleModel`."""
     from torch import nn
 
     from sifu.engines.sim import LinearModel, ModuleModel

@@ -94,7 +94,7 @@ class GroupTraining:
 
         Args:
             phase: Name of the phase, for `progress`.
-            progress: Called after each round.
+            progress: Callback invoked after each round.
             pause: Asked between two rounds whether to stop.
 
         Returns:
@@ -152,7 +152,8 @@ class GroupTraining:
         for node, work in enumerate(changed, start=first):
             model = work.fetch_model()
             group_node = PathNode(node, work.node, "group", work.branch, work.rounds)
-            # The distance would be kept permanently and reveals something about the members' data. Nothing needs it.
+            # Not recorded: nothing needs the distance, and it would permanently reveal something about the members'
+            # data.
             nodes.append(NodeRow(group_node, 0.0))
             models.append(NewModel(node, model, kept=True, psi_max=LARGEST_PSI, layout=self.writer.group_layout))
             members = sorted(work.members)

@@ -458,7 +458,7 @@ def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple
             )
         if index is None:
             newcomers.append(client)
-        elif files.get(client.name) != file:  # otherwise the same command is repeated after an interruption
+        elif files.get(client.name) != file:  # the same file: the command is repeated after an interruption
             raise InputError(
                 f"{client.name} already sent its statistics: join additional records under another name, and remove "
                 "records with sifu forget --client NAME --records FILE"

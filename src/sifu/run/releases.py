@@ -66,11 +66,11 @@ def publish(
     """Release the head of `node` with noise from the operating system, and record the distances of everyone in it.
 
     Args:
-        writer: The run, whose current model is that of `node`.
+        writer: Writer of the run, whose current model is that of `node`.
         engine: The engine; if it has the clients' records, the distances of records are recorded as well.
         spec: The spec of the run.
         node: The node of the solved head.
-        progress: Called after each client whose distances were computed.
+        progress: Callback invoked after each client whose distances were computed.
 
     Returns:
         The released head, which is the only one that leaves the run folder.
@@ -167,7 +167,7 @@ def guarantee_of_all(
         spec: The spec of the run.
         clients: Client indices; each stands for all indices the client has had.
         terms: The terms of the request: its records, and the (epsilon, delta) it demands.
-        before: Only releases before this event count; by default all.
+        before: Event before which releases count; by default all count.
 
     Returns:
         The guarantee; None if there is no noise on releases, if a distance is unknown, or if the run was restored from

@@ -111,7 +111,7 @@ class RunEngines:
         Args:
             writer: Writer of the run.
             leaving: Clients that leave, whose data may be missing.
-            needs_data: Whether the requests need clients' data.
+            needs_data: True if the requests need clients' data.
         """
         view = RunView(writer)
         if needs_data or not forgets_from_files(view):
@@ -276,7 +276,7 @@ def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ())
     An engine with their data would have no bound on rounding. Empty if the rate was not recomputed.
     """
     left = {client for subject in reader.subjects() for client in subject.clients}.union(gone)
-    if not Spec.from_mapping(reader.spec).regime.finds_rate:  # that of a head, if any, is the rate of tuning
+    if not Spec.from_mapping(reader.spec).regime.finds_rate:  # in runs of heads, the rate is that of tuning
         return {}
     if not isinstance(rate, float) or rate == reader.local_rates.get(0, reader.first_facts["local_rate"]):
         return {}
@@ -310,7 +310,7 @@ def forgets_from_files(view: RunView) -> bool:
         return False
     own, whole = own_statistics(view), next((row for row in reader.statistics().values() if row.is_sum), None)
     if whole is None or not begins_as_expected(reader.folder, whole, own.fixed):
-        return False  # the engine's own checks give the reason
+        return False  # the checks of the engine report the reason
     return set(view.active.tolist()) <= own.complete
 
 

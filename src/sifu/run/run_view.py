@@ -323,7 +323,7 @@ class RunView(ClientsView):
         """Return the subjects that earlier requests promised to hide, with the budget they have used so far.
 
         Args:
-            before_order: Only requests before this order count; by default all.
+            before_order: Order before which requests count; by default all count.
             protection: Means by which their methods hide; only noise on releases has a budget.
         """
         key = f"subjects of {protection} before {before_order}"

@@ -218,7 +218,7 @@ class RecordedTraining:
 
         Args:
             phase: Name of the phase, for `progress`.
-            progress: Called after each round.
+            progress: Callback invoked after each round.
             pause: Asked between two rounds whether to stop.
 
         Returns:

@@ -145,9 +145,10 @@ class OwnServer:
         evaluates: False for apps without evaluation.
         evaluate_config: Config of evaluation messages; `config` if not given.
         evaluation_sample: Fraction and minimum number of the clients that evaluate.
-        reporter: Receives every round's messages and replies.
-        evaluate_fn: Called with the number of rounds and the model after each round; its result is only displayed.
-        save_model: Called with the model when the server ends.
+        reporter: Listener that receives every round's messages and replies.
+        evaluate_fn: Callback that receives the number of rounds and the model after each round; its result is displayed
+            only.
+        save_model: Callback that receives the model when the server ends.
     """
 
     initial: Callable[..., Any]
@@ -229,11 +230,11 @@ def serve_on_flower(
     Args:
         grid: Flower's connection to the nodes.
         settings: The run config of the app.
-        make_blueprint: Makes the training plan from the spec and the clients' profiles.
+        make_blueprint: Function that makes the training plan from the spec and the clients' profiles.
         patience: Time limits; those of the settings by default.
-        progress: Called after each round.
+        progress: Callback invoked after each round.
         level: Minimum level of the certificates; that of each request if None.
-        tell: Receives messages for people.
+        tell: Callback that receives messages for people.
         spec: Used instead of the file that the settings name.
 
     Returns:

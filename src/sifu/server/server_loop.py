@@ -73,10 +73,11 @@ def serve(
         linger: Seconds to wait for more requests when all work is done.
         lock_wait: Seconds to wait for an earlier server that still holds the lock.
         level: Minimum level of the certificates; that of each request if None.
-        progress: Called after each round.
-        tell: Receives messages for people.
-        after_mail: Called before the first round, and after inbox messages were ingested or `more_mail` returned true.
-        more_mail: Returns whether there is other news to process.
+        progress: Callback invoked after each round.
+        tell: Callback that receives messages for people.
+        after_mail: Callback invoked before the first round, and after inbox messages were ingested or `more_mail`
+            returned true.
+        more_mail: Function that returns whether there is other news to process.
 
     Returns:
         The ids of the executed requests.
@@ -100,9 +101,9 @@ def serve(
                         tell(f"nothing is left to do: waiting {linger:g} s for requests")
                     told = True
                     time.sleep(LOOK_EVERY)
-                _record_incidents(writer, engine)  # those of evaluations after the last round
+                _record_incidents(writer, engine)  # incidents of evaluations after the last round
         except NoClientResponseError:
-            _record_incidents(writer, engine)  # the causes of the failure
+            _record_incidents(writer, engine)  # the incidents that caused the failure
             raise
 
 
@@ -255,8 +256,8 @@ class ServerLoop:
     def leave(self, name: str) -> None:
         """Ask a client for nothing more, from the next task on.
 
-        What it contributed stays in the model until a request forgets it. The run records the departure, as
-        `sifu clients block` does, so it also holds when the loop is started again.
+        Its contribution stays in the model until a request forgets it. The run records the departure, as `sifu clients
+        block` does, so it also holds when the loop is started again.
 
         Args:
             name: Its name.

@@ -217,7 +217,7 @@ def scrub_database(connection: sqlite3.Connection) -> bool:
     """Rewrite the database, so that no page and no log holds deleted data.
 
     Returns:
-        Whether the erasure is complete; False if another process was reading and it must be repeated.
+        True if the erasure is complete; False if another process was reading and it must be repeated.
     """
     try:
         connection.execute("PRAGMA temp_store=MEMORY")  # VACUUM must not put its copy on another disk

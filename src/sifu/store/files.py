@@ -299,11 +299,11 @@ def linked_files(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def read_plain(path: Path, *, links: bool = False) -> bytes:
-    """Return the content of a regular file; anything else is an error at once, never a wait.
+    """Return the content of a regular file; raise an error at once for anything else, which could block.
 
     Args:
         path: The file.
-        links: True to follow a symbolic link. A run folder has none, but a file named by a user may be one.
+        links: True to follow a symbolic link. A run folder contains no links, but a file named by a user may be one.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
     try:
@@ -354,7 +354,7 @@ def private_folder(path: Path, parents: bool = False) -> None:
     above = path.absolute().parent
     if parents and not above.exists():
         above.mkdir(parents=True, exist_ok=True)
-        for place in above.parents:  # each of them may be new
+        for place in above.parents:  # each parent may be new
             if os.access(place, os.R_OK):
                 sync_folder(place)
     try:

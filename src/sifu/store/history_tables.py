@@ -207,8 +207,8 @@ class HistoryReader(RunConnection):
         """Return participations by (node, client).
 
         Args:
-            clients: Only those of these clients; None for all.
-            first: Only those from this node on; ignored if `clients` is given.
+            clients: Clients whose participations to return; None for all.
+            first: First node whose participations to return; ignored if `clients` is given.
         """
         sql = "SELECT node, client, samples, drift FROM participation"
         if clients is not None:

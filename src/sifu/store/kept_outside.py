@@ -284,7 +284,7 @@ def check_witnesses_know(reader: RunReader) -> None:
     may share a witness; runs that are known here are skipped, because `check_known_key` has compared their folders.
 
     Raises:
-        RunDamagedError: If a file knows such other runs but not this one.
+        RunDamagedError: If a file names such other runs but not this one.
     """
     run, known = reader.value("run"), read_known_keys(known_keys_file())
     for path, lines in files_of_witnesses().items():

@@ -302,7 +302,7 @@ class RunWriter(RunReader):
         return self._signer
 
     def _note_lost_key(self) -> None:
-        """Record that the operator's key is missing or wrong before anything is written without it, once each time."""
+        """Record once that the operator's key is missing or wrong, before anything is written without it."""
         signer = self.signer()
         if signer.key is not None or not signer.lost or signer.noted:
             return
@@ -334,7 +334,7 @@ class RunWriter(RunReader):
         """Remove all traces of deleted data from the folder, including the report, which was made from it.
 
         Returns:
-            Whether the erasure is complete; False if another process was reading the database.
+            True if the erasure is complete; False if another process was reading the database.
         """
         if (self.folder / REPORT).is_dir():
             shutil.rmtree(self.folder / REPORT)

@@ -101,7 +101,7 @@ STARTS: dict[StartsFrom, tuple[Start, ...]] = {
     "rule": ("trained", "fresh"), "current": ("trained", "fresh"), "fresh": ("fresh",), "initial": ("initial",),
     "merge": ("merge", "fresh"), "any": get_args(Start),
 }  # fmt: skip
-"""Possible starts of retraining, by what the method starts from."""
+"""Permitted starting models of retraining, by the method's `starts_from`."""
 LARGEST_CERTIFICATE_BYTES = 64 << 20
 
 

@@ -86,7 +86,7 @@ def check_moved(reader: RunReader) -> Iterator[str]:
         node = row.node
         if node.kind not in ("round", "noise") or node.node in free or node.parent is None:
             continue
-        if not {node.node, node.parent} <= available.keys() or math.isinf(node.noise_std):  # a purge erased it
+        if not {node.node, node.parent} <= available.keys() or math.isinf(node.noise_std):  # a purge erased the size
             continue
         model, start = (reader.load_model(node).astype(np.float64) for node in (node.node, node.parent))
         moved = float(np.linalg.norm(model - start))

@@ -20,9 +20,9 @@ FORMATS = ("sifu-certificate-3", "sifu-certificate-4")
 
 
 def verify_certificate(file: Path, public_key: str | None = None) -> list[str]:
-    """Return the problems of a certificate file; an empty list if what it says agrees with itself.
+    """Return the problems of a certificate file; an empty list if its statements are consistent.
 
-    The run is not needed and not looked at, so the level, Psi and the budgets are not recomputed.
+    The run is neither needed nor read, so the level, Psi and the budgets are not recomputed.
 
     Args:
         file: A public certificate or an auditor's copy, as in the folder `certificates` of a run.

@@ -26,8 +26,8 @@ def check_networks(run: RunFolder) -> None:
 def check_statistics_of_request(run: RunFolder, request: Row) -> None:
     """Check the statistics that a request erased and the sum that it left (sections 5a and 5b).
 
-    Every file with a forgotten client or an erased network goes. The sum without the clients replaces the old one if
-    their own statistics are stored.
+    Every file with a forgotten client or an erased network is erased. The sum without the clients replaces the old one
+    if their own statistics are stored.
     """
     moment, at = run.rolled[request["request"]], f"request {request['request']}"
     own = {c for i, clients in run.subjects.items() if run.owner[i] is request for c in clients}
@@ -52,7 +52,7 @@ def check_dropped_statistics(
 ) -> None:
     """Check the sums that a request left in a run with tuned networks (section 5b).
 
-    A sum over blocks continues without the blocks of erased networks. A sum over a merge that lost a network is gone.
+    A sum over blocks continues without the blocks of erased networks. A sum over a merge that lost a network is erased.
 
     Args:
         run: Run folder to verify.

@@ -55,7 +55,7 @@ class Regime:
     ends_early: ClassVar[bool] = True
     """True if a request whose rounds cannot be finished may end with the model it has reached."""
     releases_with_noise: ClassVar[bool] = False
-    """True if distances of releases are known, and nothing else that clients shaped leaves with them."""
+    """True if the distances of releases are known, and releases contain nothing else that depends on clients' data."""
     trusted: ClassVar[tuple[str, ...]] = ()
     """Premises about groups in a certificate that rest on trust in the operator."""
 
@@ -101,7 +101,7 @@ class Regime:
         return None if self.has_accuracy else 2.0 / max(1, self.spec.model.outputs)
 
     def squared_error(self, loss: float | None) -> float | None:
-        """Return the mean squared error for a mean loss; None where predictions are right or wrong."""
+        """Return the mean squared error for a mean loss; None for classification."""
         factor = self.squared_error_per_loss
         return None if factor is None or loss is None else factor * loss
 

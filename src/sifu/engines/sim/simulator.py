@@ -122,7 +122,7 @@ class SimulationSettings:
         seed: Public seed of all draws.
         strategy: `auto` trains linear models many clients at once, a `ConvNet` by hand-written passes, and any other
             model one client at a time. `loop` always trains one client at a time; `vectorised` never does.
-        preprocessing: How samples were preprocessed (`TrainingFacts`).
+        preprocessing: Preprocessing of the samples (`TrainingFacts`).
         shape_from_labels: True if the clients' labels determined the number of outputs.
         features: Digest of the public map that computed the samples, if any (`TrainingFacts`).
         features_declared: True if the operator declared that this map is public.

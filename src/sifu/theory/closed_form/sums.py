@@ -194,7 +194,7 @@ class RunningSum:
     Args:
         fixed: Fixed-point format of all parts.
         start: Statistics that the sum begins with; nothing by default.
-        in_place: Whether the sum may overwrite `start`, which must not be used afterwards.
+        in_place: True if the sum may overwrite `start`, which must not be used afterwards.
     """
 
     def __init__(self, fixed: FixedPoint, start: Statistics | None = None, *, in_place: bool = False) -> None:

@@ -105,7 +105,7 @@ class Program(abc.ABC):
             upload: Function that copies an array to the device.
 
         Returns:
-            Whether each sample is classified correctly, and its loss.
+            For each sample, True if it is classified correctly, and its loss.
         """
 
     @abc.abstractmethod
