@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class SifuError(Exception):
-    """Base class of all errors that users can meet; `exit_code` is the exit code of the command line."""
+    """Base class of all errors that users can see; `exit_code` is the exit code of the command line."""
 
     exit_code = 1
 
@@ -41,7 +41,7 @@ class UnusableSamplesError(InputError):
 
 
 class RoundRejectedError(InputError):
-    """A round produced values that must not touch the model (NaN, Inf): the last good state stays."""
+    """A round produced values that must not enter the model (NaN, Inf): the last good state stays."""
 
 
 class VerificationError(SifuError):

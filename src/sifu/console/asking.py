@@ -194,7 +194,7 @@ def _records_in(text: str) -> list[str]:
 
 
 def _number(kind: type, value: Any) -> int | float:
-    """Return a number of this kind; booleans are no numbers, and 2.7 is no integer."""
+    """Return a value as a number of type `kind`; booleans are not numbers, and 2.7 is not an integer."""
     if isinstance(value, bool) or (kind is int and isinstance(value, float) and not value.is_integer()):
         raise ValueError(value)
     return int(value) if kind is int else float(value)

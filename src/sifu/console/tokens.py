@@ -184,7 +184,7 @@ class TokenFile:
         if days is not None and not 1 <= days <= LONGEST_DAYS:
             raise InputError(f"a token must last 1 to {LONGEST_DAYS} days, found {days}")
         with self._changing() as tokens:
-            # Two people with one name could not be told apart as approvers.
+            # Two people with one name could not be distinguished as approvers.
             if any(same_person(token.name) == same_person(owner) and token.works(utc_now()[:10]) for token in tokens):
                 raise InputError(f"{owner} already has a valid token: revoke it first, or choose another name")
             secret = PREFIX + secrets.token_urlsafe(32)

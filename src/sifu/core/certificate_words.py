@@ -352,7 +352,7 @@ def has_noise(body: Mapping[str, Any]) -> bool:
 
 
 def needs_budget(body: Mapping[str, Any]) -> bool:
-    """Return whether a budget has a meaning for a certificate: not without noise and without influence of the client.
+    """Return whether a certificate's budget is meaningful: there is noise, or the client influenced the model.
 
     Args:
         body: Certificate of either form.

@@ -132,7 +132,7 @@ class MethodInfo:
         protection: Basis of the guarantee; verification checks every request against it.
         starts_from: Model that a request may start from; verification checks every request against it.
         takes_sigma: True if it uses a sigma given in the request; `auto` then considers only such methods.
-        control: True if it is a baseline or control of experiments, which `auto` never takes.
+        control: True if it is a baseline or control of experiments, which `auto` never chooses.
         preserves: Rank by the amount of training preserved; among exact methods `auto` prefers the largest, so that no
             client's data decides between them.
         figures: Permission to purge figures after its requests.

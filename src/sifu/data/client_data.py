@@ -224,9 +224,9 @@ def frozen_features(
     Args:
         clients: Clients with the inputs of the module.
         module: Torch module with fixed weights.
-        norm: Length that each sample's features are scaled to; None leaves them. Each sample is scaled on its own, so
-            no other sample shapes it. For softmax regression beta <= (norm^2 + 1) / 2 is then known before any data is
-            seen.
+        norm: Length that each sample's features are scaled to; None leaves them unchanged. Each sample is scaled on its
+            own, so no other sample shapes it. For softmax regression beta <= (norm^2 + 1) / 2 is then known before any
+            data is seen.
         dtype: Type of the features, float32 or float64.
 
     >>> import torch

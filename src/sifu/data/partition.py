@@ -192,7 +192,8 @@ def _by_identity(identity: ArrayLike | None, samples: int, clients: int, wanted:
         else:
             target = (samples - ends[first]) / (later + 1)
             person += 1
-            # Add a person while this comes closer to an even share and leaves one for each later client.
+            # Add people while this brings the client closer to an even share and leaves one person for each later
+            # client.
             while person < counts.size - later and (
                 later == 0 or abs(ends[person + 1] - ends[first] - target) < abs(ends[person] - ends[first] - target)
             ):

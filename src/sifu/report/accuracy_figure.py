@@ -93,7 +93,7 @@ def before_after_message(data: ReportData) -> str:
 
 
 def _accuracies(measured: Measured) -> Values:
-    """Return the accuracies before and after on forgotten and remaining clients, and Scratch's on the forgotten."""
+    """Return the accuracies before and after on forgotten and remaining clients, and Scratch's on forgotten ones."""
     forgotten = accuracy_of(measured.forgotten_before), accuracy_of(measured.forgotten_after)
     remaining = accuracy_of(measured.remaining_before), accuracy_of(measured.remaining_after)
     return forgotten, remaining, measured.scratch.forgotten_accuracy if measured.scratch else None

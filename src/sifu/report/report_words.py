@@ -189,7 +189,7 @@ def moment(time: str) -> str:
 
 
 def forgotten_verdict(measured: Measured) -> str:
-    """Return whether the accuracy on the forgotten equals Scratch's, up to chance on so few samples, in words.
+    """Return a sentence on whether the accuracy on the forgotten data equals Scratch's, up to chance.
 
     By chance, two equally good models differ on n samples with a standard deviation of at most sqrt(2 p (1-p) / n);
     twice that is used as the tolerance.

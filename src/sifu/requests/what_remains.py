@@ -1,4 +1,4 @@
-"""Places where a purged run still holds figures of the forgotten, and copies that no request can erase."""
+"""Places where a purged run still holds figures of forgotten clients, and copies that no request can erase."""
 
 from __future__ import annotations
 

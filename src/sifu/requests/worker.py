@@ -379,7 +379,7 @@ class Worker:
         self.writer.record(NewEvent(JOINED, payload, joined=profile, joined_digest=digest))
 
     def _finish(self, request: str, measured_by: Engine | None = None) -> None:
-        """Finish a request after its rollback; an error is noted, and says how the request can go on."""
+        """Finish a request after its rollback; note an error, and add to it how to continue the request."""
         remove_failure(self.writer.folder)
         try:
             self._join_again()

@@ -188,7 +188,7 @@ def _read_terms(text: str) -> RequestTerms:
     """Return the terms of a request.
 
     Raises:
-        ValueError: If the stored terms are invalid. They were changed by hand then, so this is no `InputError`.
+        ValueError: If the stored terms are invalid. They were then changed by hand, so this is not an `InputError`.
     """
     try:
         return RequestTerms.from_mapping(json.loads(text))

@@ -324,7 +324,7 @@ def largest_rate_within(rates: Floats | None) -> float | None:
 
 
 def automatic_rate(rates: Floats | None, model: str) -> float | None:
-    """Return the local rate that `auto` takes for clients with these `certified_rates`; None if there is none.
+    """Return the local rate that `auto` chooses for clients with these `certified_rates`; None if there is none.
 
     A squared loss at 2/beta oscillates forever in its steepest direction, so least squares takes half of the largest
     rate.

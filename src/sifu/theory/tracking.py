@@ -223,7 +223,7 @@ class SensitivityTracker:
         self._lost = True
 
     def add_rounding(self, rounding: float) -> None:
-        """Add the allowance for an addition of noise: it moves all counterfactuals apart by at most `rounding`."""
+        """Add the allowance for an addition of noise, which increases every distance by at most `rounding`."""
         self.rounding = gather_rounding(self.rounding, 1.0, rounding)
 
     @property

@@ -321,7 +321,7 @@ def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, 
         else:
             statistics, origin = computed(message, context)
             words = total(statistics.fixed, [statistics]).words  # convert rows: only statistics are masked
-            # The final one counts the summands.
+            # The appended 1 counts the summands.
             counted = np.append(words.view(np.uint64), np.uint64(1))
         key = _keep(context, HEAD, {WORDS: counted}, place=place, networks=networks, **asdict(origin))
         return Message(RecordDict({**origin_records(origin, key)}), reply_to=message)

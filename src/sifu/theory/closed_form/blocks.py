@@ -208,8 +208,9 @@ def words_of_part(fixed: FixedPoint, blocks: Blocks, part: Part) -> int:
 def cut(statistics: Statistics, blocks: Blocks, part: Part) -> Integers:
     """Return the words of one part, which depend on no tuned network but those of the part's groups.
 
-    () has the lower triangle of G and the rows of H of the public features and the constant, n and q; (g,) the rows of
-    block g in the columns of those, its lower triangle and its rows of H; (g, h) the rows of h in the columns of g.
+    For the public features and the constant, part () holds the lower triangle of G and the rows of H, followed by n and
+    q. Part (g,) holds the rows of block g of G in these columns, the lower triangle of the block, and its rows of H.
+    Part (g, h) holds the rows of block h of G in the columns of block g.
     """
     gram, cross = statistics.gram, statistics.cross
     if len(part) == 2:

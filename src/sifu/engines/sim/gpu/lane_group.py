@@ -363,7 +363,7 @@ class LaneGroup:
         coming = [place for place, stream in enumerate(streams) if not stream.models_stay]
         fetched: list[NDArray[Any] | Tensor] = [history[:, place] for place in range(len(streams))]
         if len(coming) < len(streams):
-            # Few models that stay are read; each is reordered then, because reordering all of them would cost more.
+            # Only few of the models that stay on the device are read, so each is reordered when it is read.
             fetched = list(history.clone().unbind(dim=1))
         # Models are copied to the host in parallel with the next rounds, so that reading one later waits neither for
         # the device nor for the interpreter lock.
