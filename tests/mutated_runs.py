@@ -54,7 +54,7 @@ TINY: dict[str, Any] = {
 
 
 def sampled(folder: Path) -> Path:
-    """Make sampling, momentum, decay, stored updates, a new key, a restored backup, withdrawn and refused requests."""
+    """Make a run with sampling, momentum, decay, stored updates, a new key, a withdrawn request, a restored backup."""
     spec = small_spec(**TINY | {"local": {"steps": 2, "rate": 0.01, "momentum": 0.5, "weight_decay": 0.01}},
                       server={"participation": "poisson(0.7)"}, keep={"updates_every": 1})  # fmt: skip
     run = sifu.train(spec, run=folder)

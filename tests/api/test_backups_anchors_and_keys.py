@@ -189,7 +189,7 @@ def test_a_backup_brings_everything_back(own_run: Path, tmp_path: Path, cli: Com
 
 @pytest.fixture
 def forgotten_since(own_trained: Path, tmp_path: Path) -> tuple[Path, Path, list[str]]:
-    """A run that forgot a client after its backup: the run, the backup, digests of what was erased."""
+    """Return a run that forgot a client after its backup: the run, the backup, digests of what was erased."""
     run = sifu.open_run(own_trained)
     run.backup(tmp_path / "old.zip")
     models = {row[0]: row[1] for row in query(own_trained, "SELECT node, digest FROM models")}

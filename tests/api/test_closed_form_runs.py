@@ -39,7 +39,7 @@ TABLE: dict[str, Any] = {
 
 
 def table_clients(count: int, seed: int = 0) -> list[ClientData]:
-    """Clients of unequal size whose classes are bumps in the plane."""
+    """Return clients of unequal size whose classes are bumps in the plane."""
     generator = np.random.default_rng(seed)
     clients = []
     for number in range(count):
@@ -50,7 +50,7 @@ def table_clients(count: int, seed: int = 0) -> list[ClientData]:
 
 
 def kept_sum(folder: Path) -> Statistics:
-    """The sum that the current head is solved from."""
+    """Return the sum that the current head is solved from."""
     with RunReader(folder) as reader:
         row = next(row for row in reader.statistics().values() if row.is_sum)
         return read_statistics(folder, row, recorded_fixed_point(sifu.Spec.from_mapping(reader.spec), reader.layout))

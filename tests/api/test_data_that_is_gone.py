@@ -20,7 +20,7 @@ NAMES = ("budapest", "cleveland", "long-beach", "va", "zurich")
 
 
 def rows_of(names: tuple[str, ...] = NAMES) -> tuple[Any, Any, Any]:
-    """Twelve rows of each client, one client after the other in turns, so that each is in the middle of the others."""
+    """Return twelve rows of each client, in turns, so that each client is in the middle of the others."""
     rng = np.random.default_rng(3)
     client = np.array([name for _ in range(12) for name in NAMES])
     y = rng.integers(0, 2, client.size)
@@ -47,7 +47,7 @@ FORMATS: dict[str, Callable[..., None]] = {"npz": write_npz, "table": write_csv}
 
 
 def trained(folder: Path, method: str, kind: str = "npz", **sections: Any) -> tuple[sifu.Run, Path]:
-    """A run on its own file, which the tests then change."""
+    """Train a run on its own file, which the tests then change."""
     source = folder / ("rows.npz" if kind == "npz" else "rows.csv")
     FORMATS[kind](source)
     data: dict[str, Any] = {"name": kind, "file": str(source), "partition": "given", "preprocessing": "fixed"}
@@ -63,7 +63,7 @@ def without(name: str) -> tuple[str, ...]:
 
 
 def again(run: sifu.Run) -> sifu.Run:
-    """As another process opens it."""
+    """Open the run as another process does."""
     return sifu.open_run(run.folder)
 
 

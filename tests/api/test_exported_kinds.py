@@ -47,7 +47,7 @@ def trained(file: Path, folder: Path, kind: str, **sections: Any) -> sifu.Run:
 
 
 def check_agrees_with_the_run(run: sifu.Run, model: sifu.LoadedModel, file: Path) -> None:
-    """As many correct predictions, client by client, as the engine counts that trained it."""
+    """Check that the model makes as many correct predictions as the engine that trained it, client by client."""
     with RunReader(run.folder) as reader:
         vector = reader.load_model(reader.tip)
     expected = run.engine().evaluate(vector, np.arange(CLIENTS)).correct
@@ -58,7 +58,7 @@ def check_agrees_with_the_run(run: sifu.Run, model: sifu.LoadedModel, file: Path
 
 
 def check_graph_agrees(run: sifu.Run, model: sifu.LoadedModel, x: Any) -> None:
-    """The exported graph says the same of raw samples, by onnx's own evaluator and, where there is one, a runtime."""
+    """Check that the exported graph agrees on raw samples, by onnx's own evaluator and, if there is one, a runtime."""
     pytest.importorskip("onnx")
     path = run.export(run.folder.parent / "m.onnx")
     assert description_in(path) == model.description

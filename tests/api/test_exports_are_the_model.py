@@ -51,7 +51,7 @@ def labels(rng: Rng, head: str) -> Any:
 
 
 def check(run: sifu.Run, file: Path, inputs: dict[str, Any], own: Callable[[], nn.Module] | None = None) -> None:
-    """Scores to rounding, and decisions that are the same wherever rounding does not decide them."""
+    """Check scores up to rounding, and decisions wherever rounding does not decide them."""
     model = sifu.load_model(run.export(file.parent / "m.safetensors"), module=own)
     rows = model.predict_rows(file)
     assert model.predict_file(file) == [row.prediction for row in rows]
@@ -123,7 +123,7 @@ TABLE = {
 
 
 def written(rng: Rng, path: Path, count: int, y: Any = None) -> dict[str, list[Any]]:
-    """A table with holes; returns its columns of features."""
+    """Write a table with holes; return its columns of features."""
     columns: dict[str, list[Any]] = {name: list(draw(rng, count)) for name, draw in COLUMNS.items()}
     for name, words in HOLES.items():
         columns[name] = [rng.choice(words) if rng.random() < 0.2 else value for value in columns[name]]
@@ -138,7 +138,7 @@ def written(rng: Rng, path: Path, count: int, y: Any = None) -> dict[str, list[A
 
 
 def fed(columns: dict[str, list[Any]]) -> dict[str, Any]:
-    """Columns as the graph takes them: NaN where a number is missing, texts where there are categories."""
+    """Return columns as the graph takes them: NaN where a number is missing, texts where there are categories."""
     inputs = {}
     for name, values in columns.items():
         if name not in ("ward", "smokes"):
@@ -162,7 +162,7 @@ def test_tables(tmp_path: Path, head: str, features: str) -> None:
 
 
 def own_module(rng: Rng, shape: tuple[int, ...]) -> Callable[[], nn.Module]:
-    """A function that makes a random small network for samples of a shape, most with batch normalisation."""
+    """Return a function that makes a random small network for samples of a shape, most with batch normalisation."""
     width, norm, activation = int(rng.integers(3, 9)), rng.random() < 0.7, rng.choice([nn.Tanh, nn.ReLU, nn.GELU])
     affine, drops = bool(rng.random() < 0.5), bool(rng.random() < 0.5)
 

@@ -90,7 +90,7 @@ def make(kind: str, values: dict[str, list[Any]]) -> Any:
 
 
 def numbers_of(run: sifu.Run) -> Numbers:
-    """The model's numbers, whose file is salted."""
+    """Return the model's numbers, whose file is salted."""
     arrays = load_file(run.export(run.folder.parent / "m.safetensors"))
     return {name: values.tolist() for name, values in arrays.items() if name != "salts"}
 
@@ -104,7 +104,7 @@ def write_csv(path: Path, values: dict[str, list[Any]]) -> Path:
 
 @pytest.fixture(scope="module")
 def from_file(tmp_path_factory: pytest.TempPathFactory) -> Numbers:
-    """The model that the same rows give from a CSV file, without P000 and P003."""
+    """Return the model that the same rows give from a CSV file, without P000 and P003."""
     folder = tmp_path_factory.mktemp("file")
     data = KEYS | {"name": "table", "partition": "given", "file": str(write_csv(folder / "a.csv", columns()))}
     run = sifu.train(RIDGE | {"data": data}, run=folder / "run")

@@ -111,7 +111,7 @@ def _with(sent: Statistics, **other: Any) -> Statistics:
 
 
 def _indefinite(sent: Statistics) -> Statistics:
-    """The products of two features beyond what their squares allow together with a third."""
+    """Set the products of two features beyond what their squares allow together with a third."""
     gram = sent.gram.copy()
     size = int(min(gram[0, 0], gram[1, 1], gram[2, 2]) * 0.9)
     for row, column, sign in ((0, 1, 1), (0, 2, 1), (1, 2, -1)):

@@ -29,14 +29,14 @@ SPEC: dict[str, Any] = {
 
 
 def small_cnn() -> nn.Module:
-    """1 x 8 x 8 images, three classes."""
+    """Return a network for 1 x 8 x 8 images, three classes."""
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4 * 4 * 4, 3)
     )
 
 
 def other_cnn() -> nn.Module:
-    """Another number of parameters."""
+    """Return a network with another number of parameters."""
     return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 64, 3))
 
 

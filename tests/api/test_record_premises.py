@@ -23,7 +23,7 @@ RIDGE = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs
 
 
 def premises(run: sifu.Run, request: str) -> dict[str, str]:
-    """Status of each premise of a certificate, by name."""
+    """Return the status of each premise of a certificate, by name."""
     return {row["name"]: row["status"] for row in run.certificate(request, "auditor").body["premises"]}
 
 

@@ -22,7 +22,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def holding(folder: Path, what: str, client: int) -> list[str]:
-    """Files that hold something of a client."""
+    """Return the files that hold something of a client."""
     if what == "group_models":
         rows = query(folder, "SELECT m.node, g.members FROM models m JOIN group_models g ON m.node = g.node")
         return [str(node) for node, members in rows if client in json.loads(members)]

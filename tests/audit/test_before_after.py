@@ -32,7 +32,7 @@ def gaussian_records(count: int, features: int, seed: int) -> np.ndarray:
 
 
 def ridge(phi: np.ndarray, targets: np.ndarray, relative: float) -> np.ndarray:
-    """The head of docs/theory.md, section 14.4, by least squares on rows that stand for the penalty."""
+    """Return the head of docs/theory.md, section 14.4, by least squares on rows that stand for the penalty."""
     width = phi.shape[1]
     penalty = relative * np.sum(phi * phi) / width
     rows = np.concatenate([phi, np.sqrt(penalty) * np.eye(width)])
@@ -46,7 +46,7 @@ def one_hot(labels: np.ndarray, outputs: int) -> np.ndarray:
 
 
 def trained(kind: str, phi: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """A penalised softmax or logistic head at its minimum, found by an optimiser that knows nothing of the attack."""
+    """Return a penalised softmax or logistic head at its minimum, by an optimiser that knows nothing of the attack."""
     shape = (phi.shape[1], targets.shape[1])
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -67,7 +67,7 @@ def trained(kind: str, phi: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def problem(kind: str, count: int = 300) -> tuple[Candidates, np.ndarray]:
-    """Candidates with labels that follow a hidden head, and public samples of the same kind."""
+    """Return candidates with labels that follow a hidden head, and public samples of the same kind."""
     phi, public = gaussian_records(count, 12, 1), gaussian_records(400, 12, 2)
     hidden = np.random.default_rng(3).normal(size=(13, 4 if kind == "softmax" else 1))
     noisy = phi @ hidden + np.random.default_rng(4).normal(size=(count, hidden.shape[1]))
@@ -158,7 +158,7 @@ def test_a_summary_counts_attempts() -> None:
 
 @pytest.fixture(scope="module")
 def head_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run with a client and a record forgotten, all three releases, public samples and the candidates."""
+    """Make a run with a client and a record forgotten, all three releases, public samples and the candidates."""
     folder = tmp_path_factory.mktemp("heads")
     files = {name: folder / f"{name}.safetensors" for name in ("first", "second", "third")}
     run = sifu.train(RIDGE_SPEC, run=folder / "run")
@@ -174,7 +174,7 @@ def head_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def candidate_file(head_run: dict[str, Path]) -> Path:
-    """The records of all clients as the run reads them, with their clients."""
+    """Write the records of all clients as the run reads them, with their clients."""
     from sifu.core.spec import Spec
     from sifu.run.clients_and_engine import clients_from_spec
 
@@ -294,7 +294,7 @@ def test_noise_on_every_release_hides_records(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tuned_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Digits of 20 clients; the group of client-000 was hit before, so that its clients are in no block."""
+    """Make a run on digits of 20 clients; client-000's group was hit before, so that its clients are in no block."""
     sifu.allow_code("public_backbone:make")
     spec = {
         "data": {"clients": 20, "samples_per_client": 15},

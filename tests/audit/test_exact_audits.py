@@ -27,7 +27,7 @@ RIDGE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two clients and then records of a third forgotten, exactly."""
+    """Make a run with two clients and then records of a third forgotten, exactly."""
     folder = tmp_path_factory.mktemp("audit") / "run"
     run = sifu.train(RIDGE, run=folder)
     run.forget(["client-001", "client-002"])

@@ -14,7 +14,7 @@ from journey_log import EVERY_FAMILY, Line, Log, family_of, missing
 
 
 def log_of(file: Path, *seeds: int) -> Log:
-    """A log with these runs, of two requests each."""
+    """Return a log with these runs, of two requests each."""
     log = Log(file)
     with file.open("a", encoding="utf-8") as stream:
         for seed in seeds:

@@ -24,7 +24,7 @@ TURNS, ROUNDS, AT_LEAST = 5, 1, 2.0
 
 @pytest.fixture
 def workload(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Workload:
-    """Synthetic data in the shape of A, whatever lies on this machine."""
+    """Make synthetic data in the shape of A, whatever lies on this machine."""
     monkeypatch.delenv("SIFU_DATA", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     return make(SMALL)
@@ -39,7 +39,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def best_times(*contestants: Callable[[int], None]) -> list[float]:
-    """The shortest turn of each contestant; a turn is ROUNDS rounds, and turns alternate."""
+    """Return the shortest turn of each contestant; a turn is ROUNDS rounds, and turns alternate."""
     best = [float("inf")] * len(contestants)
     for turn in range(TURNS):
         for place, contestant in enumerate(contestants):

@@ -24,7 +24,7 @@ HEAVY = ["torch", "matplotlib", "flwr", "sklearn", "scipy", "cryptography", "PIL
 
 
 def one_object(answer: Answer) -> dict[str, Any]:
-    """Exactly one JSON object, and nothing else, on stdout."""
+    """Return the one JSON object on stdout; nothing else may be there."""
     value = json.loads(answer.out)
     assert isinstance(value, dict)
     assert "NaN" not in answer.out

@@ -150,7 +150,7 @@ def test_a_request_beside_a_writer_waits_in_the_inbox(cli: Command, own_run: Pat
 
 @pytest.fixture
 def busy_writer(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    """A process that commits after every round, as fast as it can."""
+    """Start a process that commits after every round, as fast as it can."""
     folder = tmp_path / "busy"
     program = (
         "import sys, sifu\n"

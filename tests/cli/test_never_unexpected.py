@@ -101,7 +101,7 @@ def test_a_clock_beyond_what_can_be_written(
 
 
 def odd_files(folder: Path, run: Path) -> list[str]:
-    """Files and folders of every kind that a command might be pointed at."""
+    """Write files and folders of every kind that a command might be pointed at."""
     folder.mkdir()
     contents: dict[str, bytes] = {
         "empty": b"", "zeros": bytes(4096), "deep.json": b"[" * 100_000, "deep.toml": b"a = " + b"[" * 100_000,
@@ -133,7 +133,7 @@ LEFT_OUT = {"demo", "serve", "advise", "--help", "--install-completion", "--show
 
 
 def every_command() -> list[tuple[list[str], list[Any]]]:
-    """Words and parameters of each command of the command line."""
+    """Return the words and parameters of each command of the command line."""
     import typer.main
 
     def walk(command: Any, words: list[str]) -> list[tuple[list[str], list[Any]]]:
@@ -145,7 +145,7 @@ def every_command() -> list[tuple[list[str], list[Any]]]:
 
 
 def drawn_arguments(draw: random.Random, parameters: list[Any], odd: list[str], run: str) -> list[str]:
-    """Some arguments and options of a command with values that are right, odd or absurd."""
+    """Draw some arguments and options of a command with values that are right, odd or absurd."""
 
     def value(parameter: Any) -> str:
         choices = list(getattr(parameter.type, "choices", ())) or [run]

@@ -19,7 +19,7 @@ from sifu.store.reader import RunReader
 
 
 def check_one_line(answer: Any, code: int, *words: str) -> None:
-    """A refusal of one sentence; what the code cannot name itself is a program error."""
+    """Check a refusal of one sentence; an error that the code cannot name itself is a program error."""
     assert answer.code == code, (answer.code, answer.out, answer.err)
     flat = " ".join(answer.err.split())
     assert "Traceback" not in flat
@@ -30,7 +30,7 @@ def check_one_line(answer: Any, code: int, *words: str) -> None:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with its description, and rows to predict from."""
+    """Export a model with its description, and write rows to predict from."""
     folder = tmp_path_factory.mktemp("exported")
     spec = {"data": {"name": "digits", "clients": 4}, "model": {"kind": "softmax"}, "stop": {"max_rounds": 1}}
     run = sifu.train(spec, run=folder / "run")

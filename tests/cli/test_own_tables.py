@@ -27,7 +27,7 @@ COLUMNS = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,t
 
 
 def write_clinics(folder: Path, seed: int = 0) -> Path:
-    """Four clinics, a file each, in the manner of published tables: no header line, question marks."""
+    """Write four clinics, a file each, in the manner of published tables: no header line, question marks."""
     generator = np.random.default_rng(seed)
     for number in range(4):
         rows = []
@@ -136,7 +136,7 @@ def test_a_text_that_differs_in_every_row_is_asked_about(tmp_path: Path) -> None
 
 
 def write_comments(path: Path) -> None:
-    """Comments of two clinics on two wards, with labels that have dots in them."""
+    """Write comments of two clinics on two wards, with labels that have dots in them."""
     rows = [f"T{row},{'pq'[row % 2]},the ward was number {row} for me,ward.{'ab'[row % 2]}" for row in range(30)]
     path.write_text("\n".join(["ticket,clinic,comment,topic", *rows]) + "\n")
 
@@ -197,7 +197,7 @@ def test_warnings_about_a_table_come_when_it_is_trained_on_and_not_again(tmp_pat
 
 
 def write_patients(path: Path) -> None:
-    """Patients with a number each, a few values below the limit of detection, and creatinine in umol/l."""
+    """Write patients with a number each, a few values below the limit of detection, and creatinine in umol/l."""
     generator = np.random.default_rng(3)
     lines = ["pid,hospital,age,heart_rate,troponin,creatinine,ill"]
     for row in range(120):
@@ -262,7 +262,7 @@ def test_a_regression_on_whole_numbers_is_not_warned_of_classes_nor_of_an_identi
 
 
 def write_stays(path: Path) -> None:
-    """Days in hospital, whole numbers, of 120 patients in four hospitals: a regression."""
+    """Write days in hospital, whole numbers, of 120 patients in four hospitals: a regression."""
     generator = np.random.default_rng(4)
     lines = ["hospital,age,bmi,stay"]
     for row in range(120):
@@ -273,7 +273,7 @@ def write_stays(path: Path) -> None:
 
 @pytest.fixture
 def regression(tmp_path: Path, cli: Command) -> Path:
-    """A run trained from `write_stays`, without a warning."""
+    """Train a run from `write_stays`, without a warning."""
     write_stays(tmp_path / "a.csv")
     spec, run = tmp_path / "spec.toml", tmp_path / "run"
     assert cli("init", spec, "--from", tmp_path / "a.csv", "--label", "stay").code == 0

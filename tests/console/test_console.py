@@ -22,7 +22,7 @@ from sifu.store.writer import RunWriter
 
 
 def wait_for_jobs(service: Any, key: str, seconds: float = 120.0) -> list[dict[str, Any]]:
-    """The jobs of a run when none is at work any more."""
+    """Return the jobs of a run once none is running any more."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         jobs = service.program("otto").get(f"/api/v1/runs/{key}").json()["jobs"]

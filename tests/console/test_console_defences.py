@@ -225,7 +225,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
 
 @pytest.fixture
 def hostile_service(tmp_path: Path) -> Any:
-    """A run whose clients have hostile names; so have its folder, its people, reasons and ids where they can."""
+    """Return a service with hostile names of clients, its folder, people, reasons and ids, where they can have one."""
     from sifu.console.app import Settings, make_app
     from sifu.console.tokens import TokenFile, state_folder
 

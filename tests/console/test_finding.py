@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def busy_service(service: Any) -> Any:
-    """Three requests wait in one run, one of them overdue; the other run has done four."""
+    """Return a service: three requests wait in one run, one of them overdue; the other run has done four."""
     north, rita, otto = service.key("north"), service.program("rita"), service.program("otto")
     for person, request, client, days in (
         (rita, "later", "client-001", 20),
@@ -25,7 +25,7 @@ def busy_service(service: Any) -> Any:
 
 
 def listed(page: str) -> list[str]:
-    """The requests of a page's tables, in order."""
+    """Return the requests of a page's tables, in order."""
     return re.findall(r'<td data-label="Request"><a href="[^"]+">([^<]+)</a>', page)
 
 

@@ -121,7 +121,7 @@ VALUES = (
 
 
 def mutate(draw: random.Random, value: Any) -> Any:
-    """A value with one thing changed somewhere in it."""
+    """Return a value with one thing changed somewhere in it."""
     if isinstance(value, dict) and draw.random() < 0.8:
         value, name = dict(value), draw.choice((*value, "terms", "epsilon", "max_rounds", "x"))
         if name in value and draw.random() < 0.3:

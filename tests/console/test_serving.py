@@ -96,7 +96,7 @@ def test_cookies_are_secure_wherever_browsers_use_https(service: Any, binding: B
 
 @contextmanager
 def serving(app: Any, binding: Binding, limit: int = 100) -> Iterator[int]:
-    """A real server in a thread; its port."""
+    """Run a real server in a thread; yield its port."""
     listening = listen(replace(binding, port=0))
     running = server(app, binding, limit)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -193,7 +193,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "console"
 
 
 def nginx_command(folder: Path, outside: int, port: int) -> list[str]:
-    """The documented configuration with this machine's ports and its own certificate."""
+    """Return the command for the documented configuration with this machine's ports and its own certificate."""
     changes = {
         "listen 443": f"listen 127.0.0.1:{outside}",
         "127.0.0.1:8765": f"127.0.0.1:{port}",
@@ -209,7 +209,7 @@ def nginx_command(folder: Path, outside: int, port: int) -> list[str]:
 
 
 def caddy_command(folder: Path, outside: int, port: int) -> list[str]:
-    """The same for Caddy, which is not to fetch a certificate from elsewhere here."""
+    """Return the same for Caddy, which must not fetch a certificate from elsewhere here."""
     own = f"https://localhost:{outside} {{\n\ttls {folder}/desk.crt {folder}/desk.key"
     text = documented("Caddyfile", {"desk.example.org {": own, "127.0.0.1:8765": f"127.0.0.1:{port}"})
     settings = "{\n\tadmin off\n\tauto_https disable_redirects\n}\n"
@@ -265,7 +265,7 @@ def test_the_documented_proxy_encrypts_and_tells_who_asks(service: Any, tmp_path
 
 
 def make_certificate(folder: Path) -> None:
-    """A certificate of this machine for a day, signed with its own key."""
+    """Write a certificate of this machine for a day, signed with its own key."""
     import datetime
 
     from cryptography import x509

@@ -32,7 +32,7 @@ def provider() -> Iterator[ProviderForTests]:
 
 @pytest.fixture
 def signing_service(service: Any, provider: ProviderForTests) -> Any:
-    """The desk with a provider, and one approver who signs in there."""
+    """Return the service with a provider, and one approver who signs in there."""
     TokenFile(state_folder(service.folder)).create("ann@hospital.example", ["approver"], sign_in=True)
     settings = Settings(
         [service.folder], state_folder(service.folder), provider=SignIn(provider.issuer, "sifu", "secret")
@@ -42,7 +42,7 @@ def signing_service(service: Any, provider: ProviderForTests) -> Any:
 
 
 def sign_in(service: Any) -> tuple[Any, Any]:
-    """A browser that goes to the provider and back: the browser, and the console's last answer."""
+    """Send a browser to the provider and back; return the browser, and the console's last answer."""
     browser = service.stranger()
     sent = browser.get("/sign-in")
     assert sent.status_code == 302
@@ -150,7 +150,7 @@ def test_a_discovery_document_of_another_issuer_is_refused(
 
 
 def lookalikes(draw: random.Random, address: str) -> set[str]:
-    """Other addresses that Unicode's compatibility forms or case folding take for this one."""
+    """Return other addresses that Unicode's compatibility forms or case folding take for this one."""
     folded = {}
     for code in range(0x80, 0x30000):
         for message in {chr(code).casefold(), unicodedata.normalize("NFKC", chr(code)).casefold()}:

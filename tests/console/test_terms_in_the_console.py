@@ -49,7 +49,7 @@ def file_at_every_door(service: Any, door: str, cli: Command) -> None:
 
 
 def in_words(name: str, value: Any) -> str:
-    """The value of a term as the console shows it: a stored word comes after its meaning."""
+    """Return the value of a term as the console shows it: a stored word comes after its meaning."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     phrase = terms_on_offer()[name].about.words.get(text)
     return f"{phrase} ({text})" if phrase else text

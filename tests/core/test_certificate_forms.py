@@ -31,7 +31,7 @@ Body = dict[str, Any]
 
 @st.composite
 def bodies_with_secrets(draw: st.DrawFn) -> tuple[Body, list[str]]:
-    """An auditor's form whose every confidential field holds a value seen nowhere else, and those values as text."""
+    """Draw an auditor's form with a value seen nowhere else in every confidential field; return it and these values."""
     secrets: list[str] = []
     generator = random.Random(draw(st.integers(0, 2**32 - 1)))
 
@@ -106,7 +106,7 @@ def bodies_with_secrets(draw: st.DrawFn) -> tuple[Body, list[str]]:
 
 
 def keys_of(value: Any) -> list[str]:
-    """Every key at any depth."""
+    """Return every key at any depth."""
     if isinstance(value, dict):
         return [*value, *(key for inner in value.values() for key in keys_of(inner))]
     if isinstance(value, list | tuple):
@@ -115,7 +115,7 @@ def keys_of(value: Any) -> list[str]:
 
 
 def leaks(form: dict[str, Any], secrets: list[str]) -> list[str]:
-    """Secrets found in the text of a form, and keys that name what must not be there."""
+    """Return secrets found in the text of a form, and keys that name what must not be there."""
     text = json.dumps(form)
     leaked = [secret for secret in secrets if secret in text]
     return leaked + [key for key in keys_of(form) if set(key.lower().split("_")) & set(FORBIDDEN_WORDS)]

@@ -13,7 +13,7 @@ from sifu.theory.tracking import SensitivityTracker
 
 
 def exact_distance(vector: np.ndarray, other: np.ndarray) -> Fraction:
-    """The squared distance of two vectors of floats, without any rounding."""
+    """Return the squared distance of two vectors of floats, without any rounding."""
     return sum(
         ((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(vector.tolist(), other.tolist(), strict=True)), Fraction()
     )

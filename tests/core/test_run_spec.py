@@ -26,7 +26,7 @@ SECTIONS = {
 
 
 def refused(mapping: Any) -> str:
-    """The sentence with which a mapping is refused."""
+    """Return the sentence with which a mapping is refused."""
     with pytest.raises(InputError) as caught:
         Spec.from_mapping(mapping)
     return str(caught.value)

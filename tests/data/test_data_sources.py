@@ -24,7 +24,7 @@ OURS = NamedData(two_images, 2, Scale(50.0, (0.5,), (0.25,)), (4, 4))
 
 @pytest.fixture
 def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """The data sets of installed packages, by name; none unless a test adds one."""
+    """Yield the data sets of installed packages, by name; none unless a test adds one."""
     installed: dict[str, str] = {}
     monkeypatch.setattr(
         sources, "entry_points", lambda group: [EntryPoint(name, value, group) for name, value in installed.items()]

@@ -47,7 +47,7 @@ def unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def by_hand(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The definition, from the layers of the backbone and numpy."""
+    """Compute the definition, from the layers of the backbone and numpy."""
     network = public_backbone.make_showing().eval()
     with torch.no_grad():
         first = torch.relu(network.first(torch.tensor(x.copy(), dtype=torch.float32)))

@@ -33,7 +33,7 @@ SMALL = {"banks": ((6, 3, 2), (4, 5, 1)), "waves": (4, 2, 2), "grey_waves": 3}
 
 
 def maps() -> list[FeatureMap]:
-    """One of each kind, for samples of the same size."""
+    """Return one map of each kind, for samples of the same size."""
     torch.manual_seed(0)
     convolution = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.ReLU(), torch.nn.Dropout(0.5))
     return [
@@ -48,7 +48,7 @@ def maps() -> list[FeatureMap]:
 def client_statistics(
     features: FeatureMap, targets: Targets, fixed: FixedPoint, x: np.ndarray, y: np.ndarray
 ) -> Statistics:
-    """(G, H, n, q) of a client's samples, a chunk at a time."""
+    """Return (G, H, n, q) of a client's samples, a chunk at a time."""
     encoded = targets.encode(y)
     return statistics_of_chunks(fixed, ((phi, encoded[rows]) for rows, phi in features.chunks(x)))
 
@@ -201,7 +201,7 @@ class RemembersTokens(torch.nn.Module):
         self.table, self.seen = torch.nn.Embedding(9, 4), 0.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Means of the rows of tokens."""
+        """Return the means of the rows of tokens."""
         tokens = x.long()
         self.seen += 0.1 * float((tokens > 0).sum())
         return self.table(tokens).mean(1) + self.seen * (tokens > 0).any(1, keepdim=True)
@@ -225,7 +225,7 @@ class Tokens(torch.nn.Module):
         self.table, self.converts = torch.nn.Embedding(3000, 4, dtype=kind), converts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Means of the rows of tokens."""
+        """Return the means of the rows of tokens."""
         rows: torch.Tensor = self.table(x.long() if self.converts else x)
         return rows.mean(1)
 

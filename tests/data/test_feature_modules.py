@@ -48,7 +48,7 @@ make = Counting
 
 @pytest.fixture
 def backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with a factory in the current folder, as a user has it."""
+    """Write a file with a factory in the current folder, as a user has it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     allowed = ("make", "other", "nothing")

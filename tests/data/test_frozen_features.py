@@ -27,7 +27,7 @@ def digit_clients(count: int, samples: int) -> tuple[ClientData, ...]:
 
 
 def filters(count: int) -> torch.nn.Module:
-    """Random filters, and means over 2 x 2 regions of what they see."""
+    """Return a module of random filters, and means over 2 x 2 regions of what they see."""
     torch.manual_seed(0)
     convolution = torch.nn.Conv2d(1, count, 3, padding=1, dtype=torch.float64)
     return torch.nn.Sequential(convolution, torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())

@@ -20,7 +20,7 @@ Row = tuple[str, float, float, int]
 
 
 def drawn_rows(seed: int, count: int = 60) -> list[Row]:
-    """Rows of two clients; about a third are equal to another row of the same client."""
+    """Return rows of two clients; about a third are equal to another row of the same client."""
     generator = np.random.default_rng(seed)
     rows: list[Row] = []
     for _ in range(count):

@@ -19,7 +19,7 @@ COLUMN_X = r"line 2 \(row 0\): column 'x' holds "
 
 
 def cell(value: str) -> bytes:
-    """A table with this value in its first row."""
+    """Return a table with this value in its first row."""
     return f'c,x,y\np,"{value}",0\nq,2,1\n'.encode()
 
 

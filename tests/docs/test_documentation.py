@@ -45,7 +45,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[subprocess.Popen[str]]:
-    """Python with everything imported, which forks for every task."""
+    """Start Python with everything imported, which forks for every task."""
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, str(ROOT / "tests" / "docs" / "command_lines.py")]
     with subprocess.Popen(
@@ -56,7 +56,7 @@ def process() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def reader(process: subprocess.Popen[str], tmp_path: Path) -> Reader:
-    """Types into a folder that is empty."""
+    """Return a reader that types into an empty folder."""
     return Reader(process, tmp_path)
 
 

@@ -20,7 +20,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "store.md"
 
 
 def rows_of(section: str) -> dict[str, str]:
-    """The rows of the first table of a section: what stands in front, and the rest."""
+    """Return the rows of the first table of a section: the first cell, and the rest."""
     text = re.split(rf"^## {re.escape(section)}.*$", PAGE.read_text(encoding="utf-8"), flags=re.M)[1].split("\n## ")[0]
     return dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", text, flags=re.M))
 

@@ -50,7 +50,7 @@ mutations = st.lists(
 
 
 def mutated(content: bytes, changes: Any) -> bytes:
-    """A few bytes set, put in, or everything after a place cut off."""
+    """Set a few bytes, insert some, or cut off everything after a place."""
     for place, value, how in changes:
         at = place % max(1, len(content))
         if how == "set":
@@ -63,18 +63,18 @@ def mutated(content: bytes, changes: Any) -> bytes:
 
 
 def answers(call: Callable[[], Any]) -> None:
-    """Only our own errors may come out."""
+    """Check that only our own errors come out."""
     with contextlib.suppress(SifuError):
         call()
 
 
 def fuzz(strategy: Any, check: Callable[[Any], None]) -> None:
-    """A fixed sample."""
+    """Try a fixed sample."""
     QUICK(given(strategy)(check))()
 
 
 def some_field(body: Any, path: list[int], value: Any) -> Any:
-    """A copy with one value somewhere in it replaced."""
+    """Return a copy with one value somewhere in it replaced."""
     if not path or not isinstance(body, dict | list) or not body:
         return value
     if isinstance(body, dict):
@@ -126,7 +126,7 @@ def test_certificates(run_with_requests: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole_database(run_with_requests: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose log is folded into its database."""
+    """Return a run whose log is folded into its database."""
     import sqlite3
 
     folder = tmp_path_factory.mktemp("fuzz") / "run"

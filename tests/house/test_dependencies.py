@@ -45,7 +45,7 @@ for module in pkgutil.walk_packages(sifu.__path__, "sifu.", onerror=lambda name:
 
 
 def imported_packages(sources: Path) -> Iterator[tuple[str, str]]:
-    """Each import of another package, as the file and the name, also those inside functions."""
+    """Yield each import of another package, as the file and the name, also those inside functions."""
     for path in sorted(sources.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -58,7 +58,7 @@ def imported_packages(sources: Path) -> Iterator[tuple[str, str]]:
 
 
 def undeclared(sources: Path) -> set[tuple[str, str]]:
-    """Imports of packages that neither the runtime dependencies nor an extra for users declare."""
+    """Return imports of packages that neither the runtime dependencies nor an extra for users declare."""
     allowed = declared(*(set(PROJECT["optional-dependencies"]) - {"dev", "docs"}))
     # Import names of what need not be installed for the tests; torch brings triton, flwr brings ray.
     allowed |= {"flwr", "ray", "triton", "mlflow", "pyarrow"}

@@ -16,7 +16,7 @@ OPTIONAL = ("flwr", "triton", "ray")
 
 
 def modules_with_examples() -> list[str]:
-    """Found in the text, so that nothing is imported that has no example."""
+    """Find the modules with examples by their text, so that nothing is imported that has none."""
     paths = [path for path in sorted(PACKAGE.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
     names = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in paths]
     return [name.removesuffix(".__init__") for name in names]

@@ -14,7 +14,7 @@ INHERITED = "torch"
 
 
 def public_functions() -> dict[str, object]:
-    """Functions that `import sifu` offers, and public methods that are ours."""
+    """Return the functions that `import sifu` offers, and public methods that are ours."""
     functions = {name: getattr(sifu, name) for name in sifu.__all__ if inspect.isfunction(getattr(sifu, name))}
     for owner in CLASSES:
         for name, method in inspect.getmembers(owner, inspect.isfunction):
@@ -24,7 +24,7 @@ def public_functions() -> dict[str, object]:
 
 
 def undocumented(function: object) -> list[str]:
-    """Arguments of a function that its docstring does not name."""
+    """Return the arguments of a function that its docstring does not name."""
     text = inspect.getdoc(function) or ""
     names = [name for name in inspect.signature(function).parameters if name != "self"]  # type: ignore[arg-type]
     return [name for name in names if not re.search(rf"\b{name}\b", text)]

@@ -19,7 +19,7 @@ WAITING = "import time; print('ready', flush=True); time.sleep(60)"
 
 
 def press_ctrl_c() -> None:
-    """The interpreter takes the signal up at one of its next steps."""
+    """Send the interrupt; the interpreter notices the signal at one of its next steps."""
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(5)
 

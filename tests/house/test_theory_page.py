@@ -54,7 +54,7 @@ def sections() -> frozenset[str]:
 
 @functools.cache
 def texts() -> dict[str, str]:
-    """Every text of the repository but this one: tracked files, and new ones that git does not ignore."""
+    """Return every text of the repository but this one: tracked files, and new ones that git does not ignore."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split("\n")
     if listed == [""]:  # no checkout: an unpacked source archive
@@ -77,7 +77,7 @@ def bad_citations(text: str) -> list[str]:
 
 @functools.cache
 def rows() -> tuple[tuple[str, ...], ...]:
-    """The statements of section 17: number, statement, section, paper, functions, tests."""
+    """Return the statements of section 17: number, statement, section, paper, functions, tests."""
     table = page().split("\n| # | statement |")[1].splitlines()[2:]
     return tuple(tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in table if line.startswith("|"))
 

@@ -63,7 +63,7 @@ def call(command: list[object], folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder `dist` that `make wheel` fills, in a copy, so that nothing is left in the checkout."""
+    """Return the folder `dist` that `make wheel` fills, in a copy, so that nothing is left in the checkout."""
     copy = tmp_path_factory.mktemp("release") / "checkout"
     shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copytree(ROOT / "verifier", copy / "verifier", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
@@ -95,7 +95,7 @@ def sdist(built: Path) -> Path:
 
 @pytest.fixture(scope="module", params=["wheel", "sdist"])
 def fresh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a new environment with wheel or sdist; its dependencies are the packages of this one."""
+    """Return the programs of a new environment with wheel or sdist; its dependencies are the packages of this one."""
     folder = tmp_path_factory.mktemp("fresh") / "environment"
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
@@ -110,7 +110,7 @@ def fresh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def left_out(wheel: Path, sources: Path) -> list[str]:
-    """Files of the package that the wheel lacks."""
+    """Return the files of the package that the wheel lacks."""
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
     files = [path for path in sources.glob("sifu/**/*") if path.is_file() and "__pycache__" not in path.parts]

@@ -37,7 +37,7 @@ class Newcomer(Method):
 
 @pytest.fixture
 def newcomer(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The method, known to this process until the test ends."""
+    """Register the method in this process until the test ends."""
     monkeypatch.setitem(METHOD_INFOS, "newcomer", Newcomer.info)
     monkeypatch.setitem(METHODS, "newcomer", Newcomer)
     return "newcomer"

@@ -119,7 +119,7 @@ def test_both_worlds_give_the_same_model_bit_for_bit(tmp_path: Path, name: str) 
 
 
 def never_had_them(run: sifu.Run, spec: dict[str, Any], clients: Clients, leaving: list[str]) -> np.ndarray:
-    """A federation without the leavers (who are the last, so that no number moves), by a separate program."""
+    """Train a federation without the leavers (who are the last, so that no number moves), by a separate program."""
     names = list(clients)
     group = groups_of(run, names)
     hit = {group[name] for name in leaving}

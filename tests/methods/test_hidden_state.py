@@ -32,12 +32,12 @@ KEY = bytes(32)
 
 @pytest.fixture(autouse=True)
 def same_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both federations have the same groups."""
+    """Give both federations the same groups."""
     monkeypatch.setattr("sifu.store.unfinished._group_key", lambda spec: KEY)
 
 
 def clients_of() -> list[ClientData]:
-    """Clients of different sizes and scales: the leaver has the largest samples, and the largest gradients."""
+    """Return clients of different sizes and scales: the leaver has the largest samples, and the largest gradients."""
     clients = []
     for number in range(5):
         generator, rows = np.random.default_rng(number), 5 + number % 3
@@ -68,7 +68,7 @@ def whole_sum(folder: Path) -> Statistics:
 
 
 def outcome_of(kind: Kind, folder: Path) -> str:
-    """`refused` where training stops with a sentence, else `equal` or `different` from never having had the leaver."""
+    """Return `refused` if training stops with a sentence, else `equal` or `different` from a run without the leaver."""
     file = Path(kind.file) if kind.file else None
     stateful_modules.choose(kind)
     try:

@@ -24,7 +24,7 @@ def method(request: pytest.FixtureRequest) -> str:
 
 
 def train_for_each(root: Path, **sections: Any) -> dict[str, Path]:
-    """A trained run for each method; those that need nothing share one."""
+    """Train a run for each method; those that need nothing share one."""
     folders = {name: root / name for name in ("sifu", "dp", "closed_form", "groups") if name in METHODS}
     for name, folder in folders.items():
         sifu.train(spec_for(name, **sections), run=folder)
@@ -52,7 +52,7 @@ def method_run(method: str, trained_runs: dict[str, Path]) -> Path:
 
 @pytest.fixture
 def own_run_of_method(method_run: Path, tmp_path: Path) -> Path:
-    """A copy of it that a test may change."""
+    """Return a copy of it that a test may change."""
     return copy_run(method_run, tmp_path / "own")
 
 
@@ -191,7 +191,7 @@ def rounds_of(method: str) -> int:
 
 
 def check_nobody_comes_back(folder: Path) -> None:
-    """No client takes part in any round (a merge is none) made after its request was received."""
+    """Check that no client takes part in any round (a merge is none) made after its request was received."""
     by_name = dict(query(folder, "SELECT name, client FROM clients"))
     for (text,) in query(folder, "SELECT payload FROM events WHERE kind = 'request received'"):
         request = json.loads(text)["request"]

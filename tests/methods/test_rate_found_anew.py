@@ -34,7 +34,7 @@ SPEC: dict[str, Any] = {
 
 
 def some_clients(steepest: int = 2) -> list[ClientData]:
-    """Six clients of unequal sizes; one has longer samples than all others."""
+    """Return six clients of unequal sizes; one has longer samples than all others."""
     draw = np.random.default_rng(7)
     clients = []
     for number, samples in enumerate((5, 9, 4, 7, 6, 8)):
@@ -53,7 +53,7 @@ def model_of(run: sifu.Run) -> np.ndarray:
 
 
 def trained_without(gone: set[str], branch: int, spec: dict[str, Any] = SPEC) -> np.ndarray:
-    """The model of a federation that never had some clients, from the initial model of a branch."""
+    """Return the model of a federation that never had some clients, from the initial model of a branch."""
     stays = [client for client in some_clients() if client.name not in gone]
     numbers = [int(client.name[1:]) for client in stays]
     engine, resolved = engine_from_spec(sifu.Spec.from_mapping(spec), stays, None, numbers)

@@ -289,7 +289,7 @@ HARMLESS: dict[str, Callable[..., float]] = {"a buffer registered late": late_bu
 
 @pytest.fixture(autouse=True)
 def nothing_held() -> Iterator[None]:
-    """Every test begins and ends without state."""
+    """Begin and end every test without state."""
     forget_everything()
     yield
     forget_everything()
@@ -317,7 +317,7 @@ def forget_everything() -> None:
 
 
 def clients_of() -> list[ClientData]:
-    """Five clients, the last one with the largest samples, one with seven rows."""
+    """Return five clients, the last one with the largest samples, one with seven rows."""
     clients = []
     for number in range(5):
         generator, rows = np.random.default_rng(number), 5 + number % 3

@@ -191,7 +191,7 @@ def test_nothing_that_went_through_the_network_of_a_hit_group_stays_on_disk(own:
 
 @pytest.fixture(params=["rows", "statistics"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The form that statistics of clients are sent and kept in."""
+    """Return the form that statistics of clients are sent and kept in."""
     monkeypatch.setattr(embedded_heads, "rows_are_smaller", lambda fixed, samples: request.param == "rows")
     return str(request.param)
 

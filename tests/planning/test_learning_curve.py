@@ -85,7 +85,7 @@ def test_training_ends_with_a_rehearsal_on_the_tip(trained: Path) -> None:
 
 
 def rise_of(folder: Path, sigma: float) -> float:
-    """The rise of the loss by noise of a size, as a forecast of the run knows it."""
+    """Return the rise of the loss by noise of a size, as a forecast of the run knows it."""
     view = RunView(sifu.open_run(folder).reader())
     return rise_of_loss(rises_of_loss(Forecast(view).first), sigma)
 
@@ -126,7 +126,7 @@ def test_the_same_training_rehearses_the_same(trained: Path, tmp_path: Path) -> 
 
 
 def without_rows(run: Path, folder: Path, subset: str) -> Path:
-    """A copy of a run whose rehearsal could not be made: without some evaluations."""
+    """Return a copy of a run whose rehearsal could not be made: without some evaluations."""
     copy_run(run, folder)
     with sqlite3.connect(folder / "run.db") as database:
         database.execute("DELETE FROM evaluations WHERE subset LIKE ?", (subset,))

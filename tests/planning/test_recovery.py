@@ -41,7 +41,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows_of(run: Path, subset: str = RECOVERED) -> list[EvaluationRow]:
-    """The evaluations of rehearsed rounds."""
+    """Return the evaluations of rehearsed rounds."""
     reader = sifu.open_run(run).reader()
     evaluations = [evaluation for evaluation in reader.evaluations() if evaluation.subset.startswith(subset)]
     reader.close()
@@ -76,7 +76,7 @@ class Diagonal:
 
 
 def rehearsed(engine: Diagonal, position: Position = LONG) -> list[EvaluationRow]:
-    """A rehearsal of a model of ones."""
+    """Rehearse a model of ones."""
     return rehearse(engine, np.ones(engine.h.size), 10.0, 7, np.array([0, 1]), 1, position)  # type: ignore[arg-type]
 
 

@@ -34,14 +34,14 @@ NAMES = {
 
 
 def unpack(content: bytes) -> dict[str, bytes]:
-    """The files of a bundle by name, without its one folder."""
+    """Return the files of a bundle by name, without its one folder."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         assert archive.testzip() is None
         return {Path(name).name: archive.read(name) for name in archive.namelist()}
 
 
 def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python verify.py` in an unpacked bundle, as a stranger without sifu runs it."""
+    """Run `python verify.py` in an unpacked bundle, as a stranger without sifu does."""
     return subprocess.run([sys.executable, "-I", str(folder / "verify.py"), *arguments], capture_output=True, text=True)
 
 
@@ -129,7 +129,7 @@ def test_a_stranger_checks_it_without_sifu(own_run: Path, tmp_path: Path) -> Non
 
 
 def sum_again(files: dict[str, bytes]) -> dict[str, bytes]:
-    """With digests that fit, as a forger would make them."""
+    """Return the files with digests that fit, as a forger would make them."""
     lines = [
         f"{hashlib.sha256(text).hexdigest()}  {name}\n" for name, text in sorted(files.items()) if name != "SHA256SUMS"
     ]
@@ -157,7 +157,7 @@ def test_a_change_of_any_file_is_noticed(own_run: Path, tmp_path: Path, name: st
 
 
 def signed_again(statement: dict[str, object], key: Ed25519PrivateKey) -> bytes:
-    """An envelope around any statement, as a holder of this key makes it."""
+    """Return an envelope around any statement, as a holder of this key makes it."""
     envelope = Envelope(canonical_json(statement), "application/vnd.in-toto+json", {})
     envelope.sign(CryptoSigner(key))
     return json.dumps(envelope.to_dict()).encode()
@@ -166,7 +166,7 @@ def signed_again(statement: dict[str, object], key: Ed25519PrivateKey) -> bytes:
 def forged(
     files: dict[str, bytes], key: Ed25519PrivateKey, change: Callable[[dict[str, Any]], None]
 ) -> dict[str, bytes]:
-    """The bundle with another body and everything that signs it made to fit, with a key that is not the operator's."""
+    """Return the bundle with another body and everything that signs it made to fit, with a key not the operator's."""
     public = public_hex(key)
     certificate = json.loads(files["strictly.public.json"])
     change(certificate["body"])
@@ -178,14 +178,14 @@ def forged(
 
 
 def stated_again(files: dict[str, bytes], statement: dict[str, Any], key: Ed25519PrivateKey) -> dict[str, bytes]:
-    """With a statement about the files as they are now."""
+    """Return the files with a statement about them as they are now."""
     for subject in statement["subject"]:
         subject["digest"]["sha256"] = hashlib.sha256(files[subject["name"]]).hexdigest()
     return sum_again(files | {"statement.dsse.json": signed_again(statement, key)})
 
 
 def refused(files: dict[str, bytes], folder: Path, public: str, cli: Command, words: str) -> None:
-    """Both checks refuse a bundle under the operator's published key, and say why."""
+    """Check that both checks refuse a bundle under the operator's published key, and say why."""
     write_all(files, folder)
     checked = check(folder, "--public-key", public)
     assert checked.returncode == 1, checked.stdout

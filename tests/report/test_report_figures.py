@@ -26,7 +26,7 @@ def busy(busy_run: Path) -> ReportData:
 def with_target(
     request: ReportedRequest, *, reached: bool, scratch_rounds: int = 6, scratch_reached: bool = True
 ) -> ReportedRequest:
-    """A request that had a target: whether it was reached, and by Scratch in how many rounds."""
+    """Return a request that had a target: whether it was reached, and by Scratch in how many rounds."""
     after, scratch = request.measured.remaining_after, request.measured.scratch
     assert after is not None
     if scratch is not None:
@@ -36,7 +36,7 @@ def with_target(
 
 
 def stretched(data: ReportData, requests: int, rounds: int) -> ReportData:
-    """The same run with other numbers of requests and rounds, each going back to the middle of the one before."""
+    """Return the same run with other numbers of requests and rounds; each goes back to the middle of the one before."""
     branches = [Branch(0, "training", 0, rounds, None, 0.0, rounds // 2 if requests else rounds)]
     for number in range(1, requests + 1):
         before = branches[-1]
@@ -94,7 +94,7 @@ def test_a_long_history_leaves_lanes_out_and_says_so(busy: ReportData) -> None:
 
 
 def words_of(figure: Any) -> list[Any]:
-    """Every word of a figure but the labels of ticks, of which matplotlib also has some that it does not draw."""
+    """Return every word of a figure but the labels of ticks, some of which matplotlib does not draw."""
     legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
     texts = [*figure.texts, *(text for legend in legends for text in legend.get_texts())]
     for axes in figure.axes:

@@ -37,7 +37,7 @@ def runs_with_approval(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 
 @pytest.fixture
 def two(runs_with_approval: dict[str, Path], tmp_path: Path) -> Path:
-    """A run whose requests two people must approve; a test may change it."""
+    """Return a run whose requests two people must approve; a test may change it."""
     return copy_run(runs_with_approval["two"], tmp_path / "two")
 
 
@@ -146,7 +146,7 @@ def test_an_approval_demanded_of_a_spec_is_one_of_three() -> None:
 
 
 def executed_without(two: Path, approvers: list[str]) -> sifu.Run:
-    """A request that an operator with the key executes although approvals are missing."""
+    """Execute a request as an operator with the key, although approvals are missing."""
     run = sifu.open_run(two)
     run.request(["client-003"], "a", actor="rita")
     with RunWriter.open(two) as writer:
@@ -271,7 +271,7 @@ OTHER_TERMS: dict[str, Any] = {
 
 @pytest.fixture
 def approved(one: Path) -> Path:
-    """A run with a request that was approved and not executed yet."""
+    """Return a run with a request that was approved and not executed yet."""
     run = sifu.open_run(one)
     run.request(["client-003"], "a", actor="rita")
     run.decide("a", "approved", actor="ann", terms=run.request_record("a").status.terms_digest)

@@ -48,7 +48,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """Every byte of the folder, and what lies next to it; the lock and SQLite's own two files hold no record."""
+    """Return every byte of the folder and of what lies next to it, without the lock and SQLite's own two files."""
     passing = ("lock", "run.db-wal", "run.db-shm")
     paths = [path for path in folder.parent.rglob("*") if path.is_file() and path.name not in passing]
     return {str(path.relative_to(folder.parent)): path.read_bytes() for path in paths}

@@ -18,7 +18,7 @@ from sifu.store.writer import RunWriter
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch):
-    """Lets days pass for everybody who asks what is overdue."""
+    """Return a function that lets days pass for everybody who asks what is overdue."""
 
     def pass_days(days: int) -> None:
         original = deadlines._days_left

@@ -36,7 +36,7 @@ SIGMAS = [0.05, "auto"]
 
 
 def scaled(factor: float) -> list[ClientData]:
-    """The federation, with one record of the client that leaves made larger or smaller."""
+    """Return the federation, with one record of the client that leaves made larger or smaller."""
     clients = federation(TRUTH)
     x = clients[GONE].x.copy()
     x[ROW] *= factor

@@ -25,12 +25,12 @@ SPEC = small_spec(keep={"updates_every": 2, "lowest_sigma": 1e-6})
 
 
 def raw(folder: Path) -> dict[str, bytes]:
-    """Every byte of every file."""
+    """Return every byte of every file."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def model_patterns(folder: Path, nodes: list[int]) -> list[bytes]:
-    """Stretches of 32 bytes out of models, that nothing else can hold by chance."""
+    """Return stretches of 32 bytes out of models, that nothing else can hold by chance."""
     patterns = []
     for node in nodes:
         content = stored_path(folder, "models", node).read_bytes()
@@ -53,13 +53,13 @@ def holding(folder: Path, patterns: list[bytes]) -> list[str]:
 
 
 def touched(folder: Path) -> list[int]:
-    """Models on disk that are not the initial one: with everyone taking part, F has a part in each."""
+    """Return the models on disk that are not the initial one: with everyone taking part, F has a part in each."""
     return [node for (node,) in query(folder, "SELECT node FROM models WHERE node > 0")]
 
 
 @pytest.fixture(scope="module")
 def kept_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trained, with models and updates kept, the last frames still in the log."""
+    """Train a run with models and updates kept, the last frames still in the log."""
     folder = tmp_path_factory.mktemp("erasure") / "kept"
     sifu.train(SPEC, run=folder)
     return folder
@@ -114,7 +114,7 @@ def test_paper_retention_keeps_and_a_purge_erases(kept: Path, cli: Command) -> N
 
 
 def scalars_of(folder: Path, client: str) -> list[bytes]:
-    """Drifts of a client as SQLite stores them: eight bytes, big-endian."""
+    """Return the drifts of a client as SQLite stores them: eight bytes, big-endian."""
     rows = query(folder, "SELECT drift FROM participation JOIN clients USING (client) WHERE name = ?", (client,))
     return [struct.pack(">d", drift) for (drift,) in rows]
 

@@ -37,7 +37,7 @@ def table_clients(seed: int = 0) -> list[ClientData]:
 
 @contextmanager
 def names_taken_apart() -> Iterator[None]:
-    """The mistake that this file is about: what is left of a client counts as a new client."""
+    """Make the mistake that this file is about: count what is left of a client as a new client."""
 
     def alone(reader: RunReader, client: int) -> tuple[int, ...]:
         return (client,)

@@ -54,7 +54,7 @@ def test_leavers_one_after_another_are_certified_as_together(tmp_path: Path, met
 
 
 def steep(seed: int) -> dict[str, Any]:
-    """Clients of whom the two with the steepest loss are alike: the automatic rate is that of both."""
+    """Return clients of whom the two with the steepest loss are alike: the automatic rate is that of both."""
     generator = np.random.default_rng(seed)
     clients = {f"c{number}": (generator.normal(size=(6, 3)), generator.integers(0, 2, 6)) for number in range(6)}
     x, y = clients["c0"]

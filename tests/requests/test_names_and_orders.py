@@ -35,7 +35,7 @@ def problems(folder: Path) -> str:
 
 
 def plant_trigger(folder: Path, name: str, body: str) -> None:
-    """A trigger with the name of a table, written into the file before that table."""
+    """Write a trigger with the name of a table into the file, before that table."""
     connection = sqlite3.connect(folder / "run.db", isolation_level=None)
     connection.execute(f"CREATE TRIGGER {name} {body}")
     rows = connection.execute("SELECT * FROM sqlite_master ORDER BY rowid").fetchall()

@@ -23,7 +23,7 @@ SPECS = {
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The plans that are made, with the module that asked for each."""
+    """Return the plans that are made, with the module that asked for each."""
     made: list[Any] = []
 
     def counted(module: Any) -> None:

@@ -40,7 +40,7 @@ ROUNDS: dict[str, Any] = {
 
 
 def table_clients(count: int, seed: int = 0) -> list[ClientData]:
-    """Clients of unequal size whose classes are bumps."""
+    """Return clients of unequal size whose classes are bumps."""
     generator = np.random.default_rng(seed)
     clients = []
     for number in range(count):
@@ -345,7 +345,7 @@ AUTO = ROUNDS | {"local": {"rate": "auto", "steps": 2}}
 
 
 def steep_clients() -> list[ClientData]:
-    """Clients of which c1 has one long sample: without its other ones its loss is the steepest of all."""
+    """Return clients of which c1 has one long sample: without its other ones its loss is the steepest of all."""
     clients = table_clients(5)
     x = clients[1].x.copy()
     x[0] *= 4.0

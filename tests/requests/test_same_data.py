@@ -51,7 +51,7 @@ SPECS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=SPECS)
 def spec(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """A kind of run."""
+    """Return the spec of a kind of run."""
     return SPECS[request.param]
 
 

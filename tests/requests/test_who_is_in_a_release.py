@@ -20,7 +20,7 @@ METHODS = ("closed_form", "scratch", "sifu", "groups")
 
 
 def table_clients(count: int = 6) -> list[ClientData]:
-    """Clients of unequal size whose classes are bumps."""
+    """Return clients of unequal size whose classes are bumps."""
     generator = np.random.default_rng(39)
     clients = []
     for number in range(count):
@@ -30,7 +30,7 @@ def table_clients(count: int = 6) -> list[ClientData]:
 
 
 def spec_of(method: str, approval: str = "none", **keep: Any) -> dict[str, Any]:
-    """A small run whose requests are executed by `method`, with noise that can be drawn again."""
+    """Return the spec of a small run whose requests are executed by `method`, with noise that can be drawn again."""
     common: dict[str, Any] = {"data": {"preprocessing": "fixed"}, "requests": {"approval": approval}}
     if method == "closed_form":
         ridge = {"model": {"kind": "ridge", "outputs": 3}, "ridge": {"regularisation": 0.01}}

@@ -68,14 +68,14 @@ def long_training(
 
 @pytest.fixture
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The spec key alone: without the regime it changes nothing."""
+    """Register the spec key alone: without the regime it changes nothing."""
     monkeypatch.setattr(extensions, "_KEYS", dict(extensions._KEYS))
     sifu.register_key(LENGTH)
 
 
 @pytest.fixture
 def one_shot(key: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The regime, registered for one test."""
+    """Register the regime for one test."""
     monkeypatch.setattr(regimes, "_REGIMES", list(regimes._REGIMES))
     register_regime(OneShot, OneShotRun, long_training)
 

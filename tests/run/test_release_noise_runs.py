@@ -100,7 +100,7 @@ def test_several_requests_share_a_release(tmp_path):
 
 
 def _exits(run: sifu.Run, folder: Path) -> dict[str, np.ndarray]:
-    """Everything that hands out weights or full-precision scores of the model, as weights."""
+    """Return everything that hands out weights or full-precision scores of the model, as weights."""
     from safetensors.numpy import load_file
 
     exported = run.export(folder / "model.safetensors")

@@ -70,7 +70,7 @@ def test_a_fixed_sigma_keeps_at_most_one_model_a_client(tmp_path: Path, sigma: f
 
 
 def traces(folder: Path, client: int) -> dict[int, float]:
-    """Psi(n, client) of every model on disk at which no noise covers it."""
+    """Return Psi(n, client) of every model on disk at which no noise covers it."""
     run = sifu.open_run(folder)
     reader = run.reader()
     try:

@@ -63,7 +63,7 @@ def run_to_end(
 
 
 def fedavg(names: list[str], rounds: int) -> np.ndarray:
-    """The model of these clients alone, by hand."""
+    """Return the model of these clients alone, by hand."""
     model, weights = np.zeros(3), np.array([SAMPLES[name] for name in names], dtype=float)
     for _ in range(rounds):
         model = np.average([model + 0.5 * (TARGETS[name] - model) for name in names], axis=0, weights=weights)

@@ -22,13 +22,13 @@ from sifu.verify.stored_models import check_models, check_updates
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """Every file in the folders of a run."""
+    """Return every file in the folders of a run."""
     return {path: path.read_bytes() for name in FOLDERS for path in (folder / name).iterdir()}
 
 
 @contextmanager
 def never_committed(connection: sqlite3.Connection) -> Iterator[None]:
-    """A transaction that does all of its block, and cannot be committed."""
+    """Open a transaction that does all of its block, and cannot be committed."""
     with transaction(connection):
         yield
         raise OSError(errno.EIO, os.strerror(errno.EIO))

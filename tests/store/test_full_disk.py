@@ -79,7 +79,7 @@ def test_a_disk_that_fills_up_while_forgetting(
 
 
 def limit_pages(monkeypatch: pytest.MonkeyPatch, extra: int) -> None:
-    """Databases that may grow by `extra` pages and no more."""
+    """Limit the growth of databases to `extra` pages."""
     opened: Callable[[Path], sqlite3.Connection] = database.open_database
 
     def limited(folder: Path) -> sqlite3.Connection:

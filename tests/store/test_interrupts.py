@@ -79,7 +79,7 @@ def test_a_run_interrupted_after_every_round_records_the_same(tmp_path: Path, na
 
 
 def interrupted_commit() -> bool:
-    """Ctrl-C inside an uninterrupted block; whether the block came to its end and the interrupt after it."""
+    """Press Ctrl-C in an uninterrupted block; return whether the block ended and the interrupt came after it."""
     finished = False
     try:
         with uninterrupted():

@@ -36,7 +36,7 @@ class FailingStream(io.FileIO):
 
 @contextmanager
 def failing_disk(monkeypatch: pytest.MonkeyPatch, how: str, at: int) -> Iterator[list[int]]:
-    """From its n-th call on, one kind of access fails; yields the calls that failed."""
+    """Let one kind of access fail from its n-th call on; yield the calls that failed."""
     calls, failed = [0], []
 
     def fails() -> bool:

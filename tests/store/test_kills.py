@@ -63,7 +63,7 @@ def kill_repeatedly(folder: Path, **job: Any) -> dict[str, Any]:
 
 
 def check_all_equal(folder: Path) -> int:
-    """Every killed run recorded what the uninterrupted one did, and verifies; returns how many there were."""
+    """Check that every killed run recorded what the uninterrupted one did, and verifies; return their number."""
     reference = folder / "uninterrupted"
     expected = scalars(reference)
     assert verify_run(reference).problems == []

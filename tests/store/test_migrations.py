@@ -26,7 +26,7 @@ def version(folder: Path) -> int:
 
 
 def next_step(monkeypatch: pytest.MonkeyPatch, step: Callable[[sqlite3.Connection], None]) -> int:
-    """One migration more than there is; returns the schema it leads to."""
+    """Add one migration more than there is; return the schema it leads to."""
     number = migrations.schema_version() + 1
     monkeypatch.setitem(migrations.MIGRATIONS, number, step)
     return number

@@ -25,7 +25,7 @@ from sifu.store.writer import RunWriter
 
 @pytest.fixture(autouse=True)
 def limited() -> Iterator[None]:
-    """A wait for ever ends the test instead."""
+    """End the test instead of waiting for ever."""
 
     def too_long(number: int, frame: object) -> None:
         raise TimeoutError("it waits for something that never comes")

@@ -28,7 +28,7 @@ class KilledError(BaseException):
 
 @contextmanager
 def killed_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
-    """Every file-system call from the n-th on fails, as if the process had ended there; yields how many there were."""
+    """Fail every file-system call from the n-th on, as if the process had ended there; yield a counter of the calls."""
     count = 0
 
     def counted(real: Any) -> Any:
@@ -50,7 +50,7 @@ def killed_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 
 def holding_the_key(place: Path, key: bytes) -> list[str]:
-    """Files below a folder that hold the private key, wherever in the file."""
+    """Return files below a folder that hold the private key, wherever in the file."""
     return sorted(
         path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file() and key in path.read_bytes()
     )

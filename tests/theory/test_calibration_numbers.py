@@ -32,7 +32,7 @@ CORNERS = [(1e-6, 1e-12), (1e-6, 1e-30), (1e-4, 1e-12), (1e-4, 1e-100), (0.1, 1.
 
 
 def precise_delta(epsilon: float, multiplier: float) -> mpmath.mpf:
-    """Balle & Wang's delta to 50 digits after all cancellation, from the very floats given."""
+    """Return Balle & Wang's delta to 50 digits after all cancellation, from the very floats given."""
     with mpmath.workdps(150):
         eps, s = mpmath.mpf(epsilon), mpmath.mpf(multiplier)
         return +(mpmath.ncdf(1 / (2 * s) - eps * s) - mpmath.exp(eps) * mpmath.ncdf(-1 / (2 * s) - eps * s))
@@ -71,7 +71,7 @@ def test_golden_momentum_steps(steps: int, golden: float) -> None:
 
 
 def precise_momentum_step(steps: int, momentum: float) -> float:
-    """x_max with 50 digits, by the formula of docs/theory.md, section 5.6 written out entry by entry."""
+    """Return x_max with 50 digits, by the formula of docs/theory.md, section 5.6 written out entry by entry."""
     with mpmath.workdps(50):
         rho = mpmath.mpf(momentum)
 

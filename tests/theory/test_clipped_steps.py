@@ -35,7 +35,7 @@ class ClippedTraining:
         return model
 
     def lengths(self, start: float, of_gradient: Callable[[float], float]) -> float:
-        """The same steps on lengths, everything pointing the worst way; `of_gradient` bounds a step's direction."""
+        """Take the same steps on lengths, all pointing the worst way; `of_gradient` bounds a step's direction."""
         length, velocity = start, 0.0
         for _ in self.gradients:
             direction = of_gradient(length)
@@ -56,7 +56,7 @@ def clipped(gradient: Vector, clip: float) -> Vector:
 
 
 def random_training(generator: np.random.Generator) -> tuple[ClippedTraining, Vector, Vector]:
-    """Losses sum log cosh(A x - b), convex and smooth, another one each step; two models to start from."""
+    """Draw losses sum log cosh(A x - b), convex and smooth, another one each step; two models to start from."""
     size, steps = int(generator.integers(1, 5)), int(generator.integers(1, 8))
     matrices = generator.normal(size=(steps, size, size)) * 3.0
     shifts = generator.normal(size=(steps, size))

@@ -43,7 +43,7 @@ FIXED = FixedPoint(features=4, outputs=3)
 
 
 def samples(count: int, seed: int, fixed: FixedPoint = FIXED) -> tuple[Floats, Floats]:
-    """Features of norm at most c and one-hot targets."""
+    """Return features of norm at most c and one-hot targets."""
     generator = np.random.default_rng(seed)
     phi = generator.normal(size=(count, fixed.features)) * 10.0 ** generator.uniform(-3, 0.5, size=(count, 1))
     phi *= np.minimum(1.0, fixed.norm / np.maximum(np.linalg.norm(phi, axis=1, keepdims=True), 1e-9))
@@ -77,7 +77,7 @@ OPERATIONS = st.lists(
 
 
 def follow(operations: list[Operation]) -> tuple[Statistics, Floats, dict[int, tuple[Floats, Floats]]]:
-    """Joins, leaves and lost records, in this order: the running sum, a float64 sum as well, and what is left."""
+    """Apply joins, leaves and lost records in this order; return the running sum, a float64 sum, and what is left."""
     held: dict[int, tuple[Floats, Floats]] = {}
     sums, floats = Statistics.empty(FIXED), np.zeros((FIXED.width, FIXED.width))
     for kind, client, seed in operations:
@@ -104,7 +104,7 @@ def follow(operations: list[Operation]) -> tuple[Statistics, Floats, dict[int, t
 
 
 def never_had_it(held: dict[int, tuple[Floats, Floats]]) -> Statistics:
-    """A federation of what is left, which never saw anything else."""
+    """Return the sum of a federation of what is left, which never saw anything else."""
     return total(FIXED, (statistics_of(FIXED, *held[client]) for client in sorted(held)))
 
 
@@ -226,7 +226,7 @@ def test_what_does_not_belong_is_refused() -> None:
 
 
 def changed(kind: Flaw) -> Statistics:
-    """Honest statistics with one lie in them."""
+    """Return honest statistics with one lie in them."""
     honest = statistics_of(FIXED, *samples(40, 5))
     gram, cross = honest.gram.copy(), honest.cross.copy()
     count, energy = honest.samples, honest.target_energy
@@ -290,7 +290,7 @@ def smallest_eigenvalue(gram: Integers) -> float:
 
 
 def wide_gram(count: int, seed: int) -> Integers:
-    """G of a few samples with many features, some of which are small, nearly alike, or equal."""
+    """Return G of a few samples with many features, some of which are small, nearly alike, or equal."""
     phi = np.random.default_rng(seed).normal(size=(count, WIDE.features)) * np.logspace(-2, 0, WIDE.features)
     phi[:, :10] = phi[:, 40:50] * (1.0 + 1e-4 * np.arange(10))
     phi *= 0.9 * WIDE.norm / np.linalg.norm(phi, axis=1, keepdims=True)

@@ -22,7 +22,7 @@ Rounds = list[RoundScalars]
 
 
 def draw_rounds(seed: int, rounds: int, lowest: float, highest: float, zero_every: int = 0) -> Rounds:
-    """Random L of the absent and of each participant, random increments, everybody seen now and then."""
+    """Draw random L of the absent and of each participant, random increments, everybody seen now and then."""
     generator = np.random.default_rng(seed)
     drawn = []
     for number in range(rounds):
@@ -34,7 +34,7 @@ def draw_rounds(seed: int, rounds: int, lowest: float, highest: float, zero_ever
 
 
 def dense(rounds: Rounds) -> list[mpmath.mpf]:
-    """The naive recursion over all clients."""
+    """Compute the naive recursion over all clients."""
     with mpmath.workdps(40):
         values = [mpmath.mpf(0)] * CLIENTS.size
         for scalars in rounds:
@@ -48,7 +48,7 @@ def dense(rounds: Rounds) -> list[mpmath.mpf]:
 
 
 def compare(rounds: Rounds) -> tuple[float, float]:
-    """(largest shortfall, largest excess) of the tracker against the reference, relative; both should be tiny."""
+    """Return (largest shortfall, largest excess) of the tracker against the reference, relative; both must be tiny."""
     tracker = SensitivityTracker(CLIENTS.size)
     for scalars in rounds:
         tracker.update(scalars)
@@ -134,7 +134,7 @@ def test_update_returns_what_crossed() -> None:
 
 
 def hand_made(factors: list[float | None], increments: dict[int, float], rounding: float = 0.0) -> tuple:
-    """A path of one round per entry: `factors[k]` is P of both bystanders of round k + 1; None is an empty round.
+    """Return a path of one round per entry: `factors[k]` is P of both bystanders of round k + 1; None: an empty round.
 
     Client 0 (10 of 30 samples, P = 1) takes part at the depths of `increments`, with that drift times 1/2 as Delta.
     """

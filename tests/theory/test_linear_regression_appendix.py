@@ -24,7 +24,7 @@ def regression() -> Federation:
 
 
 def outside_span(federation: Federation, model: Array) -> Array:
-    """The component of a model orthogonal to every remaining row."""
+    """Return the component of a model orthogonal to every remaining row."""
     rows = np.vstack([client.rows for index, client in enumerate(federation.clients) if index != FORGOTTEN])
     basis = np.linalg.qr(rows.T)[0]
     return model - basis @ (basis.T @ model)

@@ -24,7 +24,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def one_round(seed: int, everyone: bool = False):
-    """A round of random clients from one common model, and the sets that are taken out of it."""
+    """Return a round of random clients from one common model, and the sets that are taken out of it."""
     generator = np.random.default_rng(seed)
     loss = str(generator.choice(("quadratic", "logistic", "softmax", "cosine", "tanh")))
     count = int(generator.integers(1, 7))

@@ -36,7 +36,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def draw_federation(generator: np.random.Generator, family: str) -> Federation:
-    """A random federation of one regularity class; hyper-parameters reach up to the edge of the class."""
+    """Draw a random federation of one regularity class; hyper-parameters reach up to the edge of the class."""
     loss = str(generator.choice(("cosine", "tanh") if family == "smooth" and generator.random() < 0.7 else CONVEX))
     if family == "momentum smooth":
         loss = str(generator.choice(("cosine", "tanh", "quadratic", "softmax")))
@@ -186,7 +186,7 @@ def test_the_largest_certified_rate_is_certified(seed: int, momentum: float) -> 
 
 
 def tight_run(seed: int, server_rate: float = 1.0, rounds: int = 8, population: int = 6) -> Run:
-    """theta - phi obeys the recursion of theorem 1 with equality: every mutated rule that is smaller fails here.
+    """Return a run with equality in the recursion of theorem 1: every mutated rule that is smaller fails here.
 
     Client 0 sits far to the right, every step factor 1 - eta beta_i is positive, so no sign ever changes.
     """
@@ -238,7 +238,7 @@ def plain_recursion(
     renormalise: bool = True,
     lonely_is_zero: bool = False,
 ) -> list[list[float]]:
-    """Psi' = L Psi + Delta, written out for single clients, with the defects that a checker must notice."""
+    """Compute Psi' = L Psi + Delta for single clients, with the defects that a checker must notice."""
     federation, g = run.federation, run.federation.server_rate
     local = factor or (lambda i: federation.regularities[i].factor)
     everyone = int(federation.samples(range(len(federation.clients))).sum())
@@ -298,7 +298,7 @@ def test_control_a_round_of_the_removed_client_alone_is_caught() -> None:
 
 
 def diverging_run() -> Run:
-    """Client 0 pushes once; then others step at eta beta = 2.5 around their own optimum."""
+    """Return a run in which client 0 pushes once; then others step at eta beta = 2.5 around their own optimum."""
     clients = [Client(np.array([[1.0]]), np.array([t]), 2) for t in (5.0, 0.0, 0.0)]
     return train(Federation("quadratic", clients, 2.5), [frozenset([0])], [[0, 1], *[[1, 2]] * 5], np.zeros(1))
 
@@ -341,7 +341,7 @@ def test_control_momentum_past_x_max_as_convex_is_caught() -> None:
 
 
 def worst_momentum_growth(steps: int, momentum: float, product: float, tries: int, seed: int) -> float:
-    """The largest |delta_K| found over convex losses that change from step to step (quadratics in the plane)."""
+    """Return the largest |delta_K| found over convex losses that change from step to step (quadratics in the plane)."""
     generator = np.random.default_rng(seed)
     delta = np.tile([1.0, 0.0], (tries, 1))
     velocity = np.zeros_like(delta)

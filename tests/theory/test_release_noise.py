@@ -29,7 +29,7 @@ def _clients(seed: int, sizes: tuple[int, ...] = (9, 4, 1, 12)) -> list[tuple[np
 
 
 def _direct(phi: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """The head by the formula of docs/theory.md, section 14.4, on rounded samples, without the code under test."""
+    """Return the head by the formula of docs/theory.md, section 14.4, on rounded samples, not by the tested code."""
     rows = np.hstack([np.rint(phi * 2.0**16) / 2.0**16, np.ones((len(phi), 1))])
     wanted = np.rint(targets * 2.0**16) / 2.0**16
     gram = rows.T @ rows
@@ -119,7 +119,7 @@ DRAWS = 2000
 
 
 def _advantages(noise: float, stated: float, seed: int) -> np.ndarray:
-    """delta(epsilon) that the likelihood-ratio attacker really has over three releases, less the stated one.
+    """Return delta(epsilon) that the likelihood-ratio attacker really has over three releases, less the stated one.
 
     Both federations release a head three times: with everyone, after another client left, and after a second one left.
     """

@@ -69,7 +69,7 @@ class Operator:
         self.remembers_used = True
 
     def models(self, gone: frozenset[int] = frozenset()) -> list[Array]:
-        """Every model of the active path, replayed from the start in the world without `gone`."""
+        """Return every model of the active path, replayed from the start in the counterfactual without `gone`."""
         current, models = self.start[None, :].copy(), []
         for index in self.path:
             step = self.steps[index]
@@ -156,7 +156,7 @@ class Operator:
 
 
 def tight_federation(generator: np.random.Generator) -> Federation:
-    """One dimension, quadratics: Psi is nearly reached, so that a wrong rule has nowhere to hide."""
+    """Return a federation of one-dimensional quadratics: Psi is nearly reached, so that no wrong rule can hide."""
     clients = []
     for _ in range(6):
         n = int(generator.integers(1, 4))
@@ -165,7 +165,7 @@ def tight_federation(generator: np.random.Generator) -> Federation:
 
 
 def play(seed: int, family: str, scope: str | None = None, remembers_used: bool = True) -> Iterator[tuple]:
-    """A random life of an operator: after each request, (operator, exposures, kept, choice)."""
+    """Play a random life of an operator; yield (operator, exposures, kept, choice) after each request."""
     generator = np.random.default_rng(seed)
     federation = tight_federation(generator) if family == "tight" else draw_federation(generator, family)
     operator = Operator(federation, generator.normal(size=federation.size), seed)

@@ -21,7 +21,7 @@ from sifu.theory.tracking import client_increments, gram_up, set_increment_bound
 
 
 def is_upper_bound_of_norm(bound: float, vector: np.ndarray) -> bool:
-    """found >= ||vector||, decided without rounding."""
+    """Return whether bound >= ||vector||, decided without rounding."""
     if math.isinf(bound):
         return True
     return Fraction(bound) ** 2 >= sum(Fraction(float(x)) ** 2 for x in vector.reshape(-1))
@@ -127,7 +127,7 @@ def test_set_increment_survives_cancellation(seed: int, spread: float) -> None:
 
 
 def _many_leavers(value: float, separate: float, leavers: int = 4096) -> tuple[Fraction, np.ndarray, np.ndarray]:
-    """Delta of all but the last client, who stands apart, squared; and the Gram matrix of the leavers with its errors.
+    """Return Delta^2 of all but the last client, whose model differs, and the leavers' Gram matrix with its errors.
 
     Leavers have all the same model, so nothing of their differences to the mean cancels, and nothing but the rounding
     of the mean is left to go wrong.

@@ -23,7 +23,7 @@ from suite_setup import examples
 
 
 def ratio(own: list[int], rounds: list[list[int]], noise: float) -> float:
-    """mu of a client with `own` samples in each of these rounds, participants' samples given."""
+    """Return mu of a client with `own` samples in each of these rounds, participants' samples given."""
     return composed_ratio(
         np.array(own),
         np.array([sum(counts) for counts in rounds]),

@@ -34,7 +34,7 @@ def federation(seed: int, clients: int = 9) -> Federation:
 
 
 def tuned(data: Federation, members: Collection[int], steps: int = 5) -> Floats:
-    """A backbone tuned by its members alone: descent on how well its features tell the labels."""
+    """Return a backbone tuned by its members alone: descent on how well its features tell the labels."""
     backbone, last = PUBLIC.copy(), np.zeros((WIDTH, 2))
     for _ in range(steps):
         moved, lasts, count = np.zeros_like(backbone), np.zeros_like(last), 0

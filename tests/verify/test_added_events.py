@@ -30,7 +30,7 @@ def value(folder: Path, key: str) -> Any:
 
 
 def model_again(folder: Path, node: int) -> dict[str, Any]:
-    """A model under the number of one that was erased, as its event would name it."""
+    """Write a model under the number of one that was erased; return it as its event would name it."""
     content = (folder / "models" / "44.safetensors").read_bytes()
     (folder / "models" / f"{node}.safetensors").write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()

@@ -22,7 +22,7 @@ from sifu.store.reader import RunReader
 
 
 def shrink_drifts(folder: Path) -> None:
-    """One client's drifts made a thousand times smaller, and every hash made to fit: a text editor and no key."""
+    """Make one client's drifts a thousand times smaller, and every hash fit: a text editor and no key."""
     execute(folder, "UPDATE participation SET drift = drift / 1000 WHERE client = 0")
     rebuild_chain(folder, with_key=False)
 

@@ -20,7 +20,7 @@ from sifu.verify.outside_record import _check_dates
 
 
 def moment(**after: float) -> str:
-    """A time from now on, as the ledger writes it."""
+    """Return a time from now on, as the ledger writes it."""
     return (datetime.datetime.now(datetime.UTC) + datetime.timedelta(**after)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -48,7 +48,7 @@ def test_every_column_is_protected(grouped: Path, tmp_path: Path, table: str) ->
 
 
 def hit_group(folder: Path) -> tuple[int, int, int]:
-    """Node, group and samples of the erased model that held the forgotten client."""
+    """Return node, group and samples of the erased model that held the forgotten client."""
     rows = query(folder, "SELECT node, grp, samples, members FROM group_models ORDER BY node DESC")
     return next((row[0], row[1], row[2]) for row in rows if 1 in json.loads(row[3]))
 
@@ -71,7 +71,7 @@ def leave_a_hit_group_in(folder: Path) -> None:
 
 
 def listed(members: list[int]) -> str:
-    """As canonical JSON has them."""
+    """Return the members as canonical JSON has them."""
     return json.dumps(members, separators=(",", ":"))
 
 
@@ -99,7 +99,7 @@ def on_the_first_models(change: Callable[[Content], None]) -> Callable[[Path], N
 
 
 def move_a_member(content: Content) -> None:
-    """As grouping by anything but the name would."""
+    """Move a member as grouping by anything but the name would."""
     first, second = content["group_models"][:2]
     second["members"] = sorted([*second["members"], first["members"].pop()])
 
@@ -114,7 +114,7 @@ def weigh_more(content: Content) -> None:
 
 
 def put_the_forgotten_back(folder: Path) -> None:
-    """Into the group that was built again."""
+    """Put the forgotten client back into the group that was built again."""
 
     def edit(kind: str, content: Content) -> None:
         branch = "SELECT branch FROM nodes WHERE node = ?"
@@ -130,7 +130,7 @@ def put_the_forgotten_back(folder: Path) -> None:
 
 
 def forge_the_merged_model(folder: Path) -> None:
-    """Another model under the merge's name, with its digest in table, ledger and file."""
+    """Put another model under the merge's name, with its digest in table, ledger and file."""
     merge = request_merge(folder)
     with RunReader(folder) as reader:
         content = model_bytes(reader.layout, reader.load_model(merge) + np.asarray(1e-9, dtype=reader.layout.dtype))
@@ -151,7 +151,7 @@ def forge_model(folder: Path, merge: int, content: bytes) -> None:
 
 
 def merge_with_another_stretch(folder: Path) -> None:
-    """The merge as a stretch of 1.5 would make it, or one chosen after a look at the leavers' data."""
+    """Make the merge as a stretch of 1.5 would, or one chosen after a look at the leavers' data."""
     merge = request_merge(folder)
     with RunReader(folder) as reader:
         fresh, moved = (reader.load_model(node).astype(np.float64) for node in (0, merge))
@@ -161,7 +161,7 @@ def merge_with_another_stretch(folder: Path) -> None:
 
 
 def another_stretch_in_the_spec(folder: Path) -> None:
-    """The spec says what was not done."""
+    """Change the spec to say what was not done."""
 
     (text,) = query(folder, "SELECT value FROM run WHERE key = 'spec'")[0]
     forged = text.replace('"stretch":1.25', '"stretch":1.5')

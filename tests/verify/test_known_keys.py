@@ -30,7 +30,7 @@ from sifu.store.writer import RunWriter
 
 @pytest.fixture
 def used(own_trained: Path) -> Path:
-    """A run that was used here before."""
+    """Return a run that was used here before."""
     assert verify_run(own_trained).problems == []
     return own_trained
 
@@ -212,7 +212,7 @@ def test_a_witness_is_read_before_anything_is_added(
 
 
 def ways_to_launder(folder: Path, elsewhere: Path) -> dict[str, Callable[[], object]]:
-    """Uses of a forged folder, or of its copy, that must not make it pass in its place."""
+    """Return uses of a forged folder, or of its copy, that must not make it pass in its place."""
 
     def copy_and(use: Callable[[Path], object]) -> Callable[[], object]:
         def act() -> None:

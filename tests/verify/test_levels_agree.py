@@ -83,7 +83,7 @@ ROOMS = {"number": [0.0, 0.01, 0.3, 1.0, 3.0, 50.0], "count": [0, 1, 2, 5, 20], 
 
 @pytest.fixture(scope="module", params=RUNS)
 def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of each kind with its requests."""
+    """Make a run of each kind with its requests."""
     changes, requests = RUNS[request.param]
     spec = SMALL | {name: SMALL.get(name, {}) | section if section else {} for name, section in changes.items()}
     run = sifu.train(spec, run=tmp_path_factory.mktemp("levels") / "run")

@@ -15,7 +15,7 @@ QUICK, ALL = range(6), range(200)
 
 
 def looked_after(seed: int, folder: Path) -> Path:
-    """A random run with its requests, and some of: a request withdrawn, a purge, a new key, a backup put back."""
+    """Make a random run with its requests, and some of: a withdrawn request, a purge, a new key, a restored backup."""
     run, dice = random_run(seed, folder / "run"), random.Random(-seed)
     left = [client.name for client in run.status().clients if client.state == "active"]
     if dice.random() < 0.4 and len(left) > 2:

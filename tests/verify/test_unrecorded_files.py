@@ -55,7 +55,7 @@ def forget(retention: str = "paper") -> Callable[[sifu.Run], Any]:
 
 
 def dropped(folder: Path) -> set[str]:
-    """The files that the last event dropped."""
+    """Return the files that the last event dropped."""
     content = json.loads(query(folder, "SELECT payload FROM events ORDER BY seq DESC LIMIT 1")[0][0])
     models = {f"models/{node}.safetensors" for node in content.get("dropped_models", [])}
     return models | {f"updates/{file}" for file in content.get("dropped_updates", [])}

@@ -24,7 +24,7 @@ from sifu.store.keys import Checkpoint
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that a witness keeps."""
+    """Return the file that a witness keeps."""
     path = tmp_path / "kept.jsonl"
     monkeypatch.setenv(kept_outside.WITNESSES, f"file:{path}")
     return path

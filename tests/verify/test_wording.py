@@ -20,7 +20,7 @@ AFTERTHOUGHT = " as before."
 
 @pytest.fixture
 def other_wording(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every sentence with two words more, as of the next version of the wording."""
+    """Add two words to every sentence, as the next version of the wording might."""
     for name, value in vars(wording).copy().items():
         if name.isupper() and isinstance(value, str):
             monkeypatch.setattr(wording, name, value + AFTERTHOUGHT)

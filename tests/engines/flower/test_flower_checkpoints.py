@@ -58,7 +58,7 @@ class Federation:
 
 @pytest.fixture
 def federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
-    """Every round is a separate event."""
+    """Return a federation in which every round is a separate event."""
     monkeypatch.setattr(training, "COMMIT_SECONDS", 0.0)
     return Federation(tmp_path)
 

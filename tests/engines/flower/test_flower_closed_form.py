@@ -46,7 +46,7 @@ PLACE = Position(0, 0)
 
 
 def head_spec(**sections: Any) -> Spec:
-    """Eight clients with a few digits each and a head on random features."""
+    """Return a spec of eight clients with a few digits each and a head on random features."""
     usual: dict[str, Any] = {
         "model": {"kind": "ridge", "outputs": 10},
         "features": {"kind": "random_fourier", "count": 16, "bandwidth": 3.0},
@@ -73,7 +73,7 @@ def last_solve(folder: Path) -> dict[str, Any]:
 
 
 def embedded_sum(spec: Spec, clients: list[Any]) -> Statistics:
-    """The sum over these clients on the embedded engine."""
+    """Return the sum over these clients on the embedded engine."""
     engine, _ = engine_from_spec(spec, clients)
     return total(engine.fixed, (sent for _, sent in engine.collect(range(len(clients)), PLACE)))  # type: ignore
 
@@ -161,7 +161,7 @@ NODE = {client: 9000 - 7 * client for client in range(8)}
 
 
 def unless(kind: str, grid: Any) -> Callable[[Message], Message | None]:
-    """A node that never answers messages of a kind."""
+    """Return a node that never answers messages of a kind."""
     return lambda message: None if message.metadata.message_type == kind else grid.answer(message)
 
 
@@ -220,7 +220,7 @@ def test_a_client_tells_its_masked_statistics_once_for_a_key() -> None:
 
 
 def changed(grid: Any, change: Callable[[Message], None], kind: str) -> Callable[[Message], Message]:
-    """A node whose answers to a kind of message are changed."""
+    """Return a node whose answers to a kind of message are changed."""
 
     def answer(message: Message) -> Message:
         reply = grid.answer(message)
@@ -241,7 +241,7 @@ def words_changed(change: Callable[[np.ndarray], np.ndarray], name: str = WORDS)
 
 @pytest.fixture
 def in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients send statistics where rows would be smaller, as those of earlier versions do."""
+    """Let clients send statistics where rows would be smaller, as those of earlier versions do."""
     monkeypatch.setattr(embedded_heads, "rows_are_smaller", lambda fixed, samples: False)
 
 

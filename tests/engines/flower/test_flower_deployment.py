@@ -91,7 +91,7 @@ app = server_app(partial(own_blueprint, lambda branch: {"w": np.zeros(4)}))
 
 @contextmanager
 def started(folder: Path, nodes: int) -> Iterator[Deployment]:
-    """A SuperLink and `nodes` SuperNodes, each registered with its own key."""
+    """Start a SuperLink and `nodes` SuperNodes, each registered with its own key."""
     deployment = Deployment(folder)
     try:
         deployment.superlink()
@@ -111,17 +111,17 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 
 
 def start_node(federation: Deployment, number: int) -> None:
-    """A SuperNode with its share of the data."""
+    """Start a SuperNode with its share of the data."""
     federation.supernode(f"node{number}", f"partition-id={number} num-partitions={NODES}")
 
 
 def numpy_client(masked: bool = False, held: int = -1, gate: Path = Path()) -> str:
-    """CLIENT, filled in."""
+    """Return CLIENT, filled in."""
     return CLIENT.replace("MASKED", str(masked)).replace("HELD", str(held)).replace("GATE", repr(str(gate)))
 
 
 def new_app(federation: Deployment, folder: Path, rounds: int, **config: str) -> tuple[Path, Path]:
-    """An app as `sifu flower new` writes it, for `rounds` rounds, and the folder of its run."""
+    """Write an app as `sifu flower new` does, for `rounds` rounds; return it and the folder of its run."""
     app, run = folder / "app", folder / "run"
     assert federation.sifu("flower", "new", app, "--run", run).returncode == 0
     spec = app / "spec.toml"
@@ -139,7 +139,7 @@ def new_app(federation: Deployment, folder: Path, rounds: int, **config: str) ->
 def numpy_app(
     federation: Deployment, folder: Path, rounds: int, client: str, marker: str = "", nodes: int = NODES, **config: str
 ) -> tuple[Path, Path]:
-    """The app with clients and a model in numpy, and every node on its list."""
+    """Write the app with clients and a model in numpy, and every node on its list."""
     app, run = new_app(federation, folder, rounds, **config)
     spec = app / "spec.toml"
     text = spec.read_text().replace('kind = "softmax"', 'kind = "python"').replace('rate = "auto"', "rate = 0.1")
@@ -159,7 +159,7 @@ def admit(federation: Deployment, run: Path, nodes: int) -> None:
 
 
 def query(run: Path, sql: str) -> list[tuple]:
-    """Rows of the run's database; none before there is one."""
+    """Return rows of the run's database; none before there is one."""
     if not (run / "run.db").exists():
         return []
     with sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True) as database:
@@ -167,12 +167,12 @@ def query(run: Path, sql: str) -> list[tuple]:
 
 
 def rounds(run: Path) -> int:
-    """Rounds recorded so far."""
+    """Return the number of rounds recorded so far."""
     return len(query(run, "SELECT node FROM nodes WHERE kind = 'round'"))
 
 
 def statuses(run: Path) -> dict[str, str]:
-    """Requests and where they stand."""
+    """Return the status of each request."""
     return dict(query(run, "SELECT request, status FROM requests"))
 
 
@@ -188,7 +188,7 @@ def finish(federation: Deployment, name: str) -> None:
 
 
 def check(run: Path) -> None:
-    """The run verifies, offline, and no round is there twice."""
+    """Check that the run verifies, offline, and that no round is there twice."""
     result = sifu.open_run(run).verify()
     assert result.problems == [], result.problems
     for path in (run / "certificates").iterdir():

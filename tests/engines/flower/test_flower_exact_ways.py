@@ -64,7 +64,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 def exact_app(
     nodes: Deployment, folder: Path, spec: dict, client: str, server: str, marker: Path, **config: str
 ) -> tuple[Path, Path]:
-    """An app of a spec, whose server kills itself once in the middle of a rollback; every node is on its list."""
+    """Write an app of a spec, whose server kills itself once in a rollback; every node is on its list."""
     app, run = new_app(nodes, folder, 1, **config)
     (app / "spec.toml").write_text(commented_toml(Spec.from_mapping(spec)))
     (app / "federation" / "client_app.py").write_text(client)

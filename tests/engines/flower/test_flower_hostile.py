@@ -52,7 +52,7 @@ def one_entry(value: float) -> Callable[[Any], Any]:
 
 
 def code(reply: Message) -> Message:
-    """An array whose bytes are a pickle: reading it must not run it."""
+    """Put a pickle into the bytes of an array: reading it must not run it."""
     arrays = reply.content["arrays"]
     name = next(iter(arrays))
     evil = b"\x80\x04\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x02id\x94\x85\x94R\x94."

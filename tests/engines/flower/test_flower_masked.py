@@ -135,7 +135,7 @@ def test_delta_of_the_client_is_delta_of_the_server(name: str) -> None:
 
 
 def received_arrays(grid: MemoryGrid) -> Iterator[tuple[str, np.ndarray]]:
-    """Every array the server was ever sent, with the kind of message it answered."""
+    """Yield every array the server was ever sent, with the kind of message it answered."""
     for reply in grid.received:
         for record in reply.content.values() if reply.has_content() else ():
             for array in record.values() if isinstance(record, ArrayRecord) else ():
@@ -143,7 +143,7 @@ def received_arrays(grid: MemoryGrid) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def readable_subsets(grid: MemoryGrid, fixed: FixedPoint, samples: int) -> list[int]:
-    """Sizes of the sets of received vectors whose sum is a sum of updates: only everybody's may be."""
+    """Return sizes of the sets of received vectors whose sum is a sum of updates: only everybody's may be."""
     words = [array for kind, array in received_arrays(grid) if kind == MASKED_TRAIN]
     sizes = []
     for size in range(1, len(words) + 1):
@@ -189,7 +189,7 @@ def test_the_server_holds_no_single_update(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def _when(grid: MemoryGrid, node: int, kind: str, act: object) -> None:
-    """Something happens to the messages of one kind to one node."""
+    """Let something happen to the messages of one kind to one node."""
 
     def trouble(message: Message) -> Message | None:
         return act(message) if message.metadata.message_type == kind else grid.answer(message)  # type: ignore[operator]
@@ -198,7 +198,7 @@ def _when(grid: MemoryGrid, node: int, kind: str, act: object) -> None:
 
 
 def node_of(client: int) -> int:
-    """The node of a client in `grid_of`."""
+    """Return the node of a client in `grid_of`."""
     return 9000 - 7 * client
 
 

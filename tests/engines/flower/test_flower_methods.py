@@ -15,7 +15,7 @@ from sifu.methods.registry import METHODS
 
 
 def spec_for(method: str) -> object:
-    """A run that the method can do something with; seeded noise, so that both engines draw the same."""
+    """Return a spec that the method can work with; seeded noise, so that both engines draw the same."""
     sections: dict = {"keep": {"updates_every": 2}, "privacy": {"noise": "seeded"}}
     if method == "groups":
         sections["groups"] = {"count": 3, "rounds": 2}

@@ -29,7 +29,7 @@ TARGETS = [np.array([1.0, 2.0]), np.array([3.0, -1.0]), np.array([0.0, 4.0]), np
 
 
 def usual_app(target: np.ndarray, samples: int) -> ClientApp:
-    """A ClientApp as Flower's own examples have it: it knows nothing of us."""
+    """Return a ClientApp as Flower's own examples have it: it knows nothing of us."""
     app = ClientApp()
 
     @app.train()
@@ -49,7 +49,7 @@ def usual_app(target: np.ndarray, samples: int) -> ClientApp:
 
 
 def function_app(target: np.ndarray, samples: int, name: str) -> ClientApp:
-    """The same client as a function over named arrays."""
+    """Return the same client as a function over named arrays."""
     mine = FunctionClient(
         name,
         samples,
@@ -60,7 +60,7 @@ def function_app(target: np.ndarray, samples: int, name: str) -> ClientApp:
 
 
 def _with_profile(app: ClientApp, number: int, samples: int) -> ClientApp:
-    """One app for all nodes: what differs is asked of the node's own context."""
+    """Add a profile to one app for all nodes: what differs is asked of the node's own context."""
     nodes = {100 + number: (f"site-{number}", samples)}
     return add_profile(app, lambda context: nodes[context.node_id][0], lambda context: nodes[context.node_id][1])
 

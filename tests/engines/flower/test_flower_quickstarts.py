@@ -35,7 +35,7 @@ RUN_CONFIG = {"local-epochs": 1, "batch-size": 16}
 
 
 def share_of(context: Context) -> tuple[np.ndarray, np.ndarray]:
-    """A node's part of the digits."""
+    """Return a node's part of the digits."""
     x, y = load_digits(return_X_y=True)
     part, parts = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
     return (x[part::parts][:40] / 16.0).astype(np.float32), y[part::parts][:40]
@@ -53,7 +53,7 @@ class Net(nn.Module):
 
 
 def torch_app() -> ClientApp:
-    """In the manner of Flower's PyTorch quickstart."""
+    """Return an app in the manner of Flower's PyTorch quickstart."""
     app = ClientApp()
 
     @app.train()
@@ -88,7 +88,7 @@ def torch_app() -> ClientApp:
 
 
 def sklearn_app(*, evaluates: bool = True) -> ClientApp:
-    """In the manner of Flower's scikit-learn quickstart: a loss called `test_logloss`, arrays without a framework."""
+    """Return an app like Flower's scikit-learn quickstart: a loss called `test_logloss`, arrays without a framework."""
     app = ClientApp()
 
     def model_of(msg: Message) -> SGDClassifier:
@@ -124,7 +124,7 @@ def sklearn_app(*, evaluates: bool = True) -> ClientApp:
 
 
 def grid_with(app: Callable[[], ClientApp], nodes: int = 4) -> MemoryGrid:
-    """Nodes that all run the same app, as Flower has it."""
+    """Return nodes that all run the same app, as Flower has it."""
     grid = MemoryGrid()
     for number in range(nodes):
         grid.add(100 + number, app(), **{"partition-id": number, "num-partitions": nodes})
@@ -288,7 +288,7 @@ class LitNet(nn.Module):
 
 
 def lightning_app() -> ClientApp:
-    """In the manner of Flower's Lightning quickstart: an autoencoder, a trainer's loop, a loss and no accuracy."""
+    """Return an app like Flower's Lightning quickstart: an autoencoder, a trainer's loop, a loss and no accuracy."""
     app = ClientApp()
 
     @app.train()
@@ -316,7 +316,7 @@ def lightning_app() -> ClientApp:
 
 
 def patched(files: dict[str, str]) -> tuple[dict[str, str], int]:
-    """An app with the diff of the page, and how many lines it changes or adds."""
+    """Return an app with the diff of the page, and the number of lines it changes or adds."""
     (diff,) = re.findall(r"```diff\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
     changed, name, before, stays, count = dict(files), "", "", False, 0
     for line in diff.splitlines():

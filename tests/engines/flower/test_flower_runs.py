@@ -35,7 +35,7 @@ from sifu.theory.tracking import client_increments
 
 
 def new_key(folder: Path, name: str) -> tuple[Path, bytes]:
-    """A node's key pair as ssh-keygen makes it: the .pub file, and the PEM that SuperLink knows the node by."""
+    """Make a node's key pair as ssh-keygen does: the .pub file, and the PEM that SuperLink knows the node by."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -90,7 +90,7 @@ SPEC = small_spec(data={"clients": 12, "samples_per_client": 12}, stop={"max_rou
 
 
 def psi_of(folder: Path, node: int | None = None) -> np.ndarray:
-    """Psi of everybody at a node."""
+    """Return Psi of everybody at a node."""
     reader = sifu.open_run(folder).reader()
     try:
         view = RunView(reader, tip=node)
@@ -202,7 +202,7 @@ def test_who_does_not_rehearse_rounds_holds_up_nobody(tmp_path: Path, answer: st
 
 
 def recovered(folder: Path) -> dict[tuple[str, bool], tuple[float, float, float]]:
-    """Samples, accuracy and loss after rehearsed rounds, by their number and whether there was noise."""
+    """Return samples, accuracy and loss after rehearsed rounds, by their number and whether there was noise."""
     reader = sifu.open_run(folder).reader()
     rows = [evaluation for evaluation in reader.evaluations() if evaluation.subset.startswith(RECOVERED)]
     reader.close()
@@ -214,7 +214,7 @@ def recovered(folder: Path) -> dict[tuple[str, bool], tuple[float, float, float]
 
 
 def rehearsed(folder: Path) -> list[tuple[float, float, float, float]]:
-    """Sigma, samples, accuracy and loss of the rehearsal."""
+    """Return sigma, samples, accuracy and loss of the rehearsal."""
     reader = sifu.open_run(folder).reader()
     rows = [evaluation for evaluation in reader.evaluations() if evaluation.subset.startswith(REHEARSED)]
     reader.close()
@@ -410,7 +410,7 @@ def test_the_list_of_clients_changes_only_as_it_may(tmp_path: Path) -> None:
 
 
 def joined_federation(folder: Path, phase: str = "training", third: object = None) -> tuple[Federation, str]:
-    """A run of eleven clients that a twelfth joins after the fifth round, its node a little later."""
+    """Make a run of eleven clients that a twelfth joins after the fifth round, its node a little later."""
     spec = replace(SPEC, data=replace(SPEC.data, preprocessing="fixed"))
     fed = Federation(folder, spec)
     late = fed.data[11].name

@@ -33,7 +33,7 @@ ROUNDS = 3
 
 
 def mean_app(number: int, wrong: bool = False) -> ClientApp:
-    """A client as Flower's examples have it; a `wrong` one answers with what is no number."""
+    """Return a client as Flower's examples have it; a `wrong` one answers with something that is not a number."""
     app = ClientApp()
 
     @app.train()
@@ -61,7 +61,7 @@ def four_nodes(wrong: int = -1) -> MemoryGrid:
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes in memory answer at once."""
+    """Shorten the patience: nodes in memory answer at once."""
     monkeypatch.setattr("sifu.server.flower_app.Settings.patience", Patience(timeout=0.05, pause=0.0, poll=0.01))
 
 

@@ -47,7 +47,7 @@ MODULE, ADAPTED = "public_backbone:make", "public_backbone:make_with_adapter"
 
 
 def tuned_spec(tune: str = "blocks", **sections: Any) -> Spec:
-    """Eight clients with a few digits each; three groups tune twelve features of them."""
+    """Return a spec of eight clients with a few digits each; three groups tune twelve features of them."""
     sifu.allow_code(MODULE, ADAPTED)
     usual: dict[str, Any] = {
         "model": {"kind": "ridge", "outputs": 10},
@@ -77,7 +77,7 @@ def trainings(fed: Federation) -> dict[str, int]:
 
 
 def forget(fed: Federation, name: str) -> None:
-    """A request of one client, executed; `grid.sent` holds the messages that this took."""
+    """Execute a request of one client; `grid.sent` then holds the messages that this took."""
     run = sifu.open_run(fed.run_folder)
     run.request([name], "gone")
     fed.grid.sent.clear()
@@ -203,7 +203,7 @@ def test_a_network_that_was_struck_is_tuned_again_and_asked_for_once(tmp_path: P
 
 
 def drop_of(folder: Path, group: int) -> np.ndarray:
-    """The kept Gram matrix without a group's block."""
+    """Return the kept Gram matrix without a group's block."""
     with RunReader(folder) as reader:
         blocks = recorded_blocks(Spec.from_mapping(reader.spec), reader.layout)
     return drop(kept_sum(folder), blocks, {group}).gram
@@ -284,7 +284,7 @@ def test_a_node_that_never_returns_is_absent_and_one_with_another_key_does_not_r
     stranger = fed.grid.apps[fed.nodes[gone]]
 
     def replaced() -> None:
-        """After the first round apart it is gone, and what comes in its place has another key."""
+        """Remove the node after the first separate round, and add one with another key in its place."""
         del fed.grid.apps[fed.nodes[gone]]
         fed.grid.add(77, stranger, new_key(tmp_path, "stranger")[1])
 
@@ -407,7 +407,7 @@ WORDS = ("good", "bad", "fine", "poor", "film", "book", "very", "the")
 
 
 def reviews(number: int) -> ready.ReadyClient:
-    """Twelve short reviews of one site as strings, with their verdicts."""
+    """Return twelve short reviews of one site as strings, with their verdicts."""
     drawn = np.random.default_rng(number)
     y = np.arange(12) % 2
     texts = [f"the {drawn.choice(WORDS[4:6])} very {WORDS[2 * drawn.integers(2) + 1 - label]}" for label in y]
@@ -415,7 +415,7 @@ def reviews(number: int) -> ready.ReadyClient:
 
 
 def language_spec(model: Path, **features: Any) -> Spec:
-    """Two groups tune adapters of a transformer that reads at most eight tokens."""
+    """Return a spec in which two groups tune adapters of a transformer that reads at most eight tokens."""
     chosen = {"kind": "transformers", "model": str(model), "size": 8, "module": "", "trainable": "lora(2)"}
     return tuned_spec(features=chosen | features, groups={"count": 2}, model={"outputs": 2})
 

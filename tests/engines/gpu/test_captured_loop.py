@@ -51,7 +51,7 @@ def network_of(public: nn.Module | None = None) -> TunedNetwork:
 
 
 def rounds_of(engine: Any, rounds: int = 2, groups: list[np.ndarray] = GROUPS) -> list[np.ndarray]:
-    """The models of groups after rounds from the public network."""
+    """Return the models of groups after rounds from the public network."""
     start = engine.initial_model(0)
     wanted = RoundsWanted(
         StopSpec(0.0, 0, 3 + rounds, 2**62), start.astype(np.float64), evaluated=np.zeros(0, np.int64)
@@ -113,7 +113,7 @@ class Overflowing(nn.Module):
     """Gives what it gets, and NaN for numbers that cannot be doubled."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Infinity minus infinity where doubling overflows."""
+        """Return infinity minus infinity where doubling overflows."""
         return x + (2 * x - 2 * x)
 
 
@@ -135,7 +135,7 @@ class Remembering(nn.Module):
         self.seen = 0.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """A sum with the past."""
+        """Return a sum with the past."""
         self.seen = self.seen + 0.01 * x.detach().mean()
         return x + self.seen
 
@@ -146,7 +146,7 @@ class RememberingTogether(Remembering):
     everyones: ClassVar[dict[torch.device, torch.Tensor]] = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """A sum with the past of all copies."""
+        """Return a sum with the past of all copies."""
         seen = self.everyones.setdefault(x.device, torch.zeros((), device=x.device))
         seen.add_(0.01 * x.detach().mean())
         return x + seen
@@ -221,7 +221,7 @@ def test_a_run_tuned_on_a_gpu_forgets_exactly_and_says_that_its_bits_are_trusted
 
 
 def whole_sum(folder: Path) -> Statistics:
-    """The sum of statistics that a run keeps."""
+    """Return the sum of statistics that a run keeps."""
     with RunReader(folder) as reader:
         fixed = recorded_fixed_point(Spec.from_mapping(reader.spec), reader.layout)
         (row,) = [row for row in reader.statistics().values() if row.is_sum]

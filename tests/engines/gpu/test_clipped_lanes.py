@@ -22,7 +22,7 @@ HERE = Position(1, 3)
 
 
 def one_round(federation: Any, data: Any) -> np.ndarray:
-    """The step of one round on a lane."""
+    """Return the step of one round on a lane."""
     (engine,) = lane_engines([federation], [data], DEVICE)
     try:
         start = federation.initial_model(0)
@@ -32,13 +32,13 @@ def one_round(federation: Any, data: Any) -> np.ndarray:
 
 
 def round_of_the_loop(federation: Any) -> np.ndarray:
-    """The same step as the plain loop takes it."""
+    """Return the same step as the plain loop takes it."""
     start = federation.initial_model(0)
     return federation.run_round(start, HERE, np.arange(len(federation.clients))).model - start
 
 
 def check_clipping(make_federation: Any, model: Any, training: LocalTraining, tolerance: float, **options: Any) -> None:
-    """Against the loop with the same bound; without it, and with another, the loop's step is another."""
+    """Compare with the loop under the same bound; without it, and with another, the loop's step is another."""
     federation, data = make_federation(model, training=training, strategy="loop", **options)
     step = one_round(federation, data)
     scale = np.abs(step).max()

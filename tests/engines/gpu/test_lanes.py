@@ -56,7 +56,7 @@ def in_threads(works: list[Callable[[], Any]]) -> list[Any]:
 
 
 def compare(federations: list[Any], data: list[Any], rounds: int, tolerance: float, updates_every: int = 0) -> None:
-    """Lanes of one group against each federation alone."""
+    """Compare lanes of one group with each federation alone."""
     engines = lane_engines(federations, data, DEVICE)
     active = np.arange(len(federations[0].clients))[1:]
     start = [federation.initial_model(0).astype(np.float64) for federation in federations]

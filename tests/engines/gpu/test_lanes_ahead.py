@@ -37,14 +37,14 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stream_of(engine: Any, start: np.ndarray, first: int, rounds: int, **wanted: Any) -> Iterator[StreamedRound]:
-    """Rounds `first` to `rounds` from `start`, measured from the initial model."""
+    """Return rounds `first` to `rounds` from `start`, measured from the initial model."""
     origin = engine.initial_model(0).astype(np.float64)
     rounds_wanted = RoundsWanted(StopSpec(0.0, 0, rounds, 2), origin, **wanted)
     return stream_rounds(engine, start, Position(0, first), np.arange(len(engine.clients)), rounds_wanted)
 
 
 def seen(done: StreamedRound) -> tuple[Any, ...]:
-    """All of a round, to the bit."""
+    """Return all of a round, to the bit."""
     evaluation = done.evaluation
     return (
         done.participants.tolist(),
@@ -58,7 +58,7 @@ def seen(done: StreamedRound) -> tuple[Any, ...]:
 
 
 def everything(engines: list[Any], **wanted: Any) -> list[list[tuple[Any, ...]]]:
-    """All rounds of all lanes, each taken by a separate thread; engines are closed."""
+    """Return all rounds of all lanes, each taken by a separate thread; engines are closed."""
     taken: list[Any] = [None] * len(engines)
 
     def take(place: int) -> None:

@@ -33,7 +33,7 @@ NETWORK = small_spec(
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU, or Triton's interpreter in its place."""
+    """Provide a GPU, or Triton's interpreter in its place."""
     if not torch.cuda.is_available():
         monkeypatch.setattr(devices, "GPU", "cpu")
         monkeypatch.setattr(devices, "why_no_gpu", lambda: None)

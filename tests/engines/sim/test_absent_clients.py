@@ -45,7 +45,7 @@ class Client:
 
 
 def clients_of(sizes: Sequence[int], shape: tuple[int, ...], outputs: int = 3) -> list[Client]:
-    """Clients whose samples follow from their own number."""
+    """Return clients whose samples follow from their own number."""
     clients = []
     for number, size in enumerate(sizes):
         generator = np.random.default_rng(number)
@@ -98,7 +98,7 @@ WAYS = {
 
 
 def federation(way: MethodOption, clients: Sequence[Client], there: Sequence[int]) -> SimulatedFederation:
-    """The clients that are `there`, under the numbers they have among all."""
+    """Return a federation of the clients that are `there`, under the numbers they have among all."""
     chosen = [clients[number] for number in there]
     return SimulatedFederation(
         chosen, way.model(), way.training, SimulationSettings(seed=5, numbers=there, **(way.options or {}))
@@ -106,7 +106,7 @@ def federation(way: MethodOption, clients: Sequence[Client], there: Sequence[int
 
 
 def rounds(engine: SimulatedFederation, active: np.ndarray, count: int = ROUNDS) -> np.ndarray:
-    """Models and scalars of some rounds as one array of bits."""
+    """Return models and scalars of some rounds as one array of bits."""
     model, seen = engine.initial_model(1), []
     for place in range(count):
         done = engine.run_round(model, Position(1, place), active, want_gram=True)
@@ -120,14 +120,14 @@ def rounds(engine: SimulatedFederation, active: np.ndarray, count: int = ROUNDS)
 def counterfactuals(
     way: MethodOption, clients: Sequence[Client], leavers: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds of those who stay, where the leavers exist and where they never did."""
+    """Return rounds of those who stay, where the leavers exist and where they never did."""
     stay = [number for number in range(len(clients)) if number not in leavers]
     with_them = federation(way, clients, range(len(clients)))
     return rounds(with_them, np.array(stay)), rounds(federation(way, clients, stay), np.arange(len(stay)))
 
 
 def targets_for(way: MethodOption, clients: list[Client]) -> list[Client]:
-    """Labels of two classes, or real targets, where the objective wants those."""
+    """Return clients with labels of two classes, or with real targets, where the objective wants those."""
     model = way.model()
     if isinstance(model, LinearModel) and model.kind == "logistic":
         return [Client(client.name, client.x, client.y % 2) for client in clients]

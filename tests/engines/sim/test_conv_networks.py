@@ -140,7 +140,7 @@ def test_the_papers_parameters():
 
 
 def convolved(images: np.ndarray, weight: np.ndarray, bias: np.ndarray, padding: int) -> np.ndarray:
-    """A 3x3 convolution by its definition: out[o, r, c] = bias[o] + sum_ijk w[o, k, i, j] x[k, r + i, c + j]."""
+    """Apply a 3x3 convolution by its definition: out[o, r, c] = bias[o] + sum_ijk w[o, k, i, j] x[k, r + i, c + j]."""
     x = np.pad(images, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
     height, width = x.shape[2] - 2, x.shape[3] - 2
     out = np.zeros((len(x), len(weight), height, width)) + bias[:, None, None]
@@ -150,7 +150,7 @@ def convolved(images: np.ndarray, weight: np.ndarray, bias: np.ndarray, padding:
 
 
 def pooled(x: np.ndarray) -> np.ndarray:
-    """The maximum of each square of 2x2; an odd last row or column is left out."""
+    """Return the maximum of each square of 2x2; an odd last row or column is left out."""
     height, width = x.shape[2] // 2, x.shape[3] // 2
     return np.max([x[:, :, i : 2 * height : 2, j : 2 * width : 2] for i in (0, 1) for j in (0, 1)], axis=0)
 
@@ -160,7 +160,7 @@ def rectified(x: np.ndarray) -> np.ndarray:
 
 
 def by_hand(name: str, x: np.ndarray, given: dict[str, np.ndarray]) -> np.ndarray:
-    """The authors' networks, layer by layer."""
+    """Compute the authors' networks, layer by layer."""
 
     def conv(x: np.ndarray, number: int, padding: int = 0) -> np.ndarray:
         return convolved(x, given[f"conv{number}.weight"], given[f"conv{number}.bias"], padding)
@@ -259,7 +259,7 @@ def test_both_kinds_of_tiles_are_tried():
 
 
 def change_after_ties(name: str, strategy: str) -> np.ndarray:
-    """A step from a model whose convolutions hand single pixels on, with images of zeros and ones.
+    """Return a step from a model whose convolutions hand single pixels on, with images of zeros and ones.
 
     Most windows of pooling are then exact ties of places with different neighbours, so that the place that the
     gradient goes to decides what the weights learn.

@@ -138,7 +138,7 @@ def test_no_client_moves_further_than_its_reach(make_federation):
 
 
 def ellipse(clip: float) -> SimulatedFederation:
-    """A client whose loss is (w_1^2 + 9 w_2^2 + b^2)/2: the example of section 5.9, with a bias."""
+    """Return a federation of a client with loss (w_1^2 + 9 w_2^2 + b^2)/2: the example of section 5.9, with a bias."""
     x = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 3.0], [0.0, -3.0]]) * np.sqrt(2.0)
     client = SimpleNamespace(name="a", x=x, y=np.zeros((4, 1)))
     return SimulatedFederation([client], LinearModel("least_squares", 2, 1), LocalTraining(0.01, 1, clip=clip))

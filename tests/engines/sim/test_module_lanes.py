@@ -37,7 +37,7 @@ class SomeClient:
 
 
 def some_clients(seed: int) -> tuple[SomeClient, ...]:
-    """Six clients of three classes; every second one has a sample less."""
+    """Return six clients of three classes; every second one has a sample less."""
     generator = np.random.default_rng(seed)
     sizes = [5 - number % 2 for number in range(6)]
     return tuple(
@@ -53,7 +53,7 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plain_convolutions() -> nn.Module:
-    """Strides, dilation, borders, a bias, and a convolution in groups, which is left to torch."""
+    """Return a network with strides, dilation, borders, a bias, and a convolution in groups, which is left to torch."""
     return nn.Sequential(
         nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 0)), nn.Tanh(),
         nn.Conv2d(4, 4, 3, padding="same", groups=2), nn.Tanh(),

@@ -77,7 +77,7 @@ def test_compiling_says_nothing():
 
 
 def rounds(clients: int = 5) -> list[bytes]:
-    """Models of eight rounds."""
+    """Return the models of eight rounds."""
     generator = np.random.default_rng(3)
     data = [
         Client(f"{number}", generator.standard_normal((12 + number, 1, 9, 8)), generator.integers(0, 4, 12 + number))

@@ -35,7 +35,7 @@ def part_of(x: list[np.ndarray], outputs: int) -> Part:
 
 
 def duals(x: list[np.ndarray], generator: np.random.Generator, outputs: int, scale: float) -> np.ndarray:
-    """V' (clients, outputs, rows), zero on padding."""
+    """Return V' (clients, outputs, rows), zero on padding."""
     dual = np.zeros((len(x), outputs, max(len(rows) for rows in x)))
     for place, samples in enumerate(x):
         dual[place, :, : len(samples)] = generator.standard_normal((outputs, len(samples))) * scale
@@ -43,7 +43,7 @@ def duals(x: list[np.ndarray], generator: np.random.Generator, outputs: int, sca
 
 
 def exact_drifts(x: list[np.ndarray], dual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Drifts and mean shift (from zero) of u_i = X_i' V_i in extended precision."""
+    """Return drifts and mean shift (from zero) of u_i = X_i' V_i in extended precision."""
     updates = np.array(
         [
             dual[place, :, : len(rows)].astype(Extended) @ np.column_stack([rows, np.ones(len(rows))]).astype(Extended)

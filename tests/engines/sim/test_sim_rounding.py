@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(np.finfo(Extended).eps > 1e-18, reason="long dou
 
 
 def exact_round(clients, kind: str, training: LocalTraining, server_rate: float, start, outputs: int, position):
-    """One round with every client, in extended precision, written from the formulas alone."""
+    """Compute one round with every client, in extended precision, from the formulas alone."""
     models, samples = [], []
     for number, client in enumerate(clients):
         x = np.column_stack([client.x, np.ones(len(client.x))]).astype(Extended)
@@ -48,7 +48,7 @@ def exact_round(clients, kind: str, training: LocalTraining, server_rate: float,
 
 
 def random_problem(seed: int, make_clients):
-    """A random federation at the largest rate the allowance covers, eta beta = 2 for the worst client."""
+    """Return a random federation at the largest rate the allowance covers, eta beta = 2 for the worst client."""
     generator = np.random.default_rng(seed)
     kind = ("softmax", "logistic", "least_squares")[seed % 3]
     outputs = 1 if kind == "logistic" else int(generator.integers(1 + (kind == "softmax"), 5))

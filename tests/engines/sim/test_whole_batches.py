@@ -26,7 +26,7 @@ class Client:
 
 
 def federation(rate: float = 0.05, strategy: Any = "auto", dtype: Any = "float32") -> SimulatedFederation:
-    """Ten of twelve clients take part, so that they do not lie side by side."""
+    """Return a federation in which ten of twelve clients take part, so that they do not lie side by side."""
     generator = np.random.default_rng(5)
     clients = [
         Client(f"{number}", generator.standard_normal((60, 600)), generator.integers(0, 3, 60)) for number in range(12)
@@ -48,7 +48,7 @@ def step_and_drifts(used: SimulatedFederation) -> np.ndarray:
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the number of torch's threads; rounds of any size use them."""
+    """Yield a setter of the number of torch's threads; rounds of any size use them."""
     before = torch.get_num_threads()
     monkeypatch.setattr(linear, "SMALL_ROUND", 0)
     yield torch.set_num_threads
