@@ -45,7 +45,7 @@ class RoundRejectedError(InputError):
 
 
 class VerificationError(SifuError):
-    """A recorded claim does not recompute."""
+    """Recomputation does not confirm a recorded claim."""
 
     exit_code = 3
 

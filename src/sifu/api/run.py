@@ -239,7 +239,7 @@ class Run(RequestCalls):
         """Sign events that were written without the operator's key, and rewrite the file `head` if it is missing.
 
         Args:
-            clock: True to state that the clock is right now although it contradicts the last event.
+            clock: True to state that the clock is now correct, although it contradicts the last event.
 
         Returns:
             The first and the last of these events; None if all were signed.
@@ -253,7 +253,7 @@ class Run(RequestCalls):
             return back_up(writer, Path(file))
 
     def purge(self, *, figures: bool = False) -> Purge:
-        """Permanently erase what still holds an uncovered part of any forgotten client; return what remains and why.
+        """Permanently erase what still carries uncovered influence of a forgotten client; return what remains and why.
 
         Args:
             figures: True to erase also what certificates by noise rest on: drifts, Psi, sigma and the auditor's

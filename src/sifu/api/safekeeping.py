@@ -90,7 +90,7 @@ class Restoration:
         backup_head: Last event of the backup.
         complete: True if the given anchor is that event.
         requests: Requests restored from certificates issued since the backup.
-        erased: Nodes whose models were erased because they held a part of these requests' clients. The clients' own
+        erased: Nodes whose models were erased because clients of these requests influenced them. The clients' own
             updates and statistics were erased as well.
     """
 
@@ -366,8 +366,8 @@ def vouch(writer: RunWriter, *, clock: bool = False) -> tuple[int, int] | None:
     """Sign events that were written without the key; the new event records permanently that they were signed late.
 
     Args:
-        writer: The run, opened with `vouching`.
-        clock: True to record that the clock is right now, whatever the date of the last event.
+        writer: Writer of the run, opened with `vouching`.
+        clock: True to record that the clock is now correct, whatever the date of the last event.
 
     Returns:
         The first and the last unsigned event; None if all were signed.

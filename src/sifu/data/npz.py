@@ -24,7 +24,7 @@ LARGEST_FILE = 16 << 30
 LARGEST_RATIO = 250
 """Largest ratio of unpacked to stored bytes. Real data stay far below it; zeros reach a thousand."""
 ALWAYS_UNPACKED = 256 << 20
-"""Number of bytes that are unpacked at any ratio."""
+"""Unpacked size up to which `LARGEST_RATIO` does not apply, in bytes."""
 
 MOST_CLASSES = 100_000
 REAL_KINDS = "biuf"

@@ -151,7 +151,7 @@ MOST_GROUPS = 1 << 20
 
 
 def _are_networks(tuned: dict[str, Any]) -> bool:
-    """Return whether the description of tuned networks has the form that an export gives it."""
+    """Return whether the description of tuned networks has the format of an export."""
     samples = tuned["samples"]
     return (
         isinstance(tuned["sha256"], str)

@@ -79,7 +79,7 @@ class Claim:
 
 
 def is_scratch(info: MethodInfo, claim: Claim) -> bool:
-    """Return whether a method that rolls back on the recorded path reached the initial model, without noise."""
+    """Return whether a rollback method ended at the initial model without noise, which makes it Scratch."""
     return info.starts_from in ("rule", "current") and info.protection == "noise" and claim.is_initial
 
 
@@ -156,7 +156,7 @@ class RecordedReplay:
     """A recorded request that made its model from stored updates, as verification passes it to the method.
 
     Attributes:
-        view: The run just before the request.
+        view: View of the run just before the request.
         stored: The stored updates at that time, in the order of the active history.
         gone: Clients whose requests had been filed by then and were not refused or withdrawn.
         terms: The terms of the request.

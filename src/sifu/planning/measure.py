@@ -23,8 +23,8 @@ adds, k rounds later,
 with q = 2 for linear models, 6 for networks, and f the loss of the training itself, continued past its end
 (`LearningCurve`). The power of k is that of a sum over directions of very unequal curvature: the steep ones recover
 first. The remaining harm matters less as training progresses, because margins grow; f measures the progress. The
-exponents are the only constants (docs/noise.md says what they were chosen on). Most of the difference between two draws
-of noise lies in the few steepest directions, and these recover within the rehearsed rounds.
+exponents are the only constants (docs/noise.md lists the data they were chosen on). Most of the difference between two
+draws of noise lies in the few steepest directions, and these recover within the rehearsed rounds.
 
 Loss is converted to errors by the ratio of the two, pooled over all measurements up to s, since a single measurement
 may rest on a few predictions. For a rise as large as that of the largest noise, the ratio measured there applies. Far

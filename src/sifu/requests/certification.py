@@ -144,7 +144,7 @@ def updates_to_erase(
     """Return the files of clients' updates that a request drops or shortens.
 
     Rounds that are cut off are dropped entirely. In the other rounds, the updates of the request's own clients are
-    removed; under `strict` retention, also every update computed from a model that holds an uncovered part of these
+    removed; under `strict` retention, also every update computed from a model with uncovered influence of these
     clients, since it is a function of that model.
 
     Args:

@@ -1,4 +1,4 @@
-"""Erasure of data that still hold an uncovered part of forgotten clients, and a report of what remains and why."""
+"""Erasure of data that still carry uncovered influence of forgotten clients, and a report of what remains and why."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def write_sum_left(
 
     Args:
         writer: Writer of the run.
-        view: The run at this instant.
+        view: View of the run at this instant.
         gone: Clients that are forgotten.
         networks: Nodes of networks that are erased.
         node: Last node that the next event records.
@@ -187,7 +187,7 @@ def everyone_forgotten(view: RunView, among: set[int] | None = None) -> list[Exp
 
 
 def to_purge(view: RunView, available: set[int], stored: dict[str, int], among: set[int] | None = None) -> ToPurge:
-    """Return the models and files of updates that hold an uncovered part (Psi > 0) of a forgotten client.
+    """Return the models and files of updates with uncovered influence (Psi > 0) of a forgotten client.
 
     The current model is never among them, because it is released.
 
@@ -229,7 +229,7 @@ def forgetting_models(view: RunView, clients: Sequence[int], available: set[int]
 
 
 def purge(writer: RunWriter, verified: str | None = None) -> Purge:
-    """Permanently erase what still holds an uncovered part of any forgotten client.
+    """Permanently erase what still carries uncovered influence of a forgotten client.
 
     Args:
         writer: Writer of the run.

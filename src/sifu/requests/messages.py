@@ -126,7 +126,7 @@ def receive(
 
     Args:
         writer: Writer of the run.
-        view: The run at this instant.
+        view: View of the run at this instant.
         terms: Terms of the request.
         request: Id of the request; by default the next free `r1`, `r2`, ...
         deadline_days: Days until the deadline.

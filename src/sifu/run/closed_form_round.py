@@ -88,7 +88,7 @@ class RecordedSolve(RecordedTraining):
         Once recorded, a client whose statistics cannot be used or added would block every later solve.
 
         Returns:
-            Statistics to be `held`.
+            Statistics for `held`, by client.
 
         Raises:
             InputError: If a client's samples cannot be used.
@@ -428,11 +428,12 @@ def let_join(
 def _refuse_forgotten_samples(view: RunView, digest_of: DigestOf, new: Sequence[ClientProfile]) -> None:
     """Check that no newcomer brings exactly the samples of a forgotten client.
 
-    The run keeps nothing of forgotten clients to compare with. If the source still has their data, the whole sets are
-    compared. A newcomer with only some of their samples is not recognised, and certificates say so.
+    The run keeps nothing of forgotten clients that a newcomer could be compared with. If the source still has their
+    data, the complete sets of samples are compared. A newcomer with only some of their samples is not recognised, and
+    certificates say so.
 
     Raises:
-        InputError: If one does.
+        InputError: If a newcomer brings such samples.
     """
     names = {digest_of(client): plain_name(view.reader, client) for client in sorted(view.forgotten)}
     names.pop(None, None)

@@ -45,7 +45,7 @@ class Merged:
         return sorted({client for part in self.parts for client in part.members})
 
     def rows(self, node: int) -> list[dict[str, int]]:
-        """Return the parts as the event of the merge records them."""
+        """Return the rows in which the event of the merge records its parts."""
         return [
             {"node": node, "grp": part.grp, "source_node": part.node, "samples": part.samples} for part in self.parts
         ]

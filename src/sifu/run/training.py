@@ -125,7 +125,7 @@ ProgressCallback = Callable[[Progress], None]
 
 
 def expected_rounds(seen: Sequence[tuple[int, float]], rounds: int, target: float, most: int) -> int:
-    """Return the rounds to the target if the error keeps falling as over the last half of `seen`.
+    """Extrapolate the rounds to the target from the fall of the error over the last half of `seen`.
 
     >>> expected_rounds([(1, 0.5), (2, 0.6), (3, 0.7), (4, 0.8), (5, 0.85)], 5, 0.95, 100)
     10

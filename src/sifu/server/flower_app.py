@@ -79,12 +79,12 @@ MakeBlueprint = Callable[..., tuple[Blueprint, Spec]]
 class Settings:
     """The run config of the app: `[tool.flwr.app.config]` with the overrides of `--run-config`.
 
-    `run` and `spec` are absolute paths on the server's machine. `insecure_identity` trusts the names that nodes
-    report, and caps every certificate; the server then waits for `clients` of them. `wait` is the time to wait for
-    clients before the run is created, `linger` the time to wait for requests after training, both in seconds. With
-    `masked_updates` the server learns only the mean of a round's updates; with `masked_statistics` it learns only the
-    sum of the statistics of a head in closed form. `preprocessing = "fixed"` declares the same as `data.preprocessing`
-    of a spec.
+    `run` and `spec` are absolute paths on the server's machine. With `insecure_identity` the server trusts the names
+    that nodes report and waits for `clients` nodes; certificates are then `conditional` at best. `wait` is the time to
+    wait for clients before the run is created, `linger` the time to wait for requests after training, both in seconds.
+    With `masked_updates` the server learns only the mean of a round's updates; with `masked_statistics` it learns only
+    the sum of the statistics of a head in closed form. `preprocessing = "fixed"` declares the same as
+    `data.preprocessing` of a spec.
     """
 
     run: str

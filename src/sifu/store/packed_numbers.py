@@ -2,8 +2,8 @@
 
 Statistics are int64 and rows int32, but most of their high bytes only repeat the sign. A number of 2h bytes is divided
 into its lower half, h unchanged bytes, and its upper half, a signed number of h bytes. Upper halves are stored in runs
-of `RUN` numbers, each run in the fewest of 0, 1, 2 or 4 bytes per number that hold all of it. This halves rows of
-features and saves a third of a sum, at the speed of a copy.
+of `RUN` numbers. Each run uses the smallest width (0, 1, 2 or 4 bytes per number) that fits all of its numbers. This
+halves rows of features and saves a third of a sum, at the speed of a copy.
 """
 
 from __future__ import annotations

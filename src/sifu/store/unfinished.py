@@ -162,7 +162,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class UnfinishedCopy:
-    """An abandoned copy; `reachable` is whether its folder exists."""
+    """An abandoned copy; `reachable` is True if its folder exists."""
 
     path: Path
     reachable: bool

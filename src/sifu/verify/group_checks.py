@@ -1,7 +1,7 @@
 """Checks that recorded clients and rounds form one history, and that groups and merges follow the rules.
 
-From names, the recorded key and the ledger they recompute the group of every client and the groups' models in every
-merge. They check that none of these models contains a forgotten client. While the models are stored, they also
+The checks recompute the group of every client and the groups' models in every merge, from names, the recorded key and
+the ledger. They check that none of these models contains a forgotten client. While the models are stored, they also
 recompute the merged model to the last bit (docs/theory.md, section 15; docs/store.md, section 1b).
 """
 

@@ -191,7 +191,7 @@ def check_updates_erased(
     Updates of forgotten clients and of discarded rounds must be erased.
 
     Args:
-        view: The run just before the rollback.
+        view: View of the run just before the rollback.
         recorded: The request with the values recomputed from the ledger.
         gone: Updates that must be erased.
         before: Tables before the rollback.

@@ -133,7 +133,7 @@ def _demands_of_groups(spec: Spec) -> Iterator[Demand]:
 
 
 def _demands_of_features(spec: Spec) -> Iterator[Demand]:
-    """Yield the conditions of a feature map on the model after it, and on the samples before it."""
+    """Yield the conditions that a feature map imposes on its input samples and on the model that uses its features."""
     features, kind = spec.features, spec.model.kind
     linear = kind in (*HEAD_KINDS, "python")
     heads = f"none for model.kind = {kind!r}: features are for linear heads (softmax, ridge...)"

@@ -161,7 +161,7 @@ class SimulationSettings:
         """Return the configured numbers of the clients, by default 0, 1, 2...
 
         Raises:
-            InputError: If there are not as many numbers, or they do not increase.
+            InputError: If there is not one number per client, or the numbers do not increase.
         """
         numbers = np.arange(clients) if self.numbers is None else np.array(self.numbers, dtype=np.int64)
         if numbers.size != clients or bool((np.diff(numbers) <= 0).any()):

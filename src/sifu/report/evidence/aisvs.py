@@ -19,7 +19,7 @@ SOURCE = {
     "note": "removed before the release of AISVS 1.0, whose chapter C12 is about monitoring and logging",
 }
 WINDOW_DAYS = 30
-"""Days within which requirement 12.2.1 wants a deletion request to be propagated; it has to take fewer."""
+"""Upper limit of requirement 12.2.1, in days: a deletion request must be propagated in fewer."""
 BEFORE_TRAINING = "about training data before a federation uses it; sifu does not check it"
 PURPOSE = "sifu records no purpose and does not watch queries"
 AT_INFERENCE = "sifu does not serve predictions, so it checks no consent at inference"
