@@ -261,7 +261,7 @@ def row_of(reader: RunReader, request: str) -> RequestRow:
     """Return the row of a request.
 
     Raises:
-        InputError: If it is not in the ledger.
+        InputError: If the request is not in the ledger.
     """
     rows = {row.request: row for row in reader.requests()}
     if request not in rows:

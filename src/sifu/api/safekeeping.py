@@ -118,13 +118,13 @@ def restore(
     Args:
         file: The backup.
         folder: The new run folder.
-        anchor: Latest head that was published or kept. A backup that does not hold it is older than the run was.
+        anchor: Latest head that was published or kept. A backup without this event is older than the run was.
         certificates: Certificates issued since the backup. Their requests are restored: the clients take part no
             longer, and kept models that they influenced, their updates and their statistics are erased at once.
-        accept_older: True to accept an older backup. Every certificate made from it is at best conditional, since
-            there may have been releases that it does not know.
-        whole_clients: True to forget the whole client where a certificate is about records that the backup does not
-            name. A certificate says how many records it is about, not which.
+        accept_older: True to accept an older backup. Every certificate made from it is at best conditional, since the
+            run may have made releases after the backup.
+        whole_clients: True to forget the whole client if a certificate is about records that the backup does not name.
+            A certificate states the number of records, not which ones.
 
     Raises:
         InputError: If the backup is older and not accepted, a certificate does not belong to the run, or restoring its

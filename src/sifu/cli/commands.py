@@ -23,7 +23,7 @@ from sifu.store.inbox import INBOX
 
 MOST_CLIENTS = 10
 FEW = 3
-"""Number of entries shown of a list that `--all` shows in full."""
+"""Number of entries of a list that are shown without `--all`."""
 
 
 def show_status(run: Run, everything: bool = False, *shown: Any) -> Answer:
@@ -99,7 +99,7 @@ def _print_standing(run: Run, status: RunStatus) -> None:
 
 
 def _print_clients(status: RunStatus, most: int) -> None:
-    if status.closed_form:  # no noise in closed form, so Psi says nothing
+    if status.closed_form:  # a head in closed form has no noise, so Psi is meaningless
         return
     active = sorted((client for client in status.clients if client.state == "active"), key=lambda client: -client.psi)
     if status.groups and active and math.isinf(active[0].psi):

@@ -190,7 +190,7 @@ class Method(Protocol):
         """Check that the method can work with a run, before a request is received.
 
         Raises:
-            InputError: If it cannot.
+            InputError: If the method cannot work with the run.
         """
         return
 

@@ -68,7 +68,7 @@ def keeps_figures(
 
 
 def why_figures_stay(reader: RunReader, tables: ReplayedTables | None = None, *, by_choice: bool = False) -> str:
-    """Return `keeps_figures` of a run, now or when its small tables were `tables`."""
+    """Return `keeps_figures` for the current state of a run, or for the earlier state in `tables`."""
     first = json.loads(reader.query("SELECT payload FROM events WHERE seq = 1")[0][0])
     rows = ReplayedLedger.of(reader).tables if tables is None else tables.rows
     run = [str(key) for (key,) in rows["run"]]

@@ -97,7 +97,7 @@ def check_decision(
         False if it was recorded before.
 
     Raises:
-        InputError: If it cannot be recorded.
+        InputError: If the decision cannot be recorded.
     """
     check_words(decision, reason)
     rows = {row.request: row for row in reader.requests()}

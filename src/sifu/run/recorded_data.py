@@ -5,8 +5,9 @@ computes reads a run's data again. Clients that joined from a file are read from
 of its records were forgotten has the same source. If the source still holds the forgotten rows, they are dropped here;
 if its owner removed them, the source is used unchanged.
 
-Data of clients that left may be missing. An engine numbers clients as the record does, so it gets a stand-in for each:
-as many samples, all zeros. Nothing trains on a stand-in and nothing is measured on it (`Engine.absent`).
+Data of clients that left may be missing. An engine uses the client indices of the record, so it gets a stand-in for
+each client without data: the same number of samples, all zeros. Nothing trains on a stand-in and nothing is measured on
+it (`Engine.absent`).
 """
 
 from __future__ import annotations

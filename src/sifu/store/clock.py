@@ -26,7 +26,7 @@ def current_time() -> datetime.datetime:
     """Return the time by this machine's clock.
 
     Raises:
-        InputError: If it is before 1970, or so far ahead that deadlines after it cannot be written.
+        InputError: If the time is before 1970, or so far ahead that deadlines after it cannot be written.
     """
     seconds = time.time()
     if not 0 <= seconds < LATEST_SECONDS:

@@ -160,7 +160,7 @@ def check_known_key(reader: RunReader) -> None:
     """Check that the run's key is the one known here, without remembering anything.
 
     Raises:
-        RunDamagedError: If it is another key.
+        RunDamagedError: If the run has another key.
     """
     problem = key_problem(reader)
     if problem:

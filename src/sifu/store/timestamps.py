@@ -41,7 +41,7 @@ def timestamp_authority() -> str | None:
     """Return the authority that the environment names, or None.
 
     Raises:
-        InputError: If it is not a URL.
+        InputError: If the name is not a URL.
     """
     address = os.environ.get(AUTHORITY, "").strip()
     return check_authority(address) if address else None
@@ -51,7 +51,7 @@ def check_authority(address: str) -> str:
     """Return the URL of an authority after checking it.
 
     Raises:
-        InputError: If it is not a URL, or the package for timestamps is not installed.
+        InputError: If the address is not a URL, or the package for timestamps is not installed.
     """
     if not re.fullmatch(r"https?://[^\s]+", address):
         raise InputError(f"a timestamp authority must be an http or https URL, found {address[:80]!r}")
@@ -138,7 +138,7 @@ def read_timestamp(answer: bytes) -> Any:
     """Parse a timestamp response.
 
     Raises:
-        InputError: If it is not a response of RFC 3161, or the authority refused.
+        InputError: If the content is not a response of RFC 3161, or the authority refused.
     """
     try:
         response = protocol().decode_timestamp_response(answer)

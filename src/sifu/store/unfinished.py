@@ -46,8 +46,8 @@ def check_free(folder: Path) -> None:
     """Check that a folder is empty, or holds only the remains of an interrupted creation.
 
     Raises:
-        InputError: If it holds anything else.
-        RunDamagedError: If it holds a run whose database is missing.
+        InputError: If the folder holds anything else.
+        RunDamagedError: If the folder holds a run whose database is missing.
     """
     # Only remains of an interrupted creation may be deleted; the creation writes its marker first.
     present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()

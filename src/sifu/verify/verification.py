@@ -230,7 +230,7 @@ def check_public_key(public_key: str | None) -> None:
     """Check that a text can be an Ed25519 public key.
 
     Raises:
-        InputError: If it cannot.
+        InputError: If the text cannot be such a key.
     """
     if public_key is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", public_key):
         raise InputError(f"a public key must have 64 hexadecimal digits, found {len(public_key)} characters")

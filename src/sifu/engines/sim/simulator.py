@@ -1,7 +1,7 @@
 """Embedded simulator: FedAvg over clients in this process.
 
 `sifu.core.round` defines a round. This engine trains the participants and averages them in the same pass if possible;
-it looks at single models only if it must. The same model, position and active clients give the same bits on one
+it inspects single models only if necessary. The same model, position and active clients give the same bits on one
 machine with the same number of threads.
 """
 

@@ -221,7 +221,7 @@ class RunningSum:
         """Subtract one part, which must be in the sum.
 
         Raises:
-            InputError: If it cannot be in the sum, because it has more samples or larger squares.
+            InputError: If the part cannot be in the sum, because it has more samples or larger squares.
         """
         self._check(part)
         self._multiply_waiting()
