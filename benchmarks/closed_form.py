@@ -18,7 +18,7 @@ from heads import accuracy, costs, hospital_leaves, tuned_requests
 
 
 def main() -> None:
-    """Carry out the part that was asked for."""
+    """Execute the part that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     for name, about, add_options, run in (

@@ -91,7 +91,7 @@ def setting_a(x: np.ndarray, y: np.ndarray, dtype: str, strategy: Strategy) -> S
 
 
 class Rounds:
-    """Runs rounds one after the other, tracking Psi or not."""
+    """Rounds run one after the other, with or without tracking Psi."""
 
     def __init__(self, federation: SimulatedFederation, tracked: bool = False) -> None:
         self.federation, self.tracked = federation, tracked
@@ -303,7 +303,7 @@ def network(chosen: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Carry out the part that was asked for."""
+    """Execute the part that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     models = parser.add_subparsers(dest="part", required=True)
     linear_options, network_options = models.add_parser("linear"), models.add_parser("network")

@@ -138,7 +138,7 @@ def measure_server(parameters: int, clients: int, repeats: int) -> dict[str, Any
 
 
 class EnoughRoundsError(Exception):
-    """As many rounds as were wanted are recorded."""
+    """End of a measurement: as many rounds as were wanted are recorded."""
 
 
 def measure_clients(clients: int, taking_part: int, rounds: int, evaluate_every: int) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def compare_sizes(sizes: list[int], taking_part: int, rounds: int, evaluate_ever
 
 
 def main() -> None:
-    """Carry out the part that was asked for, and print one JSON object a line."""
+    """Execute the part that was asked for, and print one JSON object per line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     server, clients = parts.add_parser("server"), parts.add_parser("clients")

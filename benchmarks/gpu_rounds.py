@@ -18,7 +18,7 @@ PARTS = {"times": round_times, "groups": group_rounds, "profile": round_profile,
 
 
 def main() -> None:
-    """Carry out the part that was asked for."""
+    """Execute the part that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     for name, part in PARTS.items():

@@ -149,7 +149,7 @@ def reading(engine: Any, folder: Path, clients: int) -> dict[str, Any]:
 
 
 def measure(clients: int, rounds: int, participants: int, requests: int, batch: int) -> dict[str, Any]:
-    """Train, plan, ask for and execute; what it took."""
+    """Train, plan, ask for and execute; return what it took."""
     engine: Any = MadeUpFederation(clients, participants)
     spec = {
         "data": {"clients": clients},

@@ -258,7 +258,7 @@ def carry_through(work: Work) -> tuple[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Carry out the part that was asked for."""
+    """Execute the part that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     grid, forecasts = parts.add_parser("grid"), parts.add_parser("forecasts", description=planner_calibration.__doc__)

@@ -96,7 +96,7 @@ class Heads:
         own: Mapping[int, np.ndarray] | None = None,
         relative: float | None = None,
     ):
-        """Test accuracy of the head of these training samples without the blocks of the dropped groups, and r.
+        """Return the test accuracy of the head of these training samples without the dropped groups' blocks, and r.
 
         `own` gives of each group its members' samples, where a member's own block is zeroed. `relative` is r, by
         generalised cross-validation where it is None.

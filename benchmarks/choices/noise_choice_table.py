@@ -1,4 +1,4 @@
-"""From what `noise_choice.py` measured to its table, and its figure in docs/noise.md."""
+"""Table of what `noise_choice.py` measured, and its figure in docs/noise.md."""
 
 from __future__ import annotations
 

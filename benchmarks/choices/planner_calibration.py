@@ -1,4 +1,4 @@
-"""Do predicted rounds and their intervals hold on random tasks? Tasks are drawn at random by a seed.
+"""Calibration of predicted rounds and their intervals on random tasks. Tasks are drawn at random by a seed.
 
 A task is a data set (digits, made-up features, and MNIST and FashionMNIST where their files are), 50 to 1,000 clients,
 their samples and skew, local steps, who takes part, an epsilon from 1 to 10, a target and a request of 1 to 10 clients.

@@ -106,7 +106,7 @@ def total_loss(workload: Workload, parameters: Sequence[Any]) -> float:
 
 
 class Stopwatch:
-    """Lets the warm-up pass, describes the model at its end, then times rounds for `seconds`."""
+    """Stopwatch that lets the warm-up pass, describes the model at its end, then times rounds for `seconds`."""
 
     def __init__(self, workload: Workload, seconds: float, warmup: int) -> None:
         self._workload, self._seconds, self.warmup = workload, seconds, warmup
@@ -120,7 +120,7 @@ class Stopwatch:
         self._seen = seen
 
     def round_done(self, parameters: Parameters) -> bool:
-        """Count a round; whether another one is wanted. `parameters()` gives the model as the network orders it."""
+        """Count a round; return whether another is wanted. `parameters()` gives the model as the network orders it."""
         self.rounds += 1
         if self.rounds < self.warmup:
             return True

@@ -50,7 +50,7 @@ CONTESTANTS = (
 
 
 def install(contestant: Contestant) -> str | None:
-    """Make a peer's environment unless it is there; what went wrong, or None."""
+    """Make a peer's environment unless it exists; return what went wrong, or None."""
     done = contestant.environment / ".done"
     wanted = "\n".join(contestant.requirements)
     if not contestant.peer or (done.is_file() and done.read_text() == wanted):

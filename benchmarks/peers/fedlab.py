@@ -41,7 +41,7 @@ class Federation:
 
 
 class Trainer(FedAvgSerialClientTrainer):
-    """FedLab's trainer with momentum, which starts anew for each client: FedLab would carry it on to the next."""
+    """FedLab's trainer with momentum that restarts for each client: FedLab would carry it on to the next."""
 
     def use(self, setting: Setting) -> None:
         """Take the optimizer's settings."""

@@ -30,7 +30,7 @@ class Scheduled(Server):
 
 
 class Asked(FederationObserver):
-    """Asks the stopwatch after each round."""
+    """Observer that asks the stopwatch after each round."""
 
     def __init__(self, server: Server, watch: Stopwatch) -> None:
         self._server, self._watch = server, watch

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 
 class Asked(TrainingProcessCallback):
-    """Asks the stopwatch after each round."""
+    """Callback that asks the stopwatch after each round."""
 
     def __init__(self, watch: Stopwatch) -> None:
         self._watch = watch

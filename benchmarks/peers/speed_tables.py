@@ -1,4 +1,4 @@
-"""From the results of each kind of machine to tables and figures."""
+"""Tables and figures of the results of each kind of machine."""
 
 from __future__ import annotations
 

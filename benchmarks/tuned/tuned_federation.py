@@ -110,11 +110,11 @@ SMOKE = Size(
 
 
 class OutOfTime(Exception):
-    """The time limit was reached."""
+    """Exception at the time limit."""
 
 
 class Clock:
-    """Seconds since the start, and whether there are any left."""
+    """Seconds since the start, with a check of whether any are left."""
 
     def __init__(self, limit: float) -> None:
         self._start, self._limit = time.perf_counter(), limit
@@ -285,7 +285,7 @@ class Lane:
 
 
 class Tuner:
-    """FedAvg of groups apart on one device."""
+    """FedAvg of separate groups on one device."""
 
     def __init__(
         self,
