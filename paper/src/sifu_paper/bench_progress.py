@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BenchProgress(ShownBar):
-    """Shows `Update`s; they may come from several threads."""
+    """Display of `Update`s; they may come from several threads."""
 
     def __init__(self, quiet: bool) -> None:
         self._quiet, self._terminal = quiet, err.is_terminal

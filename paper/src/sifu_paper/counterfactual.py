@@ -1,4 +1,4 @@
-"""The counterfactual behind Psi, carried out: the same schedule, one client absent, its slots not refilled.
+"""The counterfactual behind Psi, executed: the same schedule, one client absent, its slots not refilled.
 
 Training with everyone and training without the client start from the same model and take the same draws; the client is
 left out of the second after the draw. Then ||theta^n - phi^n|| can be held against Psi(n, c) round by round.

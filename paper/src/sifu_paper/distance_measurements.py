@@ -82,7 +82,7 @@ def distance_spec(
 def measure_task(
     task: DistanceTask, engine: Engine, experiment: Experiment, add: Callable[[dict[str, Any]], None]
 ) -> str:
-    """Measure and `add` row after row; returns what came of it in words."""
+    """Measure and `add` row after row; return the result in words."""
     wanted = experiment.distance
     everyone = np.arange(len(engine.clients))
     chosen = keyed_generator(task.seed, "taken out").choice(everyone, size=wanted.clients, replace=False)

@@ -59,7 +59,7 @@ class Failure(Generic[AnyNamed]):
 
 
 class StoppedError(Exception):
-    """Raised in a task's thread at its next round after an interrupt."""
+    """Interrupt raised in a task's thread at its next round."""
 
 
 class ClientCache:
@@ -82,14 +82,14 @@ class ClientCache:
 
 
 class EngineSource(Protocol):
-    """Decides which engine a task gets, and what runs at the same time."""
+    """Source that decides which engine a task gets, and what runs at the same time."""
 
     stop: threading.Event
     at_once: int
     """Tasks at the same time, at most."""
 
     def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
-        """Do all the tasks; returns those that failed."""
+        """Do all the tasks; return those that failed."""
         ...
 
 

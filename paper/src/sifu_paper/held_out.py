@@ -19,7 +19,7 @@ MOST_KEPT = 4
 
 
 class HeldOut:
-    """Evaluates models of specs on test samples; the engines that do it are kept for the next model."""
+    """Evaluator of models on the test samples of their specs; engines are kept for the next model."""
 
     def __init__(self, data_folder: Path | None) -> None:
         self._folder = data_folder

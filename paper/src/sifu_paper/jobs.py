@@ -94,7 +94,7 @@ def _name(seeds: Sequence[int]) -> str:
 
 
 class _Gathering:
-    """Starts parts, listens to them, and gathers their rows."""
+    """Parts in processes: started, listened to, and their rows gathered."""
 
     def __init__(self, bench: Bench, parts: list[Part], jobs: int, result: Result) -> None:
         self._bench, self._parts, self._jobs, self._result = bench, parts, jobs, result

@@ -1,4 +1,4 @@
-"""The experiment `metrics`: one federation and one request, carried out again and again with other randomness.
+"""The experiment `metrics`: one federation and one request, executed again and again with other randomness.
 
 Every seed trains the same clients and forgets the same ones. A run leaves a row, and the margins of its model on single
 samples in a small file; once all are there, a row for each method says how far its models are from those of Scratch.

@@ -90,7 +90,7 @@ class Bench:
         self._done, self._total = 0, 0
 
     def run(self) -> Result:
-        """Do what is missing; returns the table, what was left out, and what failed."""
+        """Do what is missing; return the table, what was left out, and what failed."""
         source = self._source[0]
         work = self.work() if self.experiment.kind == "requests" else Work((), ())
         result = self.open()

@@ -1,4 +1,4 @@
-"""Carrying out one task through the public API, and measuring the result.
+"""Execution of one task through the public API, with a measurement of the result.
 
 A trajectory's run folder is a copy of its training run. Each request has its own id and its row is written
 before the next one starts, so whatever an interruption leaves behind can be continued: the run finishes a request half

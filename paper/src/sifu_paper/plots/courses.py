@@ -39,7 +39,7 @@ class Line:
 
     @property
     def label(self) -> str:
-        """With its preset, as it stands where several ways of training are compared (see `labels_of`)."""
+        """Label with its preset, for comparisons of several ways of training (see `labels_of`)."""
         name = METHOD_NAMES.get(self.method, self.method.replace("_", " ").capitalize())
         return f"{name} ({self.preset})" if self._named_by_preset else name
 
@@ -50,7 +50,7 @@ class Line:
 
     @property
     def by_rules(self) -> str:
-        """With the rules instead of the preset, as it stands where all runs are trained alike.
+        """Label with the rules instead of the preset, for runs that are all trained alike.
 
         >>> Line("sifu", "authors_unclipped_ours").by_rules, Line("scratch", "authors_unclipped").by_rules
         ('SIFU (our rules)', 'Scratch')
@@ -62,7 +62,7 @@ class Line:
 
     @property
     def rules(self) -> str:
-        """By whose rules it was counted."""
+        """Name of the rules it was counted by."""
         return "our rules" if self.honest else "paper's rules" if self.preset in PAPER_RULES else self.preset
 
     @property

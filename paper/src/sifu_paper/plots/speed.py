@@ -38,7 +38,7 @@ class SpeedUp:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Sorts the quickest first; what missed the target in half of its runs or more comes last."""
+        """Sort key: quickest first; what missed the target in half of its runs or more comes last."""
         usable = self.median is not None and 2 * self.missed < self.runs
         return not usable, -(self.median or 0.0)
 
