@@ -184,7 +184,7 @@ class Truth(CounterfactualRuns):
 
     @cached_property
     def real(self) -> dict[int, Vector | None]:
-        """Every node with everyone."""
+        """Models of every node, with everyone taking part."""
         return self.models(self.engine, (), self.record.nodes)
 
     def check_replay(self) -> None:
@@ -234,7 +234,7 @@ class Truth(CounterfactualRuns):
 
     @cached_property
     def psi(self) -> dict[int, dict[int, float]]:
-        """Psi by world and node, recomputed from the scalars of the rounds; smaller in a negative control."""
+        """Psi by counterfactual and node, recomputed from the scalars of the rounds; smaller in a negative control."""
         parents = {row["parent"] for row in self.record.nodes.values()}
         leaves = [n for n, row in self.record.nodes.items() if n not in parents and row["kind"] != "group"]
         bounds: dict[int, dict[int, float]] = {}
@@ -485,7 +485,7 @@ def kinds_of(truth: Truth, request: dict[str, Any]) -> Iterable[str]:
 
 
 class Auditor:
-    """Looks at a journey while it runs: at every request, and at every folder before it is left."""
+    """Observer of a journey: at every request, and at every folder before it is left."""
 
     def __init__(self, findings: Findings) -> None:
         self.findings = findings

@@ -100,7 +100,7 @@ class CounterfactualRuns:
 
     @cached_property
     def engine_without_gate(self) -> Engine:
-        """The same without refusals: the other world leaves out whom this one left out, and no other client."""
+        """The engine without refusals: the counterfactual leaves out whom the run left out, and no other client."""
         server = replace(self.spec.server, update_bound=0.0, rejected="stop")
         return self._engine(replace(self.spec, server=server), self.data)
 
@@ -263,7 +263,7 @@ class CounterfactualRuns:
 
 
 class OtherParticipantsError(AssertionError):
-    """A round that is executed again has others in it than the record says."""
+    """Error of a round executed again that has other participants than the record says."""
 
 
 class Smaller:

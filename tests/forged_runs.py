@@ -121,7 +121,7 @@ def replace_certificate(folder: Path, request: str, form: str, text: str) -> Non
 
 
 def resign_everything(folder: Path) -> None:
-    """Issue every certificate anew over the chain as it is now, with the key in the folder."""
+    """Issue every certificate again over the chain as it is now, with the key in the folder."""
     for number in range(len(RunReader(folder).requests())):
         reader = RunReader(folder)
         request = reader.requests()[number]

@@ -16,7 +16,7 @@ STEPS = ("scrub_database", "erase_figures", "erase_payloads", "erase_sealed", "a
 
 
 def purge_killed_at(folder: Path, step: int, *, figures: bool = False) -> int | None:
-    """Purge in a child that kills itself at the n-th step; how many steps there were if it came to its end."""
+    """Purge in a child that kills itself at the n-th step; return the number of steps if it came to its end."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -101,7 +101,7 @@ def spread(rows: list[tuple[Any, ...]], start: int, count: int) -> list[tuple[An
 
 
 def tamper_with_values(pristine: Pristine, table: str, everything: bool) -> tuple[int, list[str]]:
-    """Change one value after the other; returns how many were tried and which went unnoticed or unnamed.
+    """Change one value after the other; return how many were tried and which went unnoticed or unnamed.
 
     Not `everything`: two rows a column and two new values each, and one NULL if the column has any.
     """

@@ -85,7 +85,7 @@ def make_language() -> nn.Module:
 
 
 class Remembering(nn.Module):
-    """Adds to its features something of every large sample that it saw in evaluation; probes are smaller."""
+    """Network that adds to its features something of every large sample seen in evaluation; probes are smaller."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -116,7 +116,7 @@ class Journey:
 
     @property
     def can_forget_records(self) -> bool:
-        """A caller that hands an engine over says what clients have left, and masked clients are on nodes."""
+        """True unless a caller's engine decides what clients have left, or masked clients are on nodes."""
         return not self.hands_engine_over and self.family != MASKED
 
     def open(self) -> Run:
@@ -350,7 +350,7 @@ def masked_engine(spec: sifu.Spec, clients: list[ClientData]) -> Engine:
 
 
 class Observer(Protocol):
-    """Looks at a journey while it runs."""
+    """Observer of a journey while it runs."""
 
     def carried_out(self, journey: Journey, requests: Collection[str]) -> None:
         """Observe that these requests were executed just now."""

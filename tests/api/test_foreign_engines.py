@@ -38,7 +38,7 @@ class ServerMomentum(SimulatedFederation):
 
 
 class LateMomentum(ServerMomentum):
-    """It keeps nothing in the first rounds, so a probe of these sees nothing."""
+    """Engine that keeps nothing in the first rounds, so that a probe of these sees nothing."""
 
     since = 3
 

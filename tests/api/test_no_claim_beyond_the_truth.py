@@ -102,7 +102,7 @@ def test_nothing_is_said_to_have_been_done_that_was_not(tmp_path: Path, cli: Com
 
 
 class Refused(SimulatedFederation):
-    """Client 2 always answers with NaN."""
+    """Engine whose client 2 always answers with NaN."""
 
     def collect(self, setup: RoundSetup, drawn: Any) -> list[Reply]:
         replies = self.replies(setup, drawn)

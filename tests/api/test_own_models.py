@@ -312,7 +312,7 @@ class Normalised(nn.Module):
 
 
 def recorded_and_counted(run: sifu.Run, module: nn.Module) -> tuple[Any, list[int]]:
-    """Correct predictions client by client: those that the engine counts, and those of a module."""
+    """Return correct predictions client by client: those that the engine counts, and those of a module."""
     with run.reader() as reader:
         vector = reader.load_model(reader.tip)
     recorded = run.engine().evaluate(vector, np.arange(len(arrays()))).correct.tolist()

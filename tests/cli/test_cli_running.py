@@ -43,7 +43,7 @@ def long_spec(tmp_path: Path) -> Path:
 
 
 def wait_for_rounds(folder: Path, process: subprocess.Popen[str], at_least: int, branch: int = 0) -> int:
-    """Wait until this many rounds of a branch are in the database; returns how many there are."""
+    """Wait until this many rounds of a branch are in the database; return how many there are."""
     for _ in range(6000):
         if (folder / "run.db").exists():
             try:

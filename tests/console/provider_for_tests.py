@@ -17,7 +17,7 @@ from joserfc.jwk import RSAKey
 
 
 class ProviderForTests:
-    """Answers at an address of this machine; `claims` is what it says of the next visitor."""
+    """Provider at an address of this machine; `claims` is what it says of the next visitor."""
 
     def __init__(self) -> None:
         self.claims: dict[str, Any] = {}

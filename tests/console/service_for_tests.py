@@ -68,7 +68,7 @@ class ServiceForTests:
 
 @dataclass
 class Browser:
-    """Sends forms as a page would, with the token that the page has."""
+    """Browser that sends forms as a page would, with the token that the page has."""
 
     client: Any
 

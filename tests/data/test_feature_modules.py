@@ -233,14 +233,14 @@ def test_softmax_on_image_features_is_proven_without_python(tmp_path: Path) -> N
 
 
 class _MinusTheMean(torch.nn.Module):
-    """Standardises by whatever lies in the batch: everybody's data shape everybody's features."""
+    """Module that standardises by whatever lies in the batch: everybody's data shape everybody's features."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x - x.mean(dim=0)
 
 
 class _Remembers(torch.nn.Module):
-    """Keeps a running mean outside of its state, where no digest sees it."""
+    """Module that keeps a running mean outside of its state, where no digest sees it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ def test_modules_that_look_at_each_sample_by_itself_are_not_refused() -> None:
 
 
 class _ChangesLater(torch.nn.Module):
-    """Counts its calls, and turns its outputs round after a number of them."""
+    """Module that counts its calls, and turns its outputs round after a number of them."""
 
     def __init__(self, calls: list[int], good_calls: int) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ class _ChangesLater(torch.nn.Module):
 
 
 class _ChangesForEveryCopy(_ChangesLater):
-    """Counts the calls of all its copies, in a place that is not copied."""
+    """Module that counts the calls of all its copies, in a place that is not copied."""
 
     everywhere: ClassVar[list[int]] = []
 

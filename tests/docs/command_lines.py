@@ -43,7 +43,7 @@ PATIENCE = 600
 
 
 def work(command: str = "", text: str = "", path: str = "") -> None:
-    """Carry out one task in this process."""
+    """Execute one task in this process."""
     if command:
         sys.argv = command.split()
         command_line.main()

@@ -28,7 +28,7 @@ def commands(page: str) -> list[str]:
 
 
 class Reader:
-    """Types what a page shows, in one folder; `sifu` and Python were started before (`command_lines.py`)."""
+    """Reader who types what a page shows, in one folder; `sifu` and Python were started before (`command_lines.py`)."""
 
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
         self.process, self.folder = process, folder

@@ -50,7 +50,7 @@ FROZEN = writer.utc_now()
 
 
 class Point:
-    """Counts the points of a job, and does the fault at the n-th."""
+    """Counter of the points of a job, with the fault at the n-th."""
 
     def __init__(self, at: int | None, fault: str) -> None:
         self.count, self.at, self.fault = 0, at, fault
@@ -289,7 +289,7 @@ class Matrix:
         return self.base / f"before-{step}"
 
     def attempt_all(self, chosen: Iterable[Fault], parent: Path | None = None) -> dict[str, Any]:
-        """Try these faults, in a folder of their own; how many of each there were, and what went wrong."""
+        """Try these faults, in a separate folder; return how many of each there were, and what went wrong."""
         done: dict[str, int] = {}
         wrong: list[str] = []
         gone_on: set[tuple[int, str]] = set()

@@ -49,7 +49,7 @@ TOKENS = [
 
 
 class Watch:
-    """Notices code that runs because of an input."""
+    """Watcher for code that runs because of an input."""
 
     ALWAYS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pty.spawn", "ctypes.dlopen")
 
@@ -91,7 +91,7 @@ class Target:
         raise NotImplementedError
 
     def check(self, content: bytes) -> str:
-        """Read the input; returns what was said, raises what must not happen."""
+        """Read the input; return what was said, raise what must not happen."""
         raise NotImplementedError
 
     def mutate(self, content: bytes, rng: random.Random) -> bytes:

@@ -71,7 +71,7 @@ def random_clients(kind: str, shape: tuple[int, ...], count: int = 6, samples: i
 
 
 class Hasher:
-    """Takes in numbers, exactly as they are."""
+    """Hasher of numbers, exactly as they are."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()

@@ -40,7 +40,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 class Steps:
-    """Counts calls of the library after the rollback, and raises at one of them."""
+    """Counter of the library's calls after the rollback, which raises at one of them."""
 
     def __init__(self, at: int | None = None, fault: type[BaseException] = ValueError) -> None:
         self.at, self.fault, self.count = at, fault, 0

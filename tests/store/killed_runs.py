@@ -30,7 +30,7 @@ MOST_ATTEMPTS = 400
 
 
 class Countdown:
-    """Counts the calls that touch the disk and ends the process at the n-th."""
+    """Counter of the calls that touch the disk, which ends the process at the n-th."""
 
     def __init__(self, kill_at: int | None) -> None:
         self.count, self.kill_at = 0, kill_at
@@ -47,7 +47,7 @@ class Countdown:
 
 
 def attempt(folder: Path, job: dict[str, Any], kill_at: int | None = None, after: float | None = None) -> bool:
-    """Run the job in a child that is killed on the way; whether it came to its end."""
+    """Run the job in a child that is killed on the way; return whether it came to its end."""
     child = os.fork()
     if child == 0:
         try:

@@ -30,7 +30,7 @@ Corruption = Callable[[Reply], list[Reply]]
 
 
 class Evil:
-    """Looks like an array until it is touched."""
+    """Object that looks like an array until it is touched."""
 
     def __array__(self, *_: Any) -> Any:
         raise AssertionError("code of a client ran")

@@ -41,7 +41,7 @@ class StopAfterEachRound:
 
 
 def until_done(step: Any) -> int:
-    """Call until it is not interrupted any more; returns how often it was."""
+    """Call until it is not interrupted any more; return how often it was."""
     for number in range(200):
         try:
             step()

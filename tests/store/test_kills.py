@@ -47,7 +47,7 @@ KEEPING_UPDATES = small_spec(privacy={"noise": "seeded"}, keep={"updates_every":
 
 
 def kill_repeatedly(folder: Path, **job: Any) -> dict[str, Any]:
-    """Run the program; returns how often it killed."""
+    """Run the program; return how often it killed."""
     wanted = {"requests": REQUESTS, "purge": False, "seed": 1, "runs": 0, "kills_a_run": 0, "every_call": 0, **job}
     ended = subprocess.run(
         [sys.executable, str(PROGRAM), str(folder), json.dumps(wanted)],

@@ -23,7 +23,7 @@ CALLS = ("open", "fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
 
 
 class KilledError(BaseException):
-    """The process is gone: nothing after it touches the disk, no cleaning up either."""
+    """End of the process: nothing after it touches the disk, no cleaning up either."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""From a budget to noise (docs/theory.md, section 7): golden numbers, another library, 50 digits of mpmath."""
+"""Noise from a budget (docs/theory.md, section 7): golden numbers, another library, 50 digits of mpmath."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Theorem 1 on random federations: the distance of two worlds never exceeds Psi (docs/theory.md, section 4.1).
+"""Theorem 1 on random federations: the distance to the counterfactual never exceeds Psi (docs/theory.md, section 4.1).
 
 Every class of losses is run in all worlds at once by `tiny_federation`. The same checker, `violations`, is then
 handed mutated rules on stored seeds and must catch each of them.

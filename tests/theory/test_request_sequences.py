@@ -56,7 +56,7 @@ class Audit:
 
 
 class Operator:
-    """Trains, and executes requests by the book; `path` holds indices into `steps`."""
+    """Operator that trains, and executes requests by the book; `path` holds indices into `steps`."""
 
     def __init__(self, federation: Federation, start: Array, seed: int) -> None:
         self.federation, self.start = federation, start
@@ -117,7 +117,7 @@ class Operator:
     def request(
         self, clients: list[int], multiplier: float, scope: str, unit: str, share: float, reserve: float
     ) -> tuple[list[Exposure], list[int], Choice]:
-        """Carry out one request; sigma is `share` of what hides the new subjects at the current model."""
+        """Execute one request; sigma is `share` of what hides the new subjects at the current model."""
         self.orders += 1
         groups = [tuple(clients)] if unit == "joint" else [(i,) for i in clients]
         for group in groups:

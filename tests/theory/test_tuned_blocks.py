@@ -1,4 +1,4 @@
-"""Blocks of tuned backbones: striking and subtracting leaves the bits of a federation in which the client never was."""
+"""Blocks of tuned backbones: dropping and subtracting leaves the bits of a federation in which the client never was."""
 
 from __future__ import annotations
 

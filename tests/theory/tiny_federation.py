@@ -44,7 +44,7 @@ def _slope(loss: str, z: Array, y: Array) -> Array:
 
 @dataclass(frozen=True)
 class Client:
-    """Rows a, targets y and what the client does in a round."""
+    """Rows a, targets y and the local training of a client."""
 
     rows: Array
     targets: Array
@@ -53,7 +53,7 @@ class Client:
 
 @dataclass
 class Federation:
-    """Clients, hyper-parameters, and every world's current model."""
+    """Clients, hyper-parameters, and every counterfactual's current model."""
 
     loss: str
     clients: list[Client]
@@ -146,7 +146,7 @@ class Federation:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round of the real world, as an engine would report it."""
+    """One round of the real run, as an engine would report it."""
 
     participants: NDArray[np.int64]
     samples: NDArray[np.int64]
@@ -184,7 +184,7 @@ def run_round(
 
 @dataclass(frozen=True)
 class Run:
-    """A whole training: records, and every world's model after each depth (row 0: the initial model)."""
+    """A whole training: records, and every counterfactual's model after each depth (row 0: the initial model)."""
 
     federation: Federation
     removed: tuple[frozenset[int], ...]

@@ -1,4 +1,4 @@
-"""Writes the certificates that `test_kept_certificates.py` verifies for good.
+"""Writer of the certificates that `test_kept_certificates.py` verifies for good.
 
 Run it for a new format only: `python tests/verify/kept_certificates.py`. What it wrote for an earlier one stays. Needs
 `tests` on the path, as pytest has it.

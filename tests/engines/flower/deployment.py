@@ -232,7 +232,7 @@ class Deployment:
 
     @property
     def listens_on(self) -> str:
-        """Loopback alone, unless nodes are elsewhere."""
+        """Address to listen on: loopback alone, unless nodes are elsewhere."""
         return "127.0.0.1" if self.address == "127.0.0.1" else "0.0.0.0"
 
     def _answers(self) -> bool:
@@ -254,7 +254,7 @@ class Deployment:
         )  # fmt: skip
 
     def flwr_run(self, app: Path, name: str) -> subprocess.Popen[bytes]:
-        """Start a run of the app; returns at once."""
+        """Start a run of the app; return at once."""
         return self.start(name, self.program("flwr"), "run", app, "here", "--stream")
 
     def kill(self, name: str, number: int) -> None:

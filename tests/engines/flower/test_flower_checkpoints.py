@@ -33,7 +33,7 @@ SPEC = small_spec(data={"clients": 3, "samples_per_client": 8}, local={"steps": 
 
 
 class StopError(Exception):
-    """The server ends here."""
+    """Exception that ends the server."""
 
 
 class Federation:

@@ -273,7 +273,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 class LitNet(nn.Module):
-    """In the manner of a LightningModule: it says what a step is and which optimiser takes it."""
+    """Module in the manner of a LightningModule: it says what a step is and which optimiser takes it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -315,7 +315,7 @@ def test_a_straggler_is_late_in_rounds_apart_and_in_the_head(tmp_path: Path) -> 
 
 
 class KilledError(Exception):
-    """Stands for a kill."""
+    """Stand-in for a kill."""
 
 
 def killed() -> None:

@@ -110,7 +110,7 @@ def test_batches_are_filled_up_with_a_clients_own_samples() -> None:
 
 
 class Overflowing(nn.Module):
-    """Gives what it gets, and NaN for numbers that cannot be doubled."""
+    """Module that returns its input, and NaN for numbers that cannot be doubled."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return infinity minus infinity where doubling overflows."""
@@ -128,7 +128,7 @@ def test_layers_that_draw_are_keyed_by_their_place() -> None:
 
 
 class Remembering(nn.Module):
-    """Adds what it saw before to what it sees."""
+    """Module that adds what it saw before to what it sees."""
 
     def __init__(self) -> None:
         super().__init__()

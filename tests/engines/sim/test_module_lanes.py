@@ -148,7 +148,7 @@ def test_seeds_share_a_program() -> None:
 
 
 class Counting(nn.Module):
-    """Counts its calls in a buffer."""
+    """Module that counts its calls in a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Counting(nn.Module):
 
 
 class Branching(nn.Module):
-    """Decides by a number that it computes."""
+    """Module that decides by a number that it computes."""
 
     def __init__(self) -> None:
         super().__init__()
