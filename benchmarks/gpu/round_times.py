@@ -37,7 +37,7 @@ CIFAR10 = ConvNet((3, 32, 32), (Convolution(32), Convolution(64), Convolution(64
 B = LocalTraining(rate=0.01, steps=5, batch_size=20, momentum=0.9)
 PARTS = ("rounds", "errors", "kinks", "linear", "losses")
 MOVED = 3e-7
-"""By how much of itself a model is moved to see whether a step meets a kink: a few roundings of float32."""
+"""Share of itself by which a model is moved to see whether a step meets a kink: a few roundings of float32."""
 
 
 @dataclass(frozen=True)
