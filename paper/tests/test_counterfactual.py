@@ -1,4 +1,4 @@
-"""The counterfactual carried out: what the bound must hold against, and what it must not."""
+"""The counterfactual, executed: what the bound must hold against, and what it must not."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from sifu_paper.reading import courses_of, datasets_of, honest_preset, letter_pr
 from sifu_paper.table import Row
 
 LARGE = 1000
-"""From this many clients on, SIFU on a convex task has a separate line."""
+"""Number of clients from which on SIFU on a convex task has a separate line."""
 
 
 def standings(tables: Mapping[str, Sequence[Row]]) -> list[Standing]:

@@ -58,7 +58,7 @@ DISTANCE_COLUMNS = (
     "accuracy",
     "seconds",
 )
-"""For `distance` experiments `request` counts the measurements of a variant."""
+"""Columns of `distance` experiments; `request` counts the measurements of a variant."""
 
 GROUP_COLUMNS = (
     *PLACE,
@@ -78,7 +78,7 @@ GROUP_COLUMNS = (
     "bytes_kept",
     "seconds",
 )
-"""For `groups` experiments: request 0 is the first training, 1 a single request, and more those of a sequence."""
+"""Columns of `groups` experiments: request 0 is the first training, 1 a single request, and more a sequence's."""
 
 METRIC_COLUMNS = (
     *PLACE,
@@ -102,10 +102,10 @@ METRIC_COLUMNS = (
     "forgetting_quality",
     "tpr_at_1",
 )
-"""For `metrics` experiments: a row for each run, and with request 0 one for each method over all of them."""
+"""Columns of `metrics` experiments: a row for each run, and with request 0 one for each method over all of them."""
 
 COLUMNS_OF = {"distance": DISTANCE_COLUMNS, "groups": GROUP_COLUMNS, "metrics": METRIC_COLUMNS}
-"""By kind of experiment; all others have those of requests."""
+"""Columns by kind of experiment; all others have those of requests."""
 
 _WHOLE = ("seed", "request", "clients", "rounds", "extra_rounds", "training_rounds", "node", "client", "round")
 _WHOLE_COUNTS = (

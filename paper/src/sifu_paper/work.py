@@ -17,7 +17,7 @@ BOTH_PRESETS = ("sifu", "last")
 """Methods whose result depends on accounting, calibration or scope; others run under the first preset of a training."""
 NOISE_AXES = ("sigma_factor", "sigma_scale", "epsilon")
 TAKES_SIGMA = ("sifu", "noisy_scratch")
-"""Only these take sigma from the request; along a noise axis every other method stays the same."""
+"""Methods that take sigma from the request; along a noise axis every other method stays the same."""
 TRAINING_AXES = ("clients",)
 KINDS_OF_TRAINING = {"dp": "dp", "fed_eraser": "updates", "fed_accum": "updates"}
 """Methods whose training keeps or does more than the others'; rounds of `updates` are bit for bit those of `shared`."""

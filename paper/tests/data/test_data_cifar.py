@@ -31,7 +31,7 @@ def test_files_are_read_as_written(tmp_path, write_cifar, name, archive):
 
 
 def test_the_first_pixel_of_each_channel_is_where_the_format_says(tmp_path, write_cifar):
-    """By hand: label 7, a red ramp, then all green 50, all blue 200."""
+    """The record is made by hand: label 7, a red ramp, then all green 50, all blue 200."""
     write_cifar(tmp_path, "cifar10")
     record = bytes([7]) + bytes(i % 256 for i in range(1024)) + bytes([50]) * 1024 + bytes([200]) * 1024
     (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").write_bytes(record)

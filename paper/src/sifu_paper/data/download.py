@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 30.0
 
 
 Opener = Callable[[str], Any]
-"""From a URL to a stream with headers, as urllib's."""
+"""Function from a URL to a stream with headers, as urllib's."""
 
 
 @dataclass(frozen=True)
