@@ -71,7 +71,7 @@ class Findings:
     assumed_exceeded: int = 0
     """Number of those beyond it: what an assumption may cost, and why such a level is conditional."""
     by_counterfactual: dict[str, int] = field(default_factory=dict)
-    """In how many worlds an exact model was made again: the forgotten with other data, other counts, or not there."""
+    """Counterfactuals in which an exact model was made again: the forgotten with other data or counts, or absent."""
     exact_models: int = 0
     """Models that were made again from data without the forgotten, bit for bit."""
     deltas: int = 0

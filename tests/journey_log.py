@@ -27,7 +27,7 @@ from random_journeys import FAMILIES, MASKED
 from sifu_paper.provenance import provenance
 
 EVERY_FAMILY = (*FAMILIES, *[MASKED] * 3)
-"""As often as they occur among a thousand requests."""
+"""Families as often as they occur among a thousand requests."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 

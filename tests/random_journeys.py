@@ -43,7 +43,7 @@ from sifu.store.kept_outside import WITNESSES
 from timestamp_authority import make_authority, stamp
 
 FAMILIES = (*["linear"] * 6, *["closed form"] * 2, *["groups"] * 3, *["network"] * 2, *["training noise"] * 3)
-"""As often as they occur."""
+"""Families as often as they occur."""
 MASKED = "masked"
 """Rounds in which the server sees no single update, over Flower's messages: its own family, if installed."""
 INPUTS, CLASSES = 5, 3

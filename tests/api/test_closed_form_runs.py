@@ -144,7 +144,7 @@ def test_float64_sums_are_not_the_same_bits() -> None:
 
 
 def test_the_head_is_ridge_regression(tmp_path: Path) -> None:
-    """Against the textbook formula on the samples themselves, in floating point."""
+    """The head agrees with the textbook formula on the samples themselves, in floating point."""
     clients = table_clients(8)
     run = sifu.train(TABLE, run=tmp_path / "run", clients=clients)
     x = np.concatenate([client.x for client in clients])

@@ -181,7 +181,7 @@ def own_module(rng: Rng, shape: tuple[int, ...]) -> Callable[[], nn.Module]:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
 @pytest.mark.parametrize("form", ["rows", "grid", "images", "table", "own.npz"])
 def test_modules_of_ones_own(tmp_path: Path, form: str, seed: int) -> None:
-    """Also with batch normalisation: the recorded accuracy, `predict` and the graph use the same statistics."""
+    """With batch normalisation too, the recorded accuracy, `predict` and the graph use the same statistics."""
     rng = np.random.default_rng([seed, len(form)])
     shape = {"rows": (7,), "grid": (3, 4), "images": (2, 5, 4), "table": (10,), "own.npz": (3, 5, 4)}[form]
     make, y = own_module(rng, shape), labels(rng, "softmax")

@@ -1,4 +1,4 @@
-"""Attacks on released models: scores that agree with the engine, rates with others, and worlds told apart."""
+"""Attacks on released models: scores that agree with the engine, rates with others, and counterfactuals told apart."""
 
 from __future__ import annotations
 

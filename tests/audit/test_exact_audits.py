@@ -1,4 +1,4 @@
-"""Exact certificates against the world that never had the client: digests, and attacks that reach nothing."""
+"""Exact certificates against the counterfactual without the client: digests, and attacks that reach nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_closed_form_is_the_world_without_the_client_to_the_bit(solved: Path) 
 
 @pytest.mark.parametrize(("request_id", "samples"), [("r1", None), ("r2", 5)])
 def test_membership_is_at_chance_against_an_exact_release(solved: Path, request_id: str, samples: int | None) -> None:
-    """Against the release the attack reaches what it reaches against a model that never saw the samples."""
+    """The attack reaches no more against the release than against a model that never saw the samples."""
     options = AuditOptions(shadows=0, relearn_rounds=1, seed=1, request=request_id)
     report = audit_run(sifu.open_run(solved), options)
     assert report.attacks is not None

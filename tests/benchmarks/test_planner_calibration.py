@@ -1,4 +1,4 @@
-"""Predicted rounds on tasks drawn by a seed: the committed report, and a few tasks drawn and measured anew."""
+"""Predicted rounds on tasks drawn by a seed: the committed report, and a few tasks drawn and measured again."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def mutate(draw: random.Random, value: Any) -> Any:
 
 @pytest.mark.parametrize("operation", sorted(SCHEMAS))
 def test_bodies_are_refused_exactly_where_the_schema_forbids_them(operation: str) -> None:
-    """Against an independent implementation of JSON Schema."""
+    """The console agrees with an independent implementation of JSON Schema."""
     assert set(VALID) == set(SCHEMAS)
     draw, judge = random.Random(operation), jsonschema.Draft202012Validator(SCHEMAS[operation])
     outcomes = set()

@@ -1,4 +1,4 @@
-"""When accuracy is looked at: every few rounds, or by the rule in the code of the paper's authors."""
+"""Rounds at which accuracy is measured: every few, or by the rule in the code of the paper's authors."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_a_module_that_fails_is_one_sentence(backbone: Path, tmp_path: Path, kin
 def test_nothing_of_a_module_runs_without_consent(
     backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command
 ) -> None:
-    """Not in training, and not in a command on a run that was trained with consent."""
+    """Nothing runs in training, nor in a command on a run that was trained with consent."""
     spec = tmp_path / "spec.toml"
     spec.write_text(
         '[data]\nname = "digits"\nclients = 6\n[model]\nkind = "ridge"\n'

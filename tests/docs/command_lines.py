@@ -1,4 +1,4 @@
-"""Runs what documents show, each in a separate process that is forked after all imports.
+"""Runner of what documents show, each in a separate process that is forked after all imports.
 
 A task is a line of JSON on standard input: the folder to work in, and either a command line of `sifu`, the text of a
 program or the path of one. Its status and what it printed are the answer, a line of JSON on standard output. Commands

@@ -1,4 +1,4 @@
-"""Fuzz what strangers may hand over: python fuzzing.py TARGET SECONDS [--corpus FOLDER] [--seed N]
+"""Fuzzer of what strangers may hand over: python fuzzing.py TARGET SECONDS [--corpus FOLDER] [--seed N]
 
 Targets: spec, certificate, store, backup, or all of them. Inputs are mutated from a corpus that grows by every input
 whose answer (the sentence without its figures) was not seen before, so that rare branches are mutated further. What

@@ -81,7 +81,7 @@ def test_control_a_version_that_is_not_allowed_is_noticed() -> None:
 
 
 def test_what_locked_packages_need_is_locked() -> None:
-    """As far as they are installed here: nothing that is needed in turn is missing."""
+    """Nothing is missing that the packages installed here need in turn."""
     locked = pins(LOCK.read_text())
     names = {canonicalize_name(pin.name) for pin in locked}
     missing = set()

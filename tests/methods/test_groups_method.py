@@ -254,7 +254,7 @@ def test_requests_during_the_rounds_apart_wait_for_the_merge(tmp_path: Path) -> 
 
 
 def test_a_merge_can_be_released_at_once(own: sifu.Run) -> None:
-    """As few common rounds as wanted: the merge itself is exact."""
+    """The merge itself is exact, so a request may ask for as few common rounds as it wants."""
     (outcome,) = own.forget(["client-004"], method="groups", max_rounds=1)
     assert (outcome.rounds, outcome.level) == (1, "exact")
 

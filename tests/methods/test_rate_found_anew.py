@@ -1,4 +1,4 @@
-"""An automatic local rate follows from data: where training begins afresh, it is found anew without those who left.
+"""An automatic local rate follows from data: where training begins afresh, it is recomputed without those who left.
 
 The world to compare with is one in which the client never was: it has other clients, and finds its own rate.
 """

@@ -1,4 +1,4 @@
-"""Groups tune a public network separately, a head in closed form joins them: forgetting drop, subtracts and solves."""
+"""Groups tune a public network separately, a head in closed form joins them: forgetting drops, subtracts and solves."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ OTHER_TERMS: dict[str, Any] = {
     "calibration": "classical", "retention": "strict", "reserve": 0.25, "method": "scratch", "level": "none",
     "max_rounds": 17, "target": 0.5, "release": "now", "records": [2, 5], "before_after": "3,1e-5",
 }  # fmt: skip
-"""For every term a value that was not approved."""
+"""Value that was not approved, for every term."""
 
 
 @pytest.fixture
@@ -315,7 +315,7 @@ def test_an_approval_of_other_terms_does_not_count(one: Path) -> None:
 
 @pytest.mark.parametrize("name", ["method", "sigma", "retention", "max_rounds", "release"])
 def test_what_an_operator_carries_out_otherwise_than_approved_is_caught(one: Path, name: str) -> None:
-    """With the key, past every check of the worker: the ledger then shows that it was not what was approved."""
+    """An operator with the key can pass every check of the worker; the ledger shows that this was not approved."""
     run = sifu.open_run(one)
     given: dict[str, Any] = {"method": "sifu", "sigma": 2.0, "max_rounds": 2, "target": 0.0}
     run.request(["client-003"], "a", actor="rita", **given | ({"release": "now"} if name == "release" else {}))

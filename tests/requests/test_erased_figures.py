@@ -232,7 +232,7 @@ def test_what_an_ordinary_purge_erases_is_not_given_up(tmp_path: Path) -> None:
 
 
 def test_a_list_of_what_clients_reported_keeps_the_figures() -> None:
-    """As on Flower, where the server continues with it."""
+    """On Flower, the server continues with such a list."""
     spec = ROUNDS | {"privacy": {"noise": "system"}, "keep": {"gram_clients": 0}}
     first = {"run": {"spec": spec, "asked": spec}, "sealed": "00"}
     request = {"level": "proven", "method": "sifu"}

@@ -164,7 +164,7 @@ def test_an_automatic_rate_is_erased_whoever_set_it(tmp_path: Path, steepest: in
 
 
 def test_rates_that_a_purge_left_are_checked_against_those_who_stay(tmp_path: Path) -> None:
-    """And one that it erased is noticed if it is back, also with the operator's key."""
+    """A rate that a purge erased is noticed if it is back, also with the operator's key."""
     for number, edit in enumerate((lambda rates: {"0": 0.25} | rates, lambda rates: dict.fromkeys(rates, 0.25))):
         run = purged(AUTOMATIC, tmp_path / f"{number}", method="scratch")
 

@@ -361,7 +361,7 @@ def test_the_head_is_that_of_other_libraries() -> None:
 
 @pytest.mark.parametrize(("count", "features"), [(300, 6), (40, 39), (30, 60), (8, 1)])
 def test_cross_validation_needs_only_the_sums(count: int, features: int) -> None:
-    """Against generalised cross-validation on the design matrix itself, whose hat matrix has n rows."""
+    """The sums agree with generalised cross-validation on the design matrix itself, whose hat matrix has n rows."""
     fixed = FixedPoint(features=features, outputs=3)
     phi, targets = samples(count, 11, fixed)
     statistics = statistics_of(fixed, phi, targets)

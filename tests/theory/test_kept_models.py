@@ -41,7 +41,7 @@ def test_control_crossing_at_the_level_itself() -> None:
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.01, 3.0))
 def test_one_level_keeps_at_most_one_model_a_client(seed: int, share: float) -> None:
-    """With L >= 1; and what is kept is enough: every client's request finds the node it wants."""
+    """This holds with L >= 1, and what is kept is enough: every client's request finds the node it wants."""
     run = draw_run(seed, ("convex", "smooth")[seed % 2])
     path, count = path_of(run), len(run.federation.clients)
     curves = [client_curve(path, part_of(run.federation, run.records, c)) for c in range(count)]

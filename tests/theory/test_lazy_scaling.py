@@ -240,9 +240,9 @@ def test_the_rounding_allowance_stays_when_the_drift_was_zero() -> None:
 
 
 def test_equal_clients_leave_a_trace_of_rounding() -> None:
-    """Why the allowance is needed there: three clients with the same update, means with and without one differ.
+    """The allowance is needed: three clients have the same update, yet means with and without one differ.
 
-    Drift and Delta are zero in exact arithmetic, yet the two float64 worlds are an ulp apart.
+    Drift and Delta are zero in exact arithmetic, yet the two float64 models are an ulp apart.
     """
     update = np.full(64, 0.1) + np.arange(64) * 0.07
     weights = np.array([1, 1, 1]) / 3

@@ -116,7 +116,7 @@ def test_distance_never_exceeds_psi_of_a_client(family: str, seed: int) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @given(seed=SEEDS)
 def test_tracker_and_history_agree(family: str, seed: int) -> None:
-    """To 1e-12 in general and bit for bit when every L is 1, with and without a rounding allowance."""
+    """They agree to 1e-12 in general and bit for bit if every L is 1, with and without a rounding allowance."""
     run = draw_run(seed, family)
     rounding = float(np.random.default_rng(seed).choice((0.0, 1e-13)))
     path = path_of(run, rounding=rounding)
@@ -134,7 +134,7 @@ def test_tracker_and_history_agree(family: str, seed: int) -> None:
 @settings(max_examples=examples(40))
 @given(seed=SEEDS)
 def test_distance_never_exceeds_psi_of_a_set(family: str, seed: int) -> None:
-    """By the Gram matrix and by the triangle inequality; the first is never looser than the second."""
+    """It holds by the Gram matrix and by the triangle inequality; the first is never looser than the second."""
     run = draw_run(seed, family, sets=True)
     exact, triangle = by_joint_curve(run, with_grams=True), by_joint_curve(run, with_grams=False)
     assert violations(run, lambda _: exact) == []
@@ -272,7 +272,7 @@ def plain_recursion(
 @settings(max_examples=examples(30))
 @given(seed=SEEDS, family=st.sampled_from(FAMILIES[:5]))
 def test_the_plain_recursion_is_the_tracker(seed: int, family: str) -> None:
-    """So that each negative control below is one edit away from the rule under test (g <= 1 or no averaging)."""
+    """Each negative control below is thus one edit away from the rule under test (g <= 1 or no averaging)."""
     run = draw_run(seed, family)
     if run.federation.server_rate <= 1.0:
         np.testing.assert_allclose(by_tracker(run), plain_recursion(run), rtol=1e-9, atol=1e-300)

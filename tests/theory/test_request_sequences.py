@@ -223,7 +223,7 @@ def test_nobody_ever_loses_more_than_charged_nor_than_the_budget(family: str, se
 @settings(max_examples=15)
 @given(seed=SEEDS)
 def test_the_chosen_node_is_the_latest_allowed_one(family: str, seed: int) -> None:
-    """Against a brute force over every kept depth, with the inequality of docs/theory.md, section 9.1 written out."""
+    """The choice agrees with a brute force over every kept depth, by the inequality of docs/theory.md, section 9.1."""
     for _, exposures, kept, choice in play(seed, family):
         order = max(exposure.subject.order for exposure in exposures)
         sigma = choice.noise_std

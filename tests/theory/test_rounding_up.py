@@ -284,7 +284,7 @@ def test_averagedness_of_several_steps() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 7, 20_000])
 def test_the_plain_norm_is_numpys(size):
-    """Also beyond the length where BLAS would use threads, for float32 and for several axes."""
+    """They agree beyond the length where BLAS would use threads too, for float32 and for several axes."""
     vector = np.random.default_rng(size).standard_normal(size)
     assert norm(vector) == pytest.approx(float(np.linalg.norm(vector)), rel=1e-13)
     assert norm(vector.astype(np.float32)) == pytest.approx(float(np.linalg.norm(vector)), rel=1e-6)

@@ -76,7 +76,7 @@ def test_an_event_that_sifu_does_not_write_is_named(own_run: Path, name: str) ->
 
 
 def test_nothing_is_built_on_such_an_event(own_trained: Path) -> None:
-    """Also in a run without a certificate: the facts that the next one would rest on are not those of the training."""
+    """In a run without a certificate, too, the facts that the next one would rest on are not those of the training."""
     add_event(own_trained, "note", {"run": {"facts": value(own_trained, "facts") | {"smooth_model": False}}})
     with pytest.raises(RunDamagedError, match="does not write"):
         sifu.open_run(own_trained).forget(["client-000"])

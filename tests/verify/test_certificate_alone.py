@@ -166,7 +166,7 @@ def test_control_a_certificate_signed_again_holds(run_with_requests: Path, tmp_p
 
 
 def test_a_text_names_nobody(run_with_requests: Path, tmp_path: Path) -> None:
-    """In a text every part of it is found."""
+    """A text contains each of its parts, so that a longer name must not count as a shorter one."""
     path = reissued(run_with_requests, tmp_path / "signed.json", "public", lambda b: b | {"clients": "client-0007"})
     assert any("does not name 'client-000'" in problem for problem in audit_client("client-000", path).problems)
 

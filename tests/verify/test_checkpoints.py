@@ -199,7 +199,7 @@ def test_a_payload_that_was_canonical_once_is_looked_at_again_when_it_is_another
 
 
 def test_what_a_process_has_checked_is_checked_again_when_it_is_another(own_trained: Path) -> None:
-    """With the key and every hash made anew, after the same object wrote to the run: nothing old is relied on."""
+    """Nothing old is relied on if the same object wrote to the run before every hash was recomputed with the key."""
     run = sifu.open_run(own_trained)
     run.request(["client-001"], "first")
     run.request(["client-002"], "second")

@@ -1,4 +1,4 @@
-"""The operator's key is remembered outside the run: a folder that was signed anew as a whole stops every command."""
+"""The operator's key is remembered outside the run: a folder that was signed again as a whole stops every command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every method carries a request out over Flower's messages, through the same code as on the embedded engine."""
+"""Every method executes a request over Flower's messages, through the same code as on the embedded engine."""
 
 from __future__ import annotations
 

@@ -430,7 +430,7 @@ def test_an_app_with_the_diff_is_built_by_flower(tmp_path: Path) -> None:
 
 
 def test_clients_that_are_told_no_rate_take_one_step_along_their_update(tmp_path: Path) -> None:
-    """As in Flower's scikit-learn quickstart, whose `train_config` is empty."""
+    """Flower's scikit-learn quickstart is such a case: its `train_config` is empty."""
     run, first = tmp_path / "run", [np.zeros((10, 64)), np.zeros(10)]
     config = {"run": str(run), "insecure-identity": True, "wait": 0.1}
 
@@ -457,7 +457,7 @@ def test_what_the_strategy_cannot_do_is_refused(tmp_path: Path) -> None:
 
 
 def test_flare_starts_flower_with_an_option_that_flower_refuses() -> None:
-    """Why NVIDIA FLARE does not run these apps (docs/flower.md). If this fails, try FLARE's simulator again."""
+    """This is why NVIDIA FLARE does not run these apps (docs/flower.md). If it fails, try FLARE's simulator again."""
     flare = pytest.importorskip("nvflare.app_opt.flower")
     (option,) = {"--serverappio-api-address"} & {
         word.strip("\"'f{},") for path in Path(flare.__file__).parent.rglob("*.py") for word in path.read_text().split()

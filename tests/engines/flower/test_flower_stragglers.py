@@ -22,7 +22,7 @@ from sifu.errors import InputError, NoClientResponseError
 from sifu.theory.facts import CLOSED_EARLY
 
 PATIENT = Patience(timeout=600.0, pause=0.0, poll=0.01)
-"""With these, a test that waits for a slow client does not end."""
+"""Patience with which a test that waits for a slow client does not end."""
 
 
 class Slow:

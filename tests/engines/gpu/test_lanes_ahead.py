@@ -26,7 +26,7 @@ pytestmark = pytest.mark.long
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NETWORK = ConvNet((1, 4, 4), (Convolution(2, 1),), (), 2)
 LINEAR = (6, 3)
-"""For lanes by themselves: faster, but sums of a linear model depend on how many lanes run together."""
+"""Model for lanes by themselves: faster, but its sums depend on how many lanes run together."""
 CHUNK, ROUNDS = 2, 5
 
 
@@ -117,7 +117,7 @@ def test_a_network_has_the_same_bits_alone_and_in_company(make_federation: Any) 
 
 @pytest.mark.parametrize("taken", [1, 2, 3])
 def test_a_stream_may_be_left_anywhere_and_gone_on_from(make_federation: Any, taken: int) -> None:
-    """In the middle of a chunk and at its end; what was run ahead is dropped."""
+    """A stream may be left in the middle of a chunk and at its end; what was run ahead is dropped."""
     federation, data = make_federation(LINEAR, clients=3)
     engine, whole = lane_engines([federation], [data], DEVICE)[0], lane_engines([federation], [data], DEVICE)
     (expected,) = everything(whole)
