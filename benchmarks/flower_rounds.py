@@ -13,9 +13,9 @@ less, and figures are medians.
 
 `clients` has the same number take part among more clients, in Flower's simulation. Each size is a separate process:
 virtual nodes (ray), softmax on digits, recorded rounds of `fixed(taking-part)`. `seconds` is the median between two
-recorded rounds and `megabytes` the server's largest resident memory, ray's workers apart. The last line has the ratios
-of the last size to the first. Rounds are not evaluated unless `--evaluate-every` says so. An evaluation asks every
-client, so ten times as many clients evaluate ten times the data in ten times as many messages.
+recorded rounds and `megabytes` the server's largest resident memory, without ray's workers. The last line has the
+ratios of the last size to the first. Rounds are not evaluated unless `--evaluate-every` says so. An evaluation asks
+every client, so ten times as many clients evaluate ten times the data in ten times as many messages.
 """
 
 from __future__ import annotations
