@@ -1,7 +1,7 @@
 """Trials of the experiment `groups`: tasks with their groups and requests, and the clients they are run with.
 
-A trial is one task (data set, partition, participation, clients) with one seed. It trains without groups and anew
-without the leavers once, and then with groups of every count and length that it names.
+A trial is one task (data set, partition, participation, clients) with one seed. It trains once without
+groups and once without the leavers, and then with groups of every count and length that it names.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GroupTrial:
     """One task with one seed.
 
     `length` is how many rounds plain training and Scratch get; `every` how many rounds lie between two looks at test
-    accuracy. Groups are tried with each of `groups` as their number and each of `rounds` as the rounds apart. Merges
+    accuracy. Groups are tried with each of `groups` as their number and each of `rounds` as separate rounds. Merges
     are moved on by the first of `stretches` (docs/theory.md, section 15.4), and with the first of `rounds` by each of
     them. `leavers` are the sizes of single requests. A sequence of `requests` single leavers follows where it is not 0,
     with the first of all these, once for each of `rebuild` (hit groups are built again at once, or never). `model` is

@@ -2,7 +2,7 @@
 
 A run keeps `keep.models` models at most. All trainings of a data set are there when its requests begin, and every
 request that runs at the time has its own run folder, whose models are links to those of its training until it
-goes back and trains anew. Folders go as soon as their last row is written.
+goes back and trains again. Folders go as soon as their last row is written.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Experiment:
     """One figure: which data sets and methods, which requests, and the grid of what is varied.
 
     `spec` is laid over the shared settings; every combination of `grid` is a variant. `unlimited` methods are also
-    carried out without a time limit.
+    executed without a time limit.
     """
 
     name: str

@@ -74,8 +74,8 @@ class Line:
 class Course:
     """One trajectory: its rows in the order of the requests, and what was varied.
 
-    `world` is what it shares with the trajectory of Scratch that it is compared with, and `training` names the way of
-    training in it: presets that only promise otherwise share one.
+    `counterfactual` is what it shares with the trajectory of Scratch that it is compared with, and `training` names
+    the way of training in it: presets that only promise otherwise share one.
     """
 
     rows: tuple[Row, ...]
