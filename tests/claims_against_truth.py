@@ -2,7 +2,7 @@
 
 Nothing here uses sifu's bounds, its calibration or its replay: the record is read by the independent verifier, which
 also recomputes Psi; rounds are those of the engine, noise is that of the journey (`random_journeys`); delta comes from
-the normal distribution in fifty digits. Both worlds share everything that is random, only clients are missing from one
+the normal distribution in fifty digits. Both runs share everything that is random, only clients are missing from one
 of them (docs/theory.md, section 2.2).
 
 Who is missing is known from the data, not from the record's `subjects`: of every number in the record, whose rows it
@@ -450,7 +450,7 @@ class Truth(CounterfactualRuns):
 
 
 def _separate(model: Vector, other: Vector | None) -> float:
-    if other is None:  # that world diverged
+    if other is None:  # that counterfactual diverged
         return math.inf
     return float(np.linalg.norm(model.astype(np.float64) - other.astype(np.float64)))
 

@@ -35,7 +35,7 @@ def execute(folder: Path, *statements: str) -> None:
 def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = True) -> None:
     """Recompute every digest, commitment and hash after the tables were edited; `edit` may change payloads too.
 
-    With the operator's key every event is signed anew, as an operator who cheats would do; without it, signatures
+    With the operator's key every event is signed again, as an operator who cheats would do; without it, signatures
     that no longer hold are taken away.
     """
     connection = connect(folder)

@@ -223,7 +223,7 @@ class Answer:
 Command = Callable[..., Answer]
 
 built_command = functools.cache(typer.main.get_command)
-"""Typer builds all commands anew at every call, which takes longer than most commands here."""
+"""Built commands: Typer builds all of them again at every call, which takes longer than most commands here."""
 
 
 def called_in_process(

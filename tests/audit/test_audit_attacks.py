@@ -109,7 +109,7 @@ def test_attacks_on_a_marked_run(tmp_path: Path) -> None:
 
 
 def test_a_release_that_forgets_nothing_is_told_by_the_shadows(tmp_path: Path) -> None:
-    """The negative control: hardly any noise, and an attack that sees every sample's world."""
+    """Negative control: hardly any noise, and an attack that knows each sample's scores with and without the client."""
     run = sifu.train(small_spec(data={"partition": "one_class"}), run=tmp_path / "run")
     run.forget(["client-000"], sigma=0.01, epsilon=1000.0, max_rounds=1)
     report = audit_run(run, SMALL_ATTACKS)

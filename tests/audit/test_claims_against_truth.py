@@ -88,5 +88,5 @@ def test_another_world_may_diverge_and_is_infinitely_far_away_then() -> None:
     other = Diverging().models(None, (), [1], may_diverge=True)
     assert other[1] is None
     assert _separate(np.zeros(2), other[1]) == math.inf
-    with pytest.raises(OtherParticipantsError):  # the recorded world took place
+    with pytest.raises(OtherParticipantsError):  # the recorded run took place
         Diverging().models(None, (), [1])

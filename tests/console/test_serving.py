@@ -125,7 +125,7 @@ ASK = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 def test_half_sent_requests_do_not_block_others(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many connections as are allowed send half a head: they are cut off, or make room for others.
 
-    As control, with all the time in the world and all connections to themselves.
+    In the control they have unlimited time and all connections to themselves, and others are not answered.
     """
     from sifu.console import serving as slow_requests
 

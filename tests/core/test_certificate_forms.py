@@ -212,7 +212,7 @@ def test_the_public_form_says_what_stays_on_disk(drawn: tuple[Body, list[str]]) 
 
 @pytest.mark.parametrize(("level", "solved", "says"), [("proven", False, 1), ("exact", True, 0), ("none", False, 0)])
 def test_records_are_compared_with_a_client_that_was_not_there(level: Level, solved: bool, says: int) -> None:
-    """Noise hides all that the client had contributed; a world in which it had less is not compared with."""
+    """Noise hides all that the client had contributed; the comparison is not with a client that had less."""
     sentences = not_covered_by("client", 1, "all", level, solved=solved, records=2)
     assert sum("took part without these records" in sentence for sentence in sentences) == says
 

@@ -88,7 +88,7 @@ TUNED_NETWORKS: dict[str, Any] = {
 
 @pytest.mark.parametrize("every", [197, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_crash_matrix_of_networks_that_groups_tune(tmp_path: Path, every: int) -> None:
-    """Rounds apart, statistics, dropped blocks, a network tuned again and everyone's statistics through it."""
+    """Separate rounds, statistics, dropped blocks, a network tuned again and everyone's statistics through it."""
     result = matrix(tmp_path, **TUNED_NETWORKS, every=every)
     assert sum(result["faults"].values()) >= 4
 
@@ -111,7 +111,7 @@ GROUPS: dict[str, Any] = {
 
 @pytest.mark.parametrize("every", [157, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_crash_matrix_of_groups(tmp_path: Path, every: int) -> None:
-    """Rounds apart, merges, erased groups and groups built again."""
+    """Separate rounds, merges, erased groups and groups built again."""
     result = matrix(tmp_path, **GROUPS, every=every)
     assert sum(result["faults"].values()) >= 4
 

@@ -2,7 +2,7 @@
 
     python tests/house/snapshots.py --write
 
-writes both snapshots anew. Do that after a change that was meant, and read the difference before committing it.
+rewrites both snapshots. Do that after a change that was meant, and read the difference before committing it.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def test_both_worlds_give_the_same_model_bit_for_bit(tmp_path: Path, name: str) 
     """Whatever the leavers' data were, and whether they were there at all: what is left does not depend on it."""
     spec, clients = own_spec(**PASSES[name]), some_clients()
     leaving = ["client-010", "client-011"]
-    # Far more samples than anyone else has, and in the other world another number of them.
+    # Far more samples than anyone else has, and in the counterfactual another number of them.
     clients |= {client: some_clients(1, seed, more=more)["client-000"] for seed, (client, more) in
                 enumerate(zip(leaving, (32, 61), strict=True))}  # fmt: skip
     other = some_clients(seed=99, more=20)
@@ -142,7 +142,7 @@ def rounds(engine: Engine, model: np.ndarray, members: np.ndarray, branch: int, 
 
 
 def test_a_hit_group_left_in_is_told_apart(tmp_path: Path) -> None:
-    """Negative control: with the leaver's group in the merge the two worlds differ."""
+    """Negative control: with the leaver's group in the merge, run and counterfactual differ."""
     clients, leaving = some_clients(), "client-011"
     counterfactuals = [clients, clients | {leaving: some_clients(seed=99)[leaving]}]
     merged = []
@@ -156,7 +156,7 @@ def test_a_hit_group_left_in_is_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", ["hash of names", "balanced labels", "rounds by accuracy"])
 def test_grouping_and_rounds_must_not_follow_from_data(tmp_path: Path, rule: str) -> None:
-    """Negative controls: groups balanced by label, or rounds until everyone is predicted well, part the worlds."""
+    """Negative controls: groups balanced by label, or rounds until all are predicted well, change the merge."""
     rng = np.random.default_rng(3)
     clients = {name: (x, np.argmax(x[:, :3], axis=1)) for name, (x, _) in some_clients(24).items()}
     clients["client-023"] = (rng.normal(size=(200, 6)), rng.integers(0, 3, size=200))
@@ -303,7 +303,7 @@ def test_specs_that_cannot_be_are_refused(groups: dict[str, Any], more: dict[str
 
 
 def test_the_fresh_model_outlasts_scratch_and_a_purge(own: sifu.Run, tmp_path: Path) -> None:
-    """Groups begin with it, and merges are moved on from it, also after the history began anew."""
+    """Groups begin with it, and merges are moved on from it, also after the history began again."""
     own.forget(["client-002"], "from-scratch", method="scratch")
     body = json.loads((own.folder / "certificates" / "from-scratch.public.json").read_text())["body"]
     said = words_of(body).remains

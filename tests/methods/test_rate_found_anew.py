@@ -1,6 +1,6 @@
 """An automatic local rate follows from data: where training begins afresh, it is recomputed without those who left.
 
-The world to compare with is one in which the client never was: it has other clients, and finds its own rate.
+The counterfactual never had the client: it has other clients, and finds its own rate.
 """
 
 from __future__ import annotations

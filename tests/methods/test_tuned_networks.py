@@ -138,7 +138,7 @@ def test_forgetting_takes_no_round_and_both_worlds_are_the_same_bits(
     assert whole_sum(own) == expected
     places = blocks_of(own).left(set(range(GROUPS)) - hit)
     assert np.array_equal(released(own), head_at(expected, places, 0.01).weights.ravel())
-    assert np.any(whole_sum(never).gram != expected.gram)  # a hit group has a network in the other world, too
+    assert np.any(whole_sum(never).gram != expected.gram)  # a hit group has a network in the counterfactual, too
 
 
 def test_mini_batches_are_those_of_the_other_world_for_a_client_that_came_last(tmp_path: Path) -> None:
@@ -607,7 +607,7 @@ def test_an_audit_makes_the_release_again_without_the_client_and_finds_a_hit_net
 
 
 def test_a_purged_run_is_audited_as_before(tmp_path: Path) -> None:
-    """The rate at which groups tune was not found anew, though the head's record knows no rate."""
+    """The rate at which groups tune was not recomputed, though the head's record knows no rate."""
     spec = spec_of(privacy={"noise": "system"})
     run = sifu.train(spec, run=tmp_path / "run", clients=clients_of())
     run.forget(["client-003"], "gone")
@@ -628,7 +628,7 @@ def test_an_engine_that_cannot_tune_is_refused_before_anything_is_written(tmp_pa
 def test_a_purged_run_holds_nothing_that_differs_with_a_record_of_the_forgotten(
     tmp_path: Path, tune: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The network of its group is erased, and no figure of the rounds apart stays behind."""
+    """The network of its group is erased, and no figure of the separate rounds stays behind."""
     monkeypatch.setattr(
         group_training, "COMMIT_SECONDS", 1e9
     )  # as many models of groups in both the run and its counterfactual

@@ -215,7 +215,7 @@ def test_control_a_choice_against_the_rule_is_caught(chosen_run: Path, tmp_path:
 def test_the_command_shows_the_table(trained: dict[str, Path], cli: Command) -> None:
     run = sifu.open_run(trained["groups"])
     clients = [f"client-{number:03}" for number in range(run.spec.data.clients)]
-    # The key of the groups is drawn anew: a client may be alone in its group, and then no client builds it again.
+    # The key of the groups is drawn again: a client may be alone in its group, and then no client builds it again.
     client = next(c for c in clients if run.plan([c], method="groups").rebuild_client_rounds)
     answer = cli("plan", trained["groups"], "--client", client, "--all")
     assert answer.code == 0

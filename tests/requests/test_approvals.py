@@ -279,7 +279,7 @@ def approved(one: Path) -> Path:
 
 
 def test_terms_changed_after_the_approval_are_not_carried_out(approved: Path, tmp_path: Path) -> None:
-    """Each term in turn, changed in the stored row: no command carries it out, and both verifiers say so."""
+    """Each term in turn, changed in the stored row: no command executes it, and both verifiers say so."""
     from sifu.core.request_terms import TERMS
 
     assert set(OTHER_TERMS) == set(TERMS)

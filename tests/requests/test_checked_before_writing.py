@@ -93,7 +93,7 @@ def test_the_same_run_unchanged_takes_them(own_run: Path, writer: str) -> None:
     ],
 )
 def test_who_builds_on_rounds_checks_them_too(own_run: Path, writer: str, change: str) -> None:
-    """Letters that wait are not taken in either."""
+    """Waiting inbox messages are not ingested either."""
     RunWriter.open(own_run).close()
     post(own_run, "clients", "c-1", {"do": "block", "name": "client-008"})
     execute(own_run, change)

@@ -145,7 +145,7 @@ def test_the_rate_that_a_client_set_is_not_exact_after_one_of_its_records_went(t
     (outcome,) = run.forget(["c1"], records=[int(np.argmin(np.linalg.norm(clients[1].x, axis=1)))], method="scratch")
     assert outcome.level == "conditional"
     assert run.plan(["c1"], sigma=1.0).level == "conditional"
-    (outcome,) = run.forget(["c1"], method="scratch")  # which finds the rate anew without it
+    (outcome,) = run.forget(["c1"], method="scratch")  # which recomputes the rate without it
     assert outcome.level == "exact"
     assert fine(run)
 

@@ -131,7 +131,7 @@ CASES = [
 def test_nothing_in_a_purged_folder_follows_from_a_forgotten_record(
     tmp_path: Path, spec: dict[str, Any], terms: dict[str, Any], other: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two worlds that differ in the record alone: every value is the same in both, or random."""
+    """Two federations that differ in the record alone: every value is the same in both, or random."""
     monkeypatch.setattr("sifu.store.unfinished._group_key", lambda spec: bytes(32))  # the same groups in both
     for module in ("training", "group_training"):  # rounds are recorded when they end, not when the clock says so
         monkeypatch.setattr(f"sifu.run.{module}.COMMIT_SECONDS", float("inf"))
@@ -145,7 +145,7 @@ def test_nothing_in_a_purged_folder_follows_from_a_forgotten_record(
 
 @pytest.mark.parametrize("steepest", [GONE, 0])
 def test_an_automatic_rate_is_erased_whoever_set_it(tmp_path: Path, steepest: int) -> None:
-    """Two worlds that differ in the record alone; the next requests find the rate anew from what is left."""
+    """Two federations that differ in the record alone; the next requests recompute the rate from what is left."""
     runs, rates = [], []
     for number in (7, TRUTH):
         run = sifu.train(AUTOMATIC, run=tmp_path / f"{number}", clients=federation(number, steepest))

@@ -99,7 +99,7 @@ def test_killed_runs_with_stored_updates_end_like_uninterrupted_ones(tmp_path: P
 
 
 def test_killed_runs_in_groups_end_like_uninterrupted_ones(tmp_path: Path) -> None:
-    """Rounds apart, the merge, requests, groups built again, timestamps: a kill anywhere is made up for bit for bit."""
+    """Separate rounds, the merge, requests, rebuilt groups, timestamps: a run recovers from any kill bit for bit."""
     pytest.importorskip("rfc3161_client")
     job = {"spec": LATER, "requests": MERGES, "rebuild": True, "timestamps": shutil.which("openssl") is not None}
     result = kill_repeatedly(tmp_path, **job, runs=2, kills_a_run=8, seed=6)

@@ -104,7 +104,7 @@ def test_a_folder_of_ours_is_no_link(own_trained: Path, tmp_path: Path, name: st
 
 
 def test_what_is_no_letter_keeps_nobody_busy(own_trained: Path) -> None:
-    """A file that is never taken in must not look as if a request had come: training would stop for it for ever."""
+    """A file that is never ingested must not look as if a request had come: training would stop for it for ever."""
     (own_trained / "inbox").mkdir(exist_ok=True)
     (own_trained / "inbox" / "note.json").write_text("{}")
     assert not any_messages(own_trained)

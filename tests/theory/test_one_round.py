@@ -35,7 +35,7 @@ def one_round(seed: int, everyone: bool = False):
     removed = [frozenset([i]) for i in range(count)] + [gone]
     start = np.tile(generator.normal(size=federation.size), (count + 2, 1))
     after, record = run_round(federation, start, removed, range(count), 0)
-    change = np.linalg.norm(after[1:] - after[0], axis=1)  # all worlds start from the same model
+    change = np.linalg.norm(after[1:] - after[0], axis=1)  # all counterfactuals start from the same model
     return federation, record, sorted(gone), change
 
 

@@ -1,7 +1,7 @@
 """Theorem 1 on random federations: the distance to the counterfactual never exceeds Psi (docs/theory.md, section 4.1).
 
-Every class of losses is run in all worlds at once by `tiny_federation`. The same checker, `violations`, is then
-handed mutated rules on stored seeds and must catch each of them.
+Every class of losses is run in all counterfactuals at once by `tiny_federation`. The same checker, `violations`, then
+receives mutated rules on stored seeds and must catch each of them.
 """
 
 from __future__ import annotations

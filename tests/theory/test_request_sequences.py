@@ -3,8 +3,8 @@
 A simulated operator trains, is asked, rolls back, adds noise and continues, exactly by `choose_node`, `charge`,
 `is_covered` and `Subject`. Then, for each forgotten subject f, every noise edge added at or after its request is
 looked at again: unless an earlier such edge lies on the path to its source, the mechanism's shift is the true
-distance of the two worlds at that source. The sum of (distance / sigma)^2 must stay within what was charged, and
-that within 1 / s^2.
+distance between run and counterfactual at that source. The sum of (distance / sigma)^2 must stay within what
+was charged, and that within 1 / s^2.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def test_striking_and_subtracting_is_the_federation_without_the_client(seed: int
     left = drop(total(FIXED, everyone.values()), BLOCKS, hit_by(leavers))
     for client in leavers:
         left = left - drop(everyone[client], BLOCKS, hit_by(leavers))
-    # The other world: fewer clients, under the plan that leaves the hit groups out.
+    # The counterfactual: fewer clients, under the plan that leaves the hit groups out.
     others = {client: data[client] for client in data if client not in leavers}
     separate = backbones_of(others, leave_out=hit_by(leavers))
     never = total(FIXED, [sent(others, client, separate, PROJECT) for client in others])

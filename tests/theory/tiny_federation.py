@@ -1,7 +1,7 @@
 """An independent federation in plain numpy float64, small enough to run every counterfactual next to the truth.
 
-Nothing here is taken from `sifu` but the data types it is checked against. All worlds run at once: row 0 of
-`models` is the real one, row k the world in which the set `removed[k - 1]` was never there. Schedule, batches
+Nothing here is taken from `sifu` but the data types it is checked against. All counterfactuals run at once: row 0 of
+`models` is the run itself, row k the one in which the set `removed[k - 1]` was never there. Schedule, batches
 and noise are the same in all of them and slots are not refilled.
 
 Losses are h(a.theta, y) averaged over rows a, with |h''| <= c known, or softmax cross-entropy:
@@ -164,7 +164,7 @@ def run_round(
     if not who:
         empty = np.zeros(0)
         return models.copy(), RoundRecord(np.zeros(0, dtype=np.int64), samples, empty, 0.0, np.zeros((0, 0)))
-    trained = np.stack([federation.train_locally(models, i, number) for i in who])  # clients, worlds, size
+    trained = np.stack([federation.train_locally(models, i, number) for i in who])  # clients, counterfactuals, size
     after = models.copy()
     for counterfactual, gone in enumerate([frozenset(), *removed]):
         stay = [k for k, i in enumerate(who) if i not in gone]

@@ -137,7 +137,7 @@ def test_an_erasure_for_good_that_was_cut_short_fails_until_it_is_finished(kept:
 
 
 def test_a_log_that_still_holds_pages_is_named(kept: Path) -> None:
-    """All files are gone, but a reader kept the database from being written anew: purged is not yet erased."""
+    """All files are gone, but a reader kept the database from being rewritten: purged is not yet erased."""
     sifu.open_run(kept).forget([FORGOTTEN], "mine", sigma=0.5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "scrub_database", lambda connection: False)

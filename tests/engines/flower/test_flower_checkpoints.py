@@ -101,7 +101,7 @@ def test_clients_take_no_part_in_a_fork(federation: Federation, tmp_path: Path) 
     reasons = {str(reply.error.reason) for reply in federation.grid.received if reply.has_error()}
     assert any("an older state of the run was put back" in reason for reason in reasons)
     assert any("does not follow from event" in reason for reason in reasons)
-    # A node that was started anew has its file; one without a file has forgotten, and is the control.
+    # A node that was started again has its file; one without a file has forgotten, and is the control.
     federation.grid.contexts.clear()
     with pytest.raises(NoClientResponseError):
         federation.serve()

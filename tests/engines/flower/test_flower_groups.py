@@ -110,7 +110,7 @@ def test_a_run_with_groups_records_the_events_of_the_embedded_engine(tmp_path: P
     fed = Federation(tmp_path, spec)
     fed.serve()
     separate_rounds = [message for message in fed.grid.sent if message.metadata.message_type == TRAIN]
-    assert len(separate_rounds) == 6 * 8  # everybody trains once a round, apart and together
+    assert len(separate_rounds) == 6 * 8  # everybody trains once a round, separately and together
     embedded = sifu.train(spec, run=tmp_path / "embedded")
     name = fed.data[2].name
     sifu.open_run(fed.run_folder).request([name], "one", method="groups")

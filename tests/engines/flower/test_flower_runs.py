@@ -286,7 +286,7 @@ def test_requests_that_arrive_while_it_trains_are_carried_out_and_training_goes_
     assert not list((fed.run_folder / "inbox").iterdir())
     for path in (fed.run_folder / "certificates").iterdir():
         assert sifu.api.verify_certificate(path).problems == []
-    # From the moment the second request was taken in, neither was spoken to.
+    # From the moment the second request was ingested, neither was spoken to.
     assert fed.contacted() <= set(names) - {names[2], names[5]}
     reader = run.reader()
     kinds = [event.kind for event in reader.events()]

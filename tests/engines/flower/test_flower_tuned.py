@@ -144,7 +144,7 @@ def test_blocks_forget_without_a_round_and_are_those_of_a_world_without_the_clie
         blocks = recorded_blocks(Spec.from_mapping(reader.spec), reader.layout)
     whole = kept_sum(never.run_folder)
     assert kept_sum(fed.run_folder) == drop(whole, blocks, {group})
-    assert kept_sum(fed.run_folder) != whole  # a hit group has a network in the other world, too
+    assert kept_sum(fed.run_folder) != whole  # a hit group has a network in the counterfactual, too
 
 
 @pytest.mark.parametrize("masked", [False, True])

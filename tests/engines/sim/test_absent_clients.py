@@ -1,6 +1,6 @@
 """A round has the bits of a federation that never had the clients who do not take part (docs/theory.md, section 6.6).
 
-The other world has other sample counts and another number of clients: nothing of the leaver is handed to its engine.
+The counterfactual has other sample counts and another number of clients: nothing of the leaver is handed to its engine.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def errors_over_allowance(seed: int, make_clients, strategy: str, clip: float = 
 def test_the_allowance_covers_every_round_and_is_not_beyond_all_measure(make_clients, strategy):
     """240 random rounds stay below; a hundred-thousandth of it would not be enough (the control).
 
-    The allowance must hold for every other world up to Psi = 1000 away, so it is far above what is seen here.
+    The allowance must hold for every counterfactual up to Psi = 1000 away, so it is far above what is seen here.
     """
     ratios = [errors_over_allowance(seed, make_clients, strategy) for seed in range(240)]
     assert max(ratios) < 1.0
