@@ -90,7 +90,7 @@ def test_rows_of_a_forgotten_client_are_in_no_figure_after_it(trained: Path, tmp
     assert rows is not None
     assert rows.clients is not None
     assert after.rows == int(np.sum(rows.clients != "south")) < everyone.rows
-    # The counterfactual without the client writes the same file.
+    # The counterfactual without the client has as many held-out rows.
     never = train(spec_of(write_table(tmp_path / "never.csv", without="south"), classes="0,1"), run=tmp_path / "never")
     assert never.status().held_out is not None
     assert never.status().held_out.rows == after.rows  # type: ignore[union-attr]
