@@ -121,7 +121,7 @@ class Truth(CounterfactualRuns):
     # -- exact: no bit of the forgotten is left ------------------------------------------------------------------
 
     def check_exact(self, carried_out: Collection[str]) -> None:
-        """Make the current model again without those certified as exact, and with other data in their place."""
+        """Check the current model against ones made without those certified as exact, or with other data of theirs."""
         if not self.done or self.done[-1]["request"] not in carried_out:
             return
         latest = self.done[-1]
