@@ -116,7 +116,7 @@ def test_a_failure_after_the_rollback_says_what_to_do(
         assert way in last_line(failed.err)
     for shown in (cli("status", run.folder), cli("requests", "show", run.folder, "gone")):
         assert "the nodes refuse every round. Request gone is unfinished" in " ".join(shown.out.split())
-        assert way.replace(str(run.folder), "") in "".join(shown.out.split("\n")).replace(str(run.folder), "")
+        assert "".join(way.split()) in "".join(shown.out.split())  # lines break at any place of a long path
     assert way in run.request_record("gone").status.failure
     assert run.request_record("later").status.failure == ""
     run.settle("gone", WHY)
