@@ -219,9 +219,9 @@ def evaluate(
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
 ) -> Answer:
-    """Accuracy of the current model, on held-out rows or on the active clients' training data.
+    """Measure the accuracy of the current model on held-out rows or on the active clients' training data.
 
-    sifu train measures it as well. sifu forget measures it unless features go through a network, which takes longer
+    sifu train measures it as well. sifu forget measures it unless a network computes the features, which takes longer
     than the request. sifu status shows the latest figures.
     """
     opened = sifu.open_run(run, data_folder=data, device=device, precision=precision)

@@ -450,7 +450,7 @@ def check_record(
     nonce: Annotated[str, option("Nonce handed out when the request was filed.", metavar="HEX")],
     public_key: PublicKeyOption = None,
 ) -> Answer:
-    """Check that a certificate is about a record, by its identity and nonce. Exit code 3 if it is not, or is not valid.
+    """Check that a certificate is valid and covers a record, by its identity and nonce; if not, exit with code 3.
 
     For the person the record belongs to: nothing else is needed, and nothing is sent anywhere.
     """

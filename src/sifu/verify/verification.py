@@ -208,7 +208,7 @@ def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[
         more = f" and {len(result.leftovers) - 5} more" if len(result.leftovers) > 5 else ""
         result.notes.append(
             f"there are files as an interrupted command leaves them: {named}{more}. No claim rests on them, but they "
-            "may hold a part of clients; the next command that writes to the run takes them away"
+            "may hold a part of clients; the next command that writes to the run removes them"
         )
 
 
