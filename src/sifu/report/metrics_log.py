@@ -19,7 +19,7 @@ from typing import Any
 
 from sifu.errors import InputError, SifuError, install_extra
 from sifu.run.run_view import ACTIVE
-from sifu.store.files import is_locked
+from sifu.store.files import is_locked, sync_folder
 from sifu.store.kept_outside import check_known_key
 from sifu.store.reader import RunReader
 
@@ -111,12 +111,16 @@ class MetricsFile(ABC):
         """Return rows as file content; `beginning` says whether they start the file."""
 
     def append(self, rows: Sequence[MetricRow]) -> None:
-        """Append rows that follow the existing ones."""
+        """Append rows that follow the existing ones, and wait until they are on disk."""
         if not rows:
             return
         beginning = not self.path.exists() or self.path.stat().st_size == 0
         with self.path.open("ab") as stream:
             stream.write(self.entries(rows, beginning))
+            stream.flush()
+            os.fsync(stream.fileno())
+        if beginning:
+            sync_folder(self.path.absolute().parent)
         self.last_step = rows[-1].step
 
     def refuse(self, what: str) -> InputError:
