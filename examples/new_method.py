@@ -33,11 +33,11 @@ class Halfway(Method):
     )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """What the request would do; changes nothing."""
+        """Return the plan of the request; the run is not changed."""
         return plan_from(self, view, terms, view.path.tip)
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """The model retraining starts from."""
+        """Return the model that retraining starts from."""
         first = view.reader.load_model(view.path.nodes[0].node)
         current = view.reader.load_model(view.reader.tip)
         return Start(((first + current) / 2.0).astype(current.dtype))

@@ -41,7 +41,7 @@ class CounterfactualRuns:
 
     @cached_property
     def given(self) -> dict[str, ClientData]:
-        """Everyone's samples as they first joined, by name."""
+        """Samples that each client first joined with, by name."""
         return {client.name: client for client in self.journey.clients}
 
     @cached_property

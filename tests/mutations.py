@@ -52,7 +52,7 @@ class Pristine:
 
 
 def caught(folder: Path, **held_against: Any) -> list[str]:
-    """Return the problems that verification finds, or the sentence that refuses the run; any other error is a crash."""
+    """Return the problems that verification finds, or the message of the error that refuses the run."""
     try:
         return verify_run(folder, **held_against).problems
     except SifuError as error:

@@ -101,7 +101,7 @@ class Remembering(nn.Module):
 
 
 def make_remembering() -> nn.Module:
-    """Return a network whose memory is neither a parameter nor a buffer."""
+    """Return a network that keeps state in neither a parameter nor a buffer."""
     torch.manual_seed(5)
     return Remembering()
 

@@ -45,7 +45,7 @@ class RoundRejectedError(InputError):
 
 
 class VerificationError(SifuError):
-    """Recomputation does not confirm a recorded claim."""
+    """Recorded claim that recomputation does not confirm."""
 
     exit_code = 3
 

@@ -89,8 +89,8 @@ def test_everybody_may_do_what_their_role_allows_and_nothing_else(
         form = method == "POST" and not path.startswith("/api/")
         sent = {"data": body} if form else {"json": body} if method == "POST" else {}
         answer = program.request(method, path.replace("SOUTH", south), **sent)
-        # What is allowed may still be senseless (400, a report not yet written); a refusal is 403, or 404 where
-        # even the existence of something is not for everybody.
+        # An allowed request may still fail (400, or 404 for a report that was not written). A refusal is 401 or 403,
+        # or 404 where even the existence of a resource is confidential.
         refused = answer.status_code in (401, 403) or (answer.status_code == 404 and not path.endswith("/report"))
         assert refused == (name not in allowed), (name, method, path, answer.status_code, answer.text[:200])
 

@@ -381,7 +381,7 @@ def test_state_that_clients_share_is_refused(
 
 @pytest.mark.parametrize("what", REACHED)
 def test_state_in_hidden_places_is_found(what: str) -> None:
-    """A client with small samples, then one with large ones: the second changes what the next client meets."""
+    """A forward pass that changes state outside the module is refused."""
     network = Network(REACHED[what])
     before = shared_state(network)
     network(torch.full((2, 64), 3.0))

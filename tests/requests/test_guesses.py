@@ -1,7 +1,7 @@
-"""Leaks of a purged run to an adversary who has it and all other clients' data.
+"""Information that a purged run leaks to an adversary who has the run folder and all other clients' data.
 
-A guess of a forgotten record is tried on a copy of the federation, and every figure and digest that follows from it is
-looked for in the purged folder.
+The adversary guesses a forgotten record, trains a copy of the federation with it, and searches the purged folder for
+every figure and digest that follows from the guess.
 """
 
 from __future__ import annotations

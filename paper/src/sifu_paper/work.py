@@ -103,7 +103,7 @@ def plan_work(
     scale: Scale,
     over: Mapping[str, Any] | None = None,
 ) -> Work:
-    """Return the trajectories of an experiment, data set by data set; the notes say what was adjusted."""
+    """Return the trajectories of an experiment for each data set, and notes on adjusted settings."""
     notes: dict[str, None] = {}
     trajectories = []
     for dataset, seed, method in itertools.product(datasets, seeds, methods):

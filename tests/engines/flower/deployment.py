@@ -197,7 +197,7 @@ class Deployment:
         return []
 
     def start(self, name: str, *command: object, stdin: socket.socket | None = None) -> subprocess.Popen[bytes]:
-        """Start a process in the background, with its output in a file of its name."""
+        """Start a process in the background; its output goes to a file named after it."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [*self.inside(name), *map(str, command)], stdin=stdin, stdout=log, stderr=log, env=self.environment,
