@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from run_tools import Command
 from sifu_paper import engines as engines_module
 from sifu_paper import runner as runner_module
 from sifu_paper.engines import in_threads
@@ -62,6 +63,20 @@ def test_running_it_again_does_nothing(finished: Path) -> None:
     result = Bench(options(finished, presets=("paper",))).run()
     assert (finished / "results.csv").read_bytes() == before
     assert not result.failures
+
+
+def test_an_experiment_can_be_repeated_in_a_folder_that_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench: Command
+) -> None:
+    """The user's file of known keys would refuse the second experiment: its runs replace those of the first."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
+    command = ("run", "sequential", "--scale", "smoke", "--datasets", "digits", "--methods", "sifu", "--device", "cpu")
+    for _ in range(2):
+        monkeypatch.delenv("SIFU_KNOWN_KEYS", raising=False)
+        answer = bench(*command, "--no-plots", "--out", str(tmp_path / "results"))
+        assert answer.code == 0, answer
+        assert not (tmp_path / "user").exists()
+        shutil.rmtree(tmp_path / "results")
 
 
 def test_interrupted_again_and_again_it_ends_with_the_same_table(finished: Path, tmp_path: Path) -> None:

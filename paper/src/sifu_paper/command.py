@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -134,6 +135,8 @@ def run_experiment(
     if data is not None and not data.expanduser().is_dir():
         raise InputError(f"the data folder {data} does not exist; create it, or name another one (--data DIR)")
     folder = out or Path(f"bench-{name}")
+    # The experiment copies runs within its folder: the user's own file of known keys has no part in that.
+    os.environ.setdefault("SIFU_KNOWN_KEYS", str(folder.absolute() / "known_keys"))
     options = Options(
         name=name,
         out=folder,
