@@ -188,8 +188,6 @@ OVER_ALL = ("/", "/requests", "/overview", "/people", "/trail")
 LONG_AND_HOSTILE = "<img src=x onerror=alert(1)>" + "Sankt-Elisabeth-Krankenhaus-" * 6
 LOOKS: dict[str, dict[str, Any]] = {
     "light": {"color_scheme": "light", "viewport": {"width": 1400, "height": 900}},
-    "dark": {"color_scheme": "dark", "viewport": {"width": 1400, "height": 900}},
-    "phone": {"color_scheme": "light", "viewport": {"width": 390, "height": 844}},
     "phone in the dark": {"color_scheme": "dark", "viewport": {"width": 390, "height": 844}},
 }
 OUT_OF_REACH = """[...document.querySelectorAll('*')].filter(part => part.scrollWidth > part.clientWidth + 1

@@ -68,7 +68,7 @@ CLOSED_FORM: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("every", [97, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [193, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_crash_matrix_of_a_closed_form_head(tmp_path: Path, every: int) -> None:
     """A solve, a client that joins, subtractions, solves again."""
     result = matrix(tmp_path, **CLOSED_FORM, every=every)
@@ -86,7 +86,7 @@ TUNED_NETWORKS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("every", [197, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [397, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_crash_matrix_of_networks_that_groups_tune(tmp_path: Path, every: int) -> None:
     """Separate rounds, statistics, dropped blocks, a network tuned again and everyone's statistics through it."""
     result = matrix(tmp_path, **TUNED_NETWORKS, every=every)
@@ -109,7 +109,7 @@ GROUPS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("every", [157, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [311, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_crash_matrix_of_groups(tmp_path: Path, every: int) -> None:
     """Separate rounds, merges, erased groups and groups built again."""
     result = matrix(tmp_path, **GROUPS, every=every)
@@ -126,7 +126,7 @@ OUTSIDE: dict[str, Any] = {
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the authority is openssl's")
-@pytest.mark.parametrize("every", [83, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [167, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_crash_matrix_of_witnesses_timestamps_and_backups(tmp_path: Path, every: int) -> None:
     """Nothing that leaves the run contradicts it, nothing of it is lost, and no half-finished copy stays."""
     pytest.importorskip("rfc3161_client")

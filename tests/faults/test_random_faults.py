@@ -45,16 +45,17 @@ def faults(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
+@pytest.mark.parametrize("each", [1, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("scenario", ["figures", "groups", "noise", "table", "tuned"])
-def test_nothing_is_lost_and_the_same_command_finishes(scenario: str, tmp_path: Path) -> None:
-    (line,) = faults(tmp_path, "--only", scenario, "--each", "3", "--seed", "7")
+def test_nothing_is_lost_and_the_same_command_finishes(scenario: str, each: int, tmp_path: Path) -> None:
+    (line,) = faults(tmp_path, "--only", scenario, "--each", str(each), "--seed", "7")
     assert line["wrong"] == []
-    assert line["tried"] == {"kill": 3, "failing call": 3, "power loss": 3}
+    assert line["tried"] == {"kill": each, "failing call": each, "power loss": each}
 
 
 def test_a_command_that_syncs_nothing_is_caught(tmp_path: Path) -> None:
     """The negative control: what was acknowledged is lost with the power."""
-    (line,) = faults(tmp_path, "--only", "table", "--each", "12", "--unsynced")
+    (line,) = faults(tmp_path, "--only", "table", "--each", "4", "--unsynced")
     assert any("power lost" in problem and "lost" in problem.partition(": ")[2] for problem in line["wrong"])
 
 

@@ -107,14 +107,14 @@ def test_killed_runs_in_groups_end_like_uninterrupted_ones(tmp_path: Path) -> No
     assert check_all_equal(tmp_path) == 3
 
 
-@pytest.mark.parametrize("every", [1009, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [2003, pytest.param(16, marks=pytest.mark.slow)])
 def test_a_kill_anywhere_in_a_run_in_groups(tmp_path: Path, every: int) -> None:
     result = kill_repeatedly(tmp_path, spec=SEPARATE, requests=MERGES, every_call=every, first_call=150, seed=6)
     assert result["kills"] >= 3
     check_all_equal(tmp_path)
 
 
-@pytest.mark.parametrize("every", [1009, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [2003, pytest.param(16, marks=pytest.mark.slow)])
 def test_a_kill_anywhere_in_a_run_with_stored_updates(tmp_path: Path, every: int) -> None:
     result = kill_repeatedly(tmp_path, spec=KEEPING_UPDATES, requests=REPLAYS, every_call=every, first_call=150, seed=5)
     assert result["kills"] >= 3
@@ -122,7 +122,7 @@ def test_a_kill_anywhere_in_a_run_with_stored_updates(tmp_path: Path, every: int
 
 
 @pytest.mark.parametrize("keep", ["clients", "sum"])
-@pytest.mark.parametrize("every", [523, pytest.param(29, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [1021, pytest.param(29, marks=pytest.mark.slow)])
 def test_killed_closed_form_runs_end_like_uninterrupted_ones(tmp_path: Path, keep: str, every: int) -> None:
     """Clients join; statistics are written, subtracted and erased.
 
@@ -148,7 +148,7 @@ def test_many_random_kills(tmp_path: Path, name: str, seed: int) -> None:
     assert check_all_equal(tmp_path) == 6
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_kill_while_the_run_is_being_created(tmp_path: Path, every: int) -> None:
     """Until the database appears under its name the folder is no run; the same command makes it one."""
     spec = small_spec(stop={"target": 0.0, "max_rounds": 1})
