@@ -57,7 +57,7 @@ paper: $(VENV)/.paper    ## installs the paper's experiments and runs a small on
 
 # Three files at a time on two cores: half of the time processes wait for each other.
 test-flower: $(VENV)/.flower  ## everything that needs Flower, with real SuperLink and SuperNode processes on loopback
-	$(TEST_ENV) FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m pytest tests/engines/flower paper/tests/test_flower*.py -m "flower or not flower" -n 3 --dist loadfile
+	$(TEST_ENV) FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m pytest tests/engines/flower paper/tests/test_flower*.py -m "not slow" -n 3 --dist loadfile
 
 FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.dev       ## every fuzz target for FUZZ_SECONDS (default ten minutes each), one after the other

@@ -263,6 +263,7 @@ def test_the_ready_app_trains_forgets_and_proves(federation: Deployment, tmp_pat
     assert query(run, "SELECT level FROM requests") == [("proven",)]
 
 
+@pytest.mark.slow
 def test_masked_rounds_with_a_node_killed_in_the_middle(federation: Deployment, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     app, run = numpy_app(federation, tmp_path, 3, numpy_client(True, 3, gate), masked_updates="true")

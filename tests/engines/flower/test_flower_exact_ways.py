@@ -119,6 +119,7 @@ def test_masked_heads_forget_exactly_though_the_server_is_killed_in_the_forget(
     assert kept_sum(run).digest() == true_digest([0, 2, 3]) != true_digest([0, 1, 2, 3])
 
 
+@pytest.mark.slow
 def test_plain_heads_survive_a_killed_superlink_and_do_without_a_node_that_never_returns(
     nodes: Deployment, tmp_path: Path
 ) -> None:
