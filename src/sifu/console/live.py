@@ -20,7 +20,7 @@ from sifu.store.clock import current_time
 from sifu.store.files import is_locked
 from sifu.store.kept_outside import check_known_key
 from sifu.store.projection import RequestRow
-from sifu.store.reader import RunReader, joined_remainders
+from sifu.store.reader import RunReader, joined_remainders, unused_clients
 
 MOST_POINTS = 60
 """Maximum number of points of the curve to send; a longer curve is thinned."""
@@ -130,7 +130,8 @@ class LiveView:
         ((clients,),) = reader.query("SELECT COUNT(*) FROM clients")
         so_far = self._read_on(reader, int(branch), seq, spec.regime.has_accuracy, int(clients) <= COUNTED_UP_TO)
         expected = _expected(reader, running, int(position), so_far.points, stop)
-        again = len(joined_remainders(reader))  # a client that rejoined is counted under both indices
+        # A client that rejoined is counted under both indices.
+        again = len(joined_remainders(reader)) + len(unused_clients(reader))
         pending = pending_requests(reader, current_time())
         ((last,),) = reader.query("SELECT time FROM events WHERE seq = ?", (seq,))
         return Live(

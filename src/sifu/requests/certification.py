@@ -476,7 +476,10 @@ def way_out(reader: RunReader, request: str) -> str:
         f"{f'sifu forget {folder}' if command == 'sifu forget' else command} continues it"
     )
     if not spec.regime.ends_early:
-        return f"{sentence} once the cause of the error is removed."
+        return (
+            f"{sentence} once the cause of the error is removed; until its head is solved, sifu requests decide "
+            f"{folder} {request} withdrawn ends it, and its clients take part again."
+        )
     return (
         f"{sentence}; if the error stays, sifu requests settle {folder} {request} --reason TEXT ends it with the model "
         "it has reached."
@@ -516,7 +519,7 @@ def settle(writer: RunWriter, request: str, reason: str) -> str:
     if not RunView(writer).regime.ends_early:
         raise InputError(
             f"request {request} has no head yet, so there is nothing to certify: run sifu forget again when the "
-            "remaining clients answer"
+            f"remaining clients answer, or end it with sifu requests decide DIR {request} withdrawn"
         )
     if remainder_to_join(writer) is not None:
         raise InputError(

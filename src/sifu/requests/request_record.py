@@ -2,6 +2,7 @@
 
     received -> (verified) -> planned -> running -> done          each an event of the ledger with time and actor
     received, verified, planned -> refused or withdrawn           the client may take part again
+    running -> refused or withdrawn                               the same, in closed form while there is no head yet
 
 `verified` says that the requester's identity was checked. It is optional, since not every operator needs it. Approvals
 (`requests/approvals.py`) do not change the status; if the spec demands them, a request waits for them.
@@ -24,8 +25,10 @@ from sifu.errors import InputError
 from sifu.requests.approvals import deadline_of, is_overdue
 from sifu.store.actors import actor_name, same_person
 from sifu.store.given_approvals import APPROVED, approvals_of
-from sifu.store.projection import NewEvent
-from sifu.store.reader import RunReader
+from sifu.store.last_failure import remove_failure
+from sifu.store.projection import UNDONE, NewEvent, RequestRow
+from sifu.store.reader import RunReader, joined_remainders
+from sifu.store.salts import read_salts, recorded_digests
 from sifu.store.writer import RunWriter
 
 LONGEST_REASON = 1000
@@ -45,8 +48,8 @@ MAY_FOLLOW = {
     "planned": ("received", "verified"),
     "running": ("received", "verified", "planned"),
     "done": ("running",),
-    "refused": ("received", "verified", "planned"),
-    "withdrawn": ("received", "verified", "planned"),
+    "refused": ("received", "verified", "planned", "running"),
+    "withdrawn": ("received", "verified", "planned", "running"),
 }
 """Statuses from which each status can be reached."""
 MAY_BE_APPROVED = ("received", "verified", "planned")
@@ -84,8 +87,23 @@ def decide(
     content = {"request": request, "actor": name, "reason": reason}
     if decision == "approved":
         content["terms"] = approvals_of(writer)[request].terms
-    writer.record(NewEvent(f"request {decision}", content))
+    row = next(row for row in writer.requests() if row.request == request)
+    running = row.status == "running"
+    writer.record(NewEvent(f"request {decision}", content | (_undoing(writer, row) if running else {})))
+    if running:
+        remove_failure(writer.folder)
     return True
+
+
+def _undoing(reader: RunReader, row: RequestRow) -> dict[str, Any]:
+    """Return what the event that ends a running request records: its clients take part again.
+
+    What the rollback erased stays erased; the clients send their statistics again for the next solve.
+    """
+    subjects = [subject.subject for subject in reader.subjects() if subject.request == row.request]
+    unused = [item.client for item in joined_remainders(reader) if item.request == row.request]
+    undone = {"noise_node": row.noise_node, "subjects": subjects, "unused": unused}
+    return {"run": {"phase": "ready"}, UNDONE: undone}
 
 
 def check_decision(
@@ -109,11 +127,27 @@ def check_decision(
         return _check_approval(reader, request, status, actor)
     if status == decision:
         return False
-    if status not in MAY_FOLLOW[decision]:
+    if status not in MAY_FOLLOW[decision] or (status == "running" and not can_be_undone(reader, rows[request])):
         raise InputError(f"request {request} is {status}: it can no longer be {decision}")
     if decision == "refused" and not reason.strip():
         raise InputError("a refusal needs a reason: give one with --reason")
     return True
+
+
+def can_be_undone(reader: RunReader, row: RequestRow) -> bool:
+    """Return whether a request that was rolled back can still be refused or withdrawn.
+
+    Its closed-form head must not be solved yet, no purge may have erased anything since its rollback, and the salts of
+    its clients must exist: without them, the clients' samples cannot be compared with those they had.
+    """
+    if not row.lacks_head(reader.tip):
+        return False
+    rolled_back = reader.steps()["rolled back", row.request]
+    purged = reader.query("SELECT 1 FROM events WHERE kind = 'purged' AND seq > ?", (rolled_back,))
+    leaving = {client for subject in reader.subjects() if subject.request == row.request for client in subject.clients}
+    before = {item.before for item in joined_remainders(reader) if item.client in leaving}
+    recorded = leaving - before & recorded_digests(reader).keys()
+    return not purged and recorded <= read_salts(reader.folder).keys()
 
 
 def check_digest(request: str, current: str, given: str | None) -> None:

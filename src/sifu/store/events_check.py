@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from sifu.core.ledger import LOCAL_RATES, Event
+from sifu.core.method_info import CLOSED_FORM
 from sifu.core.request_terms import is_request_id
 from sifu.store.files import FORMS, STORED
 from sifu.store.history_tables import NodeRow
-from sifu.store.projection import KEYS, LISTED, Tables, changes, read_row
+from sifu.store.projection import KEYS, LISTED, UNDONE, Tables, changes, read_row
 from sifu.store.reader import GROUP_KEY, JOINED, RELEASED, TUNED_LAYOUT, RunReader
 
 
@@ -149,6 +150,7 @@ EFFECTS = (
 """Payload keys that change something other than the table `run`."""
 
 
+ENDED = ("request refused", "request withdrawn")
 GROUP_ROUNDS = "group rounds"
 """Kind of the event that records groups' models. It leaves the current model unchanged."""
 CHECKED = "events that were checked"
@@ -175,8 +177,8 @@ KINDS: Mapping[str, May] = {
     "request verified": May(),
     "request approved": May(),
     "request planned": May(),
-    "request refused": May(),
-    "request withdrawn": May(),
+    "request refused": May(("phase",), (), "ready"),
+    "request withdrawn": May(("phase",), (), "ready"),
     "rolled back": May(
         ("tip", "phase", LOCAL_RATES),  # LOCAL_RATES only in runs created before it was sealed
         ("rows", *STORED, *(f"dropped_{kind}" for kind in STORED), "merges", "evaluations", LOCAL_RATES),
@@ -205,10 +207,17 @@ KINDS: Mapping[str, May] = {
 
 @dataclass
 class _Past:
-    """Facts that the tables before an event lack: the number of executed requests, and the erased files."""
+    """Facts that the tables before an event lack.
+
+    Attributes:
+        carried_out: Number of executed requests.
+        erased: Erased files.
+        rejoined: Index of the client that joined again, by its request for records.
+    """
 
     carried_out: int = 0
     erased: set[int | str] = field(default_factory=set)
+    rejoined: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -229,7 +238,7 @@ def check_events(reader: RunReader) -> Iterator[str]:
     checked: _Checked | None = reader.shared.earlier(CHECKED)
     if checked is None or ledger.events[: len(checked.events)] != checked.events:
         checked = _Checked([], ReplayedTables(), _Past())
-    past = _Past(checked.past.carried_out, set(checked.past.erased))
+    past = _Past(checked.past.carried_out, set(checked.past.erased), dict(checked.past.rejoined))
     tables, problems = checked.tables.copy(), 0
     for event, before in ledger.moments(len(checked.events), tables):
         content = event.content
@@ -288,6 +297,10 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
     tip, clients = values.get("tip"), int(values.get("client_count", before.client_count))
     if event.kind == JOINED and clients != before.client_count + 1:
         yield f"says that there are {clients} clients, after {before.client_count}"
+    if event.kind == JOINED and "request" in content:
+        past.rejoined[str(content["request"])] = clients - 1
+    if event.kind in ENDED:
+        yield from _badly_undone(content, before, past)
     tip_before = before.tip
     if event.kind == RELEASED and int(content["node"]) != tip_before:
         yield f"releases node {content['node']}, but node {tip_before} was the current model"
@@ -331,6 +344,22 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
         yield "records a file of updates or statistics twice"
     if any(row["node"] != tip_after for row in content.get("statistics", [])):
         yield "records statistics of another node than its last one"
+
+
+def _badly_undone(content: dict[str, Any], before: ReplayedTables, past: _Past) -> Iterator[str]:
+    """Yield a problem unless a refusal or withdrawal undoes its request if, and only if, the request runs unsolved."""
+    request = str(content["request"])
+    row = before.rows["requests"].get((request,), {})
+    if row.get("status") != "running":
+        if UNDONE in content or "run" in content:
+            yield f"undoes request {request}, which did not run"
+        return
+    subjects = [subject.subject for subject in before.read("subjects") if subject.request == request]
+    unused = [past.rejoined[request]] if request in past.rejoined else []
+    expected = {"noise_node": before.tip, "subjects": subjects, "unused": unused}
+    unsolved = (row["method"], row["noise_node"]) == (CLOSED_FORM, before.tip)
+    if not unsolved or content.get(UNDONE) != expected or "phase" not in content.get("run", {}):
+        yield f"ends request {request}, which runs, but undoes {content.get(UNDONE)} in place of {expected}"
 
 
 def check_recorded_nodes(reader: RunReader) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import LOCAL_RATES, canonical_json
+from sifu.core.method_info import CLOSED_FORM
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
 from sifu.store.files import STORED
@@ -58,6 +59,14 @@ class RequestRow:
     def waits(self) -> bool:
         """True while the request has yet to be executed."""
         return self.status in ("received", "verified", "planned")
+
+    def lacks_head(self, tip: int) -> bool:
+        """Return whether the request runs and its closed-form head is not solved yet: nothing of it was released.
+
+        Args:
+            tip: Node of the current model.
+        """
+        return (self.status, self.method, self.noise_node) == ("running", CLOSED_FORM, tip)
 
 
 @dataclass(frozen=True)
@@ -222,6 +231,9 @@ def read_row(table: str, values: dict[str, Any]) -> Any:
 DECIDED = {f"request {status}": status for status in ("verified", "planned", "refused", "withdrawn")}
 """Kinds of events that change only the status of a request, with the new status."""
 
+UNDONE = "undone"
+"""Key of the payload of a refusal or withdrawal that ends a running request."""
+
 Key = tuple[Any, ...]
 Tables = dict[str, dict[Key, dict[str, Any]]]
 
@@ -277,10 +289,34 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
         yield Change("requests", (payload["request"],), values)
     elif kind in DECIDED:
         yield Change("requests", (payload["request"],), {"status": DECIDED[kind]})
+        yield from _undo(payload)
     elif kind == "comparison":
         values = {key: payload[key] for key in ("rounds", "reached", "accuracy")}
         values["forgotten_accuracy"] = payload.get("forgotten_accuracy")
         yield Change("comparisons", (payload["request"], payload["method"]), values)
+
+
+_EMPTIED = ("carried_out", "noise_std", "source_node", "wanted_node", "noise_node")
+"""Columns of a request that an undone rollback had filled."""
+
+
+def _undo(payload: dict[str, Any]) -> Iterator[Change]:
+    """Yield the changes of a decision that ends a running request: its clients are no longer forgotten.
+
+    Its row keeps the order of its rollback, so that no other request gets the same. A client that had joined again with
+    its remaining records returns under its former index; the later index stays the subject of the request and is not
+    used any more.
+    """
+    if UNDONE not in payload:
+        return
+    undone, emptied = payload[UNDONE], dict.fromkeys(_EMPTIED)
+    yield Change("requests", (payload["request"],), emptied)
+    for subject in undone["subjects"]:
+        yield Change("subjects", (subject,), None)
+        yield Change("charges", (undone["noise_node"], subject), None)
+    if undone["unused"]:
+        values = {"request": payload["request"], "clients": canonical_json(undone["unused"]).decode()}
+        yield Change("subjects", (undone["subjects"][0],), values)
 
 
 _ROWS_TOGETHER = 200

@@ -313,6 +313,10 @@ SEPARATOR = "~"
 """Separator between a client's first name and the count of its names: hospital-3, hospital-3~2, hospital-3~3."""
 
 
+ENDED = ("refused", "withdrawn")
+"""Statuses of a request that was ended without a certificate."""
+
+
 @dataclass(frozen=True)
 class Remainder:
     """A client that joined, or will join, in place of client `before` after a request to forget records.
@@ -365,14 +369,20 @@ def clients_now(reader: RunReader) -> list[int]:
     return list(numbers)
 
 
+def unused_clients(reader: RunReader) -> set[int]:
+    """Return the indices under which clients joined again for a request that was refused or withdrawn afterwards."""
+    ended = {row.request for row in reader.requests() if row.records and row.status in ENDED}
+    return {client for row in reader.subjects() if row.request in ended for client in row.clients}
+
+
 def _last_of_each(reader: RunReader) -> list[int]:
     last = {item.first: item.client for item in joined_remainders(reader)}
-    again = {item.client for item in joined_remainders(reader)}
+    again = {item.client for item in joined_remainders(reader)} | unused_clients(reader)
     return [last.get(client, client) for client in range(len(reader.clients())) if client not in again]
 
 
 def _find(reader: RunReader) -> list[Remainder]:
-    requests = {row.request: row for row in reader.requests() if row.records}
+    requests = {row.request: row for row in reader.requests() if row.records and row.status not in ENDED}
     if not requests:
         return []
     clients, joined = reader.clients(), reader.joined()

@@ -3,7 +3,8 @@
 The ledger keeps a digest of each client's samples permanently. The digest is salted, and only `salts.json` holds the
 salt. When a client is forgotten, its salt is erased; its digest can then no longer confirm a guess of the client's
 samples. A client that has some of its records forgotten keeps its salt until it has joined again with its remaining
-records. Clients in a Flower federation do not disclose their samples and have neither digest nor salt.
+records; in closed form, the clients of a request keep theirs until the head without them is solved. Clients in a Flower
+federation do not disclose their samples and have neither digest nor salt.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def recorded_digests(reader: RunReader) -> dict[int, str]:
 
 
 def outlived(reader: RunReader) -> set[int]:
-    """Return the clients whose salt must be erased: all forgotten ones, except one that has yet to rejoin.
+    """Return the clients whose samples are not needed any more: all forgotten ones, except one that has yet to rejoin.
 
     A client that lost some records rejoins with the remaining ones. Clients forgotten after a backup count as forgotten
     in a run restored from it, even before their request is executed again.
@@ -79,10 +80,21 @@ def outlived(reader: RunReader) -> set[int]:
     return forgotten - ({waiting.before} if waiting else set())
 
 
+def salts_to_erase(reader: RunReader) -> set[int]:
+    """Return the clients whose salt must be erased: as `outlived`, except those of a request without a head yet.
+
+    Such a request may still be refused or withdrawn; its clients then take part again, with the samples they had.
+    """
+    returning = {row.request for row in reader.requests() if row.lacks_head(reader.tip)}
+    return outlived(reader) - {
+        client for subject in reader.subjects() if subject.request in returning for client in subject.clients
+    }
+
+
 def erase_salts(reader: RunReader) -> None:
     """Erase the salts of all forgotten clients, and of clients that were never recorded."""
     salts = read_salts(reader.folder)
-    gone = outlived(reader) if salts else set()
+    gone = salts_to_erase(reader) if salts else set()
     stay = {client: salt for client, salt in salts.items() if client not in gone and client < len(reader.clients())}
     if stay != salts:
         _write(reader.folder, stay)

@@ -49,6 +49,7 @@ from sifu.store.keys import (
 )
 from sifu.store.last_failure import remove_failure
 from sifu.store.projection import (
+    UNDONE,
     Change,
     NewEvent,
     NewModel,
@@ -283,7 +284,7 @@ class RunWriter(RunReader):
             kept_outside.remember_key(self)
         dropped = ((kind, key) for kind in files.STORED for key in payload.get(f"dropped_{kind}", ()))
         files.remove_files([files.stored_path(self.folder, kind, key) for kind, key in dropped])
-        if "subjects" in payload or new.joined is not None:
+        if new.joined is not None or not payload.keys().isdisjoint(("subjects", "solve", UNDONE)):
             erase_salts(self)
         for (request, form), content in certificates.items():
             files.write_atomically(files.certificate_path(self.folder, request, form), content.encode())

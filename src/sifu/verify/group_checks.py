@@ -21,7 +21,7 @@ from sifu.store.events_check import GROUP_ROUNDS, ReplayedLedger, ReplayedTables
 from sifu.store.files import is_locked
 from sifu.store.projection import GroupModelRow
 from sifu.store.reader import GROUP_KEY, JOINED, RunReader, joined_remainders, next_name
-from sifu.store.salts import SALTS_FILE, WITHOUT_SALTS, outlived, read_salts, recorded_digests
+from sifu.store.salts import SALTS_FILE, WITHOUT_SALTS, outlived, read_salts, recorded_digests, salts_to_erase
 from sifu.theory.merging import KEY_BYTES, group_of
 
 
@@ -56,7 +56,7 @@ def check_history(reader: RunReader) -> Iterator[str]:
                 yield f"history: client {name} was forgotten at node {request.noise_node} but took part in node {later}"
 
 
-ERASING = ("rolled back", JOINED, "restored")
+ERASING = ("rolled back", JOINED, "restored", "rounds", "request refused", "request withdrawn")
 """Events after which salts are erased. If the process is killed before, the next writer erases them."""
 
 
@@ -70,7 +70,7 @@ def check_sample_digests(reader: RunReader) -> Iterator[str]:
     except InputError as error:
         yield str(error)
         return
-    left = sorted(outlived(reader) & salts.keys())
+    left = sorted(salts_to_erase(reader) & salts.keys())
     (last,) = reader.query("SELECT kind FROM events ORDER BY seq DESC LIMIT 1")[0]
     if left and last not in ERASING:
         names = ", ".join(reader.clients()[client].name for client in left[:5])
@@ -130,6 +130,8 @@ def _check_moments(reader: RunReader) -> Iterator[str]:
             if request != expected or request in seen:
                 yield f"request {request}: event {event.seq} lets its client join again at another time than it may"
             seen.add(request)
+            expected = None
+        elif event.kind in ("request refused", "request withdrawn") and event.content["request"] == expected:
             expected = None
         elif expected is not None and event.kind in ("rounds", "request done", JOINED):
             yield f"request {expected}: event {event.seq} comes before its client joined again"

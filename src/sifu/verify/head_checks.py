@@ -20,7 +20,7 @@ from sifu.run.regimes import behaviour_of
 from sifu.run.run_view import RunView
 from sifu.store.events_check import ReplayedTables
 from sifu.store.files import is_locked
-from sifu.store.projection import GroupModelRow
+from sifu.store.projection import UNDONE, GroupModelRow
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, read_statistics
 from sifu.theory.closed_form import Rows, Statistics, total
@@ -128,7 +128,7 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
     """
     recorded, everyone, client_count = solves(reader), reader.everyone(), 0
     named_by: dict[str, set[int]] = {}
-    rolled_back: set[str] = set()
+    rolled_back, unused = set[str](), set[int]()
     left_out = {
         (rejection.branch, rejection.round, rejection.client) for rejection in reader.rejections() if rejection.left_out
     }
@@ -140,6 +140,8 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
             named_by[request["request"]] = {view.index_of[name] for name in request["clients"]}
         if event.kind in ("request refused", "request withdrawn"):
             named_by.pop(content["request"], None)
+            rolled_back.discard(content["request"])
+            unused.update(content.get(UNDONE, {}).get("unused", []))
         if event.kind == "rolled back":
             rolled_back.add(content["request"])
         if event.kind != "rounds":
@@ -156,6 +158,7 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
         gone = set[int]().union(*named_by.values())
         if "left_out" in recorded[last]:
             gone = set(recorded[last]["left_out"]).union(*(named_by[request] for request in rolled_back))
+        gone |= unused
         if taken & (gone | absent) or taken | refused | absent != set(range(client_count)) - gone:
             yield f"statistics: node {last} was solved from other clients than those who had not asked to be forgotten"
         samples = sum(view.clients[client].samples for client in taken)

@@ -9,7 +9,7 @@ from sifu_verifier.canonical import Row, canonical, parsed, sha256
 from sifu_verifier.erased_figures import check_rest
 from sifu_verifier.nodes import rows_digest
 from sifu_verifier.releases import take_release
-from sifu_verifier.request_steps import STEPS, person, take_rejoining, take_step
+from sifu_verifier.request_steps import STEPS, person, take_rejoining, take_step, take_undoing
 from sifu_verifier.run_folder import RunFolder, with_terms
 from sifu_verifier.sealed import is_erased, unsealed
 from sifu_verifier.signatures import check_signature, take_key
@@ -134,7 +134,7 @@ def check_ledger(run: RunFolder) -> None:
                 for row in payload.get("statistics", [])
             )
             run.check(same_networks, f"{at}: statistics are through other networks than the head")
-            left = {name for row in asking for name in json.loads(row["clients"])}
+            left = {name for row in asking for name in json.loads(row["clients"])} | run.unused
             left |= {row["client"] for row in payload.get("rejections", []) if row["left_out"]}
             run.solvers[recorded["last"]] = (int(replayed["run"][("client_count",)]["value"]), left)
         if event["kind"] == "request received" and "commitments" in payload:
@@ -159,7 +159,7 @@ def check_ledger(run: RunFolder) -> None:
         take_rejoining(run, event, payload)
         take_release(run, event, payload, moment["tip"])
         if event["kind"] in STEPS:
-            take_step(run, event, name["request"] if isinstance(name, dict) else name)
+            take_step(run, event, payload, name["request"] if isinstance(name, dict) else name)
         if "rows" in payload:
             rows = payload["rows"]
             run.agree(f"{at}: first node", rows["first"], next_node)
@@ -192,6 +192,8 @@ def check_ledger(run: RunFolder) -> None:
             run.done[name], result = moment, {k: payload[k] for k in ("request", "final_node", "level")}
             put("requests", result | {"status": "done", "finished": event["time"]})
         elif event["kind"] in DECIDED:
+            if "undone" in payload:
+                take_undoing(run, event, payload, replayed, moment["tip"])
             put("requests", {"request": name, "status": event["kind"].split()[1]})
         elif event["kind"] == "comparison":
             columns = ("request", "method", "rounds", "reached", "accuracy", "forgotten_accuracy")

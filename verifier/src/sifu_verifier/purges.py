@@ -33,7 +33,7 @@ def check_purges(run: RunFolder) -> None:
             start = node["node"] if node["kind"] == "heuristic" else node["parent"]
             updates += [file] if start in held else []
         said, wish = moment["payload"], "all_figures" in moment["payload"]
-        served = [r for r in moment["requests"].values() if r.get("request_order")]
+        served = [r for r in moment["requests"].values() if r.get("noise_node") is not None]
         since = [r for r in served if r["request"] not in run.not_recomputed]
         if wish:
             check_wish(run, moment)

@@ -42,6 +42,12 @@ def check_salts(run: RunFolder) -> None:
     run.check(digests is None or len(digests) == len(run.clients) - joined, "a digest of samples for each client")
     path = run.folder / "salts.json"
     salts = json.loads(path.read_text()) if path.exists() else {}
-    forgotten = {str(c) for row in run.tables["subjects"] for c in json.loads(row["clients"])}
-    settled = events[-1][0] not in ("rolled back", "client joined", "restored") and run.rejoins is None
+    unsolved = {
+        name for name, row in run.requests.items()
+        if (row["status"], row["method"], str(row["noise_node"])) == ("running", "closed_form", run.entries["tip"])
+    }  # fmt: skip
+    rows = [row for row in run.tables["subjects"] if row["request"] not in unsolved]
+    forgotten = {str(c) for row in rows for c in json.loads(row["clients"])}
+    erasing = ("rolled back", "client joined", "restored", "rounds", "request refused", "request withdrawn")
+    settled = events[-1][0] not in erasing and run.rejoins is None
     run.check(not settled or not forgotten & set(salts), "salts.json holds the salt of a forgotten client")

@@ -30,6 +30,8 @@ def check_requests(run: RunFolder) -> None:
     run.agree("orders of the requests", [r["request_order"] for r in carried], list(range(1, len(carried) + 1)))
     spent = dict.fromkeys(run.subjects, 0.0)
     for request in carried:
+        if request["status"] in ("refused", "withdrawn"):
+            continue  # it was undone
         if request["request"] in run.not_recomputed:
             check_rest_of_request(run, request)
         elif run.check(request["noise_std"] is not None, f"request {request['request']}: its figures are missing"):

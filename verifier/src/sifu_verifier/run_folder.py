@@ -94,6 +94,7 @@ class RunFolder:
         self.releases: list[Row] = []  # events 'released', with their sealed parts
         self.rejoins: str | None = None  # the request whose client has to rejoin next
         self.rejoined: dict[str, int] = {}  # by request for records: index of the rejoined client
+        self.unused: set[str] = set()  # names under which clients rejoined for a request that was undone
         self.separate: list[Row] = []  # events 'group rounds', with the state just before
 
     def check(self, good: Any, message: str) -> bool:
