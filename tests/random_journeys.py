@@ -338,7 +338,7 @@ def masked_engine(spec: sifu.Spec, clients: list[ClientData]) -> Engine:
 
     from sifu.engines.flower.exchange import ClaimedRoster
     from sifu.engines.flower.flower_engine import FlowerFederation
-    from sifu.engines.flower.ready import blueprint
+    from sifu.engines.ready import blueprint
     from sifu.theory.facts import CLAIMED
 
     grid = grid_of(list(clients))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import Spec
+from sifu.engines.plans import WireProfile
 from sifu.engines.remote import Blueprint
 from sifu.errors import InputError
 from sifu.theory.facts import MADE_BY_OPERATOR, NO_NOISE, ClientProfile, TrainingFacts
 from sifu.theory.participation import Participation, base_key, place_key
-
-if TYPE_CHECKING:
-    from sifu.engines.flower.wire import WireProfile
 
 CARRIED = "keeping whole numbers of the model ({}) at their initial values"
 
@@ -149,7 +147,7 @@ def own_training(
 RATE_KEYS = ("lr", "learning-rate", "learning_rate")
 """Names of the local rate in the configuration of a message."""
 OUR_KEYS = frozenset({"branch", "round", "server-round", "client", "steps", "plan", "networks"})
-"""Keys of every message on Flower (`sifu.engines.flower.wire.Instruction`)."""
+"""Keys of every message on Flower (`sifu.engines.plans.Instruction`)."""
 
 
 def own_blueprint(

@@ -43,6 +43,8 @@ from sifu.theory.rounding import norm_up
 Score = tuple[int, int, float]
 """Number of samples, number of correct predictions, and summed loss."""
 NO_SCORE: Score = (0, 0, 0.0)
+ATTEMPTS = 3
+"""Number of attempts for replies that are indispensable."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,16 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
             setups: One setup per round.
             separate: True if the rounds belong to separate groups.
         """
+
+    @abstractmethod
+    def local_updates(
+        self, model: Vector, position: Position, clients: ClientIndices, steps: int
+    ) -> NDArray[np.floating]:
+        """Return theta_i - model of each client after `steps` local steps."""
+
+    @abstractmethod
+    def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
+        """Evaluate `model` on the clients that reply; others count with zero samples."""
 
     def run_round(
         self,

@@ -29,19 +29,18 @@ from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import ClaimedRoster, Exchange, KeyRoster, Patience, Roster
 from sifu.engines.flower.exchanged import EvaluationSample, Reporter
 from sifu.engines.flower.flower_engine import FlowerFederation
-from sifu.engines.flower.ready import blueprint, plan_of
 from sifu.engines.flower.statistics_engine import make_federation
 from sifu.engines.flower.wire import (
     PROFILE_WANTED,
     TRAIN,
-    Instruction,
-    WireProfile,
     model_message,
     profile_message,
     read_profile,
     read_profile_or_samples,
 )
 from sifu.engines.own_models import fresh_model, own_blueprint
+from sifu.engines.plans import Instruction, WireProfile
+from sifu.engines.ready import blueprint, plan_of
 from sifu.engines.remote import Blueprint, MetricNames
 from sifu.errors import InputError, NoClientResponseError
 from sifu.requests.client_list import ADMITTED, joining, listed_clients, recorded_clients

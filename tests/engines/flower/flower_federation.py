@@ -12,9 +12,9 @@ from sifu.core.spec import Spec
 from sifu.engines.flower.client import client_app
 from sifu.engines.flower.exchange import ClaimedRoster, Patience
 from sifu.engines.flower.flower_engine import FlowerFederation
-from sifu.engines.flower.ready import ReadyClient, blueprint, plan_of
 from sifu.engines.flower.statistics_engine import make_federation
 from sifu.engines.flower.wire import profile_message, read_profile
+from sifu.engines.ready import ReadyClient, blueprint, plan_of
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.theory.facts import CLAIMED
 

@@ -24,9 +24,11 @@ from sifu.engines.flower import masking
 from sifu.engines.flower.client import add_profile, client_app
 from sifu.engines.flower.exchange import ClaimedRoster
 from sifu.engines.flower.flower_engine import FlowerFederation
-from sifu.engines.flower.masking import FixedPoint, mask, new_secret, public_part
-from sifu.engines.flower.wire import DRIFT_QUERY, MASKED_TRAIN, PREPARE, TRAIN, WireProfile
+from sifu.engines.flower.masking import FixedPoint
+from sifu.engines.flower.wire import DRIFT_QUERY, MASKED_TRAIN, PREPARE, TRAIN
+from sifu.engines.masks import mask, new_secret, public_part
 from sifu.engines.own_models import own_blueprint
+from sifu.engines.plans import WireProfile
 from sifu.engines.remote import Blueprint
 from sifu.errors import InputError
 from sifu.theory.facts import CLAIMED

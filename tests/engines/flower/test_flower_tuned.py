@@ -23,7 +23,7 @@ from sifu.core.closed_form_engine import recorded_blocks
 from sifu.core.replies import Wait
 from sifu.core.spec import Spec
 from sifu.data import ClientData
-from sifu.engines.flower import ready
+from sifu.engines import ready
 from sifu.engines.flower.client import client_app
 from sifu.engines.flower.wire import (
     ARRAYS,

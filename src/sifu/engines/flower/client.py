@@ -27,13 +27,12 @@ from sifu.engines.flower.wire import (
     PROFILE_WANTED,
     SAMPLES,
     TRAIN,
-    Arrays,
-    Instruction,
-    WireProfile,
     arrays_of,
+    instruction_of,
     profile_reply,
     read_arrays,
 )
+from sifu.engines.plans import Arrays, Instruction, WireProfile
 from sifu.errors import InputError
 
 USUAL_TRAINING = "train.default"
@@ -72,14 +71,14 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
     app = ClientApp()
 
     def trained(message: Message, context: Context) -> tuple[Arrays, int]:
-        return make_client(context).train(_model_of(message), Instruction.of(message))
+        return make_client(context).train(_model_of(message), instruction_of(message))
 
     add_masking(app, trained)
     add_statistics(app, make_client, masked_only=masked_only)
 
     @app.query(PROFILE_QUERY.removeprefix("query."))
     def profile(message: Message, context: Context) -> Message:
-        return profile_reply(replace(make_client(context).profile(Instruction.of(message)), several=True), message)
+        return profile_reply(replace(make_client(context).profile(instruction_of(message)), several=True), message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -96,13 +95,13 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        samples, correct, loss_sum = make_client(context).evaluate(_model_of(message), Instruction.of(message))
+        samples, correct, loss_sum = make_client(context).evaluate(_model_of(message), instruction_of(message))
         metrics = MetricRecord({SAMPLES: samples, "correct": correct, "loss-sum": loss_sum})
         return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
     @app.evaluate(EVALUATE_SEVERAL.removeprefix("evaluate."))
     def evaluate_several(message: Message, context: Context) -> Message:
-        client, instruction = make_client(context), Instruction.of(message)
+        client, instruction = make_client(context), instruction_of(message)
         models = [message.content[f"{ARRAYS}-{number}"] for number in range(len(message.content.array_records))]
         scores = [client.evaluate(arrays_of(model), instruction) for model in models]  # type: ignore[arg-type]
         samples, correct, losses = (list(column) for column in zip(*scores, strict=True))

@@ -24,11 +24,11 @@ from sifu.engines.flower.wire import (
     EVALUATE,
     SEND_MASKED_STATISTICS,
     SHOW_EVENT,
-    Instruction,
     arrays_record,
     model_message,
     with_config,
 )
+from sifu.engines.plans import Instruction
 from sifu.engines.remote import RemoteFederation
 from sifu.errors import InputError
 from sifu.theory.participation import ClientIndices
@@ -192,8 +192,6 @@ Answers = tuple[dict[int, Answer], dict[int, str]]
 NOWHERE = Position(0, 0)
 """Position of messages that belong to no round, such as evaluations."""
 EVALUATION = "evaluation: "
-ATTEMPTS = 3
-"""Number of attempts for replies that are indispensable."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ from sifu.core.round import Average, RoundSetup, listed, run_round
 from sifu.core.round_stream import RoundsWanted, RunsAhead, StreamedRound, rounds_one_by_one
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import (
-    ATTEMPTS,
     EVALUATION,
     NOWHERE,
     Exchange,
@@ -62,7 +61,16 @@ from sifu.engines.flower.wire import (
     read_score,
     read_scores,
 )
-from sifu.engines.remote import NO_SCORE, Blueprint, OpenRound, RemoteFederation, RemoteRound, Score, evaluation_of
+from sifu.engines.remote import (
+    ATTEMPTS,
+    NO_SCORE,
+    Blueprint,
+    OpenRound,
+    RemoteFederation,
+    RemoteRound,
+    Score,
+    evaluation_of,
+)
 from sifu.errors import InputError, NoClientResponseError
 from sifu.theory.arrays import Floats, Words
 from sifu.theory.facts import CLOSED_EARLY, DROPPED_MASKED_ROUND, LEAST_MASKED, MINIMUM_OF_ANSWERS

@@ -28,11 +28,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -42,8 +37,6 @@ from sifu.engines.flower.wire import (
     CONFIG,
     DRIFT,
     DRIFT_QUERY,
-    KEY,
-    MASKED,
     MASKED_TRAIN,
     METRICS,
     PREPARE,
@@ -51,25 +44,21 @@ from sifu.engines.flower.wire import (
     SAMPLES,
     SEND_MASKED_STATISTICS,
     STATISTICS,
-    WORDS,
-    Arrays,
-    Instruction,
-    Origin,
     arrays_of,
-    in_order,
+    instruction_of,
     origin_records,
     statistics_arrays,
 )
+from sifu.engines.masks import counted_words, in_order, mask, networks_digest, new_secret, public_part
+from sifu.engines.plans import KEY, MASKED, WORDS, Arrays, Origin
 from sifu.errors import InputError
 from sifu.theory.arrays import Floats, Words
-from sifu.theory.closed_form import Rows, Statistics, total
-from sifu.theory.facts import LEAST_MASKED
+from sifu.theory.closed_form import Rows, Statistics
 from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up, up
 
 HEADROOM_BITS = 10
 """Maximum size of an update, in doublings of the largest parameter of its starting model."""
 SUM_BITS = 61
-_KEYSTREAM_BYTES = 2**24
 
 
 @dataclass(frozen=True)
@@ -130,65 +119,6 @@ class FixedPoint:
         return math.sqrt(size) * participants * 2.0 ** (-self.scale_bits - 1) / total_samples
 
 
-def new_secret() -> bytes:
-    """Make a private key for one round."""
-    return X25519PrivateKey.generate().private_bytes_raw()
-
-
-def public_part(secret: bytes) -> bytes:
-    """Return the public key of a private key."""
-    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
-
-
-def mask(words: Words, secret: bytes, own: int, keys: Mapping[int, bytes], context: bytes) -> Words:
-    """Add one mask per other participant to the words.
-
-    Args:
-        words: The numbers to mask.
-        secret: This client's private key of the round.
-        own: Index of this client.
-        keys: Public keys of all participants by index.
-        context: Identifier of the round, so that no mask is used twice.
-
-    Returns:
-        The masked words.
-
-    Raises:
-        InputError: If the keys are invalid, repeated or too few, or do not contain this client's key.
-    """
-    if keys.get(own) != public_part(secret):
-        raise InputError("the participants' keys do not hold the one this client made for the round: nothing was sent")
-    if len(set(keys.values())) < len(keys) or len(keys) < LEAST_MASKED:
-        raise InputError(f"a masked round needs {LEAST_MASKED} participants with keys of their own")
-    mine = X25519PrivateKey.from_private_bytes(secret)
-    roll = b"".join(number.to_bytes(8, "big") + keys[number] for number in sorted(keys))
-    masked = words.copy()
-    for other, key in keys.items():
-        if other == own:
-            continue
-        try:
-            shared = mine.exchange(X25519PublicKey.from_public_bytes(key))
-        except ValueError as error:
-            raise InputError(f"the key of participant {other} is not one ({error}): nothing was sent") from error
-        pair = b"%d.%d" % (min(own, other), max(own, other))
-        seed = HKDF(SHA256(), 32, salt=None, info=b"sifu mask " + context + b" " + pair + b" " + roll).derive(shared)
-        _add_stream(masked, seed, own < other)
-    return masked
-
-
-def _add_stream(words: Words, seed: bytes, plus: bool) -> None:
-    """Add or subtract the keystream of a seed, in pieces."""
-    stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
-    step = _KEYSTREAM_BYTES // 8
-    for first in range(0, words.size, step):
-        piece = words[first : first + step]
-        noise = np.frombuffer(stream.update(bytes(piece.nbytes)), dtype="<u8")
-        if plus:
-            piece += noise
-        else:
-            piece -= noise
-
-
 Train = Callable[[Message, Context], tuple[Arrays, int]]
 UPDATE, HEAD = "sifu-round", "sifu-statistics"
 """Names in `Context.state` of the values kept for a round of either kind; their arrays are in separate records."""
@@ -205,7 +135,7 @@ def _keep(context: Context, name: str, arrays: Mapping[str, Any], **values: Any)
 def _kept(message: Message, context: Context, name: str) -> tuple[ConfigRecord, Arrays]:
     """Return the state kept for the round of this message."""
     kept, arrays = context.state.get(name), context.state.get(f"{name}-{ARRAYS}")
-    position = Instruction.of(message).position
+    position = instruction_of(message).position
     same = isinstance(kept, ConfigRecord) and kept.get("place") == _place(message)
     if not same or not isinstance(kept, ConfigRecord) or not isinstance(arrays, ArrayRecord):
         raise InputError(f"nothing of round {position.branch}.{position.round} is stored here: this node was restarted")
@@ -214,14 +144,14 @@ def _kept(message: Message, context: Context, name: str) -> tuple[ConfigRecord, 
 
 def _place(message: Message) -> str:
     """Return an identifier of the round and the plan to which kept state belongs."""
-    instruction = Instruction.of(message)
+    instruction = instruction_of(message)
     plan = hashlib.sha256(instruction.plan.encode()).hexdigest()
     return f"{instruction.position.branch}.{instruction.position.round} {plan}"
 
 
 def _send_masked(message: Message, context: Context, name: str) -> Message:
     """Return the kept words, masked with the keys of all participants."""
-    instruction, (kept, arrays) = Instruction.of(message), _kept(message, context, name)
+    instruction, (kept, arrays) = instruction_of(message), _kept(message, context, name)
     position, config = instruction.position, message.content[CONFIG]
     if "secret" not in kept:
         raise InputError(f"the masked update of round {position.branch}.{position.round} was already sent")
@@ -267,7 +197,7 @@ def add_masking(app: ClientApp, train: Train) -> ClientApp:
 
     @app.query(DRIFT_QUERY.partition(".")[2])
     def tell_drift(message: Message, context: Context) -> Message:
-        (kept, arrays), position = _kept(message, context, UPDATE), Instruction.of(message).position
+        (kept, arrays), position = _kept(message, context, UPDATE), instruction_of(message).position
         mean = in_order(arrays_of(message.content[ARRAYS]))  # type: ignore[arg-type]
         if mean.shape != arrays["local"].shape:
             raise InputError(f"the mean has {mean.size} parameters, the model {arrays['local'].size}")
@@ -297,7 +227,7 @@ def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, 
         client: Any = make_client(context)
         if not hasattr(client, "statistics"):
             raise InputError("this client computes no statistics: a head in closed form needs a ReadyClient")
-        statistics, features = client.statistics(Instruction.of(message))
+        statistics, features = client.statistics(instruction_of(message))
         return statistics, Origin(statistics.samples, features, statistics.fixed.describe())
 
     @app.train(STATISTICS.partition(".")[2])
@@ -312,7 +242,7 @@ def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, 
 
     @app.train(PREPARE_STATISTICS.partition(".")[2])
     def prepare(message: Message, context: Context) -> Message:
-        place, networks = _place(message), _networks_digest(message)
+        place, networks = _place(message), networks_digest(instruction_of(message).networks)
         kept, arrays = context.state.get(HEAD), context.state.get(f"{HEAD}-{ARRAYS}")
         same = isinstance(kept, ConfigRecord) and (kept.get("place"), kept.get("networks")) == (place, networks)
         if same and isinstance(kept, ConfigRecord) and isinstance(arrays, ArrayRecord):
@@ -320,9 +250,7 @@ def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, 
             origin = Origin(int(kept["samples"]), str(kept["features"]), str(kept["numbers"]))  # type: ignore[arg-type]
         else:
             statistics, origin = computed(message, context)
-            words = total(statistics.fixed, [statistics]).words  # convert rows: only statistics are masked
-            # The appended 1 counts the summands.
-            counted = np.append(words.view(np.uint64), np.uint64(1))
+            counted = counted_words(statistics)
         key = _keep(context, HEAD, {WORDS: counted}, place=place, networks=networks, **asdict(origin))
         return Message(RecordDict({**origin_records(origin, key)}), reply_to=message)
 
@@ -331,11 +259,3 @@ def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, 
         return _send_masked(message, context, HEAD)
 
     return app
-
-
-def _networks_digest(message: Message) -> str:
-    """Return a digest of the networks tuned by groups; statistics depend on them."""
-    hashed = hashlib.sha256()
-    for group, arrays in sorted(Instruction.of(message).networks.items()):
-        hashed.update(b"%d" % group + in_order(arrays).tobytes())
-    return hashed.hexdigest()

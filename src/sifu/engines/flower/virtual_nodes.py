@@ -9,9 +9,9 @@ from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.engines.flower.client import client_app
 from sifu.engines.flower.exchange import ClaimedRoster, Exchange, Patience
-from sifu.engines.flower.ready import ReadyClient, blueprint, plan_of
 from sifu.engines.flower.statistics_engine import make_federation
 from sifu.engines.flower.wire import profile_message, read_profile
+from sifu.engines.ready import ReadyClient, blueprint, plan_of
 from sifu.errors import NoClientResponseError
 from sifu.theory.facts import IN_PROCESS
 

@@ -18,7 +18,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -30,17 +30,27 @@ from numpy.typing import NDArray
 
 from sifu.core.engine import Position
 from sifu.core.layout import ModelLayout, ModelPieces, Vector, model_pieces
+from sifu.engines.plans import (
+    FEATURES,
+    KEY,
+    MASKED,
+    NETWORK,
+    NUMBERS,
+    ROW_FEATURES,
+    ROW_TARGETS,
+    WORDS,
+    Arrays,
+    Instruction,
+    Origin,
+    Sent,
+    WireProfile,
+)
 from sifu.engines.remote import USUAL_METRICS, MetricNames, Score
 from sifu.errors import InputError
-from sifu.theory.arrays import Integers, Words
+from sifu.theory.arrays import Words
 from sifu.theory.closed_form import Rows, Statistics
-from sifu.theory.closed_form.rows import RowNumbers
-from sifu.theory.facts import ClientProfile
 
-Arrays = dict[str, NDArray[np.floating]]
 ARRAYS, CONFIG, METRICS, PROFILE = "arrays", "config", "metrics", "profile"
-NETWORK = "network-"
-"""Prefix of the records that hold the network parameters tuned by each group: `network-0`, `network-1`, ..."""
 SAMPLES = "num-examples"
 PROFILE_QUERY = "query.sifu_profile"
 PROFILE_WANTED = "sifu-profile"
@@ -50,7 +60,7 @@ EVALUATE_SEVERAL = "evaluate.sifu_several"
 """Evaluation of several models, in `arrays-0`, `arrays-1`, ...; sent only to clients whose profile sets `several`."""
 PREPARE, MASKED_TRAIN, DRIFT_QUERY = "train.sifu_prepare", "train.sifu_masked", "query.sifu_drift"
 """The three messages of a masked round; a ClientApp that does not know them never answers them unmasked."""
-KEY, MASKED, DRIFT = "key", "masked", "drift"
+DRIFT = "drift"
 CHECKPOINT, ROTATIONS = "checkpoint", "key-rotations"
 """Keys in `config` of every message of a run: the latest signed ledger head and the key rotations, as JSON."""
 LINKS, LINKS_FROM = "ledger-links", "ledger-links-from"
@@ -58,152 +68,22 @@ LINKS, LINKS_FROM = "ledger-links", "ledger-links-from"
 SHOW_EVENT = re.compile(r"show event (\d{1,15}):")
 """Pattern of a client's request for the links, naming the event they should start from."""
 LOSS_KEYS = ("loss", "eval_loss", "eval-loss")
-BOUNDS = ("smoothness", "curvature", "batch_ratio", "energy", "target_norm")
-"""Optional bounds on the client's loss in a profile, each a number or None."""
 ACCURACY_KEYS = ("accuracy", "eval_acc", "eval_accuracy", "acc")
 
 
-@dataclass(frozen=True)
-class WirePlan:
-    """Settings that every client of a built-in model needs, identical in every message.
+def instruction_of(message: Message) -> Instruction:
+    """Read the instruction of a message.
 
-    `features` is the spec's `[features]` section as JSON if samples pass through a public feature map, and `ridge` the
-    `[ridge]` section if the head is solved in closed form. `groups` is the number of groups that tune the map's network
-    (0: the network is not tuned). `stretch` is the factor by which a merge of the groups is moved on from the fresh
-    model.
+    Raises:
+        InputError: If the message does not come from a sifu server.
     """
-
-    model: str
-    outputs: int
-    init: str
-    dtype: str
-    seed: int
-    rate: float
-    steps: int
-    batch: int
-    momentum: float
-    nesterov: bool
-    weight_decay: float
-    clip: float = 0.0
-    features: str = ""
-    ridge: str = ""
-    groups: int = 0
-    stretch: float = 1.0
-
-    def to_text(self) -> str:
-        """Return the plan as JSON."""
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @staticmethod
-    def of_text(text: str) -> WirePlan:
-        """Parse a plan from JSON."""
-        return WirePlan(**json.loads(text))
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """Instructions that accompany the model in a message: position in the run, number of local steps, and plan.
-
-    `client` is the client's index in the federation, which seeds its batches. `plan` is empty unless the model is built
-    in. `networks` maps each group to the network parameters that it tuned.
-    """
-
-    position: Position
-    client: int
-    steps: int
-    plan: str = ""
-    networks: Mapping[int, Arrays] = field(default_factory=dict)
-
-    def to_record(self) -> ConfigRecord:
-        """Return the instruction as a Flower record."""
-        return ConfigRecord(
-            {
-                "branch": self.position.branch,
-                "round": self.position.round,
-                "server-round": self.position.round + 1,
-                "client": self.client,
-                "steps": self.steps,
-                "plan": self.plan,
-            }
-        )
-
-    @staticmethod
-    def of(message: Message) -> Instruction:
-        """Read the instruction of a message.
-
-        Raises:
-            InputError: If the message does not come from a sifu server.
-        """
-        config, keys = message.content[CONFIG], ("branch", "round", "client", "steps")
-        if not isinstance(config, ConfigRecord) or not {*keys, "plan"} <= set(config):
-            raise InputError("the message was not sent by a sifu server: it names no branch, round and client")
-        branch, round_number, client, steps = (int(config[key]) for key in keys)  # type: ignore[arg-type]
-        networks = {
-            int(name.removeprefix(NETWORK)): arrays_of(record)
-            for name, record in message.content.array_records.items()
-            if name.startswith(NETWORK)
-        }
-        return Instruction(Position(branch, round_number), client, steps, str(config["plan"]), networks)
-
-
-@dataclass(frozen=True)
-class WireProfile:
-    """A `ClientProfile` plus the values a server needs to build a built-in model and to bound its rounding errors.
-
-    `input_shape` and `outputs` describe the client's data. `batch_ratio`, `energy` and `target_norm` are defined in
-    `engines.sim.float_rounding`; None means that no bound is proven. `several` means that the client can evaluate
-    several models per message.
-    """
-
-    name: str
-    samples: int
-    local_steps: int
-    smoothness: float | None = None
-    curvature: float | None = None
-    input_shape: tuple[int, ...] = ()
-    outputs: int = 0
-    batch_ratio: float | None = None
-    energy: float | None = None
-    target_norm: float | None = None
-    several: bool = False
-
-    @property
-    def client(self) -> ClientProfile:
-        """The part of the profile that every engine uses."""
-        return ClientProfile(self.name, self.samples, self.local_steps, self.smoothness, self.curvature)
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return the profile as plain values, ready for JSON."""
-        return asdict(self) | {"input_shape": list(self.input_shape)}
-
-    @staticmethod
-    def of_mapping(values: Mapping[str, Any]) -> WireProfile:
-        """Parse and validate a profile received from a client.
-
-        Raises:
-            InputError: If a value is missing, has the wrong type or is out of range.
-        """
-        try:
-            shape = tuple(int(length) for length in values["input_shape"])
-            # The store's JSON writes 1.0 as 1.
-            bounds = {key: values.get(key) for key in BOUNDS}
-            numbers = {key: float(bound) if type(bound) is int else bound for key, bound in bounds.items()}
-            profile = WireProfile(**{**values, **numbers, "input_shape": shape})
-            sound = (
-                isinstance(profile.name, str)
-                and isinstance(profile.several, bool)
-                and all(isinstance(count, int) for count in (profile.samples, profile.local_steps))
-                and 0 < profile.samples < 2**53
-                and 0 < profile.local_steps <= 10**6
-                and all(
-                    bound is None or (type(bound) is float and 0.0 <= bound < math.inf) for bound in numbers.values()
-                )
-            )
-        except (TypeError, ValueError, KeyError) as error:
-            raise InputError(f"a client's profile cannot be read ({error})") from error
-        if not sound:
-            raise InputError(f"a client reported a profile that cannot be used: {dict(values)!r}"[:300])
-        return profile
+    config = message.content[CONFIG]
+    networks = {
+        int(name.removeprefix(NETWORK)): arrays_of(record)
+        for name, record in message.content.array_records.items()
+        if name.startswith(NETWORK)
+    }
+    return Instruction.of_values(config if isinstance(config, ConfigRecord) else {}, networks)
 
 
 def arrays_record(
@@ -217,14 +97,6 @@ def arrays_record(
 def arrays_of(record: ArrayRecord) -> Arrays:
     """Return the named arrays of a record."""
     return {name: array.numpy() for name, array in record.items()}
-
-
-def in_order(arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Concatenate named arrays in the order of their names.
-
-    Both sides of a masked round can do this without a layout.
-    """
-    return np.concatenate([arrays[name].reshape(-1) for name in sorted(arrays)])
 
 
 def model_message(
@@ -250,7 +122,7 @@ def model_message(
     Returns:
         The message, ready to be sent.
     """
-    content = RecordDict({CONFIG: ConfigRecord({**instruction.to_record(), **(more or {})})})
+    content = RecordDict({CONFIG: ConfigRecord({**instruction.to_values(), **(more or {})})})
     if isinstance(models, ArrayRecord):
         content[ARRAYS] = models
     elif models is not None:
@@ -272,7 +144,7 @@ def with_config(message: Message, more: Mapping[str, Any], timeout: float) -> Me
 
 def profile_message(node: int, plan: str, timeout: float) -> Message:
     """Build the message that asks a node for its profile."""
-    content = RecordDict({CONFIG: Instruction(Position(0, 0), 0, 1, plan).to_record()})
+    content = RecordDict({CONFIG: ConfigRecord({**Instruction(Position(0, 0), 0, 1, plan).to_values()})})
     return Message(content, node, PROFILE_QUERY, ttl=timeout, group_id="profile")
 
 
@@ -445,19 +317,6 @@ def read_scores(reply: Message, count: int) -> list[Score]:
 
 STATISTICS = "train.sifu_statistics"
 PREPARE_STATISTICS, SEND_MASKED_STATISTICS = "train.sifu_prepare_statistics", "train.sifu_masked_statistics"
-WORDS, FEATURES, NUMBERS = "statistics", "features", "numbers"
-ROW_FEATURES, ROW_TARGETS = "row-features", "row-targets"
-Sent = Integers | tuple[RowNumbers, RowNumbers]
-"""The words of statistics, or the features and targets of rows."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Origin of statistics: number of samples, digest of the feature map, and number format."""
-
-    samples: int
-    features: str
-    numbers: str
 
 
 def origin_records(origin: Origin, key: bytes | None = None) -> dict[str, MetricRecord | ConfigRecord]:

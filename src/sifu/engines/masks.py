@@ -1,0 +1,103 @@
+"""Pairwise masks modulo 2^64 that cancel in the sum over all participants (docs/theory.md, section 11)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from sifu.errors import InputError
+from sifu.theory.arrays import Words
+from sifu.theory.closed_form import Rows, Statistics, total
+from sifu.theory.facts import LEAST_MASKED
+
+_KEYSTREAM_BYTES = 2**24
+
+
+def new_secret() -> bytes:
+    """Make a private key for one round."""
+    return X25519PrivateKey.generate().private_bytes_raw()
+
+
+def public_part(secret: bytes) -> bytes:
+    """Return the public key of a private key."""
+    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+
+
+def mask(words: Words, secret: bytes, own: int, keys: Mapping[int, bytes], context: bytes) -> Words:
+    """Add one mask per other participant to the words.
+
+    Args:
+        words: The numbers to mask.
+        secret: This client's private key of the round.
+        own: Index of this client.
+        keys: Public keys of all participants by index.
+        context: Identifier of the round, so that no mask is used twice.
+
+    Returns:
+        The masked words.
+
+    Raises:
+        InputError: If the keys are invalid, repeated or too few, or do not contain this client's key.
+    """
+    if keys.get(own) != public_part(secret):
+        raise InputError("the participants' keys do not hold the one this client made for the round: nothing was sent")
+    if len(set(keys.values())) < len(keys) or len(keys) < LEAST_MASKED:
+        raise InputError(f"a masked round needs {LEAST_MASKED} participants with keys of their own")
+    mine = X25519PrivateKey.from_private_bytes(secret)
+    roll = b"".join(number.to_bytes(8, "big") + keys[number] for number in sorted(keys))
+    masked = words.copy()
+    for other, key in keys.items():
+        if other == own:
+            continue
+        try:
+            shared = mine.exchange(X25519PublicKey.from_public_bytes(key))
+        except ValueError as error:
+            raise InputError(f"the key of participant {other} is not one ({error}): nothing was sent") from error
+        pair = b"%d.%d" % (min(own, other), max(own, other))
+        seed = HKDF(SHA256(), 32, salt=None, info=b"sifu mask " + context + b" " + pair + b" " + roll).derive(shared)
+        _add_stream(masked, seed, own < other)
+    return masked
+
+
+def _add_stream(words: Words, seed: bytes, plus: bool) -> None:
+    """Add or subtract the keystream of a seed, in pieces."""
+    stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
+    step = _KEYSTREAM_BYTES // 8
+    for first in range(0, words.size, step):
+        piece = words[first : first + step]
+        noise = np.frombuffer(stream.update(bytes(piece.nbytes)), dtype="<u8")
+        if plus:
+            piece += noise
+        else:
+            piece -= noise
+
+
+def in_order(arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Concatenate named arrays in the order of their names.
+
+    Both sides of a masked round can do this without a layout.
+    """
+    return np.concatenate([arrays[name].reshape(-1) for name in sorted(arrays)])
+
+
+def counted_words(statistics: Statistics | Rows) -> Words:
+    """Return the words of statistics, of which only the sum is sent, followed by a one that counts the summands."""
+    words = total(statistics.fixed, [statistics]).words  # converts rows
+    return np.append(words.view(np.uint64), np.uint64(1))
+
+
+def networks_digest(networks: Mapping[int, Mapping[str, NDArray[Any]]]) -> str:
+    """Return a digest of the networks tuned by groups; statistics depend on them."""
+    hashed = hashlib.sha256()
+    for group, arrays in sorted(networks.items()):
+        hashed.update(b"%d" % group + in_order(arrays).tobytes())
+    return hashed.hexdigest()

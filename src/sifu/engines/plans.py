@@ -1,0 +1,177 @@
+"""Settings, instructions and profiles that server and clients exchange, whatever the transport."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.engine import Position
+from sifu.errors import InputError
+from sifu.theory.arrays import Integers
+from sifu.theory.closed_form.rows import RowNumbers
+from sifu.theory.facts import ClientProfile
+
+Arrays = dict[str, NDArray[np.floating]]
+NETWORK = "network-"
+"""Prefix of the names of the network parameters tuned by each group: `network-0`, `network-1`, ..."""
+WORDS, FEATURES, NUMBERS = "statistics", "features", "numbers"
+ROW_FEATURES, ROW_TARGETS = "row-features", "row-targets"
+KEY, MASKED = "key", "masked"
+"""Names of the values in a client's reply for a closed-form head."""
+BOUNDS = ("smoothness", "curvature", "batch_ratio", "energy", "target_norm")
+"""Optional bounds on the client's loss in a profile, each a number or None."""
+
+
+@dataclass(frozen=True)
+class WirePlan:
+    """Settings that every client of a built-in model needs, identical in every message.
+
+    `features` is the spec's `[features]` section as JSON if samples pass through a public feature map, and `ridge` the
+    `[ridge]` section if the head is solved in closed form. `groups` is the number of groups that tune the map's network
+    (0: the network is not tuned). `stretch` is the factor by which a merge of the groups is moved on from the fresh
+    model.
+    """
+
+    model: str
+    outputs: int
+    init: str
+    dtype: str
+    seed: int
+    rate: float
+    steps: int
+    batch: int
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+    clip: float = 0.0
+    features: str = ""
+    ridge: str = ""
+    groups: int = 0
+    stretch: float = 1.0
+
+    def to_text(self) -> str:
+        """Return the plan as JSON."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    def of_text(text: str) -> WirePlan:
+        """Parse a plan from JSON."""
+        return WirePlan(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """Instructions that accompany the model in a message: position in the run, number of local steps, and plan.
+
+    `client` is the client's index in the federation, which seeds its batches. `plan` is empty unless the model is built
+    in. `networks` maps each group to the network parameters that it tuned.
+    """
+
+    position: Position
+    client: int
+    steps: int
+    plan: str = ""
+    networks: Mapping[int, Arrays] = field(default_factory=dict)
+
+    def to_values(self) -> dict[str, int | str]:
+        """Return the instruction without its networks as plain values, ready for JSON."""
+        return {
+            "branch": self.position.branch,
+            "round": self.position.round,
+            "server-round": self.position.round + 1,
+            "client": self.client,
+            "steps": self.steps,
+            "plan": self.plan,
+        }
+
+    @staticmethod
+    def of_values(values: Mapping[str, Any], networks: Mapping[int, Arrays]) -> Instruction:
+        """Read an instruction from plain values and the networks sent with them.
+
+        Raises:
+            InputError: If the values do not come from a sifu server.
+        """
+        keys = ("branch", "round", "client", "steps")
+        if not {*keys, "plan"} <= set(values):
+            raise InputError("the message was not sent by a sifu server: it names no branch, round and client")
+        branch, round_number, client, steps = (int(values[key]) for key in keys)
+        return Instruction(Position(branch, round_number), client, steps, str(values["plan"]), networks)
+
+
+@dataclass(frozen=True)
+class WireProfile:
+    """A `ClientProfile` plus the values a server needs to build a built-in model and to bound its rounding errors.
+
+    `input_shape` and `outputs` describe the client's data. `batch_ratio`, `energy` and `target_norm` are defined in
+    `engines.sim.float_rounding`; None means that no bound is proven. `several` means that the client can evaluate
+    several models per message.
+    """
+
+    name: str
+    samples: int
+    local_steps: int
+    smoothness: float | None = None
+    curvature: float | None = None
+    input_shape: tuple[int, ...] = ()
+    outputs: int = 0
+    batch_ratio: float | None = None
+    energy: float | None = None
+    target_norm: float | None = None
+    several: bool = False
+
+    @property
+    def client(self) -> ClientProfile:
+        """The part of the profile that every engine uses."""
+        return ClientProfile(self.name, self.samples, self.local_steps, self.smoothness, self.curvature)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the profile as plain values, ready for JSON."""
+        return asdict(self) | {"input_shape": list(self.input_shape)}
+
+    @staticmethod
+    def of_mapping(values: Mapping[str, Any]) -> WireProfile:
+        """Parse and validate a profile received from a client.
+
+        Raises:
+            InputError: If a value is missing, has the wrong type or is out of range.
+        """
+        try:
+            shape = tuple(int(length) for length in values["input_shape"])
+            # The store's JSON writes 1.0 as 1.
+            bounds = {key: values.get(key) for key in BOUNDS}
+            numbers = {key: float(bound) if type(bound) is int else bound for key, bound in bounds.items()}
+            profile = WireProfile(**{**values, **numbers, "input_shape": shape})
+            sound = (
+                isinstance(profile.name, str)
+                and isinstance(profile.several, bool)
+                and all(isinstance(count, int) for count in (profile.samples, profile.local_steps))
+                and 0 < profile.samples < 2**53
+                and 0 < profile.local_steps <= 10**6
+                and all(
+                    bound is None or (type(bound) is float and 0.0 <= bound < math.inf) for bound in numbers.values()
+                )
+            )
+        except (TypeError, ValueError, KeyError) as error:
+            raise InputError(f"a client's profile cannot be read ({error})") from error
+        if not sound:
+            raise InputError(f"a client reported a profile that cannot be used: {dict(values)!r}"[:300])
+        return profile
+
+
+Sent = Integers | tuple[RowNumbers, RowNumbers]
+"""The words of statistics, or the features and targets of rows."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Origin of statistics: number of samples, digest of the feature map, and number format."""
+
+    samples: int
+    features: str
+    numbers: str

@@ -1,0 +1,416 @@
+"""Built-in models of remote clients: a client's computations, and the server's description of the training.
+
+A Flower node starts a process for every message, and computing features of images takes far longer than a local step.
+Features are therefore cached in a folder per client (`CachedFeatures`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sifu.core.closed_form_engine import head_facts, head_layout, head_profile, targets_of
+from sifu.core.engine import Engine
+from sifu.core.replies import ReplyRules
+from sifu.core.spec import Spec
+from sifu.core.spec.regime import ClosedForm, Regime, TunedNetworks, by_regime, penalty_of
+from sifu.core.spec.sections import FeaturesSpec, RidgeSpec, recorded_features
+from sifu.data.feature_maps import CachedFeatures, FeatureMap, fixed_point
+from sifu.data.feature_maps.build import specified_map, texts_as_tokens, tuned_map
+from sifu.engines.plans import Arrays, Instruction, WirePlan, WireProfile
+from sifu.engines.remote import Blueprint, HeadPlan
+from sifu.engines.sim import (
+    LinearModel,
+    LocalTraining,
+    ModuleModel,
+    SimulatedFederation,
+    SimulationSettings,
+    make_model,
+)
+from sifu.engines.sim.client_updates import Clipping
+from sifu.engines.sim.embedded_clients import OBJECTIVES, count_outputs, input_shape
+from sifu.engines.sim.embedded_heads import ClosedFormFederation
+from sifu.engines.sim.float_rounding import ClientSizes, proven_allowance
+from sifu.engines.sim.simulator import training_facts
+from sifu.engines.sim.tuned_engine import TunedFederation, number_format, tuned_model
+from sifu.errors import InputError
+from sifu.theory.closed_form import Rows, Statistics
+from sifu.theory.facts import DRAWN_FROM_SEED, FRESH_COPIES, ClientProfile, clipped_profile
+from sifu.theory.participation import ClientIndices, Participation
+from sifu.theory.regularity import automatic_rate, certified_rates
+
+
+def common_shape(profiles: Sequence[WireProfile]) -> tuple[int, ...]:
+    """Return the shape of a sample; raise `InputError` if clients differ."""
+    shapes = {profile.input_shape for profile in profiles}
+    if len(shapes) != 1 or () in shapes:
+        raise InputError(f"the clients' samples have different shapes, {sorted(shapes)[:3]}: they must agree")
+    return next(iter(shapes))
+
+
+@lru_cache(maxsize=8)
+def travelled_map(text: str, shape: tuple[int, ...]) -> FeatureMap:
+    """Make the feature map of a section received in a message; cached, because drawing a map takes time."""
+    return specified_map(_section(text), shape)
+
+
+def _section(text: str) -> FeaturesSpec:
+    return FeaturesSpec(**recorded_features(json.loads(text)))
+
+
+@lru_cache(maxsize=32)
+def reading_tokens(client: ReadyClient, features: str) -> ReadyClient:
+    """Return a client with token ids instead of texts; cached, since heads and federations are cached by client."""
+    x = texts_as_tokens(client.x, _section(features)) if features else client.x
+    return client if x is client.x else replace(client, x=x)
+
+
+def head_wire_profile(client: ReadyClient, plan: WirePlan) -> WireProfile:
+    """Return the profile of a client of a closed-form head: the shape and the counts of its data, and nothing else."""
+    ridge = RidgeSpec(**json.loads(plan.ridge))
+    labels = np.asarray(client.y)
+    if ridge.task == "classification":
+        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or not labels.size or labels.min() < 0:
+            raise InputError(f"class numbers from 0 on were expected, one for each sample; found {labels.dtype}")
+        outputs = max(2, 1 + int(labels.max()))
+    else:
+        outputs = labels.shape[1] if labels.ndim == 2 else 1
+    head_of(client, plan, max(outputs, plan.outputs))  # raises if labels or samples cannot be used
+    return WireProfile(client.name, len(labels), 1, 0.0, 0.0, input_shape([client]), outputs)
+
+
+@lru_cache(maxsize=32)
+def head_of(client: ReadyClient, plan: WirePlan, outputs: int, number: int = 0) -> ClosedFormFederation:
+    """Return a federation of one client, which computes its statistics and evaluates a head on its data.
+
+    Args:
+        client: Client with its data.
+        plan: Settings sent by the server.
+        outputs: Number of outputs of the head.
+        number: Index of the client, which keys its batches if groups tune the network under the head.
+    """
+    features, ridge = travelled_map(plan.features, input_shape([client])), RidgeSpec(**json.loads(plan.ridge))
+    targets = targets_of(ridge, outputs)
+    if plan.groups:
+        features = tuned = tuned_map(_section(plan.features), features, outputs, plan.groups, plan.stretch)
+    fixed = fixed_point(features, targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits)
+    if plan.groups:
+        return TunedFederation([client], tuned, targets, fixed, None, _training(plan), plan.seed, numbers=[number])
+    return ClosedFormFederation([client], features, targets, fixed, None)
+
+
+def _asked_head(client: ReadyClient, instruction: Instruction) -> ClosedFormFederation:
+    """Return `head_of` with features computed by the networks in a message."""
+    plan = WirePlan.of_text(instruction.plan)
+    head = head_of(reading_tokens(client, plan.features), plan, plan.outputs, instruction.client)
+    if isinstance(head, TunedFederation):
+        layout = head.tuning.layout
+        head.use_networks({group: layout.flatten(arrays) for group, arrays in instruction.networks.items()})
+    return head
+
+
+def _blueprint_of_head(
+    spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
+) -> tuple[Blueprint, Spec]:
+    """Describe a closed-form head; see `blueprint`."""
+    return _on_features(spec, profiles, specified_map(spec.features, common_shape(profiles)), identity, preprocessing)
+
+
+def _blueprint_of_tuned_head(
+    spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
+) -> tuple[Blueprint, Spec]:
+    """Describe a closed-form head on networks that groups tune; see `blueprint`."""
+    outputs, features = _outputs_of_head(spec, profiles), specified_map(spec.features, common_shape(profiles))
+    tuned = tuned_map(spec.features, features, outputs, spec.groups.count, spec.groups.stretch)
+    of_head, settled = _on_features(spec, profiles, tuned, identity, preprocessing)
+    assert of_head.head is not None
+    tuning = replace(
+        of_head,
+        layout=tuned_model(tuned.network).layout(number_format(tuned.network)),
+        clients=tuple(ClientProfile(profile.name, profile.samples, spec.local.steps) for profile in profiles),
+        initial_model=lambda branch: tuned.network.flat(),
+        replies=ReplyRules(spec.server.rejected, spec.server.update_bound),
+        evaluates=False,
+        head=None,
+    )
+    return replace(of_head, head=replace(of_head.head, tuning=tuning, networks=tuned.networks)), settled
+
+
+def _outputs_of_head(spec: Spec, profiles: Sequence[WireProfile]) -> int:
+    """Return the number of outputs of a head; refuse a `model.outputs` that does not fit the clients' labels."""
+    counted = {profile.outputs for profile in profiles}
+    outputs = spec.model.outputs or max(counted)
+    if outputs < max(counted) or (spec.ridge.task != "classification" and counted != {outputs}):
+        raise InputError(f"model.outputs = {outputs}, but the clients' labels need {sorted(counted)}")
+    return outputs
+
+
+def _on_features(
+    spec: Spec, profiles: Sequence[WireProfile], features: FeatureMap, identity: str, preprocessing: str
+) -> tuple[Blueprint, Spec]:
+    """Describe a closed-form head on these features, and resolve the open settings of its spec."""
+    ridge, outputs = spec.ridge, _outputs_of_head(spec, profiles)
+    plan = plan_of(spec, outputs)
+    fixed = fixed_point(
+        features, targets_of(ridge, outputs), feature_bits=ridge.feature_bits, target_bits=ridge.target_bits
+    )
+    layout = head_layout(fixed)
+    facts = head_facts(
+        features.digest(),
+        declared=features.is_declared,
+        users=features.kind == "module",
+        from_labels=ridge.task == "classification" and not spec.model.outputs,
+        preprocessing=preprocessing,
+        identity=identity,
+    )
+    of_head = Blueprint(
+        layout,
+        tuple(head_profile(profile.name, profile.samples) for profile in profiles),
+        facts,
+        lambda branch: np.zeros(layout.size),
+        spec.seed,
+        plan.to_text(),
+        several=all(profile.several for profile in profiles),
+        head=HeadPlan(fixed, penalty_of(ridge, fixed.features)),
+    )
+    return of_head, replace(spec, **spec.regime.settled(plan.rate, "sum", fixed.features))
+
+
+STEPS = ("steps", "batch", "momentum", "nesterov", "weight_decay", "clip")
+"""Fields of a plan that have the same names as in the spec's section `[local]`."""
+
+
+def plan_of(spec: Spec, outputs: int = 0) -> WirePlan:
+    """Return the settings of a spec that clients need; before the profiles are known, without rate and outputs."""
+    model, sent = spec.model, spec.regime.sent_settings()
+    return WirePlan(
+        model.kind,
+        outputs,
+        model.init,
+        model.dtype,
+        spec.seed,
+        sent.rate,
+        **{name: getattr(spec.local, name) for name in STEPS},
+        features=_text(sent.features),
+        ridge=_text(sent.ridge),
+        groups=sent.groups,
+        stretch=sent.stretch,
+    )
+
+
+def _text(section: FeaturesSpec | RidgeSpec | None) -> str:
+    """Return a section of the spec as JSON; empty if clients do not need it."""
+    return "" if section is None else json.dumps(asdict(section), sort_keys=True)
+
+
+def _training(plan: WirePlan) -> LocalTraining:
+    return LocalTraining(
+        plan.rate, plan.steps, plan.batch or None, plan.momentum, plan.nesterov, plan.weight_decay, plan.clip
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ReadyClient:
+    """Client that trains a built-in model on its data: `x` (n, ...) and `y` in the format of `engines.sim`.
+
+    `x` may be a list of texts if features come from a language model (`features.kind = "transformers"`); every node
+    then needs the model under the name in the spec. `cache` is a folder on the node for features of its samples.
+    Without it, every new process computes them again.
+    """
+
+    name: str
+    x: Any
+    y: Any
+    cache: str | Path | None = None
+
+    def profile(self, instruction: Instruction) -> WireProfile:
+        """Return the profile of the data: shape, counts and bounds only."""
+        plan = WirePlan.of_text(instruction.plan)
+        client = reading_tokens(self, plan.features)
+        if plan.ridge:
+            return head_wire_profile(client, plan)
+        outputs = count_outputs([client], OBJECTIVES[plan.model if plan.model in OBJECTIVES else "softmax"])
+        shape = input_shape([client])
+        profile = WireProfile(self.name, int(np.shape(client.x)[0]), plan.steps, None, None, shape, outputs)
+        if plan.model not in OBJECTIVES:
+            return profile
+        federation = _federation_of(client, replace(plan, outputs=max(outputs, plan.outputs)), 0)
+        sizes, own = federation.sizes, federation.clients[0]
+        assert sizes is not None  # every linear model has them
+        return replace(
+            profile,
+            smoothness=own.smoothness,
+            curvature=plan.weight_decay,
+            batch_ratio=float(sizes.batch_ratios[0]),
+            energy=float(sizes.energy[0]),
+            target_norm=float(sizes.target_norms[0]),
+        )
+
+    def train(self, model: Arrays, instruction: Instruction) -> tuple[Arrays, int]:
+        """Take the local steps on batches keyed by this client's number; return the model and the number of samples."""
+        plan = WirePlan.of_text(instruction.plan)
+        client = reading_tokens(self, plan.features)
+        head = head_of(client, plan, plan.outputs, instruction.client) if plan.groups else None
+        federation = (
+            head.tuning if isinstance(head, TunedFederation) else _federation_of(client, plan, instruction.client)
+        )
+        start = federation.layout.flatten(model)
+        moved = federation.local_models(start, instruction.position, np.array([0]), instruction.steps)[0]
+        return dict(federation.layout.unflatten(moved)), federation.clients[0].samples
+
+    def evaluate(self, model: Arrays, instruction: Instruction) -> tuple[int, int, float]:
+        """Evaluate a model on the client's data; return samples, correct predictions and summed loss."""
+        plan = WirePlan.of_text(instruction.plan)
+        federation: Engine = (
+            _asked_head(self, instruction)
+            if plan.ridge
+            else _federation_of(reading_tokens(self, plan.features), plan, instruction.client)
+        )
+        evaluation = federation.evaluate(federation.layout.flatten(model), np.array([0]))
+        return int(evaluation.samples[0]), int(evaluation.correct[0]), float(evaluation.loss_sum[0])
+
+    def statistics(self, instruction: Instruction) -> tuple[Statistics | Rows, str]:
+        """Return the client's message for a closed-form head, and the digest of the feature map.
+
+        The message holds the statistics (G, H, n, q) of the data, or its rows.
+        """
+        plan = WirePlan.of_text(instruction.plan)
+        if not plan.ridge:
+            raise InputError(f"statistics need a head in closed form, and this plan has a model {plan.model!r}")
+        head = _asked_head(self, instruction)
+        return head.sent_by(0), head.facts.features
+
+
+@lru_cache(maxsize=32)
+def _federation_of(client: ReadyClient, plan: WirePlan, number: int) -> SimulatedFederation:
+    """Return a federation of one client; cached, because Flower's simulation serves a client repeatedly."""
+    if plan.features:
+        features = travelled_map(plan.features, input_shape([client]))
+        if client.cache is not None:
+            features = CachedFeatures(features, Path(client.cache))
+        rows = np.concatenate([phi for _, phi in features.chunks(np.asarray(client.x))])
+        client = replace(client, x=rows.astype(plan.dtype))
+    model = make_model(plan.model, input_shape([client]), plan.outputs, init=plan.init)  # type: ignore[arg-type]
+    return SimulatedFederation(
+        [client],
+        model,
+        _training(plan),
+        SimulationSettings(
+            dtype=plan.dtype,  # type: ignore[arg-type]
+            seed=plan.seed,
+            numbers=[number],
+        ),
+    )
+
+
+def blueprint(
+    spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
+) -> tuple[Blueprint, Spec]:
+    """Describe the training of a spec on clients with these profiles.
+
+    Args:
+        spec: Spec of the run.
+        profiles: Profiles of the clients.
+        identity: Method of identifying clients.
+        preprocessing: Description of the preprocessing of samples.
+
+    Returns:
+        The description, and the spec with its local rate resolved.
+
+    Raises:
+        InputError: If the spec does not fit the clients' data.
+    """
+    describe = by_regime(BLUEPRINTS, spec.regime)
+    return describe(spec, profiles, identity=identity, preprocessing=preprocessing)
+
+
+def _blueprint_of_rounds(
+    spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
+) -> tuple[Blueprint, Spec]:
+    """Describe training in rounds; see `blueprint`."""
+    shape = common_shape(profiles)
+    features = None if spec.features.kind == "none" else specified_map(spec.features, shape)
+    counted = max(profile.outputs for profile in profiles)
+    linear_values = spec.model.kind in ("logistic", "least_squares")
+    outputs = spec.model.outputs or counted
+    if outputs < counted:
+        raise InputError(f"model.outputs = {outputs}, but the clients' labels need {counted}")
+    clients = tuple(profile.client for profile in profiles)
+    if spec.local.clip > 0.0:
+        clients = tuple(map(clipped_profile, clients))
+    rate = spec.local.rate
+    if rate == "auto":
+        automatic = automatic_rate(certified_rates(clients, spec.local.momentum), spec.model.kind)
+        if automatic is None or spec.local.nesterov:
+            raise InputError('local.rate = "auto" needs a linear model without nesterov and local.clip: give a number')
+        spec = replace(spec, local=replace(spec.local, rate=automatic))
+    plan = plan_of(spec, outputs)
+    training = _training(plan)
+    model: LinearModel | ModuleModel = make_model(
+        plan.model, shape if features is None else (features.features,), outputs, init=spec.model.init
+    )
+    server, rules = spec.server, ReplyRules(spec.server.rejected, spec.server.update_bound)
+    clipping = Clipping.of(spec)
+    rounding = _rounding(model, training, server.rate, profiles, spec.model.dtype) if clipping is None else None
+    facts = training_facts(
+        model,
+        training,
+        clipping,
+        rules,
+        server_rate=server.rate,
+        participation=Participation.parse(server.participation),
+        dtype=spec.model.dtype,
+        rounding_bounded=rounding is not None,
+        preprocessing=preprocessing,
+        shape_from_labels=not spec.model.outputs and not linear_values,
+        identity=identity,
+        initial=DRAWN_FROM_SEED,
+        features="" if features is None else features.digest(),
+        features_declared=features is not None and features.is_declared,
+        module=FRESH_COPIES if features is not None and features.kind == "module" else "",
+    )
+
+    training_blueprint = Blueprint(
+        model.layout(spec.model.dtype),
+        clients,
+        facts,
+        lambda branch: model.initial(spec.seed, branch, spec.model.dtype),
+        spec.seed,
+        plan.to_text(),
+        rounding,
+        clipping,
+        rules,
+        all(profile.several for profile in profiles),
+    )
+    return training_blueprint, spec
+
+
+BLUEPRINTS: dict[type[Regime], Callable[..., tuple[Blueprint, Spec]]] = {
+    Regime: _blueprint_of_rounds,
+    ClosedForm: _blueprint_of_head,
+    TunedNetworks: _blueprint_of_tuned_head,
+}
+
+
+def _rounding(
+    model: LinearModel | ModuleModel,
+    training: LocalTraining,
+    server_rate: float,
+    profiles: Sequence[WireProfile],
+    dtype: str,
+) -> Callable[[float, ClientIndices], float] | None:
+    """Return the rounding allowance from the clients' reported bounds; None if nothing is proven."""
+    needed = [(profile.smoothness, profile.batch_ratio, profile.energy, profile.target_norm) for profile in profiles]
+    if not isinstance(model, LinearModel) or any(None in row for row in needed):
+        return None
+    smoothness, ratios, energy, norms = (np.array(column, dtype=np.float64) for column in zip(*needed, strict=True))
+    samples = np.array([profile.samples for profile in profiles], dtype=np.int64)
+    return proven_allowance(
+        model, training, server_rate, ClientSizes(samples, ratios, smoothness, energy, norms), dtype
+    )

@@ -1,0 +1,241 @@
+"""Base of the engines of closed-form heads whose clients run elsewhere; subclasses implement the messages.
+
+`RemoteStatistics` sees every client's statistics and checks each of them. `MaskedRemoteStatistics` sees only their sum:
+masks are pairwise and modulo 2^64 (`masks`), and int64 statistics can be masked without loss. The masks of the ready
+clients cancel only in the sum over all of them. If one part is missing, nothing can be decoded and the sum is repeated
+without that client; a wrong sum is never returned.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.closed_form_engine import GroupNetwork, MaskedStatisticsEngine, MaskedSum, TunedEngine
+from sifu.core.engine import Incident, Position, Reason, Rejection, RoundResult
+from sifu.core.layout import Vector
+from sifu.core.round import RoundSetup
+from sifu.engines.plans import Origin, Sent
+from sifu.engines.remote import ATTEMPTS, Blueprint, HeadPlan, RemoteFederation
+from sifu.engines.sim.embedded_heads import checked
+from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
+from sifu.theory.arrays import Words
+from sifu.theory.closed_form import Rows, Statistics
+from sifu.theory.closed_form.rows import kept_bytes, words_at
+from sifu.theory.closed_form.statistics_check import find_flaw
+from sifu.theory.facts import LEAST_MASKED, MASKED_STATISTICS, TrainingFacts
+
+BYTES_AT_ONCE = 1 << 28
+"""Maximum number of bytes of statistics requested at once; larger requests are split into batches of clients."""
+
+
+class RemoteStatistics(RemoteFederation):
+    """Engine, and `StatisticsEngine`, of remote clients that send unmasked statistics."""
+
+    _head: HeadPlan
+
+    def _use(self, blueprint: Blueprint) -> None:
+        """Use a blueprint; refuse a possible overflow before any client sends statistics."""
+        if blueprint.head is None:
+            raise InputError("these clients train a model in rounds and send no statistics")
+        fixed, samples = blueprint.head.fixed, sum(client.samples for client in blueprint.clients)
+        if samples > fixed.samples_at_most:
+            raise InputError(
+                f"the clients have {samples} samples, and sums of whole numbers have room for "
+                f"{fixed.samples_at_most}: use fewer ridge.feature_bits, or a smaller features.norm"
+            )
+        super()._use(blueprint)
+        self._head, self.fixed, self.relative_penalty = blueprint.head, fixed, blueprint.head.relative_penalty
+
+    @abstractmethod
+    def reachable(self, clients: Sequence[int]) -> list[int]:
+        """Return the clients that can be asked now."""
+
+    @abstractmethod
+    def _ask_statistics(self, clients: Sequence[int], position: Position) -> dict[int, tuple[Origin, Sent] | Reason]:
+        """Return the statistics of the clients that reply, or the reason why a reply cannot be read."""
+
+    def collect(
+        self, clients: Sequence[int], position: Position
+    ) -> Iterator[tuple[int, Statistics | Rows | Rejection | None]]:
+        """Yield each client's statistics or rows after checking them; None for a client that does not reply."""
+        largest = max((kept_bytes(self.fixed, self.clients[client].samples) for client in clients), default=1)
+        at_once = max(1, BYTES_AT_ONCE // largest)
+        for first in range(0, len(clients), at_once):
+            some = clients[first : first + at_once]
+            answers = self._ask_statistics(some, position)
+            for client in some:
+                answer = answers.pop(client, None)
+                yield client, None if answer is None else self._checked(client, position, answer)
+
+    def _checked(
+        self, client: int, position: Position, answer: tuple[Origin, Sent] | Reason
+    ) -> Statistics | Rows | Rejection:
+        if not isinstance(answer, tuple):
+            return self._rejection(client, position, answer)
+        sent, refusal = answer[1], self._refusal(client, answer[0])
+        if refusal is not None:
+            return self._rejection(client, position, refusal)
+        try:
+            read = Rows(self.fixed, *sent) if isinstance(sent, tuple) else Statistics(self.fixed, sent)
+            return checked(read, self.fixed, self.clients[client], position)
+        except InputError:
+            return self._rejection(client, position, "wrong shape")
+
+    def _rejection(self, client: int, position: Position, reason: Reason) -> Rejection:
+        return Rejection(position, self.clients[client].name, reason, left_out=True)
+
+    def _refusal(self, client: int, origin: Origin) -> Reason | None:
+        """Return why statistics of this origin are refused; None if they are accepted."""
+        if origin.features != self.facts.features:
+            return "another feature map"
+        if origin.numbers != self.fixed.describe():
+            return "wrong shape"
+        return None if origin.samples == self.clients[client].samples else "wrong samples"
+
+    def run_together(self, setups: Sequence[RoundSetup], *, separate: bool) -> list[RoundResult]:
+        """Raise `InputError`: a head is solved from statistics, not trained in rounds."""
+        raise InputError("a head in closed form is solved from statistics and cannot be trained in rounds")
+
+    def local_updates(self, *arguments: Any) -> NDArray[np.floating]:
+        """Raise `InputError`: a closed-form head has no updates."""
+        raise InputError("clients of a closed-form head send statistics once, and no updates")
+
+
+class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
+    """A `RemoteStatistics` that is also a `MaskedStatisticsEngine`: the server learns only the sum of statistics."""
+
+    pause = 0.0
+    """Seconds between two attempts."""
+
+    @property
+    def facts(self) -> TrainingFacts:
+        """Training facts, including that single clients' statistics could not be checked."""
+        facts = super().facts
+        return replace(facts, outside=(*facts.outside, MASKED_STATISTICS))
+
+    @abstractmethod
+    def _ask_keys(self, clients: Sequence[int], position: Position) -> Mapping[int, tuple[Origin, bytes] | Reason]:
+        """Let clients prepare statistics; return the origin and the public key that each sends, as for statistics."""
+
+    @abstractmethod
+    def _ask_masked(self, keys: Mapping[int, bytes], position: Position, total: Words) -> list[int]:
+        """Add the masked words of the clients in `keys` to `total`; return the clients whose words were added."""
+
+    def collect(
+        self, clients: Sequence[int], position: Position
+    ) -> Iterator[tuple[int, Statistics | Rows | Rejection | None]]:
+        """Raise `InputError`: the statistics of a single client are never visible."""
+        raise InputError("masked statistics are available only as a sum (collect_sum)")
+
+    def collect_sum(self, clients: Sequence[int], position: Position) -> MaskedSum:
+        """Return the sum over all clients that are ready; repeat without clients that do not send their part."""
+        rejections: dict[int, Rejection] = {}
+        missing: set[int] = set()
+        sent = 0
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                time.sleep(self.pause)
+            keys = self._prepared([client for client in clients if client not in missing], position, rejections)
+            if len(keys) < LEAST_MASKED:
+                self.note(position, None, f"{len(keys)} were ready, a masked sum needs {LEAST_MASKED}")
+                continue
+            total = np.zeros(words_at(self.fixed) + 1, dtype=np.uint64)
+            came = self._ask_masked(keys, position, total)
+            sent += len(came)
+            if set(came) == set(keys):
+                statistics = self._sum(total, sorted(keys))
+                return MaskedSum(statistics, tuple(sorted(keys)), tuple(rejections.values()), sent)
+            missing |= set(keys) - set(came)
+            again = f"{len(came)} of {len(keys)} masked statistics came: the sum is done again without the others"
+            self.note(position, None, again)
+        raise NoClientResponseError(
+            f"no sum of masked statistics came together in {ATTEMPTS} attempts (it needs {LEAST_MASKED} clients that "
+            "stay to the end): nothing was changed; check that the clients are connected and start again. With fewer "
+            f"than {LEAST_MASKED} clients left set masked-statistics = false"
+        )
+
+    def _prepared(
+        self, clients: Sequence[int], position: Position, rejections: dict[int, Rejection]
+    ) -> dict[int, bytes]:
+        """Return the keys of clients that have prepared the right statistics; add the others to `rejections`."""
+        keys = {}
+        acceptable = [client for client in clients if client not in rejections]
+        for client, answer in sorted(self._ask_keys(acceptable, position).items()):
+            refusal = self._refusal(client, answer[0]) if isinstance(answer, tuple) else answer
+            if refusal is not None:
+                rejections[client] = self._rejection(client, position, refusal)
+            elif isinstance(answer, tuple):
+                keys[client] = answer[1]
+        return keys
+
+    def _sum(self, total: Words, clients: Sequence[int]) -> Statistics:
+        """Return the sum as statistics of all `clients`; refuse a sum that their data cannot have given."""
+        words, samples = total.view(np.int64), sum(self.clients[client].samples for client in clients)
+        statistics = Statistics(self.fixed, words[:-1].copy())
+        flaw, detail = find_flaw(statistics)
+        if words[-1] != len(clients) or statistics.samples != samples or flaw is not None:
+            why = f"{flaw.value} ({detail})" if flaw is not None else f"{statistics.samples} samples, not {samples}"
+            raise RoundRejectedError(
+                f"the sum of the masked statistics of {len(clients)} clients is refused and nothing was changed: "
+                f"{why}. Masking hides which client sent them: to find out, continue with masked-statistics = false, "
+                "where each client's statistics are checked"
+            )
+        return statistics
+
+
+class TunedRemoteStatistics(RemoteStatistics, TunedEngine):
+    """A `RemoteStatistics` that is also a `TunedEngine`: members of each group tune its network.
+
+    Later messages contain the tuned parameters, and nothing else of the networks. If a client is excluded, this applies
+    to both kinds of rounds.
+    """
+
+    tuning: RemoteFederation
+
+    @property
+    def facts(self) -> TrainingFacts:
+        """Training facts, including the assumptions of the groups' rounds."""
+        facts, tuning = super().facts, self.tuning.facts.outside
+        return replace(facts, outside=(*facts.outside, *(what for what in tuning if what not in facts.outside)))
+
+    def tuning_blueprint(self) -> Blueprint:
+        """Return the training configuration of a group.
+
+        Raises:
+            InputError: If no group tunes the network under the head.
+        """
+        if self._head.tuning is None:
+            raise InputError("the features of these clients come from a network that no group tunes")
+        return self._head.tuning
+
+    @abstractmethod
+    def _send_networks(self, networks: Mapping[int, Vector]) -> None:
+        """Include these networks of groups in every message of statistics or evaluation from now on."""
+
+    def use_backbones(self, backbones: Sequence[GroupNetwork]) -> None:
+        """Compute features with these networks from now on."""
+        assert self._head.networks is not None  # set wherever `tuning` is
+        networks = self._head.networks(backbones)
+        self._send_networks({group: networks[group] for group in sorted(networks)})
+
+    def renew(self, blueprint: Blueprint) -> None:
+        """Continue with additional clients."""
+        super().renew(blueprint)
+        self.tuning.renew(self.tuning_blueprint())
+
+    def leave_out(self, clients: Iterable[int]) -> None:
+        """Exclude these clients from rounds of both kinds."""
+        chosen = list(clients)
+        super().leave_out(chosen)
+        self.tuning.leave_out(chosen)
+
+    def take_incidents(self) -> list[Incident]:
+        """Return the incidents of rounds of both kinds, and clear them."""
+        return [*self.tuning.take_incidents(), *super().take_incidents()]
