@@ -293,6 +293,7 @@ def test_statistics_that_cannot_be_are_refused_and_named(tmp_path: Path, reason:
         ("impossible statistics", rows_changed(longer)),
         ("wrong shape", rows_changed(lambda features: features[:, :-1])),
         ("wrong shape", rows_changed(lambda features: features[:-1])),
+        ("wrong shape", rows_changed(lambda features: np.array(features[0, 0]))),
         ("wrong shape", rows_changed(lambda features: features.astype(np.float64))),
         ("another feature map", another_map),
     ],

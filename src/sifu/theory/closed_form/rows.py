@@ -35,8 +35,8 @@ class Rows:
     targets: RowNumbers
 
     def __post_init__(self) -> None:
-        count = len(self.features)
-        expected = ((count, self.fixed.features), (count, self.fixed.outputs))
+        count = self.features.shape[:1]
+        expected = ((*count, self.fixed.features), (*count, self.fixed.outputs))
         for name, array, shape in zip(("features", "targets"), (self.features, self.targets), expected, strict=True):
             if array.dtype != ROW_TYPE or array.shape != shape:
                 raise InputError(f"{name} are {array.dtype} {array.shape}; {ROW_TYPE} {shape} was expected")
