@@ -232,7 +232,12 @@ def _is_users(name: str | None) -> bool:
     if name is None or name.partition(".")[0] in ("sifu", "builtins", *sys.stdlib_module_names):
         return name == "__main__"
     file = getattr(sys.modules.get(name), "__file__", None)
-    return file is None or not str(Path(file).resolve()).startswith(INSTALLED)
+    return file is None or not _is_installed(file)
+
+
+@functools.cache  # called for every function in reach after every local training
+def _is_installed(file: str) -> bool:
+    return str(Path(file).resolve()).startswith(INSTALLED)
 
 
 _READERS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
