@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from sifu.core.record_commitments import new_nonces
     from sifu.core.request_terms import RequestTerms
     from sifu.core.spec import Spec
+    from sifu.engines.loop_client import LoopClient
     from sifu.errors import (
         InputError,
         MissingExtensionError,
@@ -83,6 +84,7 @@ __all__ = [
     "Evaluated",
     "InputError",
     "LoadedModel",
+    "LoopClient",
     "MissingExtensionError",
     "NamedKey",
     "NoClientResponseError",
@@ -152,6 +154,7 @@ _ELSEWHERE = {
     "AuditReport": "sifu.audit",
     "audit_client": "sifu.audit",
     "audit_run": "sifu.audit",
+    "LoopClient": "sifu.engines.loop_client",
     "ServerLoop": "sifu.server.server_loop",
     "write_evidence": "sifu.report",
     "write_report": "sifu.report",

@@ -150,7 +150,7 @@ class ReplyGate:
             # Copy: the owner of the array may change it after the check.
             self.accepted[client] = reply.vector if reply.owned else np.array(reply.vector, dtype=self._layout.dtype)  # type: ignore[assignment]
             return None
-        name = self._clients[client].name if client is not None else _printable(reply.client)
+        name = self._clients[client].name if client is not None else printable(reply.client)
         rejection = Rejection(self._position, name, reason or "unknown client", False)
         self._refused.append(rejection)
         return rejection
@@ -251,7 +251,7 @@ def _length_at_most(model: ModelPieces) -> float:
         return 1.01 * math.sqrt(squares + 1e-37 * model.shape[0])
 
 
-def _printable(named: object) -> str:
+def printable(named: object) -> str:
     """Return the name that an unknown client gave, in a form that can be recorded and shown."""
     text = named if isinstance(named, str) else f"<{type(named).__name__}>"
     return "".join(character if character.isprintable() else "?" for character in text[:LONGEST_NAME])

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -18,12 +19,14 @@ from sifu.core.engine import Evaluation, Incident, Position, RoundResult
 from sifu.core.layout import Vector, model_pieces
 from sifu.core.replies import Reply
 from sifu.core.round import RoundSetup, listed, run_round
+from sifu.engines.plans import Instruction
 from sifu.engines.remote import NO_SCORE, Blueprint, OpenRound, RemoteFederation, Score, evaluation_of
 from sifu.errors import InputError, NoClientResponseError
 from sifu.theory.participation import ClientIndices
 
 Arrays = Mapping[str, NDArray[Any]]
-Kind = Literal["train", "evaluate"]
+Kind = Literal["train", "evaluate", "statistics", "prepare", "masked"]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 LOST_IN_A_ROW = 5
 """Number of consecutive rounds without a usable reply after which training stops; it can be continued later."""
 
@@ -35,12 +38,16 @@ class Task:
     `kind` is "train" (each client answers with its trained arrays) or "evaluate" (each answers with its number of
     correct predictions and its summed loss). `branch` and `round` identify a round: after a request, rounds restart at
     0 on the next branch. Groups that train separately have their own models in the same task.
+
+    Tasks of a closed-form head also have `instructions`, plain values for each client, and three more kinds:
+    "statistics", or "prepare" and then "masked". A `sifu.LoopClient` answers every kind.
     """
 
     kind: Kind
     branch: int
     round: int
     models: Mapping[str, Arrays]
+    instructions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 Exchange = Callable[[Task], Mapping[str, Any]]
@@ -119,10 +126,18 @@ class OutsideFederation(RemoteFederation):
             self.note(Position(0, 0), client, "its evaluation cannot be used")
         return NO_SCORE
 
-    def _ask(self, kind: Kind, position: Position, models: Mapping[str, Arrays]) -> Mapping[str, Any]:
+    def _ask(
+        self, kind: Kind, position: Position, models: Mapping[str, Arrays], more: Mapping[str, Any] = NOTHING
+    ) -> Mapping[str, Any]:
         if not models:
             return {}
-        replies = self._exchange(Task(kind, position.branch, position.round, models))
+        instructions, plan = {}, self.blueprint.plan
+        if plan:
+            for number, client in enumerate(self.clients):
+                if client.name in models:
+                    told = Instruction(position, number, client.local_steps, plan).to_values()
+                    instructions[client.name] = {"kind": kind, **told, **more}
+        replies = self._exchange(Task(kind, position.branch, position.round, models, instructions))
         doing = "evaluation: " if kind == "evaluate" else ""
         self.incidents += [
             Incident(position.branch, position.round, name, f"{doing}no reply was submitted")

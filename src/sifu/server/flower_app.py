@@ -49,7 +49,7 @@ from sifu.run.clients_and_engine import preprocessing_of
 from sifu.run.regularities import Regularities
 from sifu.run.run_view import RunView
 from sifu.run.training import Progress
-from sifu.server.server_loop import serve
+from sifu.server.server_loop import check_keeps_sum, serve
 from sifu.store.database import CLIENTS_FILE, DATABASE
 from sifu.store.projection import NewEvent
 from sifu.store.reader import JOINED, RunReader
@@ -450,11 +450,8 @@ class _ClientRegistry:
         design, resolved = self._blueprint(spec, profiles)
         if self._settings.masked_updates and (self._spec.keep.gram_clients or self._spec.round_extras.updates_every):
             raise InputError("with masked-updates the spec's keep.gram_clients must be 0, and no updates can be stored")
-        if design.head and self._settings.masked_statistics and resolved.keep.statistics == "clients":
-            raise InputError(
-                'keep.statistics = "clients" needs the statistics of each client, which a server with masked '
-                'statistics never sees: write "sum", or set masked-statistics = false'
-            )
+        if design.head and self._settings.masked_statistics:
+            check_keeps_sum(resolved)
         self._engine = make_federation(
             self._grid,
             self._roster,

@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -30,8 +30,12 @@ from sifu.core.engine import Engine, LeavesOut, NotesIncidents
 from sifu.core.operator_words import LOOP
 from sifu.core.replies import Wait
 from sifu.core.spec import Spec
-from sifu.engines.outside import OutsideFederation, Task
+from sifu.engines.outside import Task
+from sifu.engines.outside_statistics import outside_federation
 from sifu.engines.own_models import own_training
+from sifu.engines.plans import WireProfile
+from sifu.engines.ready import blueprint
+from sifu.engines.remote import Blueprint
 from sifu.errors import InputError, NoClientResponseError, RunBusyError
 from sifu.requests.client_list import ask_for_change, recorded_clients
 from sifu.requests.messages import LOOK_EVERY, WatchedInbox
@@ -166,6 +170,10 @@ class ServerLoop:
     when all work is done. An unusable reply is ignored and recorded, unless the spec sets another `server.rejected`. A
     client that is new to the run joins at the next round (see also `join`).
 
+    A closed-form head (`model.kind = "ridge"`), also on networks that groups tune, needs the shape of a sample as
+    `sample_shape` instead of `initial`, `model.outputs` in the spec, and a `sifu.LoopClient` on each client. With
+    `masked_statistics` the server learns only the sum of the clients' statistics.
+
     Certificates list the identity of the clients as an assumption, unless your program states that it has
     `authenticated` all of them, for example by mutual TLS. The statement is recorded and trusted. Certificates also
     list it as an assumption if `server.wait` lets your program close a round before the slowest clients have answered.
@@ -176,8 +184,10 @@ class ServerLoop:
         folder: str | Path,
         spec: Spec | Mapping[str, Any] | str | Path,
         clients: Mapping[str, int],
-        initial: Callable[..., Any],
+        initial: Callable[..., Any] | None = None,
         *,
+        sample_shape: Sequence[int] = (),
+        masked_statistics: bool = True,
         evaluates: bool = False,
         linger: float = 0.0,
         level: Level | None = None,
@@ -187,23 +197,26 @@ class ServerLoop:
         known, founders, recorded = _recorded(Path(folder)) if begun else (list(clients), len(clients), None)
         given = _given_spec(spec, founders, recorded)
         self._train = partial(
-            own_training,
-            initial,
+            _training,
             given,
+            initial,
+            tuple(sample_shape),
+            evaluates=evaluates,
             identity=BY_OPERATOR if authenticated else CLAIMED,
             preprocessing=preprocessing_of(given),
-            evaluates=evaluates,
         )
         self._steps = given.local.steps
         profiles = {name: ClientProfile(name, int(samples), self._steps) for name, samples in clients.items()}
-        training = self._train([profiles[name] for name in known if name in profiles])
+        training, resolved = self._train([profiles[name] for name in known if name in profiles])
         if Wait.parse(given.server.wait).closes_early:
             facts = replace(training.facts, outside=(*training.facts.outside, CLOSED_EARLY))
             training = replace(training, facts=facts)
-        self._engine = OutsideFederation(training, self._exchange)
+        if training.head is not None and masked_statistics:
+            check_keeps_sum(resolved)
+        self._engine = outside_federation(training, self._exchange, masked_statistics=masked_statistics)
         self._newcomers = deque(profile for name, profile in profiles.items() if name not in known)
         if not begun:
-            create_run(Path(folder), given, given, self._engine).close()
+            create_run(Path(folder), given, resolved, self._engine).close()
         self.run = open_run(folder, engine=self._engine)
         check_same_spec(self.run, given)
         self.run.engine()  # refuses clients or a model that differ from those of the run
@@ -272,9 +285,9 @@ class ServerLoop:
     def _admit(self, writer: RunWriter) -> None:
         """Record new clients; called in the worker's thread between two rounds."""
         while self._newcomers:
-            joined = self._newcomers[0]
-            training = self._train([*self._engine.clients, joined])
+            training, _ = self._train([*self._engine.clients, self._newcomers[0]])
             self._engine.renew(replace(training, facts=self._engine.blueprint.facts))
+            joined = training.clients[-1]
             writer.record(NewEvent(JOINED, {"client": joined.name}, joined=joined))
             self._newcomers.popleft()
 
@@ -341,4 +354,40 @@ def _given_spec(spec: Spec | Mapping[str, Any] | str | Path, clients: int, recor
             rejected = recorded.server.rejected if recorded else "reply"
             spec = replace(spec, server=replace(spec.server, rejected=rejected))
     data = replace(spec.data, name=LOOP, clients=clients, samples_per_client=0)
-    return replace(spec, data=data, model=replace(spec.model, kind="python"))
+    return replace(spec, data=data, model=spec.model if spec.regime.solves else replace(spec.model, kind="python"))
+
+
+def _training(
+    spec: Spec,
+    initial: Callable[..., Any] | None,
+    sample_shape: tuple[int, ...],
+    clients: Sequence[ClientProfile],
+    *,
+    evaluates: bool,
+    identity: str,
+    preprocessing: str,
+) -> tuple[Blueprint, Spec]:
+    """Describe the training of clients, and resolve the open settings of its spec."""
+    if not spec.regime.solves:
+        if initial is None or sample_shape:
+            raise InputError("a model trained in rounds needs initial, a function that makes it, and no sample_shape")
+        own = own_training(initial, spec, clients, identity=identity, preprocessing=preprocessing, evaluates=evaluates)
+        return own, spec
+    outputs = spec.model.outputs
+    if initial is not None or not sample_shape or not outputs:
+        raise InputError(
+            f"a closed-form head needs model.outputs (found {outputs}) and sample_shape, the shape of a sample (found "
+            f"{sample_shape}), and no initial model"
+        )
+    profiles = [WireProfile(client.name, client.samples, 1, 0.0, 0.0, sample_shape, outputs) for client in clients]
+    head, resolved = blueprint(spec, profiles, identity=identity, preprocessing=preprocessing)
+    return replace(head, evaluates=evaluates), resolved
+
+
+def check_keeps_sum(spec: Spec) -> None:
+    """Refuse to keep each client's statistics on a server that sees only their masked sum."""
+    if spec.keep.statistics == "clients":
+        raise InputError(
+            'keep.statistics = "clients" needs the statistics of each client, which a server with masked statistics '
+            'never sees: write "sum", or set masked-statistics = false'
+        )

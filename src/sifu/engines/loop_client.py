@@ -1,0 +1,116 @@
+"""Client that answers the tasks of a `sifu.ServerLoop` for closed-form heads and tuned networks.
+
+client = sifu.LoopClient("hospital-a", x, y)                    # keep it: masks need its memory
+reply = client.answer(task.models["hospital-a"], task.instructions["hospital-a"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.engine import Position
+from sifu.engines.masks import counted_words, mask, networks_digest, new_secret, public_part
+from sifu.engines.plans import KEY, MASKED, NETWORK, ROW_FEATURES, ROW_TARGETS, WORDS, Arrays, Instruction, Origin
+from sifu.engines.ready import ReadyClient
+from sifu.errors import InputError
+from sifu.theory.arrays import Words
+from sifu.theory.closed_form import Rows, Statistics
+
+
+@dataclass
+class _Prepared:
+    """Statistics prepared for a masked sum; `secret` is None once they were sent."""
+
+    place: tuple[Position, str]
+    networks: str
+    origin: Origin
+    words: Words
+    secret: bytes | None = None
+
+
+class LoopClient:
+    """Client with its data: `x` (n, ...) and `y`, as for training in one process.
+
+    Args:
+        name: Name of the client in the server loop.
+        x: Samples.
+        y: Labels or targets.
+        cache: Folder for features of the samples.
+        masked_only: True to refuse to send unmasked statistics or models.
+    """
+
+    def __init__(
+        self, name: str, x: Any, y: Any, *, cache: str | Path | None = None, masked_only: bool = False
+    ) -> None:
+        self._client, self._masked_only = ReadyClient(name, x, y, cache), masked_only
+        self._prepared: _Prepared | None = None
+
+    def answer(self, arrays: Mapping[str, NDArray[Any]], instruction: Mapping[str, Any]) -> Any:
+        """Return the reply to a task.
+
+        Args:
+            arrays: The client's entry in `Task.models`.
+            instruction: The client's entry in `Task.instructions`, also after a round trip through JSON.
+
+        Returns:
+            Named arrays and plain values; for an evaluation, the number of correct predictions and the summed loss.
+
+        Raises:
+            InputError: If the task is of an unknown kind, or must not or cannot be answered.
+        """
+        kind, model, networks = instruction.get("kind"), dict[str, NDArray[Any]](), dict[int, Arrays]()
+        for name, array in arrays.items():
+            group, _, parameter = name.removeprefix(NETWORK).partition(".")
+            if kind != "train" and name.startswith(NETWORK):
+                networks.setdefault(int(group), {})[parameter] = array
+            else:
+                model[name] = array
+        told = Instruction.of_values(instruction, networks)
+        if kind == "evaluate":
+            return self._client.evaluate(model, told)[1:]
+        if kind == "prepare":
+            return self._prepare(told)
+        if kind == "masked":
+            return self._send_masked(told, dict(zip(instruction["clients"], instruction["keys"], strict=True)))
+        if kind not in ("train", "statistics"):
+            raise InputError(f"there is no task of kind {kind!r}: use the same version of sifu as the server")
+        if self._masked_only:
+            raise InputError("this client sends masked statistics only: the server must use masked_statistics=True")
+        if kind == "train":
+            return self._client.train(model, told)[0]
+        statistics, origin = self._statistics(told)
+        if isinstance(statistics, Rows):
+            return {ROW_FEATURES: statistics.features, ROW_TARGETS: statistics.targets, **asdict(origin)}
+        return {WORDS: statistics.words, **asdict(origin)}
+
+    def _statistics(self, told: Instruction) -> tuple[Statistics | Rows, Origin]:
+        statistics, features = self._client.statistics(told)
+        return statistics, Origin(statistics.samples, features, statistics.fixed.describe())
+
+    def _prepare(self, told: Instruction) -> dict[str, Any]:
+        """Compute the statistics, unless a repeated sum needs the same again, and make a key for the sum."""
+        place, networks, kept = (told.position, told.plan), networks_digest(told.networks), self._prepared
+        if kept is None or (kept.place, kept.networks) != (place, networks):
+            statistics, origin = self._statistics(told)
+            kept = self._prepared = _Prepared(place, networks, origin, counted_words(statistics))
+        kept.secret = new_secret()
+        return {KEY: public_part(kept.secret).hex(), **asdict(kept.origin)}
+
+    def _send_masked(self, told: Instruction, keys: Mapping[int, str]) -> dict[str, Any]:
+        """Mask the prepared statistics once with the keys of all participants."""
+        kept, place = self._prepared, told.position
+        if kept is None or kept.place != (place, told.plan) or kept.secret is None:
+            raise InputError(
+                f"no statistics of round {place.branch}.{place.round} are waiting here: this client was restarted, or "
+                "has sent them already"
+            )
+        secret, kept.secret = kept.secret, None  # no task can make this client mask twice with one key
+        public = {client: bytes.fromhex(key) for client, key in keys.items()}
+        label = b"statistics %d.%d" % (place.branch, place.round)
+        return {MASKED: mask(np.asarray(kept.words), secret, told.client, public, label)}

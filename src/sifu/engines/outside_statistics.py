@@ -1,0 +1,161 @@
+"""Engines of closed-form heads whose clients are reached by the operator's own program.
+
+Clients answer tasks with `sifu.engines.loop_client.LoopClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sifu.core.engine import Incident, Position, Reason
+from sifu.core.layout import Vector
+from sifu.core.replies import printable
+from sifu.engines.outside import NOTHING, Arrays, Exchange, Kind, OutsideFederation
+from sifu.engines.plans import (
+    FEATURES,
+    KEY,
+    MASKED,
+    NETWORK,
+    NUMBERS,
+    ROW_FEATURES,
+    ROW_TARGETS,
+    WORDS,
+    Origin,
+    Sent,
+)
+from sifu.engines.remote import Blueprint
+from sifu.engines.remote_statistics import MaskedRemoteStatistics, RemoteStatistics, TunedRemoteStatistics
+from sifu.theory.arrays import Words
+
+
+class OutsideStatistics(RemoteStatistics, OutsideFederation):
+    """A `RemoteStatistics` of clients that only a program can reach."""
+
+    _networks: Arrays = NOTHING
+    """Parameters tuned by the groups, sent with tasks of statistics or evaluation."""
+
+    def __init__(self, blueprint: Blueprint, exchange: Exchange) -> None:
+        super().__init__(blueprint, exchange)
+        self._silent: set[int] = set()
+
+    def reachable(self, clients: Sequence[int]) -> list[int]:
+        """Return the clients that may be asked, except those without a usable reply to the last task."""
+        return [client for client in self.may_ask(clients) if client not in self._silent]
+
+    def _ask_statistics(self, clients: Sequence[int], position: Position) -> dict[int, tuple[Origin, Sent] | Reason]:
+        return {client: _read(reply) for client, reply in self._request("statistics", clients, position).items()}
+
+    def _request(
+        self, kind: Kind, clients: Sequence[int], position: Position, more: Mapping[str, Any] = NOTHING
+    ) -> dict[int, Any]:
+        """Return the replies of `clients`; record every other reply as refused."""
+        asked = {self.clients[client].name: client for client in self.may_ask(clients)}
+        arrays = NOTHING if kind == "masked" else self._networks  # those that prepared have the networks
+        replies = self._ask(kind, position, dict.fromkeys(asked, arrays), more)
+        for name in replies.keys() - asked.keys():
+            why = "not asked" if name in self.samples_of else "unknown client"
+            self.incidents.append(
+                Incident(position.branch, position.round, printable(name), f"its reply was refused: {why}")
+            )
+        self._silent -= set(asked.values())
+        self._silent |= {client for name, client in asked.items() if name not in replies}
+        return {client: replies[name] for name, client in asked.items() if name in replies}
+
+    def _arrays(self, model: Vector) -> Arrays:
+        return {**super()._arrays(model), **self._networks}
+
+
+class MaskedOutsideStatistics(MaskedRemoteStatistics, OutsideStatistics):
+    """A `MaskedRemoteStatistics` of clients that only a program can reach."""
+
+    def _ask_keys(self, clients: Sequence[int], position: Position) -> dict[int, tuple[Origin, bytes] | Reason]:
+        return {client: _read_key(reply) for client, reply in self._request("prepare", clients, position).items()}
+
+    def _ask_masked(self, keys: Mapping[int, bytes], position: Position, total: Words) -> list[int]:
+        order, came = sorted(keys), []
+        more = {"clients": order, "keys": [keys[client].hex() for client in order]}
+        for client, reply in self._request("masked", order, position, more).items():
+            words = _array(reply, MASKED)
+            if words is None or words.dtype != np.uint64 or words.shape != total.shape:
+                self.note(position, client, f"its reply was refused: not {total.size} masked words")
+                self._silent.add(client)
+            else:
+                total += words
+                came.append(client)
+        return came
+
+
+class TunedOutsideStatistics(TunedRemoteStatistics, OutsideStatistics):
+    """A `TunedRemoteStatistics` of clients that only a program can reach."""
+
+    tuning: OutsideFederation
+
+    def __init__(self, blueprint: Blueprint, exchange: Exchange) -> None:
+        super().__init__(blueprint, exchange)
+        self.tuning = OutsideFederation(self.tuning_blueprint(), exchange)
+
+    def _send_networks(self, networks: Mapping[int, Vector]) -> None:
+        self._networks = {
+            f"{NETWORK}{group}.{name}": array
+            for group, network in networks.items()
+            for name, array in self.tuning._arrays(self.tuning.layout.own_copy(network)).items()
+        }
+
+
+class MaskedTunedOutsideStatistics(TunedOutsideStatistics, MaskedOutsideStatistics):
+    """A `TunedOutsideStatistics` in which the server learns only the sum of statistics."""
+
+
+def outside_federation(blueprint: Blueprint, exchange: Exchange, *, masked_statistics: bool) -> OutsideFederation:
+    """Make the engine of a blueprint.
+
+    Args:
+        blueprint: Description of the training.
+        exchange: Function that passes a task to the clients.
+        masked_statistics: True if single clients' statistics are hidden from the server.
+    """
+    if blueprint.head is None:
+        return OutsideFederation(blueprint, exchange)
+    if blueprint.head.tuning is not None:
+        return (MaskedTunedOutsideStatistics if masked_statistics else TunedOutsideStatistics)(blueprint, exchange)
+    return (MaskedOutsideStatistics if masked_statistics else OutsideStatistics)(blueprint, exchange)
+
+
+def _array(reply: Any, name: str) -> NDArray[Any] | None:
+    """Return a copy of an array in a reply, as the sender may change it; None if there is none."""
+    array = reply.get(name) if isinstance(reply, Mapping) else None
+    return np.array(array) if type(array) is np.ndarray else None
+
+
+def _origin(reply: Any) -> Origin | None:
+    """Return the origin of the statistics in a reply; None if it cannot be read."""
+    if not isinstance(reply, Mapping):
+        return None
+    samples, features, numbers = reply.get("samples"), reply.get(FEATURES), reply.get(NUMBERS)
+    readable = type(samples) is int and isinstance(features, str) and isinstance(numbers, str)
+    return Origin(samples, features, numbers) if readable else None  # type: ignore[arg-type]
+
+
+def _read(reply: Any) -> tuple[Origin, Sent] | Reason:
+    """Return the statistics or rows in a reply, or why they cannot be read; their values are not checked."""
+    origin, words, rows = _origin(reply), _array(reply, WORDS), _array(reply, ROW_FEATURES)
+    targets = _array(reply, ROW_TARGETS)
+    if origin is not None and words is not None:
+        return origin, words
+    if origin is not None and rows is not None and targets is not None:
+        return origin, (rows, targets)
+    return "not an array"
+
+
+def _read_key(reply: Any) -> tuple[Origin, bytes] | Reason:
+    """Return the origin of prepared statistics and the key of the round, or why they cannot be read."""
+    origin = _origin(reply)
+    try:
+        key = bytes.fromhex(reply[KEY])
+    except (TypeError, KeyError, ValueError):
+        key = b""
+    return (origin, key) if origin is not None and len(key) == 32 else "not an array"

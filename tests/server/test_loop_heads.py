@@ -1,0 +1,395 @@
+"""Closed-form heads and tuned networks in a server loop: the bits of one process, and exact forgetting."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sifu
+from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
+from sifu.core.spec import Spec
+from sifu.engines.outside import Task
+from sifu.errors import InputError, NoClientResponseError
+from sifu.run.clients_and_engine import clients_from_spec
+from sifu.store.reader import RunReader
+from sifu.store.statistics_files import read_statistics
+from sifu.theory.closed_form import Statistics
+from sifu.theory.closed_form.blocks import drop
+from sifu.theory.merging import group_of
+
+Change = Callable[[Task, dict[str, Any]], dict[str, Any]]
+MODULE = "public_backbone:make"
+
+
+def head_spec(**sections: Any) -> dict[str, Any]:
+    """Return a spec of eight clients with a few digits each and a head on random features."""
+    usual: dict[str, Any] = {
+        "seed": 3,
+        "data": {"clients": 8, "samples_per_client": 12, "preprocessing": "fixed"},
+        "model": {"kind": "ridge", "outputs": 10},
+        "features": {"kind": "random_fourier", "count": 16, "bandwidth": 3.0},
+        "server": {"rejected": "reply"},
+    }
+    return {**usual, **{name: {**usual.get(name, {}), **values} for name, values in sections.items()}}
+
+
+def tuned_spec(tune: str = "blocks", **sections: Any) -> dict[str, Any]:
+    """Return the spec of six clients and a head on twelve features that two groups tune."""
+    sifu.allow_code(MODULE)
+    return head_spec(
+        **{
+            "ridge": {"regularisation": 0.01},
+            "data": {"clients": 6},
+            "groups": {"count": 2, "rounds": 1, "rebuild": "never"},
+            "local": {"rate": 0.05, "steps": 2, "momentum": 0.9},
+            "keep": {"statistics": "clients"},
+            "privacy": {"noise": "seeded"},
+            **sections,
+        }
+    ) | {"features": {"kind": "module", "module": MODULE, "tune": tune, "block": 4}}
+
+
+class Federation:
+    """Clients with data of their own, the program between them and the loop, and the tasks it passed on."""
+
+    def __init__(self, folder: Path, spec: dict[str, Any], without: tuple[str, ...] = (), **options: Any) -> None:
+        data = [client for client in clients_from_spec(Spec.from_mapping(spec)) if client.name not in without]
+        self.folder, self.spec, self.options = folder, spec, {"authenticated": True, **options}
+        self.shape = np.shape(data[0].x)[1:]
+        self.samples = {client.name: len(client.y) for client in data}
+        self.clients = {client.name: sifu.LoopClient(client.name, client.x, client.y) for client in data}
+        self.tasks: list[Task] = []
+
+    def loop(self) -> sifu.ServerLoop:
+        return sifu.ServerLoop(self.folder, self.spec, self.samples, sample_shape=self.shape, **self.options)
+
+    def answers(self, task: Task) -> dict[str, Any]:
+        """Return the replies of honest clients, whose instructions travel as JSON."""
+        told = json.loads(json.dumps(task.instructions))
+        return {name: self.clients[name].answer(arrays, told[name]) for name, arrays in task.models.items()}
+
+    def serve(self, change: Change = lambda task, replies: replies) -> list[str]:
+        """Pass on tasks until all work is done; return their kinds."""
+        self.tasks = []
+        with self.loop() as server:
+            while task := server.next():
+                self.tasks.append(task)
+                server.take(change(task, self.answers(task)))
+        return [task.kind for task in self.tasks]
+
+    def forget(self, name: str) -> list[str]:
+        """Execute a request of one client; return the kinds of the tasks that this took."""
+        run = sifu.open_run(self.folder)
+        run.request([name], "gone")
+        kinds = self.serve()
+        assert all(name not in task.models for task in self.tasks)
+        (outcome,) = run.outcomes()
+        assert (outcome.level, outcome.method) == ("exact", "closed_form")
+        assert run.verify().problems == []
+        assert sifu.verify_certificate(self.folder / "certificates/gone.public.json").holds
+        return kinds
+
+
+def head_of(folder: Path) -> np.ndarray:
+    with RunReader(folder) as reader:
+        return reader.load_model(reader.tip)
+
+
+def kept_sum(folder: Path) -> Statistics:
+    with RunReader(folder) as reader:
+        row = next(row for row in reader.statistics().values() if row.is_sum)
+        return read_statistics(folder, row, recorded_fixed_point(Spec.from_mapping(reader.spec), reader.layout))
+
+
+def networks_of(folder: Path) -> dict[int, np.ndarray]:
+    with RunReader(folder) as reader:
+        kept = reader.models()
+        return {row.grp: reader.load_model(node) for node, row in reader.group_models().items() if node in kept}
+
+
+def refused(folder: Path) -> list[tuple[str, str]]:
+    with RunReader(folder) as reader:
+        return [(row.client, row.reason) for row in reader.rejections()]
+
+
+def incidents(folder: Path) -> list[tuple[str, str]]:
+    with RunReader(folder) as reader:
+        events = [event.content["incidents"] for event in reader.events() if event.kind == "incidents"]
+    return [(incident["client"], incident["what"]) for found in events for incident in found]
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_head_has_the_bits_of_one_process_before_and_after_a_client_is_forgotten(
+    tmp_path: Path, masked: bool
+) -> None:
+    fed = Federation(tmp_path / "run", head_spec(), masked_statistics=masked, evaluates=True)
+    kinds = ["prepare", "masked"] if masked else ["statistics"]
+    assert fed.serve() == [*kinds, "evaluate"]
+    embedded = sifu.train(head_spec(keep={"statistics": "sum"}), run=tmp_path / "embedded")
+    assert kept_sum(fed.folder).digest() == kept_sum(tmp_path / "embedded").digest()
+    np.testing.assert_array_equal(head_of(fed.folder), head_of(tmp_path / "embedded"))
+    assert sifu.open_run(fed.folder).status().accuracy == embedded.status().accuracy
+    before = kept_sum(fed.folder).digest()
+    assert [kind for kind in fed.forget("client-002") if kind != "evaluate"] == kinds
+    embedded.forget(["client-002"], "gone")
+    assert kept_sum(fed.folder).digest() == kept_sum(tmp_path / "embedded").digest() != before
+    np.testing.assert_array_equal(head_of(fed.folder), head_of(tmp_path / "embedded"))
+
+
+def test_kept_statistics_forget_without_a_task(tmp_path: Path) -> None:
+    fed = Federation(tmp_path / "run", head_spec(keep={"statistics": "clients"}), masked_statistics=False)
+    fed.serve()
+    assert fed.forget("client-002") == []
+    never = Federation(tmp_path / "never", head_spec(), ("client-002",), masked_statistics=False)
+    never.serve()
+    np.testing.assert_array_equal(head_of(fed.folder), head_of(never.folder))
+
+
+def test_the_program_of_a_masked_run_never_holds_anybodys_own_statistics(tmp_path: Path) -> None:
+    fed, masked, own = Federation(tmp_path / "run", head_spec()), dict[str, np.ndarray](), dict[str, np.ndarray]()
+
+    def seen(task: Task, replies: dict[str, Any]) -> dict[str, Any]:
+        if task.kind == "prepare":
+            own.update({name: client._prepared.words.copy() for name, client in fed.clients.items()})  # type: ignore
+            assert not any(isinstance(value, np.ndarray) for reply in replies.values() for value in reply.values())
+        else:
+            masked.update({name: reply["masked"] for name, reply in replies.items()})
+        return replies
+
+    fed.serve(seen)
+    for name, words in own.items():
+        assert np.count_nonzero(masked[name] == words) < 3  # uniform words agree almost nowhere
+    np.testing.assert_array_equal(sum(masked.values()), sum(own.values()))
+
+
+def test_a_masked_sum_is_repeated_without_a_client_that_went_missing(tmp_path: Path) -> None:
+    fed = Federation(tmp_path / "run", head_spec())
+
+    def lose(task: Task, replies: dict[str, Any]) -> dict[str, Any]:
+        return {name: reply for name, reply in replies.items() if task.kind == "prepare" or name != "client-003"}
+
+    assert fed.serve(lose)[:4] == ["prepare", "masked"] * 2
+    never = Federation(tmp_path / "never", head_spec(), ("client-003",))
+    never.serve()
+    np.testing.assert_array_equal(head_of(fed.folder), head_of(never.folder))
+    assert ("client-003", "no reply was submitted") in incidents(fed.folder)
+
+
+def test_a_client_masks_once_with_a_key_and_only_with_its_own(tmp_path: Path) -> None:
+    fed = Federation(tmp_path / "run", head_spec())
+    fed.serve()
+    told = next(task for task in fed.tasks if task.kind == "masked").instructions
+    with pytest.raises(InputError, match="sent them already"):
+        fed.clients["client-001"].answer({}, told["client-001"])
+    prepare = next(task for task in fed.tasks if task.kind == "prepare").instructions
+    fed.clients["client-001"].answer({}, prepare["client-001"])
+    with pytest.raises(InputError, match="do not hold the one this client made"):
+        fed.clients["client-001"].answer({}, told["client-001"])
+
+
+def changed(reply: dict[str, Any], change: Callable[[np.ndarray], Any]) -> dict[str, Any]:
+    return {key: change(value) if isinstance(value, np.ndarray) else value for key, value in reply.items()}
+
+
+BAD: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
+    "a row less": ("wrong shape", lambda reply: {**reply, "row-features": reply["row-features"][:-1]}),
+    "a column less": ("wrong shape", lambda reply: changed(reply, lambda array: array[:, :-1])),
+    "no axes": ("wrong shape", lambda reply: changed(reply, lambda array: np.array(array.flat[0]))),
+    "floats": ("wrong shape", lambda reply: changed(reply, lambda array: array.astype(float))),
+    "short words": ("wrong shape", lambda reply: {**reply, "statistics": np.zeros(3, dtype=np.int64)}),
+    "longer than any sample": ("impossible statistics", lambda reply: changed(reply, lambda array: array + (1 << 24))),
+    "other features": ("another feature map", lambda reply: {**reply, "features": "0" * 64}),
+    "other numbers": ("wrong shape", lambda reply: {**reply, "numbers": "none"}),
+    "other samples": ("wrong samples", lambda reply: {**reply, "samples": 13}),
+    "lists": ("not an array", lambda reply: changed(reply, lambda array: array.tolist())),
+    "text": ("not an array", lambda reply: "no statistics"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_statistics_that_cannot_be_used_and_strangers_are_refused_and_recorded(tmp_path: Path, kind: str) -> None:
+    reason, change = BAD[kind]
+    fed = Federation(tmp_path / "run", head_spec(), masked_statistics=False)
+
+    def hostile(task: Task, replies: dict[str, Any]) -> dict[str, Any]:
+        return {**replies, "client-004": change(replies["client-004"]), "a stranger": replies["client-005"]}
+
+    fed.serve(hostile)
+    assert refused(fed.folder) == [("client-004", reason)]
+    assert incidents(fed.folder) == [("a stranger", "its reply was refused: unknown client")]
+    never = Federation(tmp_path / "never", head_spec(), ("client-004",), masked_statistics=False)
+    never.serve()
+    np.testing.assert_array_equal(head_of(fed.folder), head_of(never.folder))
+    assert sifu.open_run(fed.folder).verify().problems == []
+
+
+def test_masked_replies_that_cannot_be_used_are_refused_and_recorded(tmp_path: Path) -> None:
+    fed = Federation(tmp_path / "run", head_spec())
+
+    def hostile(task: Task, replies: dict[str, Any]) -> dict[str, Any]:
+        if task.kind == "prepare" and "client-004" in replies:
+            replies["client-004"] = {**replies["client-004"], "key": "none"}
+        if task.kind == "masked" and "client-005" in replies:
+            replies["client-005"] = {"masked": replies["client-005"]["masked"][1:]}
+        return {**replies, "a stranger": {}}
+
+    fed.serve(hostile)
+    assert refused(fed.folder) == [("client-004", "not an array")]
+    recorded = {client: what for client, what in incidents(fed.folder) if client}
+    assert recorded.keys() == {"client-005", "a stranger"}
+    assert "masked words" in recorded["client-005"]
+    never = Federation(tmp_path / "never", head_spec(), ("client-004", "client-005"))
+    never.serve()
+    np.testing.assert_array_equal(head_of(fed.folder), head_of(never.folder))
+
+
+def test_an_absent_client_is_included_when_the_loop_is_started_again(tmp_path: Path) -> None:
+    fed = Federation(tmp_path / "run", head_spec(), masked_statistics=False)
+    assert fed.serve(
+        lambda task, replies: {name: reply for name, reply in replies.items() if name != "client-006"}
+    ) == ["statistics"]
+    assert ("client-006", "no reply was submitted") in incidents(fed.folder)
+    fed.serve()
+    assert [list(task.models) for task in fed.tasks] == [["client-006"]]
+    sifu.train(head_spec(), run=tmp_path / "embedded")
+    np.testing.assert_array_equal(head_of(fed.folder), head_of(tmp_path / "embedded"))
+    with pytest.raises(NoClientResponseError, match="no client sent its statistics"):
+        Federation(tmp_path / "silent", head_spec(), masked_statistics=False).serve(lambda task, replies: {})
+
+
+def test_clients_of_a_head_join_and_leave(tmp_path: Path) -> None:
+    fed = Federation(tmp_path / "run", head_spec(), masked_statistics=False)
+    samples = dict(fed.samples)
+    fed.samples = {name: samples[name] for name in list(samples)[:6]}
+    fed.serve()
+    fed.samples = samples
+    fed.serve()
+    assert [list(task.models) for task in fed.tasks] == [["client-006", "client-007"]]
+    sifu.train(head_spec(), run=tmp_path / "embedded")
+    np.testing.assert_array_equal(head_of(fed.folder), head_of(tmp_path / "embedded"))
+    fed.forget("client-007")
+    never = Federation(tmp_path / "never", head_spec(), ("client-007",), masked_statistics=False)
+    never.serve()
+    np.testing.assert_array_equal(head_of(fed.folder), head_of(never.folder))
+
+
+@pytest.mark.parametrize("authenticated", [True, False])
+def test_the_level_rests_on_the_identity_that_the_program_states(tmp_path: Path, authenticated: bool) -> None:
+    fed = Federation(tmp_path / "run", head_spec(), authenticated=authenticated)
+    fed.serve()
+    run = sifu.open_run(fed.folder)
+    run.request(["client-002"], "gone")
+    fed.serve()
+    assert run.outcomes()[0].level == ("exact" if authenticated else "conditional")
+
+
+def test_what_a_loop_of_heads_cannot_do_is_said(tmp_path: Path) -> None:
+    fed = Federation(tmp_path / "run", head_spec())
+    with pytest.raises(InputError, match="sample_shape"):
+        sifu.ServerLoop(fed.folder, head_spec(), fed.samples)
+    with pytest.raises(InputError, match=r"model\.outputs"):
+        sifu.ServerLoop(fed.folder, head_spec(model={"outputs": 0}), fed.samples, sample_shape=fed.shape)
+    with pytest.raises(InputError, match=r"keep\.statistics"):
+        Federation(tmp_path / "run", head_spec(keep={"statistics": "clients"})).loop()
+    assert not fed.folder.exists()
+    fed.options["masked_statistics"] = False
+    fed.serve()
+    fed.options["masked_statistics"] = True
+    with pytest.raises(InputError, match="was not started with masked statistics"):
+        fed.loop()
+    cautious = sifu.LoopClient("client-000", np.zeros((2, 64)), np.zeros(2, dtype=int), masked_only=True)
+    with pytest.raises(InputError, match="masked statistics only"):
+        cautious.answer({}, fed.tasks[0].instructions["client-000"])
+    with pytest.raises(InputError, match="no task of kind 'dance'"):
+        cautious.answer({}, {**fed.tasks[0].instructions["client-000"], "kind": "dance"})
+
+
+def test_masked_before_may_be_checked_one_by_one_now(tmp_path: Path) -> None:
+    fed = Federation(tmp_path / "run", head_spec())
+    fed.serve()
+    fed.options["masked_statistics"] = False
+    assert fed.forget("client-002") == ["statistics"]
+
+
+def test_a_server_loop_and_its_clients_need_no_flower() -> None:
+    script = "import sys; sys.modules['flwr'] = None; import sifu; sifu.ServerLoop, sifu.LoopClient"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+    control = "import sys; sys.modules['flwr'] = None; import sifu.engines.flower.client"
+    assert subprocess.run([sys.executable, "-c", control], capture_output=True).returncode != 0
+
+
+def test_networks_are_tuned_as_in_one_process_and_blocks_forget_without_a_task(tmp_path: Path) -> None:
+    fed = Federation(tmp_path / "run", tuned_spec(), masked_statistics=False, evaluates=True)
+    assert fed.serve() == ["train", "statistics", "evaluate"]
+    sifu.train(tuned_spec(), run=tmp_path / "embedded")
+    tuned, embedded = networks_of(fed.folder), networks_of(tmp_path / "embedded")
+    assert tuned.keys() == embedded.keys() == {0, 1}
+    for group, vector in tuned.items():  # one process adds a round's models in another order, in float32
+        np.testing.assert_allclose(vector, embedded[group], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(head_of(fed.folder), head_of(tmp_path / "embedded"), rtol=0, atol=1e-3)
+    assert [kind for kind in fed.forget("client-002") if kind != "evaluate"] == []
+    never = Federation(tmp_path / "never", tuned_spec(), ("client-002",), masked_statistics=False)
+    never.serve()
+    with RunReader(fed.folder) as reader:
+        blocks = recorded_blocks(Spec.from_mapping(reader.spec), reader.layout)
+        group = group_of(bytes.fromhex(reader.value("group_key")), "client-002", 2)
+    left, others = networks_of(fed.folder), networks_of(never.folder)
+    assert left.keys() == {0, 1} - {group}
+    for kept, vector in left.items():
+        np.testing.assert_array_equal(vector, others[kept])
+    whole = kept_sum(never.folder)
+    assert kept_sum(fed.folder) == drop(whole, blocks, {group})
+    assert kept_sum(fed.folder) != whole  # a group that lost a member has a network in the counterfactual
+
+
+def test_a_merge_of_tuned_networks_forgets_in_one_masked_sum(tmp_path: Path) -> None:
+    spec = tuned_spec("merge", keep={"statistics": "sum"})
+    fed = Federation(tmp_path / "run", spec)
+    assert fed.serve() == ["train", "prepare", "masked"]
+    assert fed.forget("client-002") == ["prepare", "masked"]
+    clear = Federation(tmp_path / "clear", spec, masked_statistics=False)
+    clear.serve()
+    assert clear.forget("client-002") == ["statistics"]
+    np.testing.assert_array_equal(head_of(fed.folder), head_of(clear.folder))
+
+
+def test_a_group_is_tuned_again_after_it_lost_a_member(tmp_path: Path) -> None:
+    spec = tuned_spec(groups={"count": 2, "rounds": 1, "rebuild": "now"})
+    fed = Federation(tmp_path / "run", spec, masked_statistics=False)
+    fed.serve()
+    assert fed.forget("client-002") == ["train", "statistics"]
+    assert networks_of(fed.folder).keys() == {0, 1}
+
+
+def test_a_network_that_cannot_be_used_and_strangers_are_refused_and_recorded(tmp_path: Path) -> None:
+    fed = Federation(tmp_path / "run", tuned_spec(), masked_statistics=False)
+
+    def hostile(task: Task, replies: dict[str, Any]) -> dict[str, Any]:
+        if task.kind == "train":
+            replies["client-004"] = changed(replies["client-004"], np.ravel)
+        return {**replies, "a stranger": replies["client-005"]}
+
+    fed.serve(hostile)
+    with RunReader(fed.folder) as reader:
+        rows = [row for event in reader.events() for row in event.content.get("refusals", ())]
+    assert {(row["client"], row["reason"]) for row in rows} == {
+        ("client-004", "wrong shape"),
+        ("a stranger", "unknown client"),
+    }
+    assert incidents(fed.folder) == [("a stranger", "its reply was refused: unknown client")]
+    absent = Federation(tmp_path / "absent", tuned_spec(), masked_statistics=False)
+    absent.serve(
+        lambda task, replies: {
+            name: reply for name, reply in replies.items() if (task.kind, name) != ("train", "client-004")
+        }
+    )
+    for group, vector in networks_of(fed.folder).items():
+        np.testing.assert_array_equal(vector, networks_of(absent.folder)[group])
+    assert sifu.open_run(fed.folder).verify().problems == []
