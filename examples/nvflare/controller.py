@@ -17,7 +17,7 @@ class ForgettingController(ModelController):
     Args:
         folder: The run folder, an absolute path on the server's machine.
         samples: Number of samples of each site, by FLARE's name of it.
-        shapes: Shape of each array of the model; a fresh model is zero.
+        shapes: Shape of each array of the model, which begins at zero; for a closed-form head, of a sample `x`.
         spec: The sections of a spec (`sifu init`), with `regularity.kind = "assumed"`.
         timeout: Seconds a site has to answer; a later one was absent from the round.
     """
@@ -35,13 +35,16 @@ class ForgettingController(ModelController):
 
     def run(self) -> None:
         """Take tasks to the sites until nothing is left to do."""
-        with sifu.ServerLoop(self.folder, self.spec, self.samples, self._fresh) as loop:
+        solves = self.spec.get("model", {}).get("kind") == "ridge"
+        model: dict[str, Any] = {"sample_shape": self.shapes["x"]} if solves else {"initial": self._fresh}
+        with sifu.ServerLoop(self.folder, self.spec, self.samples, **model) as loop:
             while (task := loop.next()) and not self.abort_signal.triggered:
                 replies: dict[str, Any] = {}
-                for model in {id(model): model for model in task.models.values()}.values():  # one for each group
-                    targets = [site for site, own in task.models.items() if own is model]
-                    params = {name: np.array(array) for name, array in model.items()}
-                    sent = FLModel(params=params, current_round=task.round)
+                for arrays in {id(arrays): arrays for arrays in task.models.values()}.values():  # one for each group
+                    targets = [site for site, own in task.models.items() if own is arrays]
+                    params = {name: np.array(array) for name, array in arrays.items()}
+                    told = {"instructions": {site: task.instructions.get(site) for site in targets}}
+                    sent = FLModel(params=params, current_round=task.round, meta=told)
                     answers = self.send_model_and_wait(targets=targets, data=sent, timeout=self.timeout)
                     replies |= {answer.meta["client_name"]: answer.params for answer in answers}
                 loop.take(replies)

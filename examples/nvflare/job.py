@@ -1,4 +1,4 @@
-"""Train four sites in NVIDIA FLARE's simulator, forget one of them, and verify: `python job.py FOLDER`."""
+"""Train four sites in NVIDIA FLARE's simulator, forget one of them, and verify: `python job.py FOLDER [head]`."""
 
 import sys
 from pathlib import Path
@@ -15,22 +15,27 @@ SPEC = {
     "regularity": {"kind": "assumed", "factor": 1.0},  # nothing is known of the sites' training
     "stop": {"max_rounds": 3, "target": 0.0},
 }
+HEAD = {
+    "model": {"kind": "ridge", "outputs": 2},  # solved from the sites' masked statistics
+    "features": {"kind": "random_fourier", "count": 16},
+}
 
 
-def serve(folder: Path) -> None:
-    """Run one job: it creates the run, or continues it and carries out its requests."""
-    job = FedJob(name="forgetting")
-    job.to_server(ForgettingController(str(folder / "run"), dict.fromkeys(SITES, 20), {"w": [4]}, SPEC))
+def serve(folder: Path, head: bool) -> None:
+    """Run one job: it creates the run, or continues it and executes its requests."""
+    job, samples = FedJob(name="forgetting"), dict.fromkeys(SITES, 20)
+    shapes, spec = ({"x": [4]}, HEAD) if head else ({"w": [4]}, SPEC)
+    job.to_server(ForgettingController(str(folder / "run"), samples, shapes, spec))
     for site in SITES:
-        script = str(Path(__file__).with_name("client.py"))
+        script = str(Path(__file__).with_name("head_client.py" if head else "client.py"))
         job.to(ScriptRunner(script=script, framework=FrameworkType.NUMPY), site)
-    job.simulator_run(str(folder / "workspace"), threads=2)
+    job.simulator_run(str(folder / "workspace"), threads=len(SITES))  # with fewer, sites forget the secrets of masks
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1]).absolute()
-    serve(folder)
+    folder, head = Path(sys.argv[1]).absolute(), sys.argv[2:] == ["head"]
+    serve(folder, head)
     run = sifu.open_run(folder / "run")
-    run.request(["site-2"], "case-1", method="scratch")
-    serve(folder)
+    run.request(["site-2"], "case-1", method="auto" if head else "scratch")
+    serve(folder, head)
     print(run.outcomes()[0], "verified:", run.verify().holds)

@@ -19,10 +19,13 @@ def test_the_controller_is_short() -> None:
 
 
 @pytest.mark.long
-def test_the_example_trains_forgets_and_verifies_in_the_simulator(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("variant", "method"), [((), "scratch"), (("head",), "closed_form")])
+def test_the_example_trains_forgets_and_verifies_in_the_simulator(
+    tmp_path: Path, variant: tuple[str, ...], method: str
+) -> None:
     pytest.importorskip("nvflare")
     ran = subprocess.run(
-        [sys.executable, str(EXAMPLE / "job.py"), str(tmp_path)],
+        [sys.executable, str(EXAMPLE / "job.py"), str(tmp_path), *variant],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -32,5 +35,5 @@ def test_the_example_trains_forgets_and_verifies_in_the_simulator(tmp_path: Path
     assert "verified: True" in ran.stdout, ran.stdout[-2000:] + ran.stderr[-2000:]
     run = sifu.open_run(tmp_path / "run")
     (outcome,) = run.outcomes()
-    assert (outcome.method, outcome.clients) == ("scratch", ("site-2",))
+    assert (outcome.method, outcome.clients) == (method, ("site-2",))
     assert run.verify().holds

@@ -127,6 +127,21 @@ def test_rounds_apart_are_those_of_the_embedded_engine(tmp_path: Path, sections:
     sound(fed.run_folder)
 
 
+def test_a_server_loop_tunes_and_solves_the_same_bits(tmp_path: Path) -> None:
+    spec = tuned_spec(groups={"rounds": 1})
+    fed = plain(tmp_path / "flower", spec)
+    fed.serve()
+    clients = {client.name: sifu.LoopClient(client.name, client.x, client.y) for client in fed.data}
+    samples, shape = {client.name: len(client.y) for client in fed.data}, fed.data[0].x.shape[1:]
+    with sifu.ServerLoop(tmp_path / "loop", spec, samples, sample_shape=shape, masked_statistics=False) as loop:
+        while task := loop.next():
+            loop.take({name: clients[name].answer(task.models[name], task.instructions[name]) for name in task.models})
+    tuned = networks_of(tmp_path / "loop")
+    for group, vector in networks_of(fed.run_folder).items():
+        np.testing.assert_array_equal(vector, tuned[group])
+    np.testing.assert_array_equal(head_of(fed.run_folder), head_of(tmp_path / "loop"))
+
+
 def test_blocks_forget_without_a_round_and_are_those_of_a_world_without_the_client(tmp_path: Path) -> None:
     fed = plain(tmp_path / "run", tuned_spec())
     fed.serve()
