@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from sifu.data.process_settings import kept_settings
 from sifu.errors import InputError
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -91,10 +92,10 @@ def _content(cell: CellType) -> Any:
 
 @contextmanager
 def fixed_generators(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seed the generators of torch (also on a GPU), numpy and Python; restore their states afterwards."""
+    """Seed the generators of torch (also on a GPU), numpy and Python; restore their states and settings afterwards."""
     place = torch.device(device)
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
-    with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
+    with kept_settings(), torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         random.seed(seed)

@@ -1,0 +1,70 @@
+"""Settings of torch and numpy that hold for the whole process and change what later code computes.
+
+A module may change one of them while it computes with a client's data. `kept_settings` undoes this, so every client
+starts with the settings of the process (docs/theory.md, section 6.6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def _flushes_denormals() -> bool:
+    return not np.float32(1e-39) * np.float32(1.0)
+
+
+def _default_device() -> str | None:
+    device = str(torch.get_default_device())
+    return None if device == "cpu" else device
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+_CUDA, _MKLDNN, _CUDNN = torch.backends.cuda, torch.backends.mkldnn, torch.backends.cudnn
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (_default_device, torch.set_default_device),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (_flushes_denormals, torch.set_flush_denormal),
+    (_deterministic, lambda held: torch.use_deterministic_algorithms(held[0], warn_only=held[1])),
+    (torch.is_grad_enabled, torch._C._set_grad_enabled),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    (lambda: torch.is_autocast_enabled("cpu"), lambda held: torch.set_autocast_enabled("cpu", held)),
+    (lambda: torch.get_autocast_dtype("cpu"), lambda held: torch.set_autocast_dtype("cpu", held)),
+    (lambda: torch.is_autocast_enabled("cuda"), lambda held: torch.set_autocast_enabled("cuda", held)),
+    (_CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp),
+    (_CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient_sdp),
+    (_CUDA.math_sdp_enabled, _CUDA.enable_math_sdp),
+    (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
+    (lambda: _MKLDNN.enabled, lambda held: setattr(_MKLDNN, "enabled", held)),
+    (lambda: _MKLDNN.deterministic, lambda held: setattr(_MKLDNN, "deterministic", held)),
+    (lambda: _CUDNN.enabled, lambda held: setattr(_CUDNN, "enabled", held)),
+    (np.geterr, lambda held: np.seterr(**held)),
+    (np.get_printoptions, lambda held: np.set_printoptions(**held)),
+)
+"""Functions that read and write each setting."""
+
+
+def settings() -> tuple[Any, ...]:
+    """Return the value of every setting."""
+    return tuple(read() for read, _ in _SETTINGS)
+
+
+@contextmanager
+def kept_settings() -> Iterator[None]:
+    """Restore the settings that the block changes."""
+    before = settings()
+    try:
+        yield
+    finally:
+        for (read, write), held in zip(_SETTINGS, before, strict=True):
+            if read() != held:
+                write(held)
