@@ -1,8 +1,9 @@
-"""Variables that all copies of a module share, and a check that training leaves them unchanged.
+"""Variables that a module can change outside its copies, and a check that training leaves them unchanged.
 
-A deep copy of a module shares class variables, module-level variables, default arguments and caches with the original
-(docs/theory.md, section 6.6). A value kept there passes from one client to the next. The variables that the code of the
-module names are read before training and compared afterwards.
+A deep copy of a module shares class variables, module-level variables, default arguments, caches and whatever refuses
+to be copied with the original (docs/theory.md, section 6.6). A value kept there passes from one client to the next. The
+original module is only copied, never run. Its attributes, and the variables that its code names, are read before
+training and compared afterwards.
 """
 
 from __future__ import annotations
@@ -10,90 +11,76 @@ from __future__ import annotations
 import contextvars
 import functools
 import hashlib
+import io
 import os
 import pickle
 import sys
 import sysconfig
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, GeneratorType, MappingProxyType, ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch._library.custom_ops import OPDEFS
+from torch.optim import optimizer
 
+from sifu.data.process_settings import settings
 from sifu.errors import InputError
 
 INSTALLED = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "purelib", "platlib")})
 """Folders of installed packages. Their modules are not searched, because they fill their own caches during use."""
-_CODE = (FunctionType, MethodType, type, ModuleType, staticmethod, classmethod, property)
 _CACHE = type(functools.lru_cache(lambda: None))
 _ANY_VARIABLE = {"globals", "vars", "setattr", "modules", "import_module", "__import__", "__dict__"}
 """Names by which code can reach every variable of its file."""
-_SETTERS = {
-    "set_default_dtype", "set_default_device", "set_default_tensor_type", "set_float32_matmul_precision",
-    "set_flush_denormal", "use_deterministic_algorithms", "backends", "seterr", "set_printoptions",
-}  # fmt: skip
-"""Names by which code changes settings of torch and numpy for the whole process."""
-_DEPTH = 8
+_PLAIN = (bool, int, float, complex, str, bytes, list, dict, set, tuple, torch.Tensor)
+"""Types of variables of a package that are compared."""
 
 
-def shared_state(module: nn.Module) -> dict[str, str]:
-    """Return a digest of each variable that the code of a module names and that its copies share.
+def shared_state(module: nn.Module, *others: Any) -> dict[str, str]:
+    """Return a digest of each attribute of a module, and of each variable that its code names.
 
     Args:
-        module: A user's module.
+        module: A user's module that is not run itself.
+        others: Further objects of the user that are used with it, such as a loss.
 
     Returns:
         Digests by the name of the variable; variables that cannot be read are left out.
     """
-    found: dict[str, str] = {}
-    seen: set[int] = set()
-    for part in module.modules():
-        for name, value in _of_class(type(part), seen):
-            found[name] = _digest(value)
-        for hook in (*part.__dict__.values(), *_hooks(part)):  # skip closures: copying a module copies them
-            for name, value in _of_code(hook, seen, closure=False):
-                found[name] = _digest(value)
-    for everywhere in _of_all_modules():
-        for name, value in _of_code(everywhere, seen):
-            found[name] = _digest(value)
-    return {name: digest for name, digest in found.items() if digest}
-
-
-def own_state(module: nn.Module) -> dict[str, str]:
-    """Return a digest of each attribute of a module and its parts, and of variables in closures of its functions.
-
-    Parameters and buffers are left out. The digest of a value that cannot be read is empty.
-    """
-    found = {}
+    search = _Search()
     for path, part in module.named_modules():
+        search.reach(type(part))
         for name, value in vars(part).items():
-            if name not in ("_parameters", "_buffers", "_modules"):
-                found[f"{path}.{name}".lstrip(".")] = _digest(value)
-        for value in (*vars(part).values(), *_hooks(part)):
-            function = getattr(value, "__func__", value)
-            for cell, held in zip(*_closure(function), strict=True):
-                found[f"{cell} of {function.__qualname__}"] = _digest(held)
-    return found
+            if name != "_modules":
+                search.read(f"{path}.{name}".lstrip("."), value)
+    for value in (*others, *filter(_is_users_own, _called_for_every_module())):
+        search.read(getattr(value, "__qualname__", type(value).__qualname__), value)
+    search.read("the settings of torch and numpy", settings())
+    search.follow()
+    return search.found
 
 
-def refuse_changed_state(before: Mapping[str, str], module: nn.Module) -> None:
+def changed_state(before: Mapping[str, str], module: nn.Module, *others: Any) -> list[str]:
+    """Return the names of variables that were changed or added after `before`, the earlier `shared_state`."""
+    now = shared_state(module, *others)
+    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+
+
+def refuse_changed_state(before: Mapping[str, str], module: nn.Module, *others: Any) -> None:
     """Refuse a module that changed a variable that all clients share.
 
     Args:
-        before: `shared_state` of the module before it was used.
-        module: Module after its use.
+        before: `shared_state` before the module was used.
+        module: Module after its copies were used.
+        others: Further objects that were given to `shared_state`.
 
     Raises:
         InputError: If one of these variables has another value now, or was added.
     """
-    now = shared_state(module)
-    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    changed = changed_state(before, module, *others)
     if changed:
         raise InputError(
             f"the module {type(module).__name__} changed {', '.join(changed[:3])} while it computed with a client's "
@@ -102,179 +89,210 @@ def refuse_changed_state(before: Mapping[str, str], module: nn.Module) -> None:
         )
 
 
-def _closure(function: Any) -> tuple[Sequence[str], Sequence[Any]]:
-    """Return the names and contents of a function's closure; empty for other values and unassigned variables."""
-    if not isinstance(function, FunctionType) or not function.__closure__:
-        return (), ()
-    pairs = zip(function.__code__.co_freevars, function.__closure__, strict=True)
-    held = {name: cell.cell_contents for name, cell in pairs if cell != CellType()}
-    return tuple(held), tuple(held.values())
-
-
-def _hooks(part: nn.Module) -> Iterator[Any]:
-    """Yield the functions in a module's tables of hooks."""
-    for value in vars(part).values():
-        if isinstance(value, dict):
-            yield from value.values()
-
-
-def _of_all_modules() -> Iterator[Any]:
-    """Yield the functions that torch calls for every module, and those of custom operators."""
-    for name, table in vars(nn.modules.module).items():
-        if name.startswith("_global_") and isinstance(table, dict):
-            yield from table.values()
+def _called_for_every_module() -> Iterator[Any]:
+    """Yield the functions that torch calls for every module and optimizer, and those of custom operators."""
+    for file in (nn.modules.module, optimizer):
+        for name, table in vars(file).items():
+            if name.startswith("_global_") and isinstance(table, dict):
+                yield from table.values()
     for operator in list(OPDEFS.values()):
         yield operator._init_fn
 
 
-def _of_class(owner: type, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield the variables of a user's class and those that its methods name."""
-    for base in owner.__mro__:
-        if id(base) in seen or not _is_users(base.__module__):
-            continue
-        seen.add(id(base))
-        for name, value in list(vars(base).items()):
-            yield from _of_code(value, seen)
-            if not name.startswith("__") and not isinstance(value, _CODE):
-                yield f"{base.__qualname__}.{name}", value
+class _Search:
+    """Digests of variables, and the user's functions and classes that were reached through them."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+        self._waiting: list[Any] = []
+        self._seen: dict[int, Any] = {}
+        self._read: dict[tuple[str, int], Any] = {}
+        self._tensors: dict[int, tuple[torch.Tensor, str]] = {}
+
+    def read(self, name: str, value: Any) -> None:
+        """Record the digest of a variable, joined to that of another one of this name; its code is followed later."""
+        if (name, id(value)) in self._read:
+            return
+        self._read[name, id(value)] = value
+        written = io.BytesIO()
+        try:
+            _Reader(written, self._tensors, self.reach).dump(value)
+        except Exception:  # nested too deeply, or changed by another thread while it was read
+            return
+        self.found[name] = hashlib.sha256(self.found.get(name, "").encode() + written.getvalue()).hexdigest()
+
+    def reach(self, code: Any) -> None:
+        """Remember a user's function or class, to be searched once."""
+        if id(code) not in self._seen and _is_users(code.__module__):
+            self._seen[id(code)] = code
+            self._waiting.append(code)
+
+    def follow(self) -> None:
+        """Search all code that was reached, and the code reached from there."""
+        while self._waiting:
+            code = self._waiting.pop()
+            if isinstance(code, type):
+                self._search_class(code)
+            else:
+                self._search_function(code)
+
+    def _search_class(self, owner: type) -> None:
+        for base in (*owner.__mro__[1:], type(owner)):
+            self.reach(base)
+        for name, value in list(vars(owner).items()):
+            if not name.startswith("__") or isinstance(value, FunctionType | staticmethod | classmethod | property):
+                self.read(f"{owner.__qualname__}.{name}", value)
+
+    def _search_function(self, function: FunctionType) -> None:
+        self.read(f"the default arguments of {function.__qualname__}", (function.__defaults__, function.__kwdefaults__))
+        attributes = {key: item for key, item in vars(function).items() if key != "__wrapped__"}
+        self.read(f"the attributes of {function.__qualname__}", attributes)
+        self._reach_value(getattr(function, "__wrapped__", None))
+        for cell, held in _closure(function).items():
+            self.read(f"{cell} of {function.__qualname__}", held)
+        names = set(_names(function.__code__))
+        if {"environ", "getenv", "putenv"} & names:
+            self.read("os.environ", dict(os.environ))
+        reached = function.__globals__ if _ANY_VARIABLE & names else names & function.__globals__.keys()
+        for name in sorted(reached):
+            if not name.startswith("__"):
+                self._read_variable(f"{function.__module__}.{name}", function.__globals__[name], names)
+        for name in sorted(names & sys.modules.keys()):  # imported inside the function
+            self._read_variable(name, sys.modules[name], names)
+
+    def _read_variable(self, name: str, value: Any, names: set[str]) -> None:
+        if isinstance(value, ModuleType):
+            self._read_package(name, value, names, {id(value)})
+        elif not isinstance(value, type | FunctionType):
+            self.read(name, value)
+        else:
+            self._reach_value(value)
+
+    def _reach_value(self, value: Any) -> None:
+        if isinstance(value, type | FunctionType):
+            self.reach(value)
+
+    def _read_package(self, path: str, owner: Any, names: set[str], seen: set[int]) -> None:
+        """Read the values stored under these `names` in a package, its modules and its classes."""
+        users = isinstance(owner, ModuleType) and _is_users(owner.__name__)
+        for name in sorted(names & vars(owner).keys()):
+            value = vars(owner)[name]
+            if isinstance(value, ModuleType) or (isinstance(value, type) and not users):
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    self._read_package(f"{path}.{name}", value, names, seen)
+            elif users:
+                self._read_variable(f"{path}.{name}", value, names)
+            elif isinstance(value, _PLAIN):
+                self.read(f"{path}.{name}", value)
 
 
-def _of_code(value: Any, seen: set[int], closure: bool = True) -> Iterator[tuple[str, Any]]:
-    """Yield the variables that a function shares with its copies, and those of the code that it names.
-
-    Args:
-        value: A function, or anything else, which has none.
-        seen: Functions and classes that were searched, by `id`; it is extended.
-        closure: True if the function's own closure is also shared.
-    """
-    value = getattr(value, "__func__", getattr(value, "fget", value))
-    if isinstance(value, functools.partial):
-        yield (
-            f"the arguments of a partial {getattr(value.func, '__qualname__', 'function')}",
-            (value.args, value.keywords),
-        )
-        value = value.func
-    if isinstance(value, _CACHE):
-        yield f"the cache of {value.__qualname__}", value
-        value = value.__wrapped__
-    if not isinstance(value, FunctionType) or id(value) in seen or not _is_users(value.__module__):
-        return
-    seen.add(id(value))
-    yield f"the default arguments of {value.__qualname__}", (value.__defaults__, value.__kwdefaults__)
-    yield (
-        f"the attributes of {value.__qualname__}",
-        {key: item for key, item in vars(value).items() if key != "__wrapped__"},
-    )
-    names = set(_names(value.__code__))
-    if {"environ", "getenv", "putenv"} & names:
-        yield "os.environ", dict(os.environ)
-    if _SETTERS & names:
-        yield "the settings of torch and numpy", _settings()
-    for cell, held in zip(*_closure(value), strict=True) if closure else ():
-        yield from _of_variable(f"{cell} of {value.__qualname__}", held, names, seen)
-    reached = value.__globals__ if _ANY_VARIABLE & names else names & value.__globals__.keys()
-    for name in sorted(reached):
-        if not name.startswith("__"):
-            yield from _of_variable(f"{value.__module__}.{name}", value.__globals__[name], names, seen)
-    for name in sorted(names & sys.modules.keys()):  # imported inside the function
-        yield from _of_variable(name, sys.modules[name], names, seen)
-
-
-def _of_variable(name: str, value: Any, names: set[str], seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield a variable that code names, or the shared variables of the class, function or module that it refers to."""
-    if isinstance(value, ModuleType):
-        yield from _attributes(name, value, names, {id(value)})
-    elif isinstance(value, type):
-        yield from _of_class(value, seen)
-    elif isinstance(value, (FunctionType, functools.partial, _CACHE)):
-        yield from _of_code(value, seen)
-    elif not isinstance(value, _CODE):
-        yield name, value
-        yield from _of_class(type(value), seen)
-
-
-def _attributes(path: str, owner: Any, names: set[str], seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield the values stored under these `names` in a package, its modules and its classes."""
-    for name in sorted(names & vars(owner).keys()):
-        value = vars(owner)[name]
-        if isinstance(value, ModuleType | type):
-            if id(value) not in seen:
-                seen.add(id(value))
-                yield from _attributes(f"{path}.{name}", value, names, seen)
-        elif isinstance(value, bool | int | float | complex | str | bytes | list | dict | set | tuple | torch.Tensor):
-            yield f"{path}.{name}", value
-
-
-def _settings() -> tuple[Any, ...]:
-    """Return settings of torch and numpy that change what later code computes."""
-    backends = torch.backends
-    return (
-        str(torch.get_default_dtype()),
-        str(torch.get_default_device()),
-        torch.get_float32_matmul_precision(),
-        torch.are_deterministic_algorithms_enabled(),
-        float(torch.full((1,), 1e-39, dtype=torch.float32) * 1.0),
-        (backends.mkldnn.enabled, backends.cudnn.enabled, backends.cuda.matmul.allow_tf32),
-        sorted(np.geterr().items()),
-    )
+def _closure(function: FunctionType) -> dict[str, Any]:
+    """Return the contents of a function's closure by name, without unassigned variables."""
+    pairs = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in pairs if cell != CellType()}
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names in a code object and in the functions that it defines."""
+    """Yield the names in a code object and in the functions that it defines; a text may be the name of a variable."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
+        elif isinstance(constant, str) and constant.isidentifier():
+            yield constant
 
 
-def _is_users(name: str | None) -> bool:
-    """Return whether a Python module is the user's own: neither installed nor part of sifu."""
-    if name is None or name.partition(".")[0] in ("sifu", "builtins", *sys.stdlib_module_names):
+@functools.cache
+def _is_installed(file: str) -> bool:
+    return str(Path(file).resolve()).startswith(INSTALLED)
+
+
+def _is_users(name: Any) -> bool:
+    """Return whether a Python module of this name is the user's own: neither installed nor part of sifu."""
+    if not isinstance(name, str):
+        return False
+    if name.partition(".")[0] in ("sifu", "builtins", *sys.stdlib_module_names):
         return name == "__main__"
     file = getattr(sys.modules.get(name), "__file__", None)
     return file is None or not _is_installed(file)
 
 
-@functools.cache  # called for every function in reach after every local training
-def _is_installed(file: str) -> bool:
-    return str(Path(file).resolve()).startswith(INSTALLED)
+def _is_users_own(value: Any) -> bool:
+    """Return whether a function, or the class of any other object, is the user's; torch adds its own during use."""
+    function = getattr(value, "func", getattr(value, "__func__", value))
+    return _is_users(function.__module__ if isinstance(function, FunctionType) else type(function).__module__)
 
 
 _READERS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (torch.Generator, lambda value: value.get_state()),
     (threading.local, vars),
     (contextvars.ContextVar, lambda value: value.get(None)),
     ((weakref.WeakKeyDictionary, weakref.WeakValueDictionary), lambda value: list(value.values())),
     (weakref.WeakSet, list),
-    (_CACHE, lambda value: value.cache_info().currsize),
+    (weakref.ref, lambda value: value()),
+    (_CACHE, lambda value: (value.cache_info().currsize, value.__wrapped__)),
+    (staticmethod | classmethod, lambda value: value.__func__),
+    (property, lambda value: (value.fget, value.fset, value.fdel)),
+    (functools.cached_property, lambda value: value.func),
+    (MappingProxyType, dict),
+    (GeneratorType, lambda value: value.gi_frame and (value.gi_frame.f_lasti, value.gi_frame.f_locals)),
 )
+"""Contents of objects that cannot be pickled, or whose pickle does not show their state."""
 
 
-def _digest(value: Any, depth: int = _DEPTH) -> str:
-    """Return a digest of a value, or of those of its parts that can be read; an empty text if there are none."""
-    for kind, read in _READERS:
-        if isinstance(value, kind):
-            value = read(value)
-            break
-    try:
-        return hashlib.sha256(pickle.dumps(value)).hexdigest()
-    except Exception:  # pickle raises whatever the value's own methods raise
-        parts = _parts(value) if depth else None
-        if parts is None:
-            return ""
-        readable = {name: _digest(part, depth - 1) for name, part in parts.items()}
-        return hashlib.sha256(repr(sorted(readable.items())).encode()).hexdigest()
+class _Reader(pickle.Pickler):
+    """Pickler for digests: it reads every attribute of a user's object and of a module, and never fails for a type.
+
+    Args:
+        file: Receives the bytes.
+        tensors: Tensors and their digests by `id`; it is extended.
+        reach: Function that receives the functions and classes among the values.
+    """
+
+    def __init__(
+        self, file: io.BytesIO, tensors: dict[int, tuple[torch.Tensor, str]], reach: Callable[[Any], None]
+    ) -> None:
+        super().__init__(file, protocol=5)
+        self._tensors, self._reach = tensors, reach
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how a value is written; the result is never read back."""
+        if value is str:
+            return NotImplemented
+        if isinstance(value, type | FunctionType | ModuleType):
+            if not isinstance(value, ModuleType):
+                self._reach(value)
+            return str, (f"{getattr(value, '__module__', '')} {getattr(value, '__qualname__', value.__name__)}",)
+        if isinstance(value, torch.Tensor):
+            return str, (self._digest(value),)
+        for kind, read in _READERS:
+            if isinstance(value, kind):
+                return str, (type(value).__qualname__,), read(value)
+        owner = type(value)
+        self._reach(owner)
+        if isinstance(value, nn.Module) or _is_users(owner.__module__):
+            slots = {name: getattr(value, name, None) for base in owner.__mro__ for name in _slots(base)}
+            items = list(value) if isinstance(value, list | tuple | set | frozenset) else None
+            pairs = dict(value) if isinstance(value, dict) else None
+            return str, (owner.__qualname__,), (getattr(value, "__dict__", {}), slots, items, pairs)
+        try:
+            written = value.__reduce_ex__(5)
+        except Exception:  # locks, files, frames
+            written = owner.__qualname__
+        return (str, (written,)) if isinstance(written, str) else written
+
+    def _digest(self, tensor: torch.Tensor) -> str:
+        if id(tensor) not in self._tensors:
+            try:
+                content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            except (RuntimeError, NotImplementedError, TypeError):  # not initialised yet, sparse, quantised
+                content = b""
+            header = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad} "
+            self._tensors[id(tensor)] = tensor, hashlib.sha256(header.encode() + content).hexdigest()
+        return self._tensors[id(tensor)][1]
 
 
-def _parts(value: Any) -> dict[str, Any] | None:
-    """Return the user's parts of a value that cannot be read as a whole; None if it has no such parts."""
-    if isinstance(value, GeneratorType):
-        frame = value.gi_frame
-        return {} if frame is None else {"place": frame.f_lasti} | frame.f_locals
-    if isinstance(value, Mapping):
-        return {repr(key): part for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return {str(number): part for number, part in enumerate(value)}
-    if not isinstance(value, _CODE) and _is_users(type(value).__module__):
-        slots = {name: getattr(value, name, None) for name in getattr(type(value), "__slots__", ())}
-        return slots | getattr(value, "__dict__", {})
-    return None
+def _slots(owner: type) -> tuple[str, ...]:
+    named = vars(owner).get("__slots__", ())
+    return (named,) if isinstance(named, str) else tuple(named)

@@ -213,16 +213,16 @@ class NetworkFeatures(FeatureMap):
     _compared: tuple[NDArray[Any], Floats] | None = field(default=None, init=False, repr=False)
     """Samples of the first client, and the features that a fresh copy of the user's module gave for them."""
     _shared: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-    """Variables that copies of a user's module share, as they were before its first use."""
+    """Attributes of a user's module and variables that its copies share, before its first use (`shared_state`)."""
     _takes_integers: bool = field(default=False, init=False, repr=False)
     """True if a user's module accepts only token ids, for example because it starts with an embedding."""
 
     def __post_init__(self) -> None:
         check_norm(self.norm)
-        if self.kind == "module":
-            object.__setattr__(self, "_shared", shared_state(self.module))
         # In training mode batch norm would mix samples, and dropout would draw again.
         object.__setattr__(self, "module", fresh_copy(self.module).eval().requires_grad_(False).to(self.device))
+        if self.kind == "module":
+            object.__setattr__(self, "_shared", shared_state(self.module))
         # For a Hugging Face model, `source` is the digest of its files; names of parts vary with the library's version.
         known_files = self.kind == "transformers"
         object.__setattr__(self, "_weights", "" if known_files else weights_digest(self.module))

@@ -29,7 +29,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from sifu.data.shared_state import own_state, refuse_changed_state, shared_state
+from sifu.data.shared_state import changed_state, shared_state
 from sifu.engines.sim.embedded_clients import Objective
 from sifu.engines.sim.gpu.lane_stream import PackedProgram, ProgramPlan
 from sifu.engines.sim.gpu.schedule import Packing, Schedule
@@ -71,7 +71,7 @@ class ModulePass:
         models = torch.zeros((2, sum(self._sizes)), dtype=self._dtype, device=sample.device)
         samples = sample.expand(2, 2, *sample.shape)
         buffers = [buffer.clone() for buffer in self._module.buffers()]
-        attributes, shared = own_state(self._module), shared_state(self._module)
+        before = shared_state(self._module)
         try:
             scores = self.scores(models, samples)
             encoded = torch.zeros_like(scores)
@@ -86,13 +86,12 @@ class ModulePass:
                 "the model cannot be trained for many clients at once: it changes its buffers. Use device cpu, where "
                 "the plain loop trains it"
             )
-        changed = sorted({key for key, _ in own_state(self._module).items() ^ attributes.items()})
+        changed = changed_state(before, self._module)
         if changed:
             raise InputError(
                 f"the model cannot be trained for many clients at once: it keeps state ({', '.join(changed[:3])}), "
                 "which clients would share. Use device cpu, where every client begins with a fresh copy"
             )
-        refuse_changed_state(shared, self._module)
         if scores.shape[2] < outputs:
             raise InputError(f"the model has outputs of shape ({scores.shape[2]},), {outputs} are needed")
         return int(scores.shape[2])
