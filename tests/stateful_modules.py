@@ -36,6 +36,12 @@ BANK: list[float] = []
 """The state of kind "global"."""
 
 
+def remembers(on: bool) -> bool:
+    """Return whether the state of kind "global" was ever `on`, for networks of other files."""
+    BANK.extend([1.0] * on)
+    return bool(BANK)
+
+
 class Bank:
     """The state of kind "class"."""
 

@@ -7,6 +7,7 @@ themselves do.
 from __future__ import annotations
 
 import contextvars
+import copy
 import functools
 import math
 import os
@@ -29,7 +30,11 @@ from sifu.data.client_data import ClientData
 from sifu.data.shared_state import refuse_changed_state, shared_state
 from sifu.engines.sim import ModuleModel
 from sifu.engines.sim.gpu.module_program import ModulePass
+from sifu.engines.sim.models import Recipe, make_model
+from sifu.engines.sim.networks import mlp
+from sifu.engines.sim.threads import SMALL_MODEL
 from sifu.errors import InputError
+from sifu.store.reader import RunReader
 from sifu.theory import facts as fact
 from sifu.theory.participation import Participation
 from sifu_verifier.run_folder import RunFolder
@@ -254,6 +259,107 @@ def custom_operator(network: Network, rows: Tensor) -> float:
     return float(torch.ops.sifu_tests.shrunk(rows))
 
 
+def acts(on: Any, rows: Tensor) -> float:
+    """Return a factor that differs for clients of seven rows if something is `on`."""
+    return 1.1 if on and len(rows) == 7 else 1.0
+
+
+def of_another_file(network: Network, rows: Tensor) -> float:
+    return acts(stateful_modules.remembers(float(rows.max()) > 2.0), rows)
+
+
+def set_latch(rows: Tensor) -> bool:
+    if float(rows.max()) > 2.0:
+        LATCH["on"] = 1.0
+    return bool(LATCH)
+
+
+REGISTRY: dict[str, Callable[[Tensor], bool]] = {"latch": set_latch}
+
+
+def registry(network: Network, rows: Tensor) -> float:
+    return acts(REGISTRY["latch"](rows), rows)
+
+
+class Strategy:
+    """A callable object that is given to the network; its class names the variable."""
+
+    def __call__(self, network: Network, rows: Tensor) -> float:
+        return acts(set_latch(rows), rows)
+
+
+class LeavesOut:
+    """State that a pickle of the object leaves out."""
+
+    on = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class NamedObject(LeavesOut):
+    """An object whose pickle is its name."""
+
+    def __reduce__(self) -> str:
+        return "NAMED"
+
+
+LEFT_OUT, NAMED = LeavesOut(), NamedObject()
+
+
+def left_out_of_pickles(network: Network, rows: Tensor) -> float:
+    LEFT_OUT.on = LEFT_OUT.on or float(rows.max()) > 2.0
+    return acts(LEFT_OUT.on, rows)
+
+
+def pickled_by_name(network: Network, rows: Tensor) -> float:
+    NAMED.on = NAMED.on or float(rows.max()) > 2.0
+    return acts(NAMED.on, rows)
+
+
+def latch_in_a_part(network: Network, rows: Tensor) -> float:
+    network.same.largest = max(network.same.largest, float(rows.max()))
+    return acts(network.same.largest > 2.0, rows)
+
+
+@remembering
+def double(value: float) -> float:
+    return 2.0 * value
+
+
+def one_of_two_decorated(network: Network, rows: Tensor) -> float:
+    """Use one of two functions whose closures have the same names."""
+    return acts(double(float(rows.max())) > 4.0, rows) if len(rows) < 100 else shrink(1.0)
+
+
+class CopiesItself(nn.Module):
+    """A network whose copies are itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.on = nn.Linear(64, 12), False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopiesItself:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features."""
+        rows = x.flatten(1)
+        self.on = self.on or float(rows.max()) > 2.0
+        scores: Tensor = self.layer(rows) * acts(self.on, rows)
+        return scores
+
+
+LATCHED: dict[str, Callable[..., float]] = {
+    "a function of another file": of_another_file,
+    "a function in a dictionary": registry,
+    "a callable object": Strategy(),
+    "state left out of pickles": left_out_of_pickles,
+    "an object pickled by its name": pickled_by_name,
+    "a part that is not copied": latch_in_a_part,
+    "one of two decorated functions": one_of_two_decorated,
+}
+"""State that one client sets and one other client meets, in places that a search for named variables misses."""
 REACHED: dict[str, Callable[..., float]] = {
     "the closure of a decorator": decorator,
     "the default type of torch": default_dtype,
@@ -269,7 +375,6 @@ REACHED: dict[str, Callable[..., float]] = {
 """State that is found from the names in the code, although no variable of the file holds it in the open."""
 SHARED: dict[str, Callable[..., float]] = {
     "the closure of a decorator": decorator,
-    "the default type of torch": default_dtype,
     "an operator of torch": custom_operator,
     "a latch in a file's variable": latch,
     "a class attribute": of_class,
@@ -302,12 +407,15 @@ def forget_everything() -> None:
     os.environ.pop(NAME, None)
     WEAK.clear()
     place_of.cache_clear()
+    stateful_modules.BANK.clear()
+    LEFT_OUT.on = NAMED.on = False
     vars(largest_so_far).pop("held", None)
     torch.set_default_dtype(torch.float32)
     torch.set_flush_denormal(False)
     for held in (LOCKED.held, OPERATOR, PARTIAL.args[0]):
         held.clear()
-    shrink.__closure__[1].cell_contents[:] = [0.0]  # type: ignore[index]
+    for decorated in (shrink, double):
+        decorated.__closure__[1].cell_contents[:] = [0.0]  # type: ignore[index]
     for holder in (nn.Linear, math):
         if "largest" in vars(holder):
             delattr(holder, "largest")
@@ -349,15 +457,22 @@ def frozen(factor: Callable[..., float], folder: Path) -> sifu.Run:
     return sifu.train(HEAD, run=folder / "run", clients=clients_of())
 
 
+OWN: dict[str, Any] = {
+    "data": {"preprocessing": "fixed"},
+    "local": {"rate": 0.1, "steps": 2},
+    "regularity": {"kind": "assumed"},
+    "stop": {"max_rounds": 2, "target": 0.0},
+}
+
+
 def own_model(factor: Callable[..., float], folder: Path) -> sifu.Run:
-    spec = {
-        "data": {"preprocessing": "fixed"},
-        "local": {"rate": 0.1, "steps": 2},
-        "regularity": {"kind": "assumed"},
-        "stop": {"max_rounds": 2, "target": 0.0},
-    }
     clients = {client.name: (client.x, client.y) for client in clients_of()}
-    return sifu.train(spec, run=folder / "run", model=lambda: Network(factor), clients=clients)
+    return sifu.train(OWN, run=folder / "run", model=lambda: Network(factor), clients=clients)
+
+
+def released(folder: Path) -> np.ndarray:
+    with RunReader(folder) as reader:
+        return np.array(reader.load_model(reader.tip))
 
 
 DOORS = {"tuned": tuned, "frozen": frozen, "model=": own_model}
@@ -377,6 +492,130 @@ def test_state_that_clients_share_is_refused(
         DOORS[door](SHARED[what], tmp_path)
     if (tmp_path / "run").exists():
         assert [node["kind"] for node in RunFolder(tmp_path / "run").nodes.values()] in ([], ["initial"])
+
+
+@pytest.mark.parametrize("what", LATCHED)
+def test_a_latch_for_one_other_client_is_refused(what: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="between clients"):
+        own_model(LATCHED[what], tmp_path)
+
+
+def test_a_module_whose_copies_are_itself_is_refused(tmp_path: Path) -> None:
+    clients = {client.name: (client.x, client.y) for client in clients_of()}
+    with pytest.raises(InputError, match=r"between clients|share their parameters"):
+        sifu.train(OWN, run=tmp_path / "run", model=CopiesItself, clients=clients)
+
+
+def set_threads(on: bool) -> None:
+    torch.set_num_threads(3 if on else 1)
+
+
+SETTINGS: dict[str, tuple[Callable[[bool], Any], Callable[[], bool]]] = {
+    "threads": (set_threads, lambda: torch.get_num_threads() == 3),
+    "default type": (
+        lambda on: torch.set_default_dtype(torch.float64 if on else torch.float32),
+        lambda: torch.get_default_dtype() == torch.float64,
+    ),
+    "autocast": (lambda on: torch.set_autocast_enabled("cpu", on), lambda: torch.is_autocast_enabled("cpu")),
+    "attention": (torch.backends.cuda.enable_flash_sdp, torch.backends.cuda.flash_sdp_enabled),
+    "denormals": (torch.set_flush_denormal, lambda: not np.float32(1e-39) * np.float32(1.0)),
+    "determinism": (torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled),
+    "precision": (
+        lambda on: torch.set_float32_matmul_precision("medium" if on else "highest"),
+        lambda: torch.get_float32_matmul_precision() == "medium",
+    ),
+    "numpy's errors": (
+        lambda on: np.seterr(divide="ignore" if on else "warn"),
+        lambda: np.geterr()["divide"] == "ignore",
+    ),
+    "numpy's printing": (
+        lambda on: np.set_printoptions(precision=3 if on else 8),
+        lambda: np.get_printoptions()["precision"] == 3,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+def test_settings_of_the_process_do_not_reach_the_next_client(what: str, tmp_path: Path) -> None:
+    """A setting that the leaver's samples turn on is off again for the next client, in tuning and in features."""
+    turn, is_on = SETTINGS[what]
+    before = is_on()
+
+    def setting(network: Network, rows: Tensor) -> float:
+        if float(rows.max()) > 2.0:
+            turn(not before)
+        return acts(is_on() != before, rows)
+
+    models = []
+    try:
+        for scale in (1.0, 0.1):  # with the small samples nothing turns it on
+            clients = {client.name: (client.x, client.y) for client in clients_of()}
+            clients["client-1"] = (2.5 * scale * clients["client-1"][0], clients["client-1"][1])
+            clients["client-4"] = (clients["client-4"][0] / 3.0, clients["client-4"][1])
+            folder = tmp_path / str(scale)
+            run = sifu.train(OWN, run=folder, model=lambda: Large(setting), clients=clients)
+            (outcome,) = run.forget(["client-1"], "gone", method="scratch")
+            assert outcome.level == "exact"
+            models.append(released(run.folder))
+            assert is_on() == before
+    finally:
+        turn(before)
+    assert np.array_equal(*models)
+
+
+class Large(Network):
+    """A network of so many parameters that it trains with all threads of torch."""
+
+    def __init__(self, factor: Callable[..., float]) -> None:
+        super().__init__(factor)
+        self.wide = nn.Parameter(torch.zeros(SMALL_MODEL))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features."""
+        return super().forward(x) + 0.0 * self.wide.sum()
+
+
+class LatchedLoss:
+    """A loss with state: in an attribute, or in a variable that copies share."""
+
+    def __init__(self, shared: bool) -> None:
+        self.held: dict[str, float] = {}
+        self.shared = shared
+
+    def __call__(self, scores: Tensor, labels: Tensor) -> Tensor:
+        held = LATCH if self.shared else self.held
+        if len(labels) == 6:
+            held["on"] = 1.0
+        return nn.functional.cross_entropy(scores, labels) * (1.1 if held and len(labels) == 7 else 1.0)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_loss_begins_afresh_with_every_client(shared: bool, tmp_path: Path) -> None:
+    models = []
+    for name, rows in (("six rows", 6), ("five rows", 5)):  # only a client of six rows turns it on
+        clients = {client.name: (client.x[:5], client.y[:5]) for client in clients_of()}
+        clients["client-2"] = (clients_of()[2].x, clients_of()[2].y)
+        clients["client-1"] = (clients_of()[1].x[:rows], clients_of()[1].y[:rows])
+        model = ModuleModel(lambda: Network(constant), custom_loss=LatchedLoss(shared))
+        if shared:
+            with pytest.raises(InputError, match="LATCH"):
+                sifu.train(OWN, run=tmp_path / name, model=model, clients=clients)
+            return
+        run = sifu.train(OWN, run=tmp_path / name, model=model, clients=clients)
+        run.forget(["client-1"], "gone", method="scratch")
+        models.append(released(run.folder))
+    assert np.array_equal(*models)
+
+
+def test_a_factory_of_ones_own_is_not_a_model_of_sifu() -> None:
+    """Only sifu's own networks are known to have no state, so only they lack the premise on the module."""
+    make_model("mlp", (64,), 3)
+    for factory, loss in ((lambda: Network(constant), None), (Recipe(Network, (constant,)), None), (OURS, LatchedLoss)):
+        with pytest.raises(InputError, match="only for models of sifu"):
+            ModuleModel(factory, custom_loss=loss, initial_source=fact.DRAWN_FROM_SEED)
+
+
+OURS = Recipe(mlp, ((64,), 3, 4))
 
 
 @pytest.mark.parametrize("what", REACHED)
@@ -414,8 +653,11 @@ def test_state_of_a_copy_and_constants_are_allowed(what: str, tmp_path: Path) ->
 
 def test_variables_of_installed_packages_are_not_searched() -> None:
     """A package fills caches while it works; only the code of the user's own files is searched."""
-    found = shared_state(nn.TransformerEncoderLayer(4, 2))  # any code may call an operator of this file
-    assert [name for name in found if "shrunk" not in name and "OPERATOR" not in name] == []
+    layer = nn.TransformerEncoderLayer(4, 2).eval()
+    before = shared_state(layer)
+    for rows in (2, 3):
+        copy.deepcopy(layer)(torch.ones(rows, 5, 4))
+    refuse_changed_state(before, layer)
     network = Network(latch)
     before = shared_state(network)
     assert any(name.endswith(".LATCH") for name in before)
@@ -459,7 +701,7 @@ def test_a_module_that_all_clients_of_a_lane_share_keeps_no_state(place: str) ->
     if place == "nowhere":
         assert tried.try_out(torch.zeros(4), 3) == 3
         return
-    with pytest.raises(InputError, match=r"keeps state \((calls|count of)|between clients"):
+    with pytest.raises(InputError, match=r"keeps state \((calls|count of|Network.largest)"):
         tried.try_out(torch.zeros(4), 3)
 
 

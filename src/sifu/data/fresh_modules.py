@@ -1,15 +1,15 @@
 """Fresh copies of a torch module, and fixed states of the random generators of this process.
 
 A module may keep state: a step counter, a memory bank, a running maximum in a gradient hook. Every client therefore
-starts with a copy of the original module and with generators in a state that its place determines. No state of one
-client reaches the next in this way (docs/theory.md, section 6.6).
+starts with a copy of the original module, with generators in a state that its place determines, and with the settings
+of the process. No state of one client reaches the next in this way (docs/theory.md, section 6.6).
 """
 
 from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from types import CellType, FunctionType
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from sifu.data.process_settings import kept_settings
 from sifu.errors import InputError
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def fresh_copy(module: AnyModule) -> AnyModule:
@@ -33,16 +34,35 @@ def fresh_copy(module: AnyModule) -> AnyModule:
         InputError: If something in the module cannot be copied.
     """
     memo: dict[int, Any] = {}
-    try:
+    with _refused_copies(f"module {type(module).__name__}"):
         copied = copy.deepcopy(module, memo)
         for part in copied.modules():
             _renew_functions(vars(part), memo)
+    return copied
+
+
+def fresh_loss(loss: Loss) -> Loss:
+    """Return a copy of a loss: a module, any other object, or a function with its closure.
+
+    Raises:
+        InputError: If something in it cannot be copied.
+    """
+    if isinstance(loss, nn.Module):
+        return fresh_copy(loss)
+    with _refused_copies("loss"):
+        copied: Any = _copied_function(loss, {}) if isinstance(loss, FunctionType) else copy.deepcopy(loss)
+    return copied  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _refused_copies(what: str) -> Iterator[None]:
+    try:
+        yield
     except (TypeError, RuntimeError, copy.Error) as error:
         raise InputError(
-            f"the module {type(module).__name__} cannot be copied ({type(error).__name__}: {error}), and every client "
-            "starts from a fresh copy: keep objects that cannot be copied out of the module"
+            f"the {what} cannot be copied ({type(error).__name__}: {error}), and every client starts from a fresh "
+            "copy: keep objects that cannot be copied out of it"
         ) from error
-    return copied
 
 
 def _renew_functions(holder: MutableMapping[Any, Any], memo: dict[int, Any]) -> None:

@@ -108,6 +108,11 @@ class ModuleModel:
     def __post_init__(self) -> None:
         if self.kind not in OBJECTIVES:
             raise InputError(f"targets are read as one of {sorted(OBJECTIVES)}, found kind {self.kind!r}")
+        if self.initial_source != MADE_BY_OPERATOR and (self.custom_loss or not _is_sifus(self.factory)):
+            raise InputError(
+                f"initial_source = {self.initial_source!r} is only for models of sifu: leave it out for a factory or a "
+                "loss of your own"
+            )
         try:
             module = self._made(0)
         except TypeError as error:
@@ -177,6 +182,11 @@ class Recipe:
     def __call__(self) -> nn.Module:
         """Make the module."""
         return self.make(*self.arguments)
+
+
+def _is_sifus(factory: Callable[[], nn.Module]) -> bool:
+    """Return whether a factory makes one of sifu's own networks, which have no hidden state."""
+    return type(factory) is ConvNet or (type(factory) is Recipe and factory.make in (mlp, SmallResidualNet))
 
 
 Model = LinearModel | ModuleModel

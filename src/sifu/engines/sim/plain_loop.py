@@ -16,7 +16,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import Average
-from sifu.data.fresh_modules import fixed_generators, fresh_copy
+from sifu.data.fresh_modules import Loss, fixed_generators, fresh_copy, fresh_loss
 from sifu.data.shared_state import refuse_changed_state, shared_state
 from sifu.engines.sim.client_updates import average_models
 from sifu.engines.sim.embedded_clients import CheckedClient
@@ -38,10 +38,10 @@ COMPARED = 3
 class LoopTrainer:
     """Trainer and evaluator of one client at a time.
 
-    A user's module is copied for each client (`fresh_copy`). Repeated local training checks that it still carries no
-    state from client to client. Before the first round, a few clients train again in another order and after training
-    on other data. After every round, the first client of the round and the first compared client train again. Variables
-    that all copies share must not change (`shared_state`).
+    A user's module and loss are copied for each client (`fresh_copy`). Repeated local training checks that they still
+    carry no state from client to client. Before the first round, a few clients train again in another order and after
+    training on other data. After every round, the first client of the round and the first compared client train again.
+    Variables that all copies share must not change (`shared_state`).
     """
 
     def __init__(self, model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan, device: str = "cpu") -> None:
@@ -52,7 +52,9 @@ class LoopTrainer:
         """Module as it was made; it is only copied, never run."""
         users = isinstance(model, ModuleModel) and model.initial_source == MADE_BY_OPERATOR
         self._reused = None if users else fresh_copy(self._pristine)
-        self._shared = shared_state(self._pristine) if users else {}
+        self._users = (model.custom_loss,) if isinstance(model, ModuleModel) and model.custom_loss else ()
+        """Loss of the user's own, if there is one."""
+        self._shared = shared_state(self._pristine, *self._users) if users else {}
         self._compared: dict[int, Tensor] = {}
         """First training result of some clients, starting from `_compared_from`."""
         self._try_forward(clients[0], plan.outputs)
@@ -107,7 +109,7 @@ class LoopTrainer:
         self._compare_again(order[::-1])
 
     def _compare_again(self, clients: Sequence[int]) -> None:
-        refuse_changed_state(self._shared, self._pristine)
+        refuse_changed_state(self._shared, self._pristine, *self._users)
         for client in clients:
             refuse_another_result(self._compared[client], self._train_to_compare(client))
 
@@ -139,7 +141,7 @@ class LoopTrainer:
     ) -> Tensor:
         """Return the client's model after `steps` steps, trained on `data` instead of its own if given."""
         x, y = self._data[client] if data is None else data
-        training, module = self._training, self._module_at(start)
+        training, module, loss = self._training, self._module_at(start), self._loss()
         module.train()
         dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
         optimizer = torch.optim.SGD(
@@ -156,7 +158,7 @@ class LoopTrainer:
                     dropout.key = int(dropout_key(plan.seed, position, int(plan.numbers[client]), step, layer))
                 optimizer.zero_grad()
                 scores = module(x if whole else x[batch])
-                self._model.loss(scores, y if whole else y[batch]).backward()  # type: ignore[no-untyped-call]
+                loss(scores, y if whole else y[batch]).backward()  # type: ignore[no-untyped-call]
                 if training.clip:
                     _clip(list(module.parameters()), training)
                 optimizer.step()
@@ -169,12 +171,12 @@ class LoopTrainer:
         for place, client in enumerate(clients):
             x, y = self._data[int(client)]
             if place == 0 or self._reused is None:
-                module = self._module_at(model)
+                module, loss = self._module_at(model), self._loss()
                 set_to_evaluate(module)
             with torch.no_grad(), fixed_generators(self._plan.seed % 2**63, self._device), few_threads(model.size):
                 for rows in torch.split(torch.arange(x.shape[0]), _EVALUATION_CHUNK):
                     scores = module(x[rows])
-                    loss_sum[place] += float(self._model.loss(scores, y[rows])) * len(rows)
+                    loss_sum[place] += float(loss(scores, y[rows])) * len(rows)
                     if objective.labels:
                         flat = scores.reshape(scores.shape[0], -1)
                         encoded = objective.encode(y[rows], flat.shape[1], flat.dtype)
@@ -191,6 +193,10 @@ class LoopTrainer:
                     buffer.copy_(initial)
         return module
 
+    def _loss(self) -> Loss:
+        """Return the loss; a user's own is copied."""
+        return fresh_loss(self._users[0]) if self._users else self._model.loss
+
     def _try_forward(self, client: CheckedClient, outputs: int) -> None:
         """Refuse a module that cannot process the clients' samples before any round starts."""
         x, y = self._data[0]
@@ -205,7 +211,7 @@ class LoopTrainer:
                     )
                 enough = scores.numel() // scores.shape[0] >= outputs
                 if enough:
-                    self._model.loss(scores, y[:2])
+                    self._loss()(scores, y[:2])
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(
                 f"the model cannot take the samples of client {client.name!r} (shape {client.x.shape[1:]}, "
