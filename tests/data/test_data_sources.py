@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint
 import numpy as np
 import pytest
 
+import sifu
 from sifu.data import Dataset, NamedData, Scale, load, sources
 from sifu.errors import InputError
 
@@ -42,6 +43,39 @@ def test_a_package_provides_a_data_set(packages, tmp_path):
     assert read.name == f"ours in {tmp_path}"
     np.testing.assert_array_equal(read.features(), 1.0)
     np.testing.assert_array_equal(read.features(normalise="standard"), 2.0)
+
+
+def centred_rows(folder, held_out_by):
+    """Return rows from which the mean of all clients was subtracted, as a careless package may."""
+    x = np.random.default_rng(0).random((12, 3)) + np.repeat(np.arange(3.0), 4)[:, None]
+    owners = np.repeat(["a", "b", "c"], 4)
+    none = np.zeros((0, 3)), np.zeros(0, np.int64)
+    return Dataset("centred", x - x.mean(axis=0), np.arange(12) % 2, *none, ("no", "yes"), client_train=owners)
+
+
+CENTRED = NamedData(centred_rows, 2, is_table=True)
+
+
+@pytest.mark.parametrize(
+    ("declared", "level", "status"), [("unknown", "conditional", "assumed"), ("fixed", "exact", "trusted")]
+)
+def test_preprocessing_by_a_package_is_not_taken_for_constants(packages, tmp_path, declared, level, status):
+    packages["centred"] = f"{__name__}:CENTRED"
+    spec = {
+        "model": {"kind": "ridge"},
+        "data": {"name": "centred", "partition": "given", "preprocessing": declared},
+        "features": {"kind": "projection", "count": 2},
+    }
+    run = sifu.train(spec, run=tmp_path / "run")
+    (outcome,) = run.forget(["c"], "gone")
+    (premise,) = [each for each in run.certificate("gone").body["premises"] if each["name"] == "preprocessing"]
+    assert (outcome.level, premise["status"]) == (level, status)
+
+
+def test_an_entry_point_named_like_a_data_set_of_the_paper_is_not_the_papers(packages):
+    packages.update(mnist="sifu_paper.data.public:MNIST", cifar10=f"{__name__}:OURS")
+    constants = {name: sources.has_fixed_constants(name) for name in ("digits", "mnist", "celeba", "cifar10", "npz")}
+    assert constants == {"digits": True, "mnist": True, "celeba": True, "cifar10": False, "npz": False}
 
 
 def test_an_entry_point_that_is_no_data_set_is_refused(packages):

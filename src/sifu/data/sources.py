@@ -99,6 +99,17 @@ def find_data(name: str) -> NamedData | None:
     return None
 
 
+def has_fixed_constants(name: str) -> bool:
+    """Return whether a named data set is prepared by constants only: sifu's own, and those of the paper's package.
+
+    The reader of another package is a program that sees the rows of all clients.
+    """
+    if name not in ("digits", *OF_THE_PAPER):
+        return False
+    entry = _provided().get(name)
+    return name == "digits" or entry is None or entry.value.startswith("sifu_paper.")
+
+
 def scale_of(name: str) -> Scale | None:
     """Return the constants for the bytes of a data set, or None."""
     named = find_data(name)

@@ -22,7 +22,7 @@ from sifu.core.spec.regime import ClosedForm, Regime, TunedNetworks, by_regime, 
 from sifu.core.spec.sections import ROW_KINDS, FeaturesSpec
 from sifu.data.client_data import ClientData
 from sifu.data.dataset import row_digests
-from sifu.data.sources import find_data
+from sifu.data.sources import find_data, has_fixed_constants
 from sifu.data.table_keys import parse_classes
 from sifu.errors import InputError
 from sifu.theory.arrays import Array
@@ -251,8 +251,8 @@ def held_out_rows_from_spec(
 
 
 def preprocessing_of(spec: Spec) -> str:
-    """Return what is known about the preprocessing: fixed for named data sets, otherwise what the operator declares."""
-    if spec.data.name not in (*OWN_FILES, PYTHON, FLOWER, LOOP):
+    """Return what is known about preprocessing: fixed for sifu's data sets, otherwise what the operator declares."""
+    if has_fixed_constants(spec.data.name):
         return FIXED_CONSTANTS
     return DECLARED_FIXED if spec.data.preprocessing == "fixed" else "done before the data were handed over"
 
