@@ -53,9 +53,12 @@ def shared_state(module: nn.Module, *others: Any) -> dict[str, str]:
     search = _Search()
     for path, part in module.named_modules():
         search.reach(type(part))
-        for name, value in vars(part).items():
-            if name != "_modules":
-                search.read(f"{path}.{name}".lstrip("."), value)
+        held = {name: value for name, value in vars(part).items() if name != "_modules"}
+        if not _is_users(type(part).__module__):
+            search.read(path or type(part).__name__, held)
+            continue
+        for name, value in held.items():
+            search.read(f"{path}.{name}".lstrip("."), value)
     for value in (*others, *filter(_is_users_own, _called_for_every_module())):
         search.read(getattr(value, "__qualname__", type(value).__qualname__), value)
     search.read("the settings of torch and numpy", settings())
