@@ -143,6 +143,27 @@ def test_nothing_in_a_purged_folder_follows_from_a_forgotten_record(
     assert runs[1].verify().problems == sifu_verifier.verify(runs[1].folder) == []
 
 
+@pytest.mark.parametrize("terms", [{}, {"records": [ROW]}], ids=["client", "records"])
+def test_a_purge_of_all_figures_erases_which_models_were_kept(
+    tmp_path: Path, terms: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outlier changes which models of a linear training are kept; the control is what a plain purge leaves."""
+    monkeypatch.setattr("sifu.run.training.COMMIT_SECONDS", float("inf"))
+    runs = [purged(ROUNDS, tmp_path / f"{number}", number, method="scratch", **terms) for number in (OUTLIER, TRUTH)]
+    differ = places_that_differ(*(run.folder for run in runs))
+    assert {place for place in differ if not is_random(place)} == WHICH_WERE_KEPT
+    for run in runs:
+        assert any("sifu purge --figures erases which" in why for _, why in run.purge().remains)
+        assert run.purge(figures=True).figures == COUNTS
+        assert not any("sifu purge --figures erases which" in why for _, why in run.purge().remains)
+        assert run.outcomes()[0].level == "exact"
+    differ = places_that_differ(*(run.folder for run in runs))
+    assert {place for place in differ if not is_random(place)} == set()
+    for run in runs:
+        run.forget(["c0"], method="scratch")  # the run goes on
+        assert run.verify().problems == sifu_verifier.verify(run.folder) == []
+
+
 @pytest.mark.parametrize("steepest", [GONE, 0])
 def test_an_automatic_rate_is_erased_whoever_set_it(tmp_path: Path, steepest: int) -> None:
     """Two federations that differ in the record alone; the next requests recompute the rate from what is left."""

@@ -70,21 +70,21 @@ def _version_of(package: str) -> str | None:
 
 
 FIGURES_GO = """\
-This permanently erases the figures that certificates by noise depend on, after verifying the run one last time:
-  - drifts, Psi, sigma, source nodes and charges of all requests so far, and every stored model but the current and
-    the initial one;
+This permanently erases the figures that certificates depend on, after verifying the run one last time:
+  - drifts, Psi, sigma, source nodes and charges of all requests so far, which models were kept, and every stored
+    model but the current and the initial one;
   - the auditor's certificates, and public ones whose sigma sifu chose: hand them out first;
   - so these certificates can never be recomputed again: only their signatures can be checked;
   - clients that took part so far can be forgotten only by training from scratch, until that has been done;
   - earlier backups still hold everything: destroy them."""
 
-NO_NOISE = "No certificate of this run depends on noise: this erases the same as sifu purge."
+NO_MORE = "No certificate of this run depends on more figures: this erases the same as sifu purge."
 
 
 def purge(
     run: RunArgument,
     figures: Annotated[
-        bool, option("Also erase the figures that certificates by noise depend on; cannot be undone.", "--figures")
+        bool, option("Also erase the figures that certificates depend on; cannot be undone.", "--figures")
     ] = False,
     yes: Annotated[bool, option("With --figures, do not ask first.", "--yes")] = False,
 ) -> Answer:
@@ -93,13 +93,13 @@ def purge(
     Erases earlier kept models for everyone forgotten so far, as --retention strict does, even if their requests kept
     them for later ones, and cleans the database's free pages, its log and temporary files.
     """
-    from sifu.requests.figures_policy import why_figures_stay
+    from sifu.requests.figures_policy import erases_more_by_choice
 
     if figures and not yes:
         with sifu.Run(run).reader() as reader:
-            rest_on_noise = why_figures_stay(reader) != ""
-        typer.echo(FIGURES_GO if rest_on_noise else NO_NOISE, err=True)
-        if rest_on_noise and not typer.confirm("Erase them?", err=True):
+            erases_more = erases_more_by_choice(reader)
+        typer.echo(FIGURES_GO if erases_more else NO_MORE, err=True)
+        if erases_more and not typer.confirm("Erase them?", err=True):
             typer.echo("Nothing was erased.", err=True)
             raise typer.Exit
     done = sifu.Run(run).purge(figures=figures)

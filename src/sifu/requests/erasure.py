@@ -234,7 +234,7 @@ def purge(writer: RunWriter, verified: str | None = None) -> Purge:
     Args:
         writer: Writer of the run.
         verified: Head of the ledger at which the whole run was just verified. If given, also erase all figures that
-            noise certificates rest on, if a plain purge would keep them.
+            a plain purge would keep: those that noise certificates rest on, and which models were kept.
 
     Raises:
         InputError: If the run is not ready, or the figures cannot be erased.
@@ -246,7 +246,7 @@ def purge(writer: RunWriter, verified: str | None = None) -> Purge:
     gone = to_purge(view, set(on_disk), {file: row.node for file, row in stored.items()})
     recorded = gone
     payload: dict[str, Any] = {"subjects": [exposure.subject.subject for exposure in everyone_forgotten(view)]}
-    if verified is not None and figures_policy.why_figures_stay(writer):
+    if verified is not None and figures_policy.erases_more_by_choice(writer):
         wish = payload[sealed.ALL_FIGURES] = _all_figures(writer, view, verified)
         gone = ToPurge(tuple(sorted(set(on_disk) - set(wish["models"]))), tuple(sorted(stored)))
         # Earlier events will no longer name all models and files; this event drops those that they still name.
@@ -364,9 +364,11 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
             f"(docs/store.md, section 5c, lists it){by_choice}",
         )
     else:
+        more = figures_policy.erases_more_by_choice(reader)
         yield (
             "numbers of samples, clients, rounds and kept models in run.db and certificates",
-            "the history is made of them; a guess that would have led to other numbers can be ruled out",
+            "the history is made of them; a guess that would have led to other numbers can be ruled out"
+            + ("; sifu purge --figures erases which models were kept" if more else ""),
         )
     measured = len(sealed.erased_by_next_purge(reader.events()))
     if measured:

@@ -67,6 +67,17 @@ def keeps_figures(
     return ""
 
 
+def erases_more_by_choice(reader: RunReader) -> bool:
+    """Return whether a purge of all figures is to do more than a plain one.
+
+    A plain purge keeps the figures of noise certificates. In runs trained in rounds it also keeps which models were
+    kept: that depends on Psi, and the certificates name the models that were erased.
+    """
+    erased = not_recomputed(reader)
+    recomputed = any(row.noise_node is not None and row.request not in erased for row in reader.requests())
+    return bool(why_figures_stay(reader)) or (recomputed and not why_figures_stay(reader, by_choice=True))
+
+
 def why_figures_stay(reader: RunReader, tables: ReplayedTables | None = None, *, by_choice: bool = False) -> str:
     """Return `keeps_figures` for the current state of a run, or for the earlier state in `tables`."""
     first = json.loads(reader.query("SELECT payload FROM events WHERE seq = 1")[0][0])
