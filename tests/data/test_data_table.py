@@ -186,6 +186,20 @@ def test_encodings_that_programs_write(tmp_path: Path, encoding: str) -> None:
     assert data.client_train.tolist() == ["München", "Köln"]
 
 
+def test_the_encoding_of_one_client_does_not_change_the_rows_of_another(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    rows = {name: f"{name},Köln,1\n".encode(encoding) for name, encoding in (("a", "utf-8"), ("b", "cp1252"))}
+    for names in (["a"], ["b"], ["a", "b"], ["b", "a"]):
+        file.write_bytes(b"client,town,y\n" + b"".join(rows[name] for name in names))
+        if len(names) == 1:
+            assert read_columns(file).columns["town"] == ["Köln"]
+            continue
+        with pytest.raises(
+            InputError, match=f"line {2 + names.index('a')} is UTF-8, line {2 + names.index('b')} is not"
+        ):
+            read_columns(file)
+
+
 def test_classes_may_have_several_words(tmp_path: Path) -> None:
     path = table_file(tmp_path, "c,x,num\np,1,0\nq,2,3\nq,2,1\n")
     data = read_table(

@@ -430,8 +430,26 @@ def _decoded(path: Path) -> str:
         try:
             return content.decode(encoding)
         except UnicodeDecodeError:
-            continue
+            if encoding == "utf-8-sig":
+                _refuse_two_encodings(path, content)
     raise InputError(f"{path} is not a text file in UTF-8, UTF-16 or Latin-1")
+
+
+def _refuse_two_encodings(path: Path, content: bytes) -> None:
+    """Refuse a file that is UTF-8 in some lines only: one client's rows would decide how those of others are read."""
+    in_utf8, others = [], []
+    for number, line in enumerate(content.splitlines(), start=1):
+        if not line.isascii():
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                others.append(number)
+            else:
+                in_utf8.append(number)
+    if in_utf8 and others:
+        raise InputError(
+            f"{path} mixes encodings: line {in_utf8[0]} is UTF-8, line {others[0]} is not; save all lines as UTF-8"
+        )
 
 
 def _read_parquet(path: Path) -> TableFile:
