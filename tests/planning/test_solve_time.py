@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +14,17 @@ import sifu
 from run_tools import Command
 from sifu.cli.plans import seconds_text
 from sifu.planning import solve_time
-from sifu.planning.solve_time import START_SECONDS, Speed
+from sifu.planning.solve_time import START_STEPS, Speed
 from sifu.theory.closed_form.ridge import WIDE
 
-MACHINE = Speed(factors=3e10, threads=2, bytes=4e9)
+MACHINE = Speed(factors=3e10, threads=2, bytes=4e9, steps=5e6)
+START = START_STEPS / MACHINE.steps
 SPEC = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs": 2}, "ridge": {"regularisation": 0.1}}
 
 
 def test_wide_heads_take_the_cube_of_their_features() -> None:
     """Between a square and a cube, and nearer to the cube the wider the head is."""
-    work = [MACHINE.seconds(features, 100) - START_SECONDS for features in (2 * WIDE, 4 * WIDE, 64 * WIDE, 128 * WIDE)]
+    work = [MACHINE.seconds(features, 100) - START for features in (2 * WIDE, 4 * WIDE, 64 * WIDE, 128 * WIDE)]
     assert 4.0 < work[1] / work[0] < 8.0
     assert work[1] / work[0] < work[3] / work[2] < 8.0
     assert work[3] / work[2] > 7.8
@@ -32,16 +35,27 @@ def test_what_else_a_prediction_depends_on(features: int) -> None:
     seconds = MACHINE.seconds(features, 100)
     assert MACHINE.seconds(features, 200) > seconds
     assert MACHINE.seconds(features, 100, cross_validated=True) > seconds
-    faster = Speed(2 * MACHINE.factors, MACHINE.threads, 2 * MACHINE.bytes).seconds(features, 100)
-    assert faster - START_SECONDS == pytest.approx((seconds - START_SECONDS) / 2)
-    more_threads = Speed(MACHINE.factors, 16, MACHINE.bytes).seconds(features, 0)
+    more_threads = replace(MACHINE, threads=16).seconds(features, 0)
     assert (more_threads < MACHINE.seconds(features, 0)) == (features > WIDE)  # narrow heads use one thread
 
 
 def test_this_machine_has_a_speed() -> None:
     speed = solve_time.measured_speed()
-    assert min(speed.factors, speed.threads, speed.bytes) > 0
+    assert min(speed.factors, speed.threads, speed.bytes, speed.steps) > 0
     assert solve_time.measured_speed() is speed
+
+
+@pytest.mark.parametrize("features", [10, WIDE, WIDE + 1, 8 * WIDE])
+def test_a_machine_that_is_three_times_slower_takes_three_times_as_long(
+    monkeypatch: pytest.MonkeyPatch, features: int
+) -> None:
+    """The clock of the slower machine runs three times as far: no part of the prediction is a constant in seconds."""
+    predicted = []
+    for pace in (1.0, 3.0):
+        ticks = itertools.count()
+        monkeypatch.setattr(solve_time.time, "thread_time", lambda ticks=ticks, pace=pace: 0.01 * pace * next(ticks))
+        predicted.append(solve_time.measured_speed.__wrapped__().seconds(features, 100))
+    assert predicted[1] == pytest.approx(3.0 * predicted[0])
 
 
 @pytest.mark.parametrize("keep", ["clients", "sum"])
@@ -49,11 +63,11 @@ def test_a_plan_shows_the_seconds_of_a_solve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command, keep: str
 ) -> None:
     """If only the sum is kept, a request waits for the clients' answers, which are not predicted."""
-    monkeypatch.setattr(solve_time, "measured_speed", lambda: Speed(1e3, 1, 1e3))
+    monkeypatch.setattr(solve_time, "measured_speed", lambda: Speed(1e3, 1, 1e3, 1e6))
     random = np.random.default_rng(0)
     clients = {f"c{name}": (random.random((6, 3)), np.arange(6) % 2) for name in range(4)}
     run = sifu.train(SPEC | {"keep": {"statistics": keep}}, run=tmp_path / "run", clients=clients)
-    expected = Speed(1e3, 1, 1e3).seconds(3, 6 if _keeps_rows(tmp_path / "run") else 0)
+    expected = Speed(1e3, 1, 1e3, 1e6).seconds(3, 6 if _keeps_rows(tmp_path / "run") else 0)
     (way,) = [way for way in run.plan(["c1"]).ways if way.method == "closed_form"]
     assert (way.seconds == pytest.approx(expected)) == (keep == "clients")
     shown = cli("plan", tmp_path / "run", "--clients", "c1").out

@@ -3,10 +3,11 @@
 A request reads the statistics of those who leave and the sum, subtracts, writes the sum, and solves for the head. With
 K features it takes
 
-    start + K^2 (8 PASSES / bytes + 2 n / factors) + K^3 / (3 factors)
+    START_STEPS / steps + K^2 (8 PASSES / bytes + 2 n / factors) + K^3 / (3 factors)
 
-seconds, where n is the number of samples that leave as rows. Speeds are measured once per process, in a few
-milliseconds, on the machine that plans the request: a request does not depend on the speed of training.
+seconds, where n is the number of samples that leave as rows. The speeds `steps`, `bytes` and `factors` are measured
+once per process, in a few milliseconds, on the machine that plans the request: a request does not depend on the speed
+of training. The other constants count work, not time.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.run.run_view import RunView
 from sifu.theory.closed_form.ridge import WIDE
 
-START_SECONDS = 1.5
-"""Time of a command without statistics: to load the program, plan, sign and record."""
+START_STEPS = 7e6
+"""Work of a command without statistics, to load the program, plan, sign and record, in steps of `_steps`."""
+STEPS = 20_000
+"""Number of steps that the speed of Python is measured on."""
 PASSES = 16.0
 """Passes over a matrix of 8 K^2 bytes: unpacking, packing, digests, copies and the products of the solver."""
 CROSS_VALIDATION = 8.0
@@ -38,11 +41,19 @@ SIZE = 1024
 
 @dataclass(frozen=True)
 class Speed:
-    """Speed of a machine: float32 operations per second of a factorisation on one thread, threads, bytes per second."""
+    """Speed of a machine.
+
+    Attributes:
+        factors: Operations per second of a factorisation in float32 on one thread.
+        threads: Number of threads of a factorisation.
+        bytes: Bytes per second of a pass over a matrix.
+        steps: Steps of Python per second.
+    """
 
     factors: float
     threads: int
     bytes: float
+    steps: float
 
     def seconds(self, features: int, samples: int, *, cross_validated: bool = False) -> float:
         """Return the expected seconds of a request.
@@ -52,16 +63,16 @@ class Speed:
             samples: Number of samples that are subtracted as rows.
             cross_validated: True if cross-validation chooses the penalty again.
 
-        >>> machine = Speed(factors=3.5e10, threads=2, bytes=3e9)
+        >>> machine = Speed(factors=3.5e10, threads=2, bytes=3e9, steps=4.7e6)
         >>> [round(machine.seconds(features, 100), 1) for features in (512, 2048, 4192, 8384)]
-        [1.5, 1.9, 2.7, 7.8]
+        [1.5, 1.8, 2.7, 7.8]
         """
         together = self.factors * (1.0 + SHARE * (self.threads - 1))
         cubic = features**3 / 3.0 * (1.0 + CROSS_VALIDATION * cross_validated)
         # Narrow heads are solved in float64, which takes twice the time, on one thread.
         solved = cubic / together if features > WIDE else 2.0 * cubic / self.factors
         squared = PASSES * 8.0 / self.bytes + 2.0 * samples / together
-        return START_SECONDS + features**2 * squared + solved
+        return START_STEPS / self.steps + features**2 * squared + solved
 
 
 @cache
@@ -76,7 +87,14 @@ def measured_speed() -> Speed:
     with threadpool_limits(limits=1):
         factored = _shortest(lambda: scipy.linalg.cho_factor(matrix, lower=True, check_finite=False))
     copied = _shortest(lambda: np.multiply(numbers, 0.5))
-    return Speed(SIZE**3 / 3.0 / factored, threads, numbers.nbytes / copied)
+    return Speed(SIZE**3 / 3.0 / factored, threads, numbers.nbytes / copied, STEPS / _shortest(_steps))
+
+
+def _steps() -> None:
+    """Execute the steps of Python that its speed is measured on."""
+    table: dict[int, Any] = {}
+    for step in range(STEPS):
+        table[step & 255] = (step, table.get(step & 127))
 
 
 def _shortest(action: Callable[[], Any]) -> float:
