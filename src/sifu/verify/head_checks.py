@@ -1,7 +1,7 @@
 """Checks of a closed-form head against the remaining clients (docs/theory.md, section 14).
 
-The sum of the statistics must agree to the last bit and the head up to rounding, and nothing of a forgotten client may
-be stored.
+The sum must be that of the clients' statistics, which random vectors confirm (`theory.closed_form.sum_check`). The head
+must agree up to rounding, and nothing of a forgotten client may be stored.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from sifu.store.files import is_locked
 from sifu.store.projection import UNDONE, GroupModelRow
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import OwnStatistics, StatisticsRow, read_statistics
-from sifu.theory.closed_form import Rows, Statistics, total
+from sifu.theory.closed_form import Rows, Statistics
 from sifu.theory.closed_form.blocks import Blocks, at_places, is_dropped
 from sifu.theory.closed_form.ridge import GRID, RESIDUAL, gcv_scores, residual_of
+from sifu.theory.closed_form.sum_check import is_sum_of
 
 SCORES_AGREE = 1e-6
 """Relative difference below which two scores count as equal: another machine may choose either in cross-validation."""
@@ -50,9 +51,10 @@ def check_kept_statistics(reader: RunReader) -> Iterator[str]:
     whole = next((row for row in rows if row.is_sum), None)
     problems: list[str] = []
     try:
-        # Read one client at a time: the statistics of all clients may exceed the memory.
-        result = total(fixed, _summed(reader, view, own, set(whole.clients) if whole else set(), problems))
         statistics = None if whole is None else read_statistics(reader.folder, whole, fixed)
+        # Read one client at a time: the statistics of all clients may exceed the memory.
+        parts = _summed(reader, view, own, set(whole.clients) if whole else set(), problems)
+        is_sum = is_sum_of(statistics or Statistics.empty(fixed), parts)
     except RunDamagedError as error:
         yield f"statistics: {error}"
         return
@@ -61,7 +63,7 @@ def check_kept_statistics(reader: RunReader) -> Iterator[str]:
         return
     if blocks is not None:
         yield from _check_dropped(reader, blocks, whole, statistics)
-    if set(whole.clients) <= own.complete and result != statistics:
+    if set(whole.clients) <= own.complete and not is_sum:
         yield f"statistics: {whole.file} is not the sum of the statistics of its clients"
     yield from _check_head(reader, view, (whole, statistics))
 

@@ -10,7 +10,7 @@ therefore, bit for bit, those of a federation that never had it.
 
 `fixed_point` has the numbers a, b, c, k; `rows` stores samples instead of sums where that is smaller; `sums` turns
 labels into t and computes, adds, subtracts and digests (G, H, n, q); `statistics_check` refuses statistics that no data
-can have; `ridge` chooses lambda and solves for W.
+can have; `sum_check` compares a sum with its parts; `ridge` chooses lambda and solves for W.
 """
 
 from sifu.theory.closed_form.fixed_point import FixedPoint

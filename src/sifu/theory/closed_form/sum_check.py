@@ -1,0 +1,85 @@
+r"""Check that statistics are the sum of their parts, without the Gram matrix of parts that are stored as rows.
+
+Parts that are statistics are subtracted from the sum. The remainder [G H] must be that of the rows, Phi^' [Phi^ T^].
+Both are multiplied by m random vectors modulo 2^64 (Freivalds 1977), which takes time proportional to the number of
+entries instead of the product of the rows with themselves.
+
+If the matrices differ, they differ in an entry e with 0 < |e| < 2^B, so e = 2^t o with odd o and t < B. Whatever the
+other numbers of a uniformly drawn vector are, at most 2^t of the 2^64 values of the number at e hide the difference.
+All vectors together hide it with a probability of at most 2^(-m (65 - B)), and m is chosen so that this is at most
+2^-64. The vectors come from the operating system after the files were written, so nobody can prepare files for them.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable
+
+import numpy as np
+
+from sifu.theory.arrays import Integers
+from sifu.theory.closed_form.fixed_point import LARGEST_SUM
+from sifu.theory.closed_form.rows import Rows
+from sifu.theory.closed_form.sums import STRIP, Statistics, rows_of_triangle, triangle_size
+
+SECURITY_BITS = 64
+"""A wrong sum passes with a probability of at most 2^-64."""
+WORD_BITS = 64
+
+
+def is_sum_of(whole: Statistics, parts: Iterable[Statistics | Rows]) -> bool:
+    """Return whether `whole` is the sum of `parts`; a wrong sum passes with a probability of at most 2^-64."""
+    fixed = whole.fixed
+    bound = max(whole.samples, 0) * max(fixed.row_limit, fixed.target_limit)
+    limit = min(bound + bound // 10**6 + max(whole.samples, 0), LARGEST_SUM)  # `Rows.largest` rounds up
+    vectors = _vectors(fixed.width + fixed.outputs, vectors_needed(limit))
+    rest, image = whole.words.copy(), np.zeros((fixed.width, vectors.shape[1]), dtype=np.int64)
+    largest, is_alike = 0, True
+    for part in parts:
+        is_alike &= part.fixed == fixed
+        largest += part.largest()
+        if not is_alike:
+            continue
+        if isinstance(part, Statistics):
+            np.subtract(rest, part.words, out=rest)
+            continue
+        samples = np.empty((part.samples, fixed.width + fixed.outputs), dtype=np.int64)
+        samples[:, : fixed.features], samples[:, fixed.width :] = part.features, part.targets
+        samples[:, fixed.features] = fixed.unit
+        image += samples[:, : fixed.width].T @ (samples @ vectors)
+        energy = np.einsum("ij,ij->", samples[:, fixed.width :], samples[:, fixed.width :])
+        rest[-2:] -= part.samples, int(energy)
+    # No samples have entries beyond the limit, which the number of vectors was chosen for.
+    if not is_alike or max(whole.largest(), largest) > limit or np.any(rest[-2:]):
+        return False
+    return np.array_equal(_product(Statistics(fixed, rest), vectors), image)
+
+
+def vectors_needed(limit: int) -> int:
+    """Return the number of vectors for entries of at most `limit` in both matrices.
+
+    >>> vectors_needed(10_000 * 2**39), vectors_needed(2**61)
+    (6, 32)
+    """
+    return math.ceil(SECURITY_BITS / (WORD_BITS + 1 - (2 * limit).bit_length()))
+
+
+def _vectors(length: int, count: int) -> Integers:
+    """Return uniform numbers of 64 bits, one vector per column."""
+    return np.frombuffer(secrets.token_bytes(8 * length * count), dtype=np.int64).reshape(count, length).T
+
+
+def _product(statistics: Statistics, vectors: Integers) -> Integers:
+    """Return [G H] times the vectors, modulo 2^64."""
+    width = statistics.fixed.width
+    result = statistics.cross @ vectors[width:]
+    for first in range(0, width, STRIP):
+        last = min(first + STRIP, width)
+        strip = np.zeros((last - first, last), dtype=np.int64)
+        for row, entries in rows_of_triangle(statistics.words[: triangle_size(width)], first, last):
+            strip[row - first, : row + 1] = entries
+        result[first:last] += strip @ vectors[:last]
+        strip[np.arange(last - first), np.arange(first, last)] = 0  # the diagonal counts once
+        result[:last] += strip.T @ vectors[first:last]
+    return result
