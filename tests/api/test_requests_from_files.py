@@ -1,4 +1,4 @@
-"""Requests on heads over networks' features: served from files, with no data, no backbone and no accuracy."""
+"""Requests on closed-form heads: served from files, with no data, no backbone and no accuracy on training rows."""
 
 from __future__ import annotations
 
@@ -47,6 +47,10 @@ def clients_of(count: int = 5) -> dict[str, Any]:
     return {f"c{name}": (random.random((6, 1, 8, 8)), np.arange(6) % 2) for name in range(count)}
 
 
+def columns_of() -> dict[str, Any]:
+    return {name: (x.reshape(len(x), -1), y) for name, (x, y) in clients_of().items()}
+
+
 def refuse(*arguments: Any, **named: Any) -> Any:
     raise AssertionError("a request computed features or read data")
 
@@ -70,7 +74,7 @@ def test_a_request_reads_no_data_and_is_that_of_the_whole_engine(
             opened = sifu.open_run(tmp_path / name, clients=None if name == "files" else clients_of())
             (outcome,) = opened.forget(["c1"], "case")
         assert (outcome.level, outcome.rounds) == ("exact", 0)
-        assert (outcome.accuracy is None) == (name == "files")
+        assert outcome.accuracy is None
         assert run.verify().problems == []
         assert sifu_verifier.verify(tmp_path / name) == []
         heads[name] = _head(tmp_path / name)
@@ -116,10 +120,7 @@ def test_other_requests_still_read_the_data(tmp_path: Path) -> None:
     run = sifu.train(spec_of(), run=tmp_path / "run", clients=clients_of())
     (outcome,) = run.forget(["c1"], records=[0])
     assert outcome.level == "exact"
-    assert outcome.accuracy is not None
-    plain = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs": 2}}
     for folder, spec in (
-        ("plain", plain),
         ("sum", spec_of() | {"keep": {"statistics": "sum"}}),
         ("merge", spec_of(tune="merge") | TUNED),
         ("rebuilt", spec_of(tune="blocks", block=3) | TUNED | {"groups": {"count": 2, "rounds": 1}}),
@@ -127,13 +128,40 @@ def test_other_requests_still_read_the_data(tmp_path: Path) -> None:
         run = sifu.train(spec, run=tmp_path / folder, clients=clients_of())
         with run.view() as view:
             assert not forgets_from_files(view), folder
+        with pytest.raises(InputError, match=r"sifu\.open_run\(folder, clients"):
+            sifu.open_run(tmp_path / folder).forget(["c1"])
         (outcome,) = run.forget(["c1"])
-        assert outcome.accuracy is not None, folder
+        assert outcome.level == "exact", folder
 
 
-def test_accuracy_is_measured_when_asked_for(tmp_path: Path) -> None:
-    clients = clients_of()
-    run = sifu.train(spec_of(), run=tmp_path / "run", clients=clients)
+PLAIN: dict[str, Any] = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs": 2}}
+
+
+@pytest.mark.parametrize("keep", ["clients", "sum"])
+@pytest.mark.parametrize("records", [None, [0]], ids=["client", "record"])
+@pytest.mark.parametrize("features", [{}, {"kind": "random_fourier", "count": 16}], ids=["columns", "fourier"])
+def test_no_request_measures_training_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, features: dict[str, Any], records: list[int] | None, keep: str
+) -> None:
+    """Requests that need data do not evaluate them either; training and `evaluate` do, which is the control."""
+    spec = PLAIN | ({"features": features} if features else {}) | {"keep": {"statistics": keep}}
+    run = sifu.train(spec, run=tmp_path / "run", clients=columns_of())
+    assert run.status().accuracy is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(ClosedFormFederation, "evaluate", refuse)
+        (outcome,) = run.forget(["c1"], records=records)
+        with pytest.raises(AssertionError, match="computed features"):
+            run.evaluate("training")
+    assert (outcome.level, outcome.accuracy, run.status().accuracy) == ("exact", None, None)
+    assert run.evaluate("training").accuracy is not None
+    assert run.verify().problems == []
+    assert sifu_verifier.verify(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("features", [None, SHOWING], ids=["columns", "network"])
+def test_accuracy_is_measured_when_asked_for(tmp_path: Path, features: str | None) -> None:
+    clients = clients_of() if features else columns_of()
+    run = sifu.train(spec_of() if features else PLAIN, run=tmp_path / "run", clients=clients)
     trained = run.status().accuracy
     assert run.evaluate().accuracy == trained
     run.forget(["c1"])

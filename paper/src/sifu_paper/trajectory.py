@@ -212,13 +212,14 @@ class TrajectoryRun:
                 if evaluation.subset.startswith("remaining:")
             }
         everyone = self.engine.evaluate(current_model(run), _indices(run, gone)).accuracy
+        accuracy = accuracy_on_training_rows(run, outcome)
         return {
             "clients": len(outcome.clients),
-            "reached": _reaches(outcome.accuracy, outcome.target),
+            "reached": _reaches(accuracy, outcome.target),
             "training_rounds": training_rounds,
             "target": outcome.target,
             "accuracy_retain_before": before.get(f"remaining:{outcome.request}"),
-            "accuracy_retain_after": outcome.accuracy,
+            "accuracy_retain_after": accuracy,
             "accuracy_forget_before": outcome.accuracy_forgotten_before,
             "accuracy_forget_after": outcome.accuracy_forgotten_after,
             "accuracy_forgotten_after": everyone,
@@ -235,6 +236,11 @@ class TrajectoryRun:
             "device": self.device,
             **request_cost(outcome),
         }
+
+
+def accuracy_on_training_rows(run: Run, outcome: Outcome) -> float | None:
+    """Return the accuracy after the last request; requests on closed-form heads do not measure it themselves."""
+    return outcome.accuracy if outcome.accuracy is not None else run.evaluate("training").accuracy
 
 
 def _reaches(accuracy: float | None, target: float) -> bool:

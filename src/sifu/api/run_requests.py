@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -13,7 +13,8 @@ from sifu.core.engine import Engine
 from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.layout import Vector
 from sifu.core.request_terms import RequestTerms
-from sifu.errors import InputError, NotCertifiableError, SifuError
+from sifu.core.spec.sections import NETWORK_FEATURES
+from sifu.errors import InputError, NotCertifiableError, SifuError, SifuWarning
 from sifu.methods.registry import plan_request
 from sifu.planning.plan import Plan
 from sifu.requests.messages import (
@@ -142,7 +143,8 @@ def execute(
     if compare_scratch:
         for name in done:
             worker.compare_scratch(name)
-    measured = not isinstance(engine, KeptStatistics)
+    # Features of a network would take far longer than the request.
+    measured = not isinstance(engine, KeptStatistics) or view.spec.features.kind not in NETWORK_FEATURES
     if refusals:
         if measured:
             measure_held_out(writer, engines)
@@ -157,10 +159,12 @@ def execute(
 
 
 def measure_held_out(writer: RunWriter, engines: RunEngines, earlier: Vector | None = None) -> HeldOutFigures | None:
-    """Measure the current model on held-out rows after a completed step; return None if they cannot be used."""
-    with suppress(SifuError, ValueError):
+    """Measure the current model on held-out rows after a completed step; warn and return None if they are unusable."""
+    try:
         return engines.measure_held_out(writer, earlier)
-    return None
+    except (SifuError, ValueError) as error:
+        warnings.warn(f"no accuracy is measured on held-out rows: {error}", SifuWarning, stacklevel=2)
+        return None
 
 
 def worker_of(

@@ -97,6 +97,7 @@ def open_run(
     opened = Run(folder, make_engine, data_folder)
     given = opened._engines
     given.model, given.frame = model, clients if is_frame(clients) else None
+    given.given = clients is not None or engine is not None
     given.clients = None if clients is None else lambda: as_clients(clients, opened.spec)
     return opened
 

@@ -22,21 +22,21 @@ from sifu.audit.membership import (
     shadow_scores,
 )
 from sifu.audit.replay_evidence import Evidence, Watched
-from sifu.core.engine import Engine, Position
+from sifu.core.engine import Engine, Evaluation, Position
 from sifu.core.layout import Vector
 from sifu.core.method_info import method_info
 from sifu.core.round import NormalSource, SystemNormals, keyed_generator
 from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.requests.certification import RecordedRequest
-from sifu.requests.outcome import Measured
+from sifu.requests.outcome import Measured, node_before
 from sifu.run.clients_and_engine import PYTHON, clients_from_spec, engine_from_spec, held_out_from_spec
 from sifu.run.coupled_replay import NoisedModel, retrain_unrecorded
 from sifu.run.recorded_data import arranged_clients
 from sifu.run.releases import with_noise
 from sifu.run.run_view import RunView
 from sifu.store.erased_figures import not_recomputed
-from sifu.store.projection import RequestRow
+from sifu.store.projection import EvaluationRow, RequestRow
 from sifu.store.reader import RunReader, joined_remainders, plain_names
 from sifu.store.release_files import released_model, released_node
 from sifu.theory.participation import ClientIndices
@@ -120,9 +120,7 @@ class ReleaseAttack:
         """Return the nodes whose models the attacks need."""
         if row is None:
             return set()
-        before = Measured.of(self.reader, row).forgotten_before
-        nodes = (None if before is None else before.node, row.final_node)
-        return {node for node in nodes if node is not None}
+        return {node for node in (node_before(self.reader, row), row.final_node) if node is not None}
 
     def execute(self, row: RequestRow, watched: list[Watched], evidence: Evidence) -> AttackAudit | None:
         """Run every attack that the available data allow; return None if the released model no longer exists."""
@@ -151,9 +149,9 @@ class ReleaseAttack:
         )
         as_released = self._audited.as_released
         named = {"released": as_released(models[row.final_node], row.final_node), "scratch": as_released(scratch)}
-        before = Measured.of(reader, row).forgotten_before
-        if before is not None and before.node in models:
-            named = {"before": as_released(models[before.node], before.node)} | named
+        before = node_before(reader, row)
+        if before is not None and before in models:
+            named = {"before": as_released(models[before], before)} | named
         data, scorer = self._data(), scorer_of(engine)
         samples = self._samples(data, forgotten, row) if data is not None and scorer is not None else {}
         progress("relearning", 0, 1)
@@ -180,7 +178,10 @@ class ReleaseAttack:
         accuracy, loss = (
             {name: getattr(probe, kind) for name, probe in evaluations.items()} for kind in ("accuracy", "loss")
         )
-        relearn, before = {}, Measured.of(self.reader, recorded.request).forgotten_before
+        relearn: dict[str, Any] = {}
+        before: Evaluation | EvaluationRow | None = Measured.of(self.reader, recorded.request).forgotten_before
+        if before is None and "before" in models:
+            before = engine.evaluate(models["before"], forgotten)
         if before is not None:
             goal, everyone = (before.accuracy, before.loss), np.sort(np.concatenate([active, forgotten]))
             accuracy, loss = {"before": before.accuracy} | accuracy, {"before": before.loss} | loss

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 from rich.markup import escape
@@ -17,7 +16,7 @@ from sifu.api.status import ClientState
 from sifu.cli.output import Answer, level_text, names_text, number, out, percent, table
 from sifu.core.held_out_figures import TRAINING_DATA
 from sifu.core.ledger import finite_or_text
-from sifu.core.operator_words import approvals_words, forgotten_words, psi_words, way_to_go_on
+from sifu.core.operator_words import FLOWER, LOOP, approvals_words, forgotten_words, psi_words, way_to_go_on
 from sifu.plots.style import byte_size
 from sifu.store.inbox import INBOX
 
@@ -50,8 +49,7 @@ def _print_standing(run: Run, status: RunStatus) -> None:
     rounds = f"{status.rounds} round{'' if status.rounds == 1 else 's'}"
     history = "" if status.closed_form else f", {rounds} on the active history ({status.rounds_run} run in all)"
     out.print(f"[bold]{escape(status.run)}[/]: {status.phase}{history}")
-    held_out = "" if status.held_out is None else f"; {status.held_out.words}"
-    out.print(f"{_how_good(run, status)} {TRAINING_DATA}{held_out}")
+    out.print(_how_good(run, status))
     missed = missed_target(status.accuracy, status.target)
     if missed and status.phase == "ready":
         out.print(f"[yellow]{missed}[/]")
@@ -203,9 +201,19 @@ def _print_requests(run: Run, status: RunStatus, everything: bool) -> None:
 
 
 def _how_good(run: Run, status: RunStatus) -> str:
-    """Return the accuracy, or the mean squared error of a run that predicts real numbers."""
+    """Return the accuracy, or the mean squared error of a run that predicts real numbers, and where it was measured."""
     error = run.spec.regime.squared_error(status.loss)
-    return f"Accuracy {percent(status.accuracy)}" if error is None else f"Mean squared error {number(error)}"
+    figure = f"Accuracy {percent(status.accuracy)}" if error is None else f"Mean squared error {number(error)}"
+    evaluates = status.closed_form and status.phase == "ready" and run.spec.data.name not in (FLOWER, LOOP)
+    training = f"{figure} {TRAINING_DATA}" if status.loss is not None or not evaluates else ""
+    held_out = status.held_out.words if status.held_out is not None else ""
+    return "; ".join(filter(None, (training, held_out))) or _not_measured(run)
+
+
+def _not_measured(run: Run) -> str:
+    """Return how to measure a model that a request left unmeasured."""
+    figure = "Accuracy" if run.spec.regime.has_accuracy else "Mean squared error"
+    return f"{figure}: not measured; sifu evaluate {escape(str(run.folder))} measures it."
 
 
 def missed_target(accuracy: float | None, target: float) -> str | None:
@@ -223,11 +231,11 @@ def outcome_values(outcome: Outcome) -> dict[str, Any]:
 def outcomes_table(outcomes: list[Outcome]) -> Table:
     """Return a table of requests with their outcomes."""
     regression = any(outcome.mean_squared_error is not None for outcome in outcomes)
-    shown = table(
-        "request", "clients", "level", "-sigma", "-back to", "-rounds", "-Scratch", f"-{_figure(outcomes).lower()}"
-    )
+    columns = ["request", "clients", "level", "-sigma", "-back to", "-rounds", "-Scratch"]
+    figure = [f"-{_figure(outcomes).lower()}"] if _measured(outcomes) else []
+    shown = table(*columns, *figure)
     for outcome in outcomes:
-        shown.add_row(
+        row = [
             outcome.request,
             escape(forgotten_words(outcome.clients[:1], outcome.records))
             + (f" +{len(outcome.clients) - 1}" if len(outcome.clients) > 1 else ""),
@@ -237,8 +245,14 @@ def outcomes_table(outcomes: list[Outcome]) -> Table:
             str(outcome.rounds),
             "-" if outcome.scratch_rounds is None else str(outcome.scratch_rounds),
             number(outcome.mean_squared_error) if regression else percent(outcome.accuracy),
-        )
+        ]
+        shown.add_row(*row[: len(columns) + len(figure)])
     return shown
+
+
+def _measured(outcomes: list[Outcome]) -> bool:
+    """Return whether a request measured its model on training rows."""
+    return any(outcome.accuracy is not None or outcome.mean_squared_error is not None for outcome in outcomes)
 
 
 def _figure(outcomes: list[Outcome]) -> str:
@@ -252,7 +266,7 @@ def show_outcomes(run: Run, outcomes: list[Outcome]) -> Answer:
     values = {"run": str(run.folder), "requests": [outcome_values(outcome) for outcome in outcomes]}
     lacking = _unapproved_lines(run)
     if outcomes:
-        return Answer(values, partial(_print_outcomes, run.folder, outcomes), *lacking)
+        return Answer(values, partial(_print_outcomes, run, outcomes), *lacking)
     nothing = f"No request waits. File one with: sifu request {run.folder} --clients A,B"
     return Answer(values, *(["Nothing was executed.", *lacking] if lacking else [nothing]))
 
@@ -269,22 +283,22 @@ def _unapproved_lines(run: Run) -> list[str]:
     ][:MOST_CLIENTS]
 
 
-def _print_outcomes(folder: Path, outcomes: list[Outcome]) -> None:
+def _print_outcomes(run: Run, outcomes: list[Outcome]) -> None:
+    name = escape(str(run.folder))
     out.print(outcomes_table(outcomes))
-    held_out = "" if outcomes[-1].held_out is None else f"; the current model has {outcomes[-1].held_out.words}"
-    before = outcomes[-1].held_out_before
-    if held_out and before is not None:
-        held_out += f", the one before {before.words.replace(before.where, 'on the same rows')}"
-    measured = f"{_figure(outcomes)} is {TRAINING_DATA}{held_out}."
-    if not held_out and all(outcome.accuracy is None and outcome.mean_squared_error is None for outcome in outcomes):
-        measured = f"The accuracy was not measured: sifu evaluate {escape(str(folder))} does it."
+    held_out, before = "", outcomes[-1].held_out_before
+    if outcomes[-1].held_out is not None:
+        held_out = f"The current model has {outcomes[-1].held_out.words}"
+        held_out += f", the one before {before.words.replace(before.where, 'on the same rows')}." if before else "."
+    training = f"{_figure(outcomes)} is {TRAINING_DATA}." if _measured(outcomes) else ""
+    measured = " ".join(filter(None, (training, held_out))) or _not_measured(run)
     out.print(f"Forgotten by: {', '.join(dict.fromkeys(outcome.method for outcome in outcomes))}. {measured}")
     for outcome in outcomes:
         missed = missed_target(outcome.accuracy, outcome.target)
         if missed and outcome.rounds == 0:
             out.print(
                 f"{outcome.request}: its model was released at once, below the target of {percent(outcome.target)}; "
-                f"sifu status {escape(str(folder))} shows the rounds that followed"
+                f"sifu status {name} shows the rounds that followed"
             )
         elif missed:
             out.print(f"[yellow]{outcome.request}: {missed}[/]")
@@ -294,5 +308,4 @@ def _print_outcomes(folder: Path, outcomes: list[Outcome]) -> None:
                 f"{outcome.request}: epsilon {number(together)} for all rounds together; "
                 f"{number(alone)} for one round, as the paper counts"
             )
-    name = escape(str(folder))
     out.print(f"Certificates are in {name}/certificates. Check them with: sifu verify {name}")

@@ -34,7 +34,7 @@ from sifu.methods.base import Claim, is_scratch, premises_of
 from sifu.methods.registry import method_named
 from sifu.run.group_state import is_hit, nodes_always_kept
 from sifu.run.releases import guarantee_of_all
-from sifu.run.run_view import RunView, evaluation_row
+from sifu.run.run_view import RunView, evaluation_row, measures_training_rows
 from sifu.store import keys
 from sifu.store.actors import actor_name
 from sifu.store.files import uninterrupted
@@ -456,7 +456,8 @@ def issue_certificates(writer: RunWriter, engine: Engine | None, row: RequestRow
     is_new = not any((row.node, row.subset) == (final, subset) for row in writer.evaluations())
     evaluations = []
     # A strict request measures nothing on its clients' data; a head that was not released is not measured either.
-    if engine is not None and is_new and row.terms.retention != "strict" and released_node(writer) == final:
+    measures = engine is not None and row.terms.retention != "strict" and measures_training_rows(recorded.view)
+    if engine is not None and is_new and measures and released_node(writer) == final:
         evaluation = evaluate_present(engine, released_model(writer), asking)
         # A failed measurement must not keep the request from being done.
         measured = evaluation.samples.any() and math.isfinite(evaluation.loss)

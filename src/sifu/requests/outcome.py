@@ -110,6 +110,17 @@ class Measured:
         )
 
 
+def node_before(reader: RunReader, row: RequestRow) -> int | None:
+    """Return the node of the model that a request replaced, unless the request is strict.
+
+    Requests on closed-form heads evaluate no training rows, so there it is the last head before the request.
+    """
+    evaluated = Measured.of(reader, row).forgotten_before
+    if evaluated is not None or row.terms.retention == "strict":
+        return None if evaluated is None else evaluated.node
+    return max((node for node in solves(reader) if node < (row.noise_node or 0)), default=None)
+
+
 def accuracy_of(evaluation: EvaluationRow | None) -> float | None:
     """Return the measured accuracy, or None."""
     return None if evaluation is None else evaluation.accuracy

@@ -22,7 +22,7 @@ from sifu.requests.erasure import statistics_to_erase, write_sum_left
 from sifu.run.group_state import merge_rows
 from sifu.run.group_training import LARGEST_PSI
 from sifu.run.regimes import behaviour_of
-from sifu.run.run_view import RunView, evaluation_row
+from sifu.run.run_view import RunView, evaluation_row, measures_training_rows
 from sifu.run.training import track_everyone
 from sifu.store.actors import actor_name
 from sifu.store.client_accuracy import remove_standing
@@ -137,9 +137,11 @@ class RollBack:
         """Return evaluations of the current and the starting model on the request's clients and on the others.
 
         Empty if the request is strict or the current head was not released, because such figures reveal something about
-        the data to be forgotten.
+        the data to be forgotten; also empty if requests measure no training rows.
         """
         tip = self.view.rows[-1].node.node
+        if not measures_training_rows(self.view):
+            return []
         if self.plan.terms.retention == "strict" or released_node(self.writer) != tip:
             return []
         asking = np.array(self.view.indices(self.plan.terms.clients), dtype=np.int64)

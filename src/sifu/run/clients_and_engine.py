@@ -238,6 +238,8 @@ def held_out_rows_from_spec(
     data = spec.data
     if data.name in (PYTHON, FLOWER, LOOP):
         return None
+    if data.name == TABLE and not data.held_out and not data.test_file:
+        return None  # a table is not read for rows that it does not have
     if dataset is None:
         folder, own = data_folder or data.folder or None, data.name in OWN_FILES
         dataset = _own_dataset(spec) if own else load(data.name, folder, held_out_by=data.held_out_by)

@@ -34,7 +34,7 @@ from sifu.core.round_stream import StreamedRound
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.run.group_state import current_networks, has_groups, use_backbones
 from sifu.run.releases import is_due, publish
-from sifu.run.run_view import RunView
+from sifu.run.run_view import RunView, measures_training_rows
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining
 from sifu.store.files import uninterrupted
 from sifu.store.projection import GroupModelRow, NewEvent
@@ -132,15 +132,23 @@ class RecordedSolve(RecordedTraining):
         ended = super().run(phase, progress, pause)
         if self._noise_std > 0.0 and is_due(self.writer, self.view.spec, self._tip, phase):
             released = publish(self.writer, self.engine, self.view.spec, self._tip.node, progress)
-            taken = np.array(sorted(self._taken()), dtype=np.int64)
-            self._record_evaluation(evaluate_present(self.engine, released, taken))
-            self.commit()
+            if self._measures:
+                taken = np.array(sorted(self._taken()), dtype=np.int64)
+                self._record_evaluation(evaluate_present(self.engine, released, taken))
+                self.commit()
         return ended
 
     def note_standing(self) -> None:
         """Record the accuracy of the current model; with noise on releases, only that of a released head."""
-        if self._noise_std == 0.0 or (self._evaluation is not None and self._evaluation[0] == self._tip.node):
+        measured = self._evaluation is not None and self._evaluation[0] == self._tip.node
+        if measured or (self._measures and self._noise_std == 0.0):
             super().note_standing()
+
+    @cached_property
+    def _measures(self) -> bool:
+        """True unless this solve is part of a request that leaves training rows to `sifu evaluate`."""
+        runs = any(row.status == "running" for row in self.view.requests)
+        return not runs or measures_training_rows(self.view)
 
     @cached_property
     def _noise_std(self) -> float:
@@ -258,7 +266,8 @@ class RecordedSolve(RecordedTraining):
         if gathered.absent:
             self._pending.solve["absent"] = sorted(gathered.absent)
         # With noise on releases, only a released head is measured: figures of the solved one would leave the folder.
-        evaluation = evaluate_present(self.engine, vector, taken) if self._noise_std == 0.0 else None
+        measured = self._measures and self._noise_std == 0.0
+        evaluation = evaluate_present(self.engine, vector, taken) if measured else None
         sizes = np.array([self.view.clients[client].samples for client in taken.tolist()], dtype=np.int64)
         with uninterrupted():
             self._ingest(

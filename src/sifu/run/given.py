@@ -112,11 +112,13 @@ def check_names_differ(clients: Any) -> None:
 
 def as_model(model: ModelGiven | None) -> Model | None:
     """Convert a model to the form that the engine accepts: a function that makes a module becomes a `ModuleModel`."""
+    if model is None:
+        return None
     from torch import nn
 
     from sifu.engines.sim import LinearModel, ModuleModel
 
-    if model is None or isinstance(model, LinearModel | ModuleModel):
+    if isinstance(model, LinearModel | ModuleModel):
         return model
     name = type(model).__name__
     if isinstance(model, nn.Module):

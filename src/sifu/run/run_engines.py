@@ -60,6 +60,8 @@ class RunEngines:
         self.clients: Callable[[], Sequence[Any]] | None = None
         self.frame: Any = None
         """Arguments that the run was opened with: a model, clients, or a table of all rows."""
+        self.given = False
+        """True if the run was opened with clients or an engine, which must be those of the record."""
         self.newcomers: tuple[Any, ...] = ()
         self.engine: Engine | None = None
         """Engine in use, until another is needed."""
@@ -108,13 +110,17 @@ class RunEngines:
     def for_requests(self, writer: RunWriter, leaving: Collection[str], *, needs_data: bool) -> Engine:
         """Return the engine that executes requests: the kept statistics alone, if these suffice, or the run's own.
 
+        Data that the run was opened with are compared with the record, which takes a digest of each client. A file that
+        nothing needs is not read; `measure_held_out` compares it before it uses its held-out rows.
+
         Args:
             writer: Writer of the run.
             leaving: Clients that leave, whose data may be missing.
             needs_data: True if the requests need clients' data.
         """
         view = RunView(writer)
-        if needs_data or not forgets_from_files(view):
+        compared = self.given and view.spec.features.kind not in NETWORK_FEATURES
+        if needs_data or compared or not forgets_from_files(view):
             return self.current(leaving=leaving)
         return KeptStatistics(writer.clients(), view.facts, writer.layout, view.spec)
 
@@ -296,12 +302,11 @@ def solved_from_files(spec: Spec) -> bool:
 def forgets_from_files(view: RunView) -> bool:
     """Return whether clients are forgotten from files alone, without any data: neither backbone nor samples are read.
 
-    True for heads on features of a network, if the statistics of all active clients are kept and no network is to be
-    tuned or merged again. Features would take far longer than a request, so no accuracy is measured; `sifu evaluate`
-    does that.
+    True for closed-form heads, if the statistics of all active clients are kept and no network is to be tuned or merged
+    again.
     """
     spec, reader = view.spec, view.reader
-    if not view.regime.solves or spec.features.kind not in NETWORK_FEATURES or spec.data.name == FLOWER:
+    if not view.regime.solves or spec.data.name == FLOWER:
         return False
     trains = reader.phase == "training" or spec.features.tune == "merge"
     rebuilds = has_groups(view) and spec.groups.rebuild == "now"

@@ -13,7 +13,7 @@ import numpy as np
 
 from sifu.core.engine import Evaluation
 from sifu.core.method_info import Protection, method_info
-from sifu.core.operator_words import LAST_CLIENT
+from sifu.core.operator_words import FLOWER, LAST_CLIENT, LOOP
 from sifu.core.premises import RateSource, RecordHistory
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
@@ -422,3 +422,12 @@ class RunView(ClientsView):
             server_rate=self.facts.server_rate,
             population_samples=self.population_samples if self.spec.privacy.accounting == "population" else None,
         )
+
+
+def measures_training_rows(view: RunView) -> bool:
+    """Return whether requests measure the accuracy on training rows.
+
+    A closed-form head is solved from statistics in less time than it is evaluated, so `sifu evaluate` measures it on
+    training rows. Clients on other machines measure it themselves.
+    """
+    return not view.regime.solves or view.spec.data.name in (FLOWER, LOOP)
