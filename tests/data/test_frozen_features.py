@@ -50,6 +50,29 @@ def test_features_of_a_sample_do_not_depend_on_the_samples_beside_it() -> None:
     assert not np.allclose(single[0], all_[2])
 
 
+class Remembers(torch.nn.Module):
+    """Samples divided by the largest one so far, which is kept in an attribute or in a variable of the class."""
+
+    largest = 0.0
+
+    def __init__(self, owner: type | None = None) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def forward(self, x):
+        owner = self.owner or self
+        owner.largest = max(owner.largest, float(x.max()))
+        return x.flatten(1) / owner.largest
+
+
+def test_a_client_shapes_no_features_of_the_next_one() -> None:
+    clients = [ClientData(name, np.full((2, 3), value), np.array([0, 1])) for name, value in (("a", 9.0), ("b", 1.0))]
+    _, after = frozen_features(clients, Remembers(), norm=None)
+    np.testing.assert_array_equal(after.x, 1.0)
+    with pytest.raises(InputError, match=r"Remembers\.largest"):
+        frozen_features(clients, Remembers(Remembers), norm=None)
+
+
 @pytest.mark.parametrize("norm", [1.0, 4.0])
 def test_every_sample_has_the_length_asked_for(norm: float) -> None:
     mapped = frozen_features(digit_clients(2, 5), filters(8), norm=norm)

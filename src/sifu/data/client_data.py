@@ -223,7 +223,7 @@ def frozen_features(
 
     Args:
         clients: Clients with the inputs of the module.
-        module: Torch module with fixed weights.
+        module: Torch module with fixed weights; each client's features are computed with a fresh copy.
         norm: Length that each sample's features are scaled to; None leaves them unchanged. Each sample is scaled on its
             own, so no other sample shapes it. For softmax regression beta <= (norm^2 + 1) / 2 is then known before any
             data is seen.
@@ -238,25 +238,27 @@ def frozen_features(
 
     if norm is not None and not 0.0 < norm < float("inf"):
         raise InputError(f"the length of a sample's features must be a positive number or None, found {norm}")
+    from sifu.data.fresh_modules import fixed_generators, fresh_copy
+    from sifu.data.shared_state import refuse_changed_state, shared_state
+
     # In training mode batch norm would mix the samples of a client, and dropout would be random.
-    was_training = module.training
-    module.eval()
+    pristine = fresh_copy(module).eval()
+    before = shared_state(pristine)
     kind = next((parameter.dtype for parameter in module.parameters()), torch.float64)
     prepared = []
-    try:
-        with torch.no_grad():
-            for client in clients:
-                parts = [
-                    _flat(module(torch.as_tensor(client.x[start : start + BATCH]).to(kind)), client.name)
-                    for start in range(0, client.samples, BATCH)
-                ]
-                features = np.concatenate(parts)
-                if norm is not None:
-                    lengths = np.linalg.norm(features, axis=1, keepdims=True)
-                    features = np.divide(features * norm, lengths, out=np.zeros_like(features), where=lengths > 0.0)
-                prepared.append(ClientData(client.name, features.astype(dtype), client.y))
-    finally:
-        module.train(was_training)
+    for client in clients:
+        own = fresh_copy(pristine)
+        with torch.no_grad(), fixed_generators(0):
+            parts = [
+                _flat(own(torch.as_tensor(client.x[start : start + BATCH]).to(kind)), client.name)
+                for start in range(0, client.samples, BATCH)
+            ]
+        features = np.concatenate(parts)
+        if norm is not None:
+            lengths = np.linalg.norm(features, axis=1, keepdims=True)
+            features = np.divide(features * norm, lengths, out=np.zeros_like(features), where=lengths > 0.0)
+        prepared.append(ClientData(client.name, features.astype(dtype), client.y))
+    refuse_changed_state(before, pristine)
     return check_federation(prepared)
 
 
