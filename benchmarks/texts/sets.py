@@ -44,7 +44,7 @@ def text_table(task: str, source: Path, folder: Path, given: dict[str, Any], see
     if task == "newsgroups":
         train, test = (list(posts(source / f"20news-bydate-{part}")) for part in ("train", "test"))
         rows = spread(train, given, seed)
-        write(test_file, test)
+        write(test_file, test, client=False)
         data["test_file"] = str(test_file)
     else:
         rows = by_maintainer(source / "debian-packages.txt", given["clients"], given["samples_per_client"], seed)
@@ -103,9 +103,9 @@ def stanzas(file: Path) -> Iterator[dict[str, str]]:
             yield fields
 
 
-def write(file: Path, rows: Iterable[Row]) -> None:
-    """Write rows with their texts in one line each."""
+def write(file: Path, rows: Iterable[Row], *, client: bool = True) -> None:
+    """Write rows with their texts in one line each; without the column of clients if they belong to none."""
     with file.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
-        writer.writerow(COLUMNS)
-        writer.writerows((*row[:3], " ".join(row[3].split())[:LONGEST]) for row in rows)
+        for row in (COLUMNS, *((*row[:3], " ".join(row[3].split())[:LONGEST]) for row in rows)):
+            writer.writerow(row if client else (row[0], *row[2:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -252,6 +253,17 @@ def test_rows_kept_for_testing_depend_on_their_own_identity_alone(tmp_path: Path
     test = read_table(table_file(tmp_path, "id,c,x,y\n" + "\n".join(rows)), coding, test_file=tmp_path / "b.csv")
     assert len(test.y_test) == 100
     assert len(test.y_train) == 200
+
+
+def test_a_test_file_of_strangers_is_named(tmp_path: Path) -> None:
+    """Rows of clients that are not in the run are not measured."""
+    table, coding = table_file(tmp_path, "c,x,y\np,1,0\nq,2,1\n"), TableCoding("y", "c")
+    with pytest.warns(SifuWarning, match="no client of data.test_file .*found test.*leave out its column c"):
+        read_table(table, coding, test_file=table_file(tmp_path, "c,x,y\ntest,1,0\n", "strangers.csv"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_table(table, coding, test_file=table_file(tmp_path, "c,x,y\ntest,1,0\nq,1,1\n", "known.csv"))
+        read_table(table, coding, test_file=table_file(tmp_path, "x,y\n1,0\n", "nobody.csv"))
 
 
 @pytest.mark.parametrize(

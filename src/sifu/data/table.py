@@ -153,6 +153,11 @@ def _dataset(
         (test,) = _read_tables(test_file, coding, one_file=True)
         x_test, y_test = coding.features(test, features), coding.labels(test).astype(y.dtype)
         client_test = np.array(_owners(test, coding)) if coding.client in test.columns else None
+        if client_test is not None and not np.isin(client_test, client).any():
+            _warn(
+                f"no client of data.test_file has rows in the table (found {client_test[0]}), so nothing is measured: "
+                f"leave out its column {coding.client} if its rows belong to no client"
+            )
     elif held_out > 0:
         by_content = not coding.identity and held_out_by == "content"
         kept = ~held_out_rows(client, contents_of(x, y) if by_content else identity, held_out, seed)
