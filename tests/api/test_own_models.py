@@ -144,6 +144,10 @@ def test_own_networks_need_an_assumed_regularity(tmp_path: Path) -> None:
         sifu.train({**SPEC, "local": {"rate": "auto"}}, run=tmp_path / "run", model=small_cnn, clients=arrays())
     with pytest.raises(InputError, match=r"torch\.nn\.Module"):
         sifu.train(SPEC, run=tmp_path / "run", model=lambda: 3, clients=arrays())
+    with pytest.raises(InputError, match=r"parameter 0\.weight has no shape"):
+        sifu.train(SPEC, run=tmp_path / "run", model=lambda: nn.Sequential(nn.LazyLinear(3)), clients=arrays())
+    with pytest.raises(InputError, match="TorchScript"):
+        sifu.train(SPEC, run=tmp_path / "run", model=lambda: torch.jit.script(nn.Linear(4, 3)), clients=arrays())
     assert not (tmp_path / "run").exists()
 
 

@@ -25,6 +25,21 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+def check_trainable(module: nn.Module) -> None:
+    """Refuse to train a module that is compiled to TorchScript, or whose parameters have no shape yet."""
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise InputError(
+            f"{type(module).__name__} is compiled to TorchScript, whose copies do not train: give the module itself"
+        )
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    lazy = [name for name, tensor in tensors if nn.parameter.is_lazy(tensor)]
+    if lazy:
+        raise InputError(
+            f"parameter {lazy[0]} has no shape before the first sample: state the number of inputs, for example "
+            "nn.Linear(4, 3) instead of nn.LazyLinear(3)"
+        )
+
+
 def fresh_copy(module: AnyModule) -> AnyModule:
     """Return a deep copy of a module, including the closures of its functions and hooks.
 

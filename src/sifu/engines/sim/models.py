@@ -25,7 +25,7 @@ from torch.nn.utils import vector_to_parameters
 from sifu.core.engine import Engine
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.round import keyed_generator
-from sifu.data.fresh_modules import fixed_generators, fresh_copy
+from sifu.data.fresh_modules import check_trainable, fixed_generators, fresh_copy
 from sifu.engines.sim.embedded_clients import OBJECTIVES, Objective, ObjectiveName
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.local_training import torch_seed
@@ -124,6 +124,7 @@ class ModuleModel:
             raise InputError(
                 f"the factory must make a torch.nn.Module with parameters, it made {type(module).__name__}"
             )
+        check_trainable(module)
         shared = _shared_storage(module, self._made(1))
         if shared:
             raise InputError(
