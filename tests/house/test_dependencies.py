@@ -25,6 +25,7 @@ NEEDS_AN_EXTRA = (
     "sifu.data.feature_maps.transformer_networks",
     "sifu.data.feature_maps.tuned_networks",
     "sifu.data.fresh_modules",
+    "sifu.data.process_settings",
     "sifu.data.shared_state",
     "sifu.engines",
     "sifu.export",

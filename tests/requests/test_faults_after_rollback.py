@@ -128,7 +128,7 @@ def test_after_any_exception_the_request_is_withdrawn_or_another_one_executed(
     with traced_after_rollback(steps, monkeypatch):
         sifu.open_run(tmp_path / "whole").forget(["client-003"], "failing", **terms)
     generator, undone = np.random.default_rng([ord(letter) for letter in case]), 0
-    for turn, at in enumerate(generator.integers(1, steps.count + 1, 8).tolist()):
+    for turn, at in enumerate(generator.integers(1, steps.count + 1, 12).tolist()):
         failed, fault = tmp_path / f"failed-{turn}", FAULTS[int(generator.integers(len(FAULTS)))]
         shutil.copytree(tmp_path / "trained", failed)
         with suppress(Exception), traced_after_rollback(Steps(at, fault), monkeypatch):

@@ -187,8 +187,8 @@ def _other_samples(reader: RunReader, digests: Sequence[str], without: set[int])
         elif salted_sample_digest(salts[client], digests[client]) != recorded:
             unusable[client] = (
                 f"the data of client {name!r} are not those the run was made with: the order of its samples changed, "
-                "or samples or labels did. Rows to be forgotten are named by their number, so nothing was done: put "
-                "the data back as they were, in the same order"
+                "or samples or labels did. Put the data back as they were, in the same order: rows to be forgotten are "
+                "named by their number"
             )
     return unusable
 
