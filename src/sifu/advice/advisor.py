@@ -86,10 +86,10 @@ class Advice:
         scratch_rounds: Predicted rounds of Scratch.
         suggestions: Suggested changes of the spec, most useful first.
         ways: Plain rounds, groups and a closed-form head side by side.
-        recommended: The recommended one.
+        recommended: Name of the recommended option.
         predicted_interval: Interval around the predicted rounds.
         target: Target of the spec.
-        measured_on: Data that the accuracy of the options is measured on; the same rows for all.
+        measured_on: Description of the rows on which the accuracy of every option is measured.
     """
 
     clients: int

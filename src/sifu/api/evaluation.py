@@ -55,7 +55,7 @@ class Evaluated:
 
 
 def evaluate(writer: RunWriter, engines: RunEngines, on: MeasuredOn | None) -> Evaluated:
-    """Evaluate the current model and record the figures, see `Run.evaluate`."""
+    """Evaluate the current model and record the figures (see `Run.evaluate`)."""
     if on not in (None, "training", "held-out"):
         raise InputError(f"a model is evaluated on training or held-out rows, found {on!r}")
     if released_node(writer) != writer.tip:

@@ -50,11 +50,11 @@ class RunFolder:
         self._views: dict[Any, RunView] = {}
 
     def reader(self) -> RunReader:
-        """Return a new reader, for a with block."""
+        """Return a new reader, to be used in a `with` block."""
         return RunReader(self.folder, shared=self._memory)
 
     def writer(self, *, vouching: bool = False) -> RunWriter:
-        """Return the run for writing, for a with block; no other process can write meanwhile.
+        """Return a writer, to be used in a `with` block; it locks the run against other writers.
 
         Args:
             vouching: True to open a run whose last events were written without the operator's key, in order to sign

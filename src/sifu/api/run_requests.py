@@ -84,7 +84,7 @@ def execute(
     progress: ProgressCallback | None,
     nonces: Mapping[str, str] | None = None,
 ) -> list[Outcome]:
-    """Execute the queued requests, or one of them, or a new one, see `Run.forget`."""
+    """Execute all queued requests, one of them, or a new one (see `Run.forget`)."""
     level = terms.get("level")
     if level is not None and level not in LEVELS:
         raise InputError(f"the least level must be one of {', '.join(LEVELS)}, found {level!r}")
@@ -143,7 +143,7 @@ def execute(
     if compare_scratch:
         for name in done:
             worker.compare_scratch(name)
-    # Features of a network would take far longer than the request.
+    # Computing a network's features for held-out rows would take far longer than the request itself.
     measured = not isinstance(engine, KeptStatistics) or view.spec.features.kind not in NETWORK_FEATURES
     if refusals:
         if measured:
@@ -159,7 +159,7 @@ def execute(
 
 
 def measure_held_out(writer: RunWriter, engines: RunEngines, earlier: Vector | None = None) -> HeldOutFigures | None:
-    """Measure the current model on held-out rows after a completed step; warn and return None if they are unusable."""
+    """Measure the current model on held-out rows after a completed step; if they are unusable, warn and return None."""
     try:
         return engines.measure_held_out(writer, earlier)
     except (SifuError, ValueError) as error:
@@ -204,7 +204,7 @@ class Released:
 
 
 def bring_up_to_date(writer: RunWriter, engines: RunEngines, progress: ProgressCallback | None) -> Released:
-    """Bring the released model up to date with the clients that should be in it, see `Run.release`."""
+    """Train or solve until the released model contains all clients that it should (see `Run.release`)."""
     ingest(writer)
     before = len(releases(writer))
     worker = worker_of(writer, engines, engines.current(), progress)

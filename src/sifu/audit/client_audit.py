@@ -171,7 +171,7 @@ def _figures(body: dict[str, Any], certificate: Path) -> dict[str, Any]:
 
 
 def _promise(body: dict[str, Any]) -> list[str]:
-    """Return what a valid certificate promises, and what it means for each of the two observers."""
+    """Return the guarantee of a valid certificate, and its meaning for each of the two observers."""
     if body["level"] == "none":
         promise = "The certificate promises nothing (level none)."
     elif body["level"] == "exact":

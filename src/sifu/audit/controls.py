@@ -1,10 +1,10 @@
 """Negative controls: three cheating operators and an honest one, on a task where cheating shows.
 
-The task is designed so that Psi equals the true distance. One client pushes a direction that nobody else's data touch,
-so nothing pulls the model back and every round adds its full Delta (docs/theory.md, section 3.1). The request uses the
-whole budget. The honest run must pass with an empirical epsilon near the certified one. Each of three cheats must be
-caught: half of the noise, the release of a later node than the budget allows, and sensitivities computed with shares
-of the whole federation although few clients take part (the accounting of the authors' code).
+The task is designed so that Psi equals the true distance. One client moves the model in a direction that no other
+client's data affect, so nothing pulls the model back and every round adds its full Delta (docs/theory.md, section 3.1).
+The request uses the whole budget. The honest run must pass with an empirical epsilon near the certified one. Each of
+three cheats must be caught: half of the noise, the release of a later node than the budget allows, and sensitivities
+computed with shares of the whole federation although few clients take part (the accounting of the authors' code).
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def _print_requests(run: Run, status: RunStatus, everything: bool) -> None:
 
 
 def _how_good(run: Run, status: RunStatus) -> str:
-    """Return the accuracy, or the mean squared error of a run that predicts real numbers, and where it was measured."""
+    """Return the accuracy (for real targets, the mean squared error) with the rows that it was measured on."""
     error = run.spec.regime.squared_error(status.loss)
     figure = f"Accuracy {percent(status.accuracy)}" if error is None else f"Mean squared error {number(error)}"
     evaluates = status.closed_form and status.phase == "ready" and run.spec.data.name not in (FLOWER, LOOP)
@@ -211,7 +211,7 @@ def _how_good(run: Run, status: RunStatus) -> str:
 
 
 def _not_measured(run: Run) -> str:
-    """Return how to measure a model that a request left unmeasured."""
+    """Return the command that measures a model which a request did not measure."""
     figure = "Accuracy" if run.spec.regime.has_accuracy else "Mean squared error"
     return f"{figure}: not measured; sifu evaluate {escape(str(run.folder))} measures it."
 

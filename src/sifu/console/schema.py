@@ -24,7 +24,7 @@ _WORDS = {
 
 
 def check_body(schema: Mapping[str, Any], body: Any) -> None:
-    """Refuse a body that its schema forbids, in a sentence about the first thing that is wrong.
+    """Refuse a body that does not match its schema; the error names the first mismatch.
 
     Raises:
         InputError: If the body does not match the schema.

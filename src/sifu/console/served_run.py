@@ -367,7 +367,7 @@ class ServedRun:
         return self.jobs.start(kind, self.key, [kind, str(self.folder)], who.name)
 
     def report(self, who: Token) -> bytes:
-        """Return the page of the report that was written last."""
+        """Return the HTML page of the latest report."""
         who.demand("examine")
         try:
             return (self.folder / REPORT).read_bytes()

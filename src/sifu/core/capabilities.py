@@ -49,7 +49,7 @@ CLOSENESS = 0.85
 
 
 def check_capabilities(engine: Engine) -> None:
-    """Refuse an engine with an optional member, or a similar name, whose capability it does not declare.
+    """Refuse an engine that has an optional member, perhaps misspelled, without declaring its capability.
 
     Args:
         engine: Engine whose public members are checked.

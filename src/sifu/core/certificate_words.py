@@ -40,7 +40,7 @@ def record_words(records: int) -> str:
 
 
 def what_was_done(body: Mapping[str, Any]) -> str:
-    """Return one sentence on what was done for the clients, as far as a public certificate reveals it."""
+    """Return a sentence that describes the execution of the request, limited to the facts of a public certificate."""
     whom, noised = whom_words(len(body["clients"]), body["records"]), float(body["sigma"]) > 0.0
     if body["protection"] == "nothing":
         return f"Training went on without {whom}."

@@ -226,7 +226,7 @@ def require_methods(names: Iterable[str]) -> None:
     """Check that the methods named in a record are installed.
 
     Raises:
-        MissingExtensionError: If one is not.
+        MissingExtensionError: If no installed package provides one of the methods.
     """
     for name in names:
         if find_method_info(name) is None:

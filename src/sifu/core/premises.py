@@ -204,7 +204,7 @@ def accounting_premise(accounting: Accounting) -> Premise:
 
 
 def counterfactual_premise(independent: bool, *, separate: bool = False) -> Premise:
-    """Return the premise that the same schedule without the client is the law of training without it.
+    """Return the premise that training without the client follows the same schedule, with the client left out.
 
     Args:
         independent: True if clients take part independently of each other.

@@ -74,7 +74,7 @@ def from_dataset(
         indices: Rows of each client; they must be disjoint.
         dtype: Type of the features, float32 or float64.
         flat: True if images become rows.
-        normalise: Normalisation, see `scale_features`.
+        normalise: Normalisation (see `scale_features`).
         names: Names of the clients; by default client-000, client-001...
 
     Raises:

@@ -1,8 +1,8 @@
 """Fresh copies of a torch module, and fixed states of the random generators of this process.
 
 A module may keep state: a step counter, a memory bank, a running maximum in a gradient hook. Every client therefore
-starts with a copy of the original module, with generators in a state that its place determines, and with the settings
-of the process. No state of one client reaches the next in this way (docs/theory.md, section 6.6).
+starts with a copy of the original module, with random generators seeded by its position in the run, and with the
+original settings of the process. None of these carries state from one client to the next (docs/theory.md, section 6.6).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of torch and numpy that hold for the whole process and change what later code computes.
+"""Process-wide settings of torch and numpy that affect the results of later code.
 
 A module may change one of them while it computes with a client's data. `kept_settings` undoes this, so every client
 starts with the settings of the process (docs/theory.md, section 6.6).

@@ -1,8 +1,8 @@
 """Variables that a module can change outside its copies, and a check that training leaves them unchanged.
 
-A deep copy of a module shares class variables, module-level variables, default arguments, caches and whatever refuses
-to be copied with the original (docs/theory.md, section 6.6). A value kept there passes from one client to the next. The
-original module is only copied, never run. Its attributes, and the variables that its code names, are read before
+A deep copy of a module and the original share class variables, module-level variables, default arguments, caches and
+objects that cannot be copied (docs/theory.md, section 6.6). A value stored there passes from one client to the next.
+The original module is only copied, never run. Its attributes, and the variables that its code names, are read before
 training and compared afterwards.
 """
 
@@ -37,15 +37,15 @@ _CACHE = type(functools.lru_cache(lambda: None))
 _ANY_VARIABLE = {"globals", "vars", "setattr", "modules", "import_module", "__import__", "__dict__"}
 """Names by which code can reach every variable of its file."""
 _PLAIN = (bool, int, float, complex, str, bytes, list, dict, set, tuple, torch.Tensor)
-"""Types of variables of a package that are compared."""
+"""Types of the variables that are compared in installed packages."""
 
 
 def shared_state(module: nn.Module, *others: Any) -> dict[str, str]:
     """Return a digest of each attribute of a module, and of each variable that its code names.
 
     Args:
-        module: A user's module that is not run itself.
-        others: Further objects of the user that are used with it, such as a loss.
+        module: A user's module; only copies of it are run.
+        others: Other objects of the user that are used with the module, such as a loss.
 
     Returns:
         Digests by the name of the variable; variables that cannot be read are left out.
@@ -67,7 +67,7 @@ def shared_state(module: nn.Module, *others: Any) -> dict[str, str]:
 
 
 def changed_state(before: Mapping[str, str], module: nn.Module, *others: Any) -> list[str]:
-    """Return the names of variables that were changed or added after `before`, the earlier `shared_state`."""
+    """Return the names of variables that were changed, added or removed since `before`, an earlier `shared_state`."""
     now = shared_state(module, *others)
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
@@ -78,10 +78,10 @@ def refuse_changed_state(before: Mapping[str, str], module: nn.Module, *others: 
     Args:
         before: `shared_state` before the module was used.
         module: Module after its copies were used.
-        others: Further objects that were given to `shared_state`.
+        others: The other objects passed to `shared_state`.
 
     Raises:
-        InputError: If one of these variables has another value now, or was added.
+        InputError: If one of these variables has changed or was added.
     """
     changed = changed_state(before, module, *others)
     if changed:
@@ -113,7 +113,7 @@ class _Search:
         self._tensors: dict[int, tuple[torch.Tensor, str]] = {}
 
     def read(self, name: str, value: Any) -> None:
-        """Record the digest of a variable, joined to that of another one of this name; its code is followed later."""
+        """Record the digest of a variable, combined with earlier ones of the same name; `follow` searches its code."""
         if (name, id(value)) in self._read:
             return
         self._read[name, id(value)] = value
@@ -125,13 +125,13 @@ class _Search:
         self.found[name] = hashlib.sha256(self.found.get(name, "").encode() + written.getvalue()).hexdigest()
 
     def reach(self, code: Any) -> None:
-        """Remember a user's function or class, to be searched once."""
+        """Queue a user's function or class for `follow`, unless it was queued before."""
         if id(code) not in self._seen and _is_users(code.__module__):
             self._seen[id(code)] = code
             self._waiting.append(code)
 
     def follow(self) -> None:
-        """Search all code that was reached, and the code reached from there."""
+        """Search all queued code, and the code that it reaches."""
         while self._waiting:
             code = self._waiting.pop()
             if isinstance(code, type):
@@ -197,7 +197,7 @@ def _closure(function: FunctionType) -> dict[str, Any]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names in a code object and in the functions that it defines; a text may be the name of a variable."""
+    """Yield the names in a code object and in functions it defines, including strings that could name a variable."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -222,7 +222,7 @@ def _is_users(name: Any) -> bool:
 
 
 def _is_users_own(value: Any) -> bool:
-    """Return whether a function, or the class of any other object, is the user's; torch adds its own during use."""
+    """Return whether a function, or the class of any other object, is the user's and not one that torch registered."""
     function = getattr(value, "func", getattr(value, "__func__", value))
     return _is_users(function.__module__ if isinstance(function, FunctionType) else type(function).__module__)
 
@@ -241,15 +241,15 @@ _READERS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (MappingProxyType, dict),
     (GeneratorType, lambda value: value.gi_frame and (value.gi_frame.f_lasti, value.gi_frame.f_locals)),
 )
-"""Contents of objects that cannot be pickled, or whose pickle does not show their state."""
+"""Functions that return the contents of objects whose pickle fails or lacks their state."""
 
 
 class _Reader(pickle.Pickler):
-    """Pickler for digests: it reads every attribute of a user's object and of a module, and never fails for a type.
+    """Pickler for digests: it reads every attribute of modules and of a user's objects, and accepts every type.
 
     Args:
-        file: Receives the bytes.
-        tensors: Tensors and their digests by `id`; it is extended.
+        file: File that receives the bytes.
+        tensors: Cache of tensors and their digests by `id`.
         reach: Function that receives the functions and classes among the values.
     """
 
@@ -260,7 +260,7 @@ class _Reader(pickle.Pickler):
         self._tensors, self._reach = tensors, reach
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how a value is written; the result is never read back."""
+        """Return the representation of a value for the digest; it is never unpickled."""
         if value is str:
             return NotImplemented
         if isinstance(value, type | FunctionType | ModuleType):

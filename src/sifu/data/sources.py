@@ -100,9 +100,9 @@ def find_data(name: str) -> NamedData | None:
 
 
 def has_fixed_constants(name: str) -> bool:
-    """Return whether a named data set is prepared by constants only: sifu's own, and those of the paper's package.
+    """Return whether preprocessing of a named data set uses constants only: sifu's own sets and the paper package's.
 
-    The reader of another package is a program that sees the rows of all clients.
+    The reader of any other package sees the rows of all clients, so its preprocessing may depend on them.
     """
     if name not in ("digits", *OF_THE_PAPER):
         return False

@@ -441,7 +441,7 @@ def _decoded(path: Path) -> str:
 
 
 def _refuse_two_encodings(path: Path, content: bytes) -> None:
-    """Refuse a file that is UTF-8 in some lines only: one client's rows would decide how those of others are read."""
+    """Refuse a file with UTF-8 in some lines only: one client's rows would change how others' rows are decoded."""
     in_utf8, others = [], []
     for number, line in enumerate(content.splitlines(), start=1):
         if not line.isascii():

@@ -1,6 +1,6 @@
 """Client that answers the tasks of a `sifu.ServerLoop` for closed-form heads and tuned networks.
 
-client = sifu.LoopClient("hospital-a", x, y)                    # keep it: masks need its memory
+client = sifu.LoopClient("hospital-a", x, y)                    # keep the object: it holds the keys of masked sums
 reply = client.answer(task.models["hospital-a"], task.instructions["hospital-a"])
 """
 
@@ -25,7 +25,7 @@ from sifu.theory.closed_form import Rows, Statistics
 
 @dataclass
 class _Prepared:
-    """Statistics prepared for a masked sum; `secret` is None once they were sent."""
+    """Statistics prepared for a masked sum; `secret` is None once they have been sent."""
 
     place: tuple[Position, str]
     networks: str
@@ -62,7 +62,7 @@ class LoopClient:
             Named arrays and plain values; for an evaluation, the number of correct predictions and the summed loss.
 
         Raises:
-            InputError: If the task is of an unknown kind, or must not or cannot be answered.
+            InputError: If the kind of the task is unknown, or the client refuses or is unable to answer.
         """
         kind, model, networks = instruction.get("kind"), dict[str, NDArray[Any]](), dict[int, Arrays]()
         for name, array in arrays.items():
@@ -94,7 +94,7 @@ class LoopClient:
         return statistics, Origin(statistics.samples, features, statistics.fixed.describe())
 
     def _prepare(self, told: Instruction) -> dict[str, Any]:
-        """Compute the statistics, unless a repeated sum needs the same again, and make a key for the sum."""
+        """Compute the statistics, or reuse them if the sum is repeated, and make a key for the sum."""
         place, networks, kept = (told.position, told.plan), networks_digest(told.networks), self._prepared
         if kept is None or (kept.place, kept.networks) != (place, networks):
             statistics, origin = self._statistics(told)
@@ -103,7 +103,7 @@ class LoopClient:
         return {KEY: public_part(kept.secret).hex(), **asdict(kept.origin)}
 
     def _send_masked(self, told: Instruction, keys: Mapping[int, str]) -> dict[str, Any]:
-        """Mask the prepared statistics once with the keys of all participants."""
+        """Return the prepared statistics, masked with the keys of all participants; works once per preparation."""
         kept, place = self._prepared, told.position
         if kept is None or kept.place != (place, told.plan) or kept.secret is None:
             raise InputError(

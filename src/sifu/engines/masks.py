@@ -82,15 +82,12 @@ def _add_stream(words: Words, seed: bytes, plus: bool) -> None:
 
 
 def in_order(arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Concatenate named arrays in the order of their names.
-
-    Both sides of a masked round can do this without a layout.
-    """
+    """Concatenate named arrays in the order of their names, which both sides of a masked round know."""
     return np.concatenate([arrays[name].reshape(-1) for name in sorted(arrays)])
 
 
 def counted_words(statistics: Statistics | Rows) -> Words:
-    """Return the words of statistics, of which only the sum is sent, followed by a one that counts the summands."""
+    """Return the words of statistics for a masked sum, followed by a 1, so that the sum counts its summands."""
     words = total(statistics.fixed, [statistics]).words  # converts rows
     return np.append(words.view(np.uint64), np.uint64(1))
 

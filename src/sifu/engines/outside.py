@@ -39,8 +39,8 @@ class Task:
     correct predictions and its summed loss). `branch` and `round` identify a round: after a request, rounds restart at
     0 on the next branch. Groups that train separately have their own models in the same task.
 
-    Tasks of a closed-form head also have `instructions`, plain values for each client, and three more kinds:
-    "statistics", or "prepare" and then "masked". A `sifu.LoopClient` answers every kind.
+    Tasks of a closed-form head also have `instructions`, plain values for each client. Their kind may also be
+    "statistics", or, with masks, "prepare" and then "masked". A `sifu.LoopClient` answers every kind.
     """
 
     kind: Kind

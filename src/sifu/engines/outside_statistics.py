@@ -1,4 +1,4 @@
-"""Engines of closed-form heads whose clients are reached by the operator's own program.
+"""Engines for closed-form heads whose messages are passed on by the operator's own program.
 
 Clients answer tasks with `sifu.engines.loop_client.LoopClient`.
 """
@@ -33,7 +33,7 @@ from sifu.theory.arrays import Words
 
 
 class OutsideStatistics(RemoteStatistics, OutsideFederation):
-    """A `RemoteStatistics` of clients that only a program can reach."""
+    """`RemoteStatistics` for clients that only the operator's program can reach."""
 
     _networks: Arrays = NOTHING
     """Parameters tuned by the groups, sent with tasks of statistics or evaluation."""
@@ -54,7 +54,7 @@ class OutsideStatistics(RemoteStatistics, OutsideFederation):
     ) -> dict[int, Any]:
         """Return the replies of `clients`; record every other reply as refused."""
         asked = {self.clients[client].name: client for client in self.may_ask(clients)}
-        arrays = NOTHING if kind == "masked" else self._networks  # those that prepared have the networks
+        arrays = NOTHING if kind == "masked" else self._networks  # clients received the networks with "prepare"
         replies = self._ask(kind, position, dict.fromkeys(asked, arrays), more)
         for name in replies.keys() - asked.keys():
             why = "not asked" if name in self.samples_of else "unknown client"
@@ -70,7 +70,7 @@ class OutsideStatistics(RemoteStatistics, OutsideFederation):
 
 
 class MaskedOutsideStatistics(MaskedRemoteStatistics, OutsideStatistics):
-    """A `MaskedRemoteStatistics` of clients that only a program can reach."""
+    """`MaskedRemoteStatistics` for clients that only the operator's program can reach."""
 
     def _ask_keys(self, clients: Sequence[int], position: Position) -> dict[int, tuple[Origin, bytes] | Reason]:
         return {client: _read_key(reply) for client, reply in self._request("prepare", clients, position).items()}
@@ -90,7 +90,7 @@ class MaskedOutsideStatistics(MaskedRemoteStatistics, OutsideStatistics):
 
 
 class TunedOutsideStatistics(TunedRemoteStatistics, OutsideStatistics):
-    """A `TunedRemoteStatistics` of clients that only a program can reach."""
+    """`TunedRemoteStatistics` for clients that only the operator's program can reach."""
 
     tuning: OutsideFederation
 
@@ -126,7 +126,7 @@ def outside_federation(blueprint: Blueprint, exchange: Exchange, *, masked_stati
 
 
 def _array(reply: Any, name: str) -> NDArray[Any] | None:
-    """Return a copy of an array in a reply, as the sender may change it; None if there is none."""
+    """Return a copy of an array in a reply, because the sender may change the original; None if it is missing."""
     array = reply.get(name) if isinstance(reply, Mapping) else None
     return np.array(array) if type(array) is np.ndarray else None
 
@@ -141,7 +141,7 @@ def _origin(reply: Any) -> Origin | None:
 
 
 def _read(reply: Any) -> tuple[Origin, Sent] | Reason:
-    """Return the statistics or rows in a reply, or why they cannot be read; their values are not checked."""
+    """Return the statistics or rows in a reply, or the reason why they are unreadable; values are not checked."""
     origin, words, rows = _origin(reply), _array(reply, WORDS), _array(reply, ROW_FEATURES)
     targets = _array(reply, ROW_TARGETS)
     if origin is not None and words is not None:
@@ -152,7 +152,7 @@ def _read(reply: Any) -> tuple[Origin, Sent] | Reason:
 
 
 def _read_key(reply: Any) -> tuple[Origin, bytes] | Reason:
-    """Return the origin of prepared statistics and the key of the round, or why they cannot be read."""
+    """Return the origin of prepared statistics and the key of the round, or the reason why they are unreadable."""
     origin = _origin(reply)
     try:
         key = bytes.fromhex(reply[KEY])

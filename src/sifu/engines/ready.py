@@ -72,7 +72,7 @@ def reading_tokens(client: ReadyClient, features: str) -> ReadyClient:
 
 
 def head_wire_profile(client: ReadyClient, plan: WirePlan) -> WireProfile:
-    """Return the profile of a client of a closed-form head: the shape and the counts of its data, and nothing else."""
+    """Return the profile of a client of a closed-form head: only the shape and the counts of its data."""
     ridge = RidgeSpec(**json.loads(plan.ridge))
     labels = np.asarray(client.y)
     if ridge.task == "classification":

@@ -44,7 +44,7 @@ Score = tuple[int, int, float]
 """Number of samples, number of correct predictions, and summed loss."""
 NO_SCORE: Score = (0, 0, 0.0)
 ATTEMPTS = 3
-"""Number of attempts for replies that are indispensable."""
+"""Number of attempts to get a reply that the run cannot continue without."""
 
 
 @dataclass(frozen=True)

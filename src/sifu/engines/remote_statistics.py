@@ -1,9 +1,9 @@
-"""Base of the engines of closed-form heads whose clients run elsewhere; subclasses implement the messages.
+"""Base classes of engines for closed-form heads with remote clients; subclasses implement the messages.
 
 `RemoteStatistics` sees every client's statistics and checks each of them. `MaskedRemoteStatistics` sees only their sum:
-masks are pairwise and modulo 2^64 (`masks`), and int64 statistics can be masked without loss. The masks of the ready
-clients cancel only in the sum over all of them. If one part is missing, nothing can be decoded and the sum is repeated
-without that client; a wrong sum is never returned.
+masks are pairwise and modulo 2^64 (`masks`), and int64 statistics can be masked without loss. The masks cancel only in
+the sum over all clients that prepared statistics. If one of them sends nothing, the sum cannot be decoded and is
+repeated without that client; a wrong sum is never returned.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ BYTES_AT_ONCE = 1 << 28
 
 
 class RemoteStatistics(RemoteFederation):
-    """Engine, and `StatisticsEngine`, of remote clients that send unmasked statistics."""
+    """`StatisticsEngine` for remote clients that send unmasked statistics."""
 
     _head: HeadPlan
 
     def _use(self, blueprint: Blueprint) -> None:
-        """Use a blueprint; refuse a possible overflow before any client sends statistics."""
+        """Use a blueprint; refuse one whose sums could overflow, before any client sends statistics."""
         if blueprint.head is None:
             raise InputError("these clients train a model in rounds and send no statistics")
         fixed, samples = blueprint.head.fixed, sum(client.samples for client in blueprint.clients)
@@ -55,7 +55,7 @@ class RemoteStatistics(RemoteFederation):
 
     @abstractmethod
     def reachable(self, clients: Sequence[int]) -> list[int]:
-        """Return the clients that can be asked now."""
+        """Return the clients that can receive a message now."""
 
     @abstractmethod
     def _ask_statistics(self, clients: Sequence[int], position: Position) -> dict[int, tuple[Origin, Sent] | Reason]:
@@ -122,7 +122,7 @@ class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
 
     @abstractmethod
     def _ask_keys(self, clients: Sequence[int], position: Position) -> Mapping[int, tuple[Origin, bytes] | Reason]:
-        """Let clients prepare statistics; return the origin and the public key that each sends, as for statistics."""
+        """Make clients prepare statistics; return each client's origin of statistics and public key."""
 
     @abstractmethod
     def _ask_masked(self, keys: Mapping[int, bytes], position: Position, total: Words) -> list[int]:
@@ -135,7 +135,7 @@ class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
         raise InputError("masked statistics are available only as a sum (collect_sum)")
 
     def collect_sum(self, clients: Sequence[int], position: Position) -> MaskedSum:
-        """Return the sum over all clients that are ready; repeat without clients that do not send their part."""
+        """Return the sum over all ready clients; repeat it without clients that do not send their masked statistics."""
         rejections: dict[int, Rejection] = {}
         missing: set[int] = set()
         sent = 0
@@ -164,7 +164,7 @@ class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
     def _prepared(
         self, clients: Sequence[int], position: Position, rejections: dict[int, Rejection]
     ) -> dict[int, bytes]:
-        """Return the keys of clients that have prepared the right statistics; add the others to `rejections`."""
+        """Return the keys of clients whose prepared statistics are acceptable; add the others to `rejections`."""
         keys = {}
         acceptable = [client for client in clients if client not in rejections]
         for client, answer in sorted(self._ask_keys(acceptable, position).items()):
@@ -176,7 +176,7 @@ class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
         return keys
 
     def _sum(self, total: Words, clients: Sequence[int]) -> Statistics:
-        """Return the sum as statistics of all `clients`; refuse a sum that their data cannot have given."""
+        """Return the sum as statistics of all `clients`; refuse a sum that no data of these clients can produce."""
         words, samples = total.view(np.int64), sum(self.clients[client].samples for client in clients)
         statistics = Statistics(self.fixed, words[:-1].copy())
         flaw, detail = find_flaw(statistics)
@@ -193,8 +193,8 @@ class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
 class TunedRemoteStatistics(RemoteStatistics, TunedEngine):
     """A `RemoteStatistics` that is also a `TunedEngine`: members of each group tune its network.
 
-    Later messages contain the tuned parameters, and nothing else of the networks. If a client is excluded, this applies
-    to both kinds of rounds.
+    Later messages contain only the tuned parameters of the networks. An excluded client is excluded from both kinds of
+    rounds.
     """
 
     tuning: RemoteFederation

@@ -331,7 +331,7 @@ def _tensors(path: Path, sha256: str, described_by: str) -> dict[str, Array]:
 
 
 def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
-    """Write the current released model, see `Run.export`; `given` holds what the run was opened with."""
+    """Write the current released model (see `Run.export`); `given` holds the arguments the run was opened with."""
     if target.is_dir():
         raise InputError(f"{target} is a folder: give the file to write, for example {target / 'model.safetensors'}")
     spec, content = Spec.from_mapping(reader.spec), released_bytes(reader)
@@ -356,7 +356,7 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
 
 
 def released_module(reader: RunReader, model: ModelGiven | None) -> nn.Module:
-    """Return the current released model as a torch module, see `Run.model`; `model` makes a user's own module."""
+    """Return the current released model as a torch module (see `Run.model`); `model` makes a user's own module."""
     from safetensors.numpy import load
 
     content = released_bytes(reader)

@@ -145,7 +145,7 @@ class LoadedModel(nn.Module):
         return np.concatenate(parts) if parts else np.zeros((0, int(self.description["outputs"])))
 
     def predict(self, x: Any) -> Array:
-        """Return the predictions for raw samples `x`, see `forward`.
+        """Return the predictions for raw samples `x` (see `forward`).
 
         These are class numbers; numbers in their own unit for least_squares and a ridge regression; 0 or 1 for each
         label.

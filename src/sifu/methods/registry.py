@@ -208,7 +208,7 @@ def _way(view: RunView, method: Method, plan: Plan) -> MethodOption:
 
 
 def _kept(view: RunView, info: MethodInfo, plan: Plan) -> str:
-    """Return what the operator still holds after the request, in the words of a certificate."""
+    """Return the certificate's sentences on the data that the operator still holds after the request."""
     afresh: Start = "fresh" if plan.source_node is None else "merge" if info.starts_from == "merge" else "trained"
     _, remains = what_was_erased(
         plan.terms.retention,

@@ -9,9 +9,9 @@ fitted to the last three quarters. The same curve tells how fast training undoes
 still to come after k rounds, F(k) = (f(k) - floor) / (f(0) - floor), measures how much of theta_0's distance to the
 optimum is left after k rounds. Noise is another such distance.
 
-A target is about accuracy, and near the target the loss says little about it. The share of wrong predictions is a
-straight line in log rounds and log errors, e(n) = e_T (n / T)^-p. Fitted to the last two thirds, it smooths the curve
-(the round that first reaches a target is a lucky one) and continues it.
+A target is an accuracy, and close to the target the loss is a poor predictor of accuracy. The share of wrong
+predictions follows a power law, e(n) = e_T (n / T)^-p. Fitted to the last two thirds of the rounds, it extrapolates the
+curve and smooths it, since the first round that reaches a target does so partly by chance.
 
 **Harm of noise, from the rehearsal.** Noise of the rehearsed size s on the last model of the training, of T rounds,
 adds l_k to the loss after k rounds, k up to K = 2 or 1 (`RecoveredNoise`). Noise of size sigma on the model of round c
@@ -27,7 +27,7 @@ exponents are the only constants (docs/noise.md lists the data they were chosen 
 draws of noise lies in the few steepest directions, and these recover within the rehearsed rounds.
 
 Loss is converted to errors by the ratio of the two, pooled over all measurements up to s, since a single measurement
-may rest on a few predictions. For a rise as large as that of the largest noise, the ratio measured there applies. Far
+may depend on a few predictions. For a rise as large as that of the largest noise, the ratio measured there applies. Far
 from the trained model, the loss of a network is not quadratic, and noise can destroy the model. Beyond three
 times the largest rehearsed noise, every prediction counts as wrong.
 
@@ -137,7 +137,7 @@ class ErrorCurve:
 
 
 def _power_law(n: Floats, y: Floats) -> tuple[float, float]:
-    """Return floor and exponent of the power law nearest to the points; exponent 1/2 if there are too few points."""
+    """Return the floor and the exponent of the best-fitting power law; 0 and 1/2 for fewer than four points."""
     if n.size < 4:
         return 0.0, 0.5
     log_n, floors, losses = np.log(n), _FLOORS * y.min(), y[:, None]

@@ -6,8 +6,8 @@ K features it takes
     START_STEPS / steps + K^2 (8 PASSES / bytes + 2 n / factors) + K^3 / (3 factors)
 
 seconds, where n is the number of samples that leave as rows. The speeds `steps`, `bytes` and `factors` are measured
-once per process, in a few milliseconds, on the machine that plans the request: a request does not depend on the speed
-of training. The other constants count work, not time.
+once per process, in a few milliseconds, on the machine that plans the request; the speed of training is irrelevant.
+The other constants are amounts of work, not times.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from sifu.run.run_view import RunView
 from sifu.theory.closed_form.ridge import WIDE
 
 START_STEPS = 7e6
-"""Work of a command without statistics, to load the program, plan, sign and record, in steps of `_steps`."""
+"""Work of a command besides statistics (loading, planning, signing and recording), in steps of `_steps`."""
 STEPS = 20_000
-"""Number of steps that the speed of Python is measured on."""
+"""Number of steps executed to measure the speed of Python."""
 PASSES = 16.0
 """Passes over a matrix of 8 K^2 bytes: unpacking, packing, digests, copies and the products of the solver."""
 CROSS_VALIDATION = 8.0
@@ -91,7 +91,7 @@ def measured_speed() -> Speed:
 
 
 def _steps() -> None:
-    """Execute the steps of Python that its speed is measured on."""
+    """Execute the Python steps whose speed is measured."""
     table: dict[int, Any] = {}
     for step in range(STEPS):
         table[step & 255] = (step, table.get(step & 127))

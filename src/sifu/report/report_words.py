@@ -138,7 +138,7 @@ def promise(request: ReportedRequest) -> str:
 
 
 def observers(request: ReportedRequest) -> tuple[str, ...]:
-    """Return what each of the two observers can learn; empty for a request without a certificate."""
+    """Return a sentence on each of the two observers; empty for a request without a certificate."""
     if request.certificate is None:
         return ()
     later_only, kept_earlier = observers_in(request.certificate).sentences

@@ -68,7 +68,7 @@ FIELDS = {
 """Fields of each form."""
 
 OPTIONAL_FIELDS = frozenset(("before_after",))
-"""Fields that both forms have only if they apply: the guarantee against an observer of all releases."""
+"""Fields that either form may lack: `before_after` is the guarantee against an observer of all releases."""
 
 STATED_TERMS = tuple(name for name in TERMS if name not in ("clients", "records"))
 """Terms of the request that both forms of the certificate repeat unchanged.

@@ -234,7 +234,7 @@ def purge(writer: RunWriter, verified: str | None = None) -> Purge:
     Args:
         writer: Writer of the run.
         verified: Head of the ledger at which the whole run was just verified. If given, also erase all figures that
-            a plain purge would keep: those that noise certificates rest on, and which models were kept.
+            a plain purge would keep: those that noise certificates depend on, and the list of kept models.
 
     Raises:
         InputError: If the run is not ready, or the figures cannot be erased.
@@ -292,7 +292,7 @@ def _all_figures(writer: RunWriter, view: RunView, verified: str) -> dict[str, A
 
 
 def _what_is_erased(reader: RunReader) -> Literal["nothing", "all", "exact"]:
-    """Return whose figures are erased: nobody's, all by the operator's choice, or those of exact requests."""
+    """Return the extent of the erased figures: none, all (`sifu purge --figures`), or those of exact requests."""
     if figures_policy.why_figures_stay(reader):
         return "nothing"
     path = reader.path()
@@ -302,7 +302,7 @@ def _what_is_erased(reader: RunReader) -> Literal["nothing", "all", "exact"]:
 
 
 def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
-    """Yield what the folder still holds about the forgotten clients, and why, as pairs of sentences."""
+    """Yield each kind of information that the folder still holds about forgotten clients, and the reason."""
     view = RunView(reader)
     forgotten = everyone_forgotten(view)
     if not forgotten:

@@ -1,8 +1,8 @@
-"""Policy that decides which figures of rounds a purge may erase, given what the run's certificates rest on.
+"""Policy for the erasure of figures: a purge keeps those that the run's certificates depend on.
 
 If every request was exact and started from a fresh model, no certificate is recomputed from the rounds that were cut
-off, so a purge erases their figures. Certificates by noise do rest on them; these figures are erased only by the
-operator's choice.
+off, so a purge erases their figures. Certificates of requests that added noise depend on these figures, which are then
+erased only if the operator asks for it (`sifu purge --figures`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from sifu.store.reader import RunReader
 
 
 def _tied(first: Mapping[str, Any], run: Collection[str]) -> str:
-    """Return why no figures of the run can be erased, whatever its requests were; empty if they can.
+    """Return the reason why no purge can ever erase figures of this run; empty if there is none.
 
-    The reason completes a sentence.
+    The reason is a clause that completes a sentence.
     """
     spec = first["run"]["spec"]
     if SEALED not in first:
@@ -68,10 +68,10 @@ def keeps_figures(
 
 
 def erases_more_by_choice(reader: RunReader) -> bool:
-    """Return whether a purge of all figures is to do more than a plain one.
+    """Return whether `sifu purge --figures` would erase more than a plain purge.
 
-    A plain purge keeps the figures of noise certificates. In runs trained in rounds it also keeps which models were
-    kept: that depends on Psi, and the certificates name the models that were erased.
+    A plain purge keeps the figures of noise certificates. In runs trained in rounds it also keeps the list of models
+    that were kept: the list depends on Psi, and certificates name the erased models.
     """
     erased = not_recomputed(reader)
     recomputed = any(row.noise_node is not None and row.request not in erased for row in reader.requests())

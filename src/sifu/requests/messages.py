@@ -75,7 +75,7 @@ def check_level(plan: Plan, level: Level | None) -> None:
     """Check that a plan reaches the least level accepted.
 
     Raises:
-        NotCertifiableError: If it does not.
+        NotCertifiableError: If the plan does not reach that level.
     """
     least = least_level(plan.terms, level)
     if LEVELS.index(plan.level) < LEVELS.index(least):

@@ -113,7 +113,7 @@ class Measured:
 def node_before(reader: RunReader, row: RequestRow) -> int | None:
     """Return the node of the model that a request replaced, unless the request is strict.
 
-    Requests on closed-form heads evaluate no training rows, so there it is the last head before the request.
+    For closed-form heads, whose requests do not evaluate training rows, it is the last head before the request.
     """
     evaluated = Measured.of(reader, row).forgotten_before
     if evaluated is not None or row.terms.retention == "strict":

@@ -96,9 +96,9 @@ def decide(
 
 
 def _undoing(reader: RunReader, row: RequestRow) -> dict[str, Any]:
-    """Return what the event that ends a running request records: its clients take part again.
+    """Return the payload of the event that ends a running request, so that its clients take part again.
 
-    What the rollback erased stays erased; the clients send their statistics again for the next solve.
+    Files that the rollback erased stay erased; the clients send their statistics again for the next solve.
     """
     subjects = [subject.subject for subject in reader.subjects() if subject.request == row.request]
     unused = [item.client for item in joined_remainders(reader) if item.request == row.request]
@@ -279,7 +279,7 @@ def plain_answer(body: dict[str, Any]) -> list[str]:
 
 
 def in_short(body: dict[str, Any]) -> list[str]:
-    """Return the promise of a public certificate, and how much more there is to read."""
+    """Return the guarantee of a public certificate, and a summary of the rest."""
     words = words_of(body)
     assumed = len(words.premises_that_are("assumed")) if body["level"] == "conditional" else 0
     told = f"{assumed} assumption{'' if assumed == 1 else 's'} without a proof, " if assumed else ""
@@ -291,7 +291,7 @@ def in_short(body: dict[str, Any]) -> list[str]:
 
 
 def _promise(body: dict[str, Any]) -> list[str]:
-    """Return what was done, and what is guaranteed."""
+    """Return sentences on the execution of the request and its guarantee."""
     many, level, records = len(body["clients"]) > 1, body["level"], body["records"]
     whom = forgotten_words(body["clients"], records)
     lines = [
@@ -315,7 +315,7 @@ def _promise(body: dict[str, Any]) -> list[str]:
 
 
 def auditor_lines(body: dict[str, Any]) -> list[str]:
-    """Return what the auditor's certificate says beyond the public one, in words."""
+    """Return the statements of the auditor's certificate that the public one lacks, as lines of text."""
     budget = f", epsilon {body['epsilon']:g}, delta {body['delta']:g}" if needs_budget(body) else ""
     lines = [f"For auditors, confidential: level {body['level']}, method {body['method']}{budget}."]
     psi, limit = body.get("psi"), body.get("psi_star")

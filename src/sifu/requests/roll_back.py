@@ -137,7 +137,7 @@ class RollBack:
         """Return evaluations of the current and the starting model on the request's clients and on the others.
 
         Empty if the request is strict or the current head was not released, because such figures reveal something about
-        the data to be forgotten; also empty if requests measure no training rows.
+        the data to be forgotten; also empty if requests of this run do not measure training rows.
         """
         tip = self.view.rows[-1].node.node
         if not measures_training_rows(self.view):

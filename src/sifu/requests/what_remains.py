@@ -191,7 +191,7 @@ def kept_figures(
 
     Args:
         regime: Kind of training of the run.
-        erased: Figures that were erased: none, all by choice, or those of exact requests.
+        erased: Figures that were erased: none, all (`sifu purge --figures`), or those of exact requests.
         noisy_releases: True if releases carry noise, so that their distances are left as well.
     """
     if noisy_releases:

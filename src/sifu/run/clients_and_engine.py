@@ -44,7 +44,7 @@ REAL_OUTPUTS = ("logistic", "least_squares")
 
 
 def executed_elsewhere(spec: Spec) -> str:
-    """Return what to do if `sifu forget` cannot execute a request by itself; empty if it can."""
+    """Return advice for runs whose requests `sifu forget` cannot execute by itself; empty for other runs."""
     if spec.data.name == FLOWER:
         return (
             "The clients of this run are nodes of Flower: its server executes the request automatically between "
@@ -239,7 +239,7 @@ def held_out_rows_from_spec(
     if data.name in (PYTHON, FLOWER, LOOP):
         return None
     if data.name == TABLE and not data.held_out and not data.test_file:
-        return None  # a table is not read for rows that it does not have
+        return None  # the table has no held-out rows, so it need not be read
     if dataset is None:
         folder, own = data_folder or data.folder or None, data.name in OWN_FILES
         dataset = _own_dataset(spec) if own else load(data.name, folder, held_out_by=data.held_out_by)
@@ -253,7 +253,7 @@ def held_out_rows_from_spec(
 
 
 def preprocessing_of(spec: Spec) -> str:
-    """Return what is known about preprocessing: fixed for sifu's data sets, otherwise what the operator declares."""
+    """Return the status of preprocessing: fixed for sifu's data sets, otherwise the operator's declaration."""
     if has_fixed_constants(spec.data.name):
         return FIXED_CONSTANTS
     return DECLARED_FIXED if spec.data.preprocessing == "fixed" else "done before the data were handed over"
@@ -308,7 +308,7 @@ class _Head:
         return fixed, penalty_of(ridge, fixed.features)
 
     def facts(self, spec: Spec, features: FeatureMap) -> dict[str, Any]:
-        """Return what is known about the data and the map."""
+        """Return the facts about the data and the feature map that certificates depend on."""
         return {
             "preprocessing": preprocessing_of(spec),
             "declared": features.is_declared,
@@ -422,7 +422,7 @@ def rounds_engine(
 
 
 MakesEngine = Callable[[Spec, Any, Any, Sequence[int] | None], tuple[Engine, Spec]]
-"""Builder of the embedded engine of a regime, see `engine_from_spec`."""
+"""Builder of the embedded engine of a regime (see `engine_from_spec`)."""
 ENGINES: dict[type[Regime], MakesEngine] = {
     Regime: rounds_engine,
     ClosedForm: closed_form_engine,

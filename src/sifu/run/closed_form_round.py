@@ -146,7 +146,7 @@ class RecordedSolve(RecordedTraining):
 
     @cached_property
     def _measures(self) -> bool:
-        """True unless this solve is part of a request that leaves training rows to `sifu evaluate`."""
+        """False if this solve belongs to a request whose training rows are measured only by `sifu evaluate`."""
         runs = any(row.status == "running" for row in self.view.requests)
         return not runs or measures_training_rows(self.view)
 

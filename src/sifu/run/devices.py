@@ -160,7 +160,7 @@ METHODS = ("run_round", "run_rounds", "local_updates", "initial_model", "collect
 
 
 def engine_kind(engine: Engine) -> str:
-    """Return what determines the rounds of an engine; unknown unless the engine is sifu's own."""
+    """Return the basis of the bits of an engine's rounds; `UNKNOWN` unless the engine is sifu's own."""
     kind, changed = type(engine), not vars(engine).keys().isdisjoint(METHODS) if hasattr(engine, "__dict__") else False
     return UNKNOWN if changed else OWN_ENGINES.get(f"{kind.__module__}.{kind.__qualname__}", UNKNOWN)
 

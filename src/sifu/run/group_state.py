@@ -45,7 +45,7 @@ class Merged:
         return sorted({client for part in self.parts for client in part.members})
 
     def rows(self, node: int) -> list[dict[str, int]]:
-        """Return the rows in which the event of the merge records its parts."""
+        """Return the rows that record the parts of the merge `node` in its event."""
         return [
             {"node": node, "grp": part.grp, "source_node": part.node, "samples": part.samples} for part in self.parts
         ]
@@ -123,7 +123,7 @@ def parts_without(
 
     Args:
         models: Latest model of each group.
-        rounds: Rounds of a finished model.
+        rounds: Number of rounds after which a group's model is finished.
         clients: Clients to avoid.
     """
     rows = (models[group] for group in sorted(models))

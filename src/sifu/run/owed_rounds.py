@@ -51,7 +51,7 @@ def owed_rounds(view: RunView) -> tuple[int, set[int]]:
 
 
 def _absences(view: RunView) -> list[Absence]:
-    """Return whom each refused or withdrawn request left out, and between which events."""
+    """Return the clients that each refused or withdrawn request excluded, and the first and last event of this."""
     if not any(row.status in SETTLED for row in view.requests):
         return []
     leaving, since, absences = LeavingClients(approvals_needed(view.reader)), dict[str, int](), []

@@ -61,7 +61,7 @@ class RunEngines:
         self.frame: Any = None
         """Arguments that the run was opened with: a model, clients, or a table of all rows."""
         self.given = False
-        """True if the run was opened with clients or an engine, which must be those of the record."""
+        """True if the run was opened with clients or an engine; these must match the record."""
         self.newcomers: tuple[Any, ...] = ()
         self.engine: Engine | None = None
         """Engine in use, until another is needed."""
@@ -72,11 +72,11 @@ class RunEngines:
         """Engine with the client that will rejoin, built before its records are forgotten."""
 
     def expect(self, newcomers: tuple[Any, ...]) -> None:
-        """Rebuild the engine when it is next needed, with these clients after those that the run knows."""
+        """Discard the engine, so that the next one also has these clients, after the recorded ones."""
         self.engine, self.newcomers = None, newcomers
 
     def current(self, *, newcomers: bool = False, leaving: Collection[str] = ()) -> Engine:
-        """Return the run's engine, see `Run.engine`."""
+        """Return the run's engine (see `Run.engine`)."""
         with self._open_reader() as reader:
             if self.engine is not None and len(self.engine.clients) < len(reader.clients()):
                 self.engine = None  # a client has joined through another process
@@ -110,8 +110,8 @@ class RunEngines:
     def for_requests(self, writer: RunWriter, leaving: Collection[str], *, needs_data: bool) -> Engine:
         """Return the engine that executes requests: the kept statistics alone, if these suffice, or the run's own.
 
-        Data that the run was opened with are compared with the record, which takes a digest of each client. A file that
-        nothing needs is not read; `measure_held_out` compares it before it uses its held-out rows.
+        Data that the run was opened with are compared with the record by a digest of each client. A file that no
+        request needs is not read; `measure_held_out` compares the file before using its held-out rows.
 
         Args:
             writer: Writer of the run.
@@ -125,7 +125,7 @@ class RunEngines:
         return KeptStatistics(writer.clients(), view.facts, writer.layout, view.spec)
 
     def measure_held_out(self, writer: RunWriter, earlier: Vector | None = None) -> HeldOutFigures | None:
-        """Record the figures of the current model on held-out rows, see `Run.measure_held_out`.
+        """Record the figures of the current model on held-out rows (see `Run.measure_held_out`).
 
         Args:
             writer: Writer of the run.
@@ -150,7 +150,7 @@ class RunEngines:
         return held_out_figures(spec, self.current(), earlier, rows.of(stay))
 
     def complete(self) -> Engine:
-        """Return the engine with everyone's data, see `Run.complete_engine`."""
+        """Return the engine with everyone's data (see `Run.complete_engine`)."""
         engine = self.current()
         with self._open_reader() as reader:
             too_steep = _too_steep(reader, engine.facts.local_rate)
@@ -204,7 +204,7 @@ class RunEngines:
         return engine, digests, dict(arranged.absent)
 
     def without(self, clients: Collection[int]) -> EngineWithout | None:
-        """Return an engine that never had the data of `clients`, see `Run.engine_without`."""
+        """Return an engine that never had the data of `clients` (see `Run.engine_without`)."""
         with self._open_reader() as reader:
             spec = Spec.from_mapping(reader.spec)
             there = np.setdiff1d(np.arange(len(reader.clients())), np.array(sorted(clients), dtype=np.int64))
@@ -300,9 +300,9 @@ def solved_from_files(spec: Spec) -> bool:
 
 
 def forgets_from_files(view: RunView) -> bool:
-    """Return whether clients are forgotten from files alone, without any data: neither backbone nor samples are read.
+    """Return whether stored statistics suffice to forget clients, so that neither backbone nor samples are read.
 
-    True for closed-form heads, if the statistics of all active clients are kept and no network is to be tuned or merged
+    True for closed-form heads if the statistics of all active clients are kept and no network must be tuned or merged
     again.
     """
     spec, reader = view.spec, view.reader

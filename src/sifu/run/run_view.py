@@ -347,7 +347,7 @@ class RunView(ClientsView):
             order, terms = request.request_order or 0, request.terms
             if method_info(request.method).protection == protection and (before_order is None or order < before_order):
                 multiplier = request.multiplier or 0.0
-                # Summed in float64, so enlarged by more than the summation can have lost.
+                # `slack` exceeds the rounding error of the float64 sum.
                 spent = used.get(row.subject, 0.0) * slack(2**12)
                 result.append(Subject(row.subject, row.clients, multiplier, terms.scope, order, spent, terms.reserve))
         return tuple(result)
@@ -402,7 +402,7 @@ class RunView(ClientsView):
     def summarise_round(
         self, participants: ClientIndices, samples: Integers, drifts: Floats, mean_shift: float, rounding: float
     ) -> tuple[RoundRegularity, RoundScalars]:
-        """Return what a round adds to Psi (`theory.tracking`), with the regularity of this run's clients.
+        """Return the terms that a round adds to Psi (`theory.tracking`), with the regularity of this run's clients.
 
         Args:
             participants: Clients that took part.
@@ -427,7 +427,7 @@ class RunView(ClientsView):
 def measures_training_rows(view: RunView) -> bool:
     """Return whether requests measure the accuracy on training rows.
 
-    A closed-form head is solved from statistics in less time than it is evaluated, so `sifu evaluate` measures it on
-    training rows. Clients on other machines measure it themselves.
+    Evaluating a closed-form head takes longer than solving it, so only `sifu evaluate` measures it on training rows.
+    Clients on other machines measure it themselves.
     """
     return not view.regime.solves or view.spec.data.name in (FLOWER, LOOP)

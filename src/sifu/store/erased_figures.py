@@ -47,7 +47,7 @@ FIGURES = (
 
 
 def erasure_of_all(events: Sequence[Event]) -> Event | None:
-    """Return the last purge that erased all figures by the operator's choice, or None."""
+    """Return the last purge that erased all figures (`sifu purge --figures`), or None."""
     return next((event for event in reversed(events) if event.kind == PURGED and ALL_FIGURES in event.content), None)
 
 
@@ -181,8 +181,8 @@ def check_rest(events: Sequence[Event]) -> Iterator[str]:
 def kept_nodes(reader: RunReader, tip: int, *, by_choice: bool) -> set[int]:
     """Return the nodes whose figures a purge leaves: those on the path of `tip`.
 
-    A purge by the operator's choice leaves them only if the last request started this path from a fresh model. No
-    forgotten client is on the path then.
+    A purge of all figures leaves them only if the last request started this path from a fresh model, because the path
+    then contains no forgotten client.
 
     Args:
         reader: Reader of the run.

@@ -61,7 +61,7 @@ class RequestRow:
         return self.status in ("received", "verified", "planned")
 
     def lacks_head(self, tip: int) -> bool:
-        """Return whether the request runs and its closed-form head is not solved yet: nothing of it was released.
+        """Return whether the request is running and its closed-form head is not solved yet, so nothing was released.
 
         Args:
             tip: Node of the current model.
@@ -297,15 +297,15 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
 
 
 _EMPTIED = ("carried_out", "noise_std", "source_node", "wanted_node", "noise_node")
-"""Columns of a request that an undone rollback had filled."""
+"""Columns of a request that its rollback filled and undoing the request clears."""
 
 
 def _undo(payload: dict[str, Any]) -> Iterator[Change]:
     """Yield the changes of a decision that ends a running request: its clients are no longer forgotten.
 
-    Its row keeps the order of its rollback, so that no other request gets the same. A client that had joined again with
-    its remaining records returns under its former index; the later index stays the subject of the request and is not
-    used any more.
+    The request keeps its `request_order`, so that no other request gets the same number. A client that had joined again
+    with its remaining records returns under its former index; the later index stays the subject of the request and is
+    never used again.
     """
     if UNDONE not in payload:
         return

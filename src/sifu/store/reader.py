@@ -370,7 +370,7 @@ def clients_now(reader: RunReader) -> list[int]:
 
 
 def unused_clients(reader: RunReader) -> set[int]:
-    """Return the indices under which clients joined again for a request that was refused or withdrawn afterwards."""
+    """Return the indices under which clients joined again for a request that was later refused or withdrawn."""
     ended = {row.request for row in reader.requests() if row.records and row.status in ENDED}
     return {client for row in reader.subjects() if row.request in ended for client in row.clients}
 

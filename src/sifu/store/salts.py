@@ -2,9 +2,9 @@
 
 The ledger keeps a digest of each client's samples permanently. The digest is salted, and only `salts.json` holds the
 salt. When a client is forgotten, its salt is erased; its digest can then no longer confirm a guess of the client's
-samples. A client that has some of its records forgotten keeps its salt until it has joined again with its remaining
-records; in closed form, the clients of a request keep theirs until the head without them is solved. Clients in a Flower
-federation do not disclose their samples and have neither digest nor salt.
+samples. If only some records of a client are forgotten, the salt is erased once the client has joined again with its
+remaining records. For closed-form heads, salts are erased only once the head without the clients is solved. Clients in
+a Flower federation do not disclose their samples and have neither digest nor salt.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def recorded_digests(reader: RunReader) -> dict[int, str]:
 
 
 def outlived(reader: RunReader) -> set[int]:
-    """Return the clients whose samples are not needed any more: all forgotten ones, except one that has yet to rejoin.
+    """Return the clients whose samples are no longer needed: all forgotten ones, except one that has yet to rejoin.
 
     A client that lost some records rejoins with the remaining ones. Clients forgotten after a backup count as forgotten
     in a run restored from it, even before their request is executed again.
@@ -81,7 +81,7 @@ def outlived(reader: RunReader) -> set[int]:
 
 
 def salts_to_erase(reader: RunReader) -> set[int]:
-    """Return the clients whose salt must be erased: as `outlived`, except those of a request without a head yet.
+    """Return the clients whose salt must be erased: those of `outlived`, except clients of a request without a head.
 
     Such a request may still be refused or withdrawn; its clients then take part again, with the samples they had.
     """

@@ -14,7 +14,7 @@ from sifu.store.reader import JOINED, RELEASED, RunReader
 PURGED = "purged"
 """Kind of the event that records a purge."""
 ALL_FIGURES = "all_figures"
-"""Payload key of a purge that, by the operator's choice, also erased the figures behind certificates with noise."""
+"""Payload key of a purge that also erased the figures behind certificates with noise (`sifu purge --figures`)."""
 OF_THE_FORGOTTEN = ("request done", "comparison", JOINED, PURGED)
 """Kinds of events that may reveal data of clients forgotten earlier, by a measurement or a digest over their data."""
 

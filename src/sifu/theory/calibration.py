@@ -9,8 +9,8 @@ which is strictly decreasing in s. The paper's theorem 2 (eq. 10) uses the class
 epsilon instead, proven for epsilon < 1 only: at its own budget (10, 0.01) it really reaches delta = 0.04058.
 
 Section 10 derives the guarantee of noise added to every update during training, over all rounds together. A round is a
-Gaussian mechanism of ratio mu_n = (2 w_W + (M + 8) 2^-51) / (z sqrt(sum_i w_i^2)), and all rounds that W took part in
-are one of ratio sqrt(sum_n mu_n^2).
+Gaussian mechanism with the ratio mu_n = (2 w_W + (M + 8) 2^-51) / (z sqrt(sum_i w_i^2)) of sensitivity to noise. The
+rounds that W took part in compose to a Gaussian mechanism with the ratio sqrt(sum_n mu_n^2).
 """
 
 from __future__ import annotations

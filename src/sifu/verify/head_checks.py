@@ -1,7 +1,7 @@
 """Checks of a closed-form head against the remaining clients (docs/theory.md, section 14).
 
-The sum must be that of the clients' statistics, which random vectors confirm (`theory.closed_form.sum_check`). The head
-must agree up to rounding, and nothing of a forgotten client may be stored.
+Random vectors check that the sum is that of the clients' statistics (`theory.closed_form.sum_check`). The head must
+agree up to rounding, and no statistics of a forgotten client may be stored.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check_kept_statistics(reader: RunReader) -> Iterator[str]:
     problems: list[str] = []
     try:
         statistics = None if whole is None else read_statistics(reader.folder, whole, fixed)
-        # Read one client at a time: the statistics of all clients may exceed the memory.
+        # Read one client at a time: the statistics of all clients may not fit in memory.
         parts = _summed(reader, view, own, set(whole.clients) if whole else set(), problems)
         is_sum = is_sum_of(statistics or Statistics.empty(fixed), parts)
     except RunDamagedError as error:

@@ -22,10 +22,10 @@ from sifu.theory.regularity import RoundRegularity
 
 
 def check_integrity(reader: RunReader) -> None:
-    """Check that tables, clients and rounds are what the ledger commits to.
+    """Check that tables, clients and rounds match the ledger.
 
     Raises:
-        RunDamagedError: If they are not.
+        RunDamagedError: If one of them differs from the ledger.
     """
     check_record(reader)
     refuse_problems(reader, (check_clients, check_recorded_nodes, check_rounds))

@@ -242,7 +242,7 @@ def check_timestamp_of(path: Path, authority: Authority | None, notes: list[str]
     Args:
         path: The certificate.
         authority: The authority that must have signed the timestamp; None makes the timestamp optional.
-        notes: List to which the time of the timestamp is added.
+        notes: List that receives a note with the time of the timestamp.
     """
     file = path.with_name(f"{path.name}.tsr")
     if not file.is_file() or file.stat().st_size > timestamps.LARGEST_ANSWER:

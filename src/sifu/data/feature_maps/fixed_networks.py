@@ -213,7 +213,7 @@ class NetworkFeatures(FeatureMap):
     _compared: tuple[NDArray[Any], Floats] | None = field(default=None, init=False, repr=False)
     """Samples of the first client, and the features that a fresh copy of the user's module gave for them."""
     _shared: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-    """Attributes of a user's module and variables that its copies share, before its first use (`shared_state`)."""
+    """Digests of a user's module and of variables that its copies share, before its first use (`shared_state`)."""
     _takes_integers: bool = field(default=False, init=False, repr=False)
     """True if a user's module accepts only token ids, for example because it starts with an embedding."""
 

@@ -1,4 +1,4 @@
-"""Client of the built-in models, for apps on Flower's nodes."""
+"""Client for built-in models, used by apps on Flower nodes."""
 
 from sifu.engines.ready import ReadyClient
 

@@ -1,4 +1,4 @@
-"""Flower engines of closed-form heads: clients' nodes compute statistics, and a round solves for the head."""
+"""Flower engines for closed-form heads: clients' nodes compute statistics, and a round solves for the head."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class FlowerStatistics(RemoteStatistics, FlowerFederation):
-    """A `RemoteStatistics` of Flower's nodes."""
+    """`RemoteStatistics` for Flower nodes."""
 
     def reachable(self, clients: Sequence[int]) -> list[int]:
         """Return the clients whose node is online and may be asked."""
@@ -49,7 +49,7 @@ class FlowerStatistics(RemoteStatistics, FlowerFederation):
 
 
 class MaskedFlowerStatistics(MaskedRemoteStatistics, FlowerStatistics):
-    """A `MaskedRemoteStatistics` of Flower's nodes."""
+    """`MaskedRemoteStatistics` for Flower nodes."""
 
     def __init__(self, grid: Grid, roster: Roster, blueprint: Blueprint, patience: Patience | None = None) -> None:
         super().__init__(grid, roster, blueprint, patience)
@@ -61,7 +61,7 @@ class MaskedFlowerStatistics(MaskedRemoteStatistics, FlowerStatistics):
 
     def _ask_masked(self, keys: Mapping[int, bytes], position: Position, total: Words) -> list[int]:
         def add(reply: Message) -> None:
-            # Keep nothing else: statistics of many clients would fill the memory.
+            # Keep only the sum: the statistics of many clients would not fit in memory.
             np.add(total, read_masked(reply, total.size), out=total)
 
         order = sorted(keys)

@@ -114,7 +114,7 @@ def _top_eigenvalue_up(extended: Floats, trace: Floats, clients: Sequence[Checke
 
 @dataclass(frozen=True)
 class ClientSizes:
-    """Quantities of each client that determine the allowance; a server needs nothing else of data it does not see.
+    """Quantities of each client that determine the allowance: all that a server needs if clients keep their data.
 
     `samples` is n and `batch_ratios` is n/b_min. `linear_curvature` defines `smoothness` and `energy`. `target_norms`
     is the largest ||y_row|| (least squares only).

@@ -38,8 +38,8 @@ COMPARED = 3
 class LoopTrainer:
     """Trainer and evaluator of one client at a time.
 
-    A user's module and loss are copied for each client (`fresh_copy`). Repeated local training checks that they still
-    carry no state from client to client. Before the first round, a few clients train again in another order and after
+    A user's module and loss are copied for each client (`fresh_copy`). Repeated local training checks that no state
+    passes between clients nevertheless. Before the first round, a few clients train again in another order and after
     training on other data. After every round, the first client of the round and the first compared client train again.
     Variables that all copies share must not change (`shared_state`).
     """
@@ -53,7 +53,7 @@ class LoopTrainer:
         users = isinstance(model, ModuleModel) and model.initial_source == MADE_BY_OPERATOR
         self._reused = None if users else fresh_copy(self._pristine)
         self._users = (model.custom_loss,) if isinstance(model, ModuleModel) and model.custom_loss else ()
-        """Loss of the user's own, if there is one."""
+        """The user's own loss, or None."""
         self._shared = shared_state(self._pristine, *self._users) if users else {}
         self._compared: dict[int, Tensor] = {}
         """First training result of some clients, starting from `_compared_from`."""
@@ -194,7 +194,7 @@ class LoopTrainer:
         return module
 
     def _loss(self) -> Loss:
-        """Return the loss; a user's own is copied."""
+        """Return the loss; a user's own loss is copied."""
         return fresh_loss(self._users[0]) if self._users else self._model.loss
 
     def _try_forward(self, client: CheckedClient, outputs: int) -> None:

@@ -236,7 +236,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
             self._rounding = proven_allowance(linear, self.training, settings.server_rate, self.sizes, settings.dtype)
 
     def _facts(self, model: Model, settings: SimulationSettings) -> TrainingFacts:
-        """Return the facts that certificates of this training rest on."""
+        """Return the facts that certificates of this training depend on."""
         own_kind = type(model) in (LinearModel, ModuleModel)
         users_module = (
             not isinstance(model, LinearModel) and not model.conv_net and model.initial_source == MADE_BY_OPERATOR

@@ -39,7 +39,7 @@ class RunInRounds:
         return are_separate(self.view)
 
     def after_groups(self, writer: RunWriter) -> None:
-        """Record what follows the rounds that groups trained separately."""
+        """Record the events that follow the separate rounds of groups; by default none."""
 
     def owed_stop(self) -> StopSpec | None:
         """Return the stop rule of rounds owed to clients whose request was refused or withdrawn; None if none are."""

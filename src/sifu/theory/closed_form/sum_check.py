@@ -1,13 +1,14 @@
-r"""Check that statistics are the sum of their parts, without the Gram matrix of parts that are stored as rows.
+r"""Randomised check that statistics are the sum of their parts, without Gram matrices of parts stored as rows.
 
-Parts that are statistics are subtracted from the sum. The remainder [G H] must be that of the rows, Phi^' [Phi^ T^].
-Both are multiplied by m random vectors modulo 2^64 (Freivalds 1977), which takes time proportional to the number of
-entries instead of the product of the rows with themselves.
+Parts that are statistics are subtracted from the sum. The remainder [G H] must equal Phi^' [Phi^ T^], the statistics of
+the rows. Both are multiplied by m random vectors modulo 2^64 (Freivalds 1977). This takes time proportional to the
+number of entries and avoids the product of the rows with themselves.
 
-If the matrices differ, they differ in an entry e with 0 < |e| < 2^B, so e = 2^t o with odd o and t < B. Whatever the
-other numbers of a uniformly drawn vector are, at most 2^t of the 2^64 values of the number at e hide the difference.
-All vectors together hide it with a probability of at most 2^(-m (65 - B)), and m is chosen so that this is at most
-2^-64. The vectors come from the operating system after the files were written, so nobody can prepare files for them.
+If the matrices differ, the difference has an entry e with 0 < |e| < 2^B, so e = 2^t o with odd o and t < B. For any
+values of the other elements of a uniformly drawn vector, at most 2^t of the 2^64 values of the element that multiplies
+e hide the difference. All vectors together hide it with a probability of at most 2^(-m (65 - B)), and m is chosen so
+that this is at most 2^-64. The operating system draws the vectors after the files were written, so files cannot be
+prepared for them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sifu.theory.closed_form.rows import Rows
 from sifu.theory.closed_form.sums import STRIP, Statistics, rows_of_triangle, triangle_size
 
 SECURITY_BITS = 64
-"""A wrong sum passes with a probability of at most 2^-64."""
+"""Negative binary logarithm of the largest probability that a wrong sum passes."""
 WORD_BITS = 64
 
 
@@ -50,7 +51,7 @@ def is_sum_of(whole: Statistics, parts: Iterable[Statistics | Rows]) -> bool:
         image += samples[:, : fixed.width].T @ (samples @ vectors)
         energy = np.einsum("ij,ij->", samples[:, fixed.width :], samples[:, fixed.width :])
         rest[-2:] -= part.samples, int(energy)
-    # No samples have entries beyond the limit, which the number of vectors was chosen for.
+    # The number of vectors suffices for entries up to the limit, which no samples exceed.
     if not is_alike or max(whole.largest(), largest) > limit or np.any(rest[-2:]):
         return False
     return np.array_equal(_product(Statistics(fixed, rest), vectors), image)

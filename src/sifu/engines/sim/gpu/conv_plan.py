@@ -110,7 +110,7 @@ PRECISIONS = {"float32": "ieee", "tf32": "tf32", "tf32x3": "tf32x3"}
 BLOCK_CHANNELS = (1, 2, 4)
 """Input channels for which a pooled convolution uses blocks of 4 x 4 pixels; other numbers would not fill a matrix."""
 ENOUGH_PROGRAMS = 1024
-"""Number of programs that occupies the chip; beyond it, one program may compute several tiles."""
+"""Number of programs that keep the whole GPU busy; if there would be more, one program may compute several tiles."""
 
 
 def power_of_two(value: int, least: int = 16) -> int:
