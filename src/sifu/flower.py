@@ -62,7 +62,7 @@ ROBUST = (
     "covers a plain mean only (docs/theory.md, section 2.1)"
 )
 REFUSED = {
-    "weighted_by_key": "clients are weighted by num-examples, which certificates rest on: leave it out",
+    "weighted_by_key": "certificates depend on weights by num-examples: leave it out",
     "arrayrecord_key": USUAL_NAMES,
     "configrecord_key": USUAL_NAMES,
     **dict.fromkeys(("eta", "eta_l", "beta_1", "beta_2", "tau"), f"FedAdam, FedYogi and FedAdagrad: {SERVER_STATE}"),
@@ -73,11 +73,11 @@ REFUSED = {
 OVERRIDABLE = frozenset({"aggregate_evaluate", "summary", "start"})
 """Methods of FedAvg that a subclass may override, because no model depends on them."""
 NOT_OVERRIDABLE = {
-    "aggregate_train": "certificates rest on the mean of the replies. For metrics give train_metrics_aggr_fn, to look "
-    "at models give start() an evaluate_fn",
-    "configure_train": "certificates rest on recorded draws and on one local rate. Give start() a train_config, and "
-    "say who takes part with fraction_train",
-    "configure_evaluate": "give start() an evaluate_config, and fraction_evaluate and min_evaluate_nodes here",
+    "aggregate_train": "certificates depend on the mean of the replies. For metrics pass train_metrics_aggr_fn, to "
+    "look at models pass an evaluate_fn to start()",
+    "configure_train": "certificates depend on recorded draws and on one local rate. Pass a train_config to start(), "
+    "and set the share of participants with fraction_train",
+    "configure_evaluate": "pass an evaluate_config to start(), and fraction_evaluate and min_evaluate_nodes here",
 }
 OWN_ROUNDS = (
     "this strategy runs and records its own rounds: call its start(). Flower's DifferentialPrivacy wrappers cannot "

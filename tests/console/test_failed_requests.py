@@ -74,7 +74,7 @@ def test_the_console_withdraws_a_request_whose_head_cannot_be_solved(
             run.forget(["client-001"], request="gone")
     west, otto = service.key("west"), service.browser("otto")
     page = otto.get(f"/runs/{west}/requests/1").text
-    assert "No model without its clients was solved yet" in page
+    assert "No model without its clients has been solved yet" in page
     assert ">Withdraw</button>" in page
     assert ">Withdraw</button>" not in service.browser("eve").get(f"/runs/{west}/requests/1").text
     assert otto.send(f"/runs/{west}/decide", request="gone", decision="withdrawn", number="1").status_code == 200

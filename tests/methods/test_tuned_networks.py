@@ -362,7 +362,7 @@ def test_control_the_network_of_a_hit_group_left_in_the_head_is_caught(own: Path
             content["solve"]["trunks"] = sorted([*content["solve"]["trunks"], erased])
 
     rebuild_chain(own, edit)
-    assert any("stands on networks" in problem for problem in verify_run(own).problems)
+    assert any("uses networks of nodes" in problem for problem in verify_run(own).problems)
     assert any("networks of solve" in problem for problem in sifu_verifier.verify(own))
 
 

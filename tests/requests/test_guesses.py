@@ -153,9 +153,9 @@ def test_a_purge_of_all_figures_erases_which_models_were_kept(
     differ = places_that_differ(*(run.folder for run in runs))
     assert {place for place in differ if not is_random(place)} == WHICH_WERE_KEPT
     for run in runs:
-        assert any("sifu purge --figures erases which" in why for _, why in run.purge().remains)
+        assert any("sifu purge --figures erases the list" in why for _, why in run.purge().remains)
         assert run.purge(figures=True).figures == COUNTS
-        assert not any("sifu purge --figures erases which" in why for _, why in run.purge().remains)
+        assert not any("sifu purge --figures erases the list" in why for _, why in run.purge().remains)
         assert run.outcomes()[0].level == "exact"
     differ = places_that_differ(*(run.folder for run in runs))
     assert {place for place in differ if not is_random(place)} == set()

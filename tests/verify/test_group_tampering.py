@@ -193,7 +193,7 @@ def another_key(folder: Path) -> None:
 FORGERIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a hit group is left in the merge": (leave_a_hit_group_in, "the rule says"),
     "a client is in another group": (on_the_first_models(move_a_member), "into another group"),
-    "groups stopped earlier": (on_the_first_models(stop_earlier), "other rounds than those apart"),
+    "groups stopped earlier": (on_the_first_models(stop_earlier), "has rounds other than separate ones"),
     "a group weighs more": (on_the_first_models(weigh_more), "not the sum of its members"),
     "the forgotten client is in the group built again": (put_the_forgotten_back, "forgotten before"),
     "another model takes the place of the merge": (forge_the_merged_model, "is not the merge"),

@@ -178,7 +178,7 @@ def test_changed_stolen_and_foreign_timestamps_are_found(
 
     assert problems() == ""
     head.write_bytes((folder / "mine.public.json.tsr").read_bytes())
-    assert "is a timestamp of something else" in problems()
+    assert "is not a timestamp of its file" in problems()
     assert verify(with_timestamps) != []
     for place in (20, len(kept) // 2, len(kept) - 5):
         head.write_bytes(kept[:place] + bytes([kept[place] ^ 1]) + kept[place + 1 :])

@@ -143,7 +143,7 @@ def closed_form_option(spec: Spec, data_folder: str | Path | None, clients: Any)
     level: Level = "conditional" if lifting else "exact"
     lifted = f" (exact with {' and '.join(lifting)})" if lifting else ""
     enough = accuracy >= spec.stop.target > 0.0
-    verdict = "reaches" if enough else "misses" if spec.stop.target > 0.0 else "is to be held against"
+    verdict = "reaches" if enough else "misses" if spec.stop.target > 0.0 else "must be compared with"
     target = f"the target of {spec.stop.target:.1%}" if spec.stop.target > 0.0 else "what rounds reach"
     return TrainingOption(
         "closed form",

@@ -72,7 +72,7 @@ class RequestCalls(RunFolder):
         with self.view() as view:
             row = row_of(view.reader, request)
             if not row.waits:
-                raise InputError(f"request {request} is {row.status}: it needs no plan any more")
+                raise InputError(f"request {request} is {row.status}: it no longer needs a plan")
             return with_plain_names(view.reader, plan_request(view, row.terms))
 
     def most_expensive(self) -> str:

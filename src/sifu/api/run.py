@@ -256,9 +256,9 @@ class Run(RequestCalls):
         """Permanently erase what still carries uncovered influence of a forgotten client; return what remains and why.
 
         Args:
-            figures: True to erase also what certificates rest on: drifts, Psi, sigma, which models were kept, and the
-                auditor's certificates. The run is verified first, which is the last time these certificates can be
-                verified. This cannot be undone.
+            figures: True to also erase the figures that certificates depend on: drifts, Psi, sigma, the list of kept
+                models, and the auditor's certificates. The run is verified first; afterwards, these certificates can no
+                longer be recomputed. This cannot be undone.
         """
         verified = None
         if figures:

@@ -71,14 +71,14 @@ def _version_of(package: str) -> str | None:
 
 FIGURES_GO = """\
 This permanently erases the figures that certificates depend on, after verifying the run one last time:
-  - drifts, Psi, sigma, source nodes and charges of all requests so far, which models were kept, and every stored
-    model but the current and the initial one;
+  - drifts, Psi, sigma, source nodes and charges of all requests so far, the list of kept models, and every stored
+    model except the current and the initial one;
   - the auditor's certificates, and public ones whose sigma sifu chose: hand them out first;
   - so these certificates can never be recomputed again: only their signatures can be checked;
   - clients that took part so far can be forgotten only by training from scratch, until that has been done;
   - earlier backups still hold everything: destroy them."""
 
-NO_MORE = "No certificate of this run depends on more figures: this erases the same as sifu purge."
+NO_MORE = "No certificate of this run depends on more figures: --figures erases nothing beyond sifu purge."
 
 
 def purge(

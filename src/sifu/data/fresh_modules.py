@@ -29,7 +29,7 @@ def check_trainable(module: nn.Module) -> None:
     """Refuse to train a module that is compiled to TorchScript, or whose parameters have no shape yet."""
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise InputError(
-            f"{type(module).__name__} is compiled to TorchScript, whose copies do not train: give the module itself"
+            f"{type(module).__name__} is compiled to TorchScript and cannot be trained: pass the original torch module"
         )
     tensors = (*module.named_parameters(), *module.named_buffers())
     lazy = [name for name, tensor in tensors if nn.parameter.is_lazy(tensor)]
@@ -75,8 +75,8 @@ def _refused_copies(what: str) -> Iterator[None]:
         yield
     except (TypeError, RuntimeError, copy.Error) as error:
         raise InputError(
-            f"the {what} cannot be copied ({type(error).__name__}: {error}), and every client starts from a fresh "
-            "copy: keep objects that cannot be copied out of it"
+            f"the {what} cannot be copied ({type(error).__name__}: {error}), but every client needs a fresh copy: "
+            "remove the attributes and variables that do not support copying"
         ) from error
 
 

@@ -79,7 +79,7 @@ class LoopClient:
         if kind == "masked":
             return self._send_masked(told, dict(zip(instruction["clients"], instruction["keys"], strict=True)))
         if kind not in ("train", "statistics"):
-            raise InputError(f"there is no task of kind {kind!r}: use the same version of sifu as the server")
+            raise InputError(f"unknown task kind {kind!r}: use the same version of sifu as the server")
         if self._masked_only:
             raise InputError("this client sends masked statistics only: the server must use masked_statistics=True")
         if kind == "train":
@@ -107,8 +107,8 @@ class LoopClient:
         kept, place = self._prepared, told.position
         if kept is None or kept.place != (place, told.plan) or kept.secret is None:
             raise InputError(
-                f"no statistics of round {place.branch}.{place.round} are waiting here: this client was restarted, or "
-                "has sent them already"
+                f"no statistics are prepared for round {place.branch}.{place.round}: this client was restarted, or has "
+                "sent them already"
             )
         secret, kept.secret = kept.secret, None  # no task can make this client mask twice with one key
         public = {client: bytes.fromhex(key) for client, key in keys.items()}

@@ -49,9 +49,12 @@ def mask(words: Words, secret: bytes, own: int, keys: Mapping[int, bytes], conte
         InputError: If the keys are invalid, repeated or too few, or do not contain this client's key.
     """
     if keys.get(own) != public_part(secret):
-        raise InputError("the participants' keys do not hold the one this client made for the round: nothing was sent")
+        raise InputError("the participants' keys do not include this client's key for the round: nothing was sent")
     if len(set(keys.values())) < len(keys) or len(keys) < LEAST_MASKED:
-        raise InputError(f"a masked round needs {LEAST_MASKED} participants with keys of their own")
+        raise InputError(
+            f"a masked round needs at least {LEAST_MASKED} participants with different keys, found "
+            f"{len(set(keys.values()))} keys of {len(keys)} participants: nothing was sent"
+        )
     mine = X25519PrivateKey.from_private_bytes(secret)
     roll = b"".join(number.to_bytes(8, "big") + keys[number] for number in sorted(keys))
     masked = words.copy()
@@ -61,7 +64,7 @@ def mask(words: Words, secret: bytes, own: int, keys: Mapping[int, bytes], conte
         try:
             shared = mine.exchange(X25519PublicKey.from_public_bytes(key))
         except ValueError as error:
-            raise InputError(f"the key of participant {other} is not one ({error}): nothing was sent") from error
+            raise InputError(f"the key of participant {other} is invalid ({error}): nothing was sent") from error
         pair = b"%d.%d" % (min(own, other), max(own, other))
         seed = HKDF(SHA256(), 32, salt=None, info=b"sifu mask " + context + b" " + pair + b" " + roll).derive(shared)
         _add_stream(masked, seed, own < other)

@@ -77,7 +77,7 @@ def head_wire_profile(client: ReadyClient, plan: WirePlan) -> WireProfile:
     labels = np.asarray(client.y)
     if ridge.task == "classification":
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or not labels.size or labels.min() < 0:
-            raise InputError(f"class numbers from 0 on were expected, one for each sample; found {labels.dtype}")
+            raise InputError(f"labels must be class numbers from 0, one per sample; found an array of {labels.dtype}")
         outputs = max(2, 1 + int(labels.max()))
     else:
         outputs = labels.shape[1] if labels.ndim == 2 else 1
@@ -282,7 +282,7 @@ class ReadyClient:
         """
         plan = WirePlan.of_text(instruction.plan)
         if not plan.ridge:
-            raise InputError(f"statistics need a head in closed form, and this plan has a model {plan.model!r}")
+            raise InputError(f"statistics need a closed-form head, but the model of this plan is {plan.model!r}")
         head = _asked_head(self, instruction)
         return head.sent_by(0), head.facts.features
 

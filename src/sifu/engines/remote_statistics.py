@@ -47,8 +47,8 @@ class RemoteStatistics(RemoteFederation):
         fixed, samples = blueprint.head.fixed, sum(client.samples for client in blueprint.clients)
         if samples > fixed.samples_at_most:
             raise InputError(
-                f"the clients have {samples} samples, and sums of whole numbers have room for "
-                f"{fixed.samples_at_most}: use fewer ridge.feature_bits, or a smaller features.norm"
+                f"the clients have {samples} samples, but integer sums are exact for at most {fixed.samples_at_most}: "
+                "reduce ridge.feature_bits or features.norm"
             )
         super()._use(blueprint)
         self._head, self.fixed, self.relative_penalty = blueprint.head, fixed, blueprint.head.relative_penalty
@@ -156,9 +156,9 @@ class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
             again = f"{len(came)} of {len(keys)} masked statistics came: the sum is done again without the others"
             self.note(position, None, again)
         raise NoClientResponseError(
-            f"no sum of masked statistics came together in {ATTEMPTS} attempts (it needs {LEAST_MASKED} clients that "
-            "stay to the end): nothing was changed; check that the clients are connected and start again. With fewer "
-            f"than {LEAST_MASKED} clients left set masked-statistics = false"
+            f"no masked sum of statistics was completed in {ATTEMPTS} attempts (it needs {LEAST_MASKED} clients that "
+            "stay connected): nothing was changed; check that the clients are connected and start again. If fewer "
+            f"than {LEAST_MASKED} clients are left, set masked-statistics = false"
         )
 
     def _prepared(

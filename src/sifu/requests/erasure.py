@@ -368,7 +368,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
         yield (
             "numbers of samples, clients, rounds and kept models in run.db and certificates",
             "the history is made of them; a guess that would have led to other numbers can be ruled out"
-            + ("; sifu purge --figures erases which models were kept" if more else ""),
+            + ("; sifu purge --figures erases the list of kept models" if more else ""),
         )
     measured = len(sealed.erased_by_next_purge(reader.events()))
     if measured:
@@ -439,7 +439,7 @@ def check_purges(reader: RunReader) -> Iterator[str]:
             yield f"purge at event {event.seq}: it names subjects {content['subjects']}, not {sorted(subjects)}"
         erased = content.get(erased_figures.FIGURES_ERASED, False)
         if erased != (by_choice or not figures_policy.why_figures_stay(reader, before)) and "kept_rows" in content:
-            yield f"purge at event {event.seq}: it says {erased} of erased figures, against the rule"
+            yield f"purge at event {event.seq}: it records figures_erased = {erased}, which contradicts the rule"
         if erased:
             forgotten = {client for row in before.rows["subjects"].values() for client in json.loads(row["clients"])}
             path = erased_figures.kept_nodes(reader, before.tip, by_choice=by_choice)
@@ -458,4 +458,4 @@ def _check_all_figures(reader: RunReader, event: Event, before: ReplayedTables) 
         "certificates": erased_figures.erased_certificates(carried_out),
     }
     if {key: said.get(key) for key in expected} != expected or event.signature is None:
-        yield f"purge at event {event.seq}: what it says of all figures is not signed, or not what the record says"
+        yield f"purge at event {event.seq}: its statement on all figures is not signed, or differs from the record"

@@ -63,7 +63,7 @@ def keeps_figures(
             named = f" ({', '.join(sorted(needed))})" if needed else ""
             return f"a request was executed without a guarantee, or by a method whose figures must stay{named}"
     elif any(row.get("level") != "exact" or method_info(row["method"]).figures != "unused" for row in requests):
-        return "certificates of requests that are not exact, or that started from a trained model, rest on them"
+        return "certificates of requests that are not exact, or that started from a trained model, depend on them"
     return ""
 
 

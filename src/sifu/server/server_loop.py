@@ -370,14 +370,16 @@ def _training(
     """Describe the training of clients, and resolve the open settings of its spec."""
     if not spec.regime.solves:
         if initial is None or sample_shape:
-            raise InputError("a model trained in rounds needs initial, a function that makes it, and no sample_shape")
+            raise InputError(
+                "for a model trained in rounds, pass initial (a function that makes it) and no sample_shape"
+            )
         own = own_training(initial, spec, clients, identity=identity, preprocessing=preprocessing, evaluates=evaluates)
         return own, spec
     outputs = spec.model.outputs
     if initial is not None or not sample_shape or not outputs:
         raise InputError(
-            f"a closed-form head needs model.outputs (found {outputs}) and sample_shape, the shape of a sample (found "
-            f"{sample_shape}), and no initial model"
+            f"for a closed-form head, set model.outputs (found {outputs}) and pass sample_shape, the shape of a sample "
+            f"(found {sample_shape}), and no initial model"
         )
     profiles = [WireProfile(client.name, client.samples, 1, 0.0, 0.0, sample_shape, outputs) for client in clients]
     head, resolved = blueprint(spec, profiles, identity=identity, preprocessing=preprocessing)

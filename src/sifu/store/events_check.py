@@ -352,14 +352,14 @@ def _badly_undone(content: dict[str, Any], before: ReplayedTables, past: _Past) 
     row = before.rows["requests"].get((request,), {})
     if row.get("status") != "running":
         if UNDONE in content or "run" in content:
-            yield f"undoes request {request}, which did not run"
+            yield f"undoes request {request}, which was not running"
         return
     subjects = [subject.subject for subject in before.read("subjects") if subject.request == request]
     unused = [past.rejoined[request]] if request in past.rejoined else []
     expected = {"noise_node": before.tip, "subjects": subjects, "unused": unused}
     unsolved = (row["method"], row["noise_node"]) == (CLOSED_FORM, before.tip)
     if not unsolved or content.get(UNDONE) != expected or "phase" not in content.get("run", {}):
-        yield f"ends request {request}, which runs, but undoes {content.get(UNDONE)} in place of {expected}"
+        yield f"ends running request {request}, but undoes {content.get(UNDONE)} instead of {expected}"
 
 
 def check_recorded_nodes(reader: RunReader) -> Iterator[str]:

@@ -289,7 +289,7 @@ def check_head_file(reader: RunReader) -> Iterator[str]:
         how = (
             f"the database ends at event {ends}: an older state was put back"
             if named > ends
-            else "the database has gone on, or has another event there"
+            else "the database has later events, or another event at this position"
         )
         yield f"the file {HEAD_FILE} names event {named}, but {how}"
 

@@ -88,7 +88,7 @@ def lost_salt_notes(reader: RunReader) -> list[str]:
         return []
     return [
         f"{SALTS_FILE} is missing or lacks the salts of {len(lost)} clients; certificates hold. "
-        f"To go on, {WITHOUT_SALTS}"
+        f"To continue, {WITHOUT_SALTS}"
     ]
 
 
@@ -214,7 +214,7 @@ def _check_rounds(view: RunView, key: bytes, event: Event, before: ReplayedTable
             or node.branch != begins[0]
             or not begins[1] < row["rounds"] <= view.spec.groups.rounds
         ):
-            yield f"{name}: it does not go on from the group's own model, or has other rounds than those apart"
+            yield f"{name}: it does not continue the group's own model, or has rounds other than separate ones"
 
 
 def _check_merge(view: RunView, event: Event, before: ReplayedTables) -> Iterator[str]:
@@ -259,14 +259,14 @@ def _check_networks(view: RunView, event: Event, before: ReplayedTables) -> Iter
     rows = parts_without(latest_models(_rows(before).values(), before.model_nodes), view.spec.groups.rounds, ())
     expected, stated = [row.node for row in rows], event.content.get("solve", {}).get("trunks")
     if stated != expected:
-        yield f"{name} stands on networks of nodes {stated}, the rule says {expected}"
+        yield f"{name} uses networks of nodes {stated}, the rule requires {expected}"
     held = _forgotten(before) & {client for row in rows for client in row.members}
     if held:
-        yield f"{name} stands on a network that held {view.clients[min(held)].name}, who was forgotten before"
+        yield f"{name} uses a network trained with {view.clients[min(held)].name}, which was forgotten before"
     for row in event.content.get("statistics", []):
         is_part = row["file"].count(".") > 2 and set(row["trunks"]) <= set(expected)
         if row["trunks"] != expected and not is_part:
-            yield f"{name}: {row['file']} is of features through other networks than those of the head"
+            yield f"{name}: {row['file']} depends on other networks than the head does"
 
 
 def _check_models(reader: RunReader) -> Iterator[str]:

@@ -88,10 +88,10 @@ def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
     """Yield a problem for each file that holds a forgotten client, is a duplicate, or is not allowed by the spec."""
     for row in rows:
         for client in sorted(set(row.clients) & view.forgotten):
-            yield f"statistics: {row.file} holds those of {view.clients[client].name}, which was forgotten"
+            yield f"statistics: {row.file} contains the forgotten client {view.clients[client].name}"
         networks = behaviour_of(view).networks_among(view.reader.models())
         if not set(row.trunks) <= networks:
-            yield f"statistics: {row.file} is of features through a group's network that is not there (any more)"
+            yield f"statistics: {row.file} depends on a group's network that is not stored"
     own = [(row.clients, row.part) for row in rows if not row.is_sum]
     models, in_parts = view.reader.group_models(), view.spec.features.tune == "blocks"
     for row in rows:
@@ -107,7 +107,7 @@ def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
     if len(forms) != len({clients for clients, _ in forms}):
         yield "statistics: files of one client are of two forms, rows and statistics"
     if own and view.spec.keep.statistics != "clients":
-        yield "statistics: those of single clients are kept, where the spec says that only their sum is"
+        yield "statistics: single clients' statistics are stored, but the spec allows only their sum"
 
 
 def _groups_of(models: Mapping[int, GroupModelRow], nodes: Iterable[int]) -> list[int]:
@@ -162,7 +162,7 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
             gone = set(recorded[last]["left_out"]).union(*(named_by[request] for request in rolled_back))
         gone |= unused
         if taken & (gone | absent) or taken | refused | absent != set(range(client_count)) - gone:
-            yield f"statistics: node {last} was solved from other clients than those who had not asked to be forgotten"
+            yield f"statistics: node {last} was solved from the wrong clients, not from those that remain"
         samples = sum(view.clients[client].samples for client in taken)
         if recorded[last]["samples"] != samples:
             yield f"statistics: node {last} was solved from {recorded[last]['samples']} samples, not {samples}"
@@ -180,14 +180,14 @@ def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, St
         yield f"statistics: the current head was not solved from {row.file}"
         return
     if solve["relative_penalty"] is None:
-        yield "statistics: nothing says which r the current head was solved with"
+        yield "statistics: the r that the current head was solved with is not recorded"
         return
     relative = float(solve["relative_penalty"])
     rule = view.spec.ridge.regularisation
     places = places_of_head(view.spec, reader.layout, set(_groups_of(reader.group_models(), row.trunks)))
     weights = reader.load_model(tip.node).astype(np.float64).reshape(statistics.fixed.width, statistics.fixed.outputs)
     if np.any(np.delete(weights, places, axis=0)):
-        yield "statistics: the current head has weights of features whose network is not there"
+        yield "statistics: the current head has weights for features of a network that is not stored"
     statistics, weights = at_places(statistics, places), weights[places]
     if rule == "auto":
         scores = gcv_scores(statistics)
@@ -216,7 +216,7 @@ def check_statistics_erased(
     stored, features = before.read("statistics"), recorded.view.spec.features
     networks = {node for node in content.get("dropped_models", []) if (node,) in before.rows["group_models"]}
     if tuple(content.get("dropped_statistics", [])) != statistics_to_erase(stored, gone, networks):
-        yield "other statistics were erased than those that hold the forgotten clients"
+        yield "the erased statistics are not exactly those that contain forgotten clients"
     left = sum_left(stored, gone, networks, features)
     expected = [] if left is None else [(True, left.clients, left.trunks)]
     written = [
@@ -224,4 +224,4 @@ def check_statistics_erased(
         for row in content.get("statistics", [])
     ]
     if written != expected:
-        yield "the statistics that were written are not those that are left of those who stay"
+        yield "the statistics that were written are not those of the remaining clients"

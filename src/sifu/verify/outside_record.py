@@ -231,7 +231,7 @@ def check_timestamp(name: str, answer: bytes, content: bytes, authority: Authori
         return "", [f"timestamps: {name}: {error}"]
     time = response.tst_info.gen_time.strftime(clock.TIME_FORMAT)
     if response.tst_info.message_imprint.message != hashlib.sha256(content).digest():
-        return time, [f"timestamps: {name} is a timestamp of something else: it, or what it is of, was changed"]
+        return time, [f"timestamps: {name} is not a timestamp of its file: one of the two was changed"]
     why = authority.signed(answer, content) if authority is not None else None
     return time, [f"timestamps: {name} is not signed by the authority given: {why}"] if why else []
 

@@ -44,7 +44,7 @@ def check_releases(reader: RunReader) -> Iterator[str]:
             rows.append(row)
             yield from (f"releases: event {event.seq} {problem}" for problem in _wrong(row, noise_std, released))
             if row.clients != tuple(everyone.between(row.node, row.node).clients.tolist()):
-                yield f"releases: event {event.seq} names other clients than those of node {row.node}"
+                yield f"releases: event {event.seq} does not name the clients of node {row.node}"
             if RELEASE_DISTANCES not in content and (erased is None or erased.seq < event.seq):
                 yield f"releases: event {event.seq} has no distances, and no purge erased them"
             released.add(row.node)
@@ -70,7 +70,7 @@ def _wrong(row: ReleaseRow, noise_std: float, released: set[int]) -> Iterator[st
     if row.distances is None or row.record_distances is None:
         return
     if sorted(row.distances) != sorted(row.clients) or not set(row.record_distances) <= set(row.clients):
-        yield "has distances of other clients than those who took part"
+        yield "has distances of clients that did not take part, or lacks some"
     if not all(
         math.isfinite(value) and value >= 0.0 for value in (*row.distances.values(), *row.record_distances.values())
     ):

@@ -45,7 +45,7 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
     if auto is None and SEALED in content and FIGURES_SALT not in content:
         return  # a purge erased the comparison of the methods
     if auto is None:
-        yield f"the method was left to auto, and what {request.method} was held against is not recorded"
+        yield f"auto chose the method, but the methods that {request.method} was compared with are not recorded"
         return
     least = auto["least_level"]
     compared = [MethodOption(way["method"], way["level"], way["rounds"]) for way in auto["ways"]]
@@ -257,7 +257,7 @@ def _check_choice(view: RunView, request: RequestRow, recorded: RecordedRequest,
         ]
         nodes = {view.path.nodes[choice.depth].node for choice in around}
         if request.source_node not in nodes:
-            yield f"it went back to node {request.source_node}, the rule says {nodes}"
+            yield f"it was rolled back to node {request.source_node}, the rule requires {nodes}"
         wanted = {view.path.nodes[choice.wanted_depth].node for choice in around}
         if request.wanted_node not in wanted:
             yield f"the wanted node is recorded as {request.wanted_node}, recomputed {wanted}"

@@ -169,18 +169,18 @@ def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
         file, part, node = row["file"], int(row["part"]), nodes[int(row["node"])]
         first = digests.setdefault((node.node, part), row["clients"])
         if any(first.get(client) != digest for client, digest in row["clients"].items()):
-            yield f"updates: {file} does not hold what was first recorded of its round"
+            yield f"updates: {file} differs from the first record of its round"
         if node.kind == "round":
             kept.add(node.node)
             who = {str(client) for client in everyone.between(node.node, node.node).clients}
             if set(first) != who or part != 0 or every == 0 or (node.position - 1) % every:
-                yield f"updates: {file} is not of the participants of a round whose updates are kept"
+                yield f"updates: {file} does not belong to participants of a round whose updates are kept"
         elif node.kind != "heuristic":
             yield f"updates: {file} is of node {node.node}, which is not a round"
     for node in nodes.values():
         due = node.kind == "round" and every > 0 and (node.position - 1) % every == 0
         if due and node.node not in kept and everyone.between(node.node, node.node).nodes.size:
-            yield f"updates: those of node {node.node} were never recorded"
+            yield f"updates: no updates of node {node.node} were recorded"
 
 
 def check_updates_erased(
@@ -199,7 +199,7 @@ def check_updates_erased(
     """
     stored = before.read("updates")
     if set(content.get("dropped_updates", [])) != set(gone.dropped):
-        yield "other updates were erased than the forgotten clients' and those of rounds cut off"
+        yield "the erased updates are not exactly those of forgotten clients and of rounds cut off"
     by_file = {row.file: row for row in stored}
     wanted = {(by_file[file].node, by_file[file].part): set(stay) for file, stay in gone.shortened.items()}
     rounds = 0

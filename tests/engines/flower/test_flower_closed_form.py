@@ -416,7 +416,7 @@ def test_a_forged_absence_is_noticed(tmp_path: Path) -> None:
             content["solve"]["absent"] = [2]
 
     rebuild_chain(fed.run_folder, edit)
-    assert any("solved from other clients" in line for line in sifu.open_run(fed.run_folder).verify().problems)
+    assert any("solved from the wrong clients" in line for line in sifu.open_run(fed.run_folder).verify().problems)
     assert sifu_verifier.verify(fed.run_folder) != []
 
 
@@ -463,7 +463,7 @@ def test_a_client_that_masks_only_sends_nothing_in_the_clear() -> None:
 
 
 def test_more_samples_than_sums_have_room_for_are_refused_first() -> None:
-    with pytest.raises(InputError, match="room for"):
+    with pytest.raises(InputError, match="exact for at most"):
         flower_engine(
             ridge={"feature_bits": 22},
             features={"kind": "none", "norm": 22.0},

@@ -97,9 +97,9 @@ def test_a_mask_wants_enough_participants_and_its_own_key() -> None:
     for own, given_keys in ((0, {0: keys[0], 1: keys[1]}), (0, keys | {2: keys[1]})):
         with pytest.raises(InputError, match="3 participants"):
             mask(words, secrets[0], own, given_keys, b"")
-    with pytest.raises(InputError, match="do not hold"):
+    with pytest.raises(InputError, match="do not include this client's key"):
         mask(words, secrets[1], 0, keys, b"")
-    with pytest.raises(InputError, match="not one"):
+    with pytest.raises(InputError, match="key of participant 2 is invalid"):
         mask(words, secrets[0], 0, keys | {2: bytes(32)}, b"")
     a, b = (mask(words, secrets[0], 0, keys, place) for place in (b"0.1", b"0.2"))
     assert (a != b).all()

@@ -162,7 +162,7 @@ def check_evaluate_metrics_aggr_fn(start: Start, folder: Path) -> None:
 
 
 REFUSED = {
-    "weighted_by_key": "certificates rest on",
+    "weighted_by_key": "certificates depend on",
     "arrayrecord_key": "usual names",
     "configrecord_key": "usual names",
 }

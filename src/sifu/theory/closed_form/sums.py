@@ -178,7 +178,7 @@ def statistics_of_chunks(fixed: FixedPoint, chunks: Iterable[tuple[Array, Array]
         samples += len(phi)
         if samples > fixed.samples_at_most:  # before a sum could overflow int64
             raise InputError(
-                f"{samples} samples could overflow the statistics, which have room for {fixed.samples_at_most}: "
+                f"{samples} samples could overflow the statistics, which allow at most {fixed.samples_at_most}: "
                 "use fewer feature_bits or a smaller norm"
             )
         for start in range(0, len(phi), BLOCK_ROWS):
