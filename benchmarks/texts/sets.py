@@ -104,7 +104,7 @@ def stanzas(file: Path) -> Iterator[dict[str, str]]:
 
 
 def write(file: Path, rows: Iterable[Row], *, client: bool = True) -> None:
-    """Write rows with their texts in one line each; without the column of clients if they belong to none."""
+    """Write each row with its text on one line; omit the client column if the rows belong to no client."""
     with file.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         for row in (COLUMNS, *((*row[:3], " ".join(row[3].split())[:LONGEST]) for row in rows)):

@@ -29,7 +29,7 @@ def serve(folder: Path, head: bool) -> None:
     for site in SITES:
         script = str(Path(__file__).with_name("head_client.py" if head else "client.py"))
         job.to(ScriptRunner(script=script, framework=FrameworkType.NUMPY), site)
-    job.simulator_run(str(folder / "workspace"), threads=len(SITES))  # with fewer, sites forget the secrets of masks
+    job.simulator_run(str(folder / "workspace"), threads=len(SITES))  # with fewer, sites lose the keys of their masks
 
 
 if __name__ == "__main__":

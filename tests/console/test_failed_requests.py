@@ -61,7 +61,7 @@ def test_the_console_continues_a_failed_request(service: Any, monkeypatch: pytes
 def test_the_console_withdraws_a_request_whose_head_cannot_be_solved(
     service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only an operator may, and the page of a request in rounds does not offer it."""
+    """Only an operator may withdraw it; the page of a request in rounds does not offer a withdrawal."""
 
     def fail(*_: Any) -> bool:
         raise np.linalg.LinAlgError("singular matrix")

@@ -298,7 +298,7 @@ class LeavesOut:
 
 
 class NamedObject(LeavesOut):
-    """An object whose pickle is its name."""
+    """An object that is pickled by its name alone."""
 
     def __reduce__(self) -> str:
         return "NAMED"
@@ -333,7 +333,7 @@ def one_of_two_decorated(network: Network, rows: Tensor) -> float:
 
 
 class CopiesItself(nn.Module):
-    """A network whose copies are itself."""
+    """A network whose deep copy is the network itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -359,7 +359,7 @@ LATCHED: dict[str, Callable[..., float]] = {
     "a part that is not copied": latch_in_a_part,
     "one of two decorated functions": one_of_two_decorated,
 }
-"""State that one client sets and one other client meets, in places that a search for named variables misses."""
+"""State that one client sets and another client reads, in places that a search for named variables misses."""
 REACHED: dict[str, Callable[..., float]] = {
     "the closure of a decorator": decorator,
     "the default type of torch": default_dtype,
@@ -548,7 +548,7 @@ def test_settings_of_the_process_do_not_reach_the_next_client(what: str, tmp_pat
 
     models = []
     try:
-        for scale in (1.0, 0.1):  # with the small samples nothing turns it on
+        for scale in (1.0, 0.1):  # small samples do not turn it on
             clients = {client.name: (client.x, client.y) for client in clients_of()}
             clients["client-1"] = (2.5 * scale * clients["client-1"][0], clients["client-1"][1])
             clients["client-4"] = (clients["client-4"][0] / 3.0, clients["client-4"][1])
@@ -564,7 +564,7 @@ def test_settings_of_the_process_do_not_reach_the_next_client(what: str, tmp_pat
 
 
 class Large(Network):
-    """A network of so many parameters that it trains with all threads of torch."""
+    """A network large enough to train with all threads of torch."""
 
     def __init__(self, factor: Callable[..., float]) -> None:
         super().__init__(factor)

@@ -49,7 +49,7 @@ def test_this_machine_has_a_speed() -> None:
 def test_a_machine_that_is_three_times_slower_takes_three_times_as_long(
     monkeypatch: pytest.MonkeyPatch, features: int
 ) -> None:
-    """The clock of the slower machine runs three times as far: no part of the prediction is a constant in seconds."""
+    """The prediction scales with the measured speeds: no part of it is a constant in seconds."""
     predicted = []
     for pace in (1.0, 3.0):
         ticks = itertools.count()

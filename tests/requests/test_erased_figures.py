@@ -221,7 +221,7 @@ def test_it_is_refused_where_it_cannot_be_whole(
 
 
 def test_what_an_ordinary_purge_erases_is_not_given_up(tmp_path: Path) -> None:
-    """Certificates of a closed-form head are still recomputed, also by the operator's choice."""
+    """Certificates of a closed-form head are still recomputed after a purge of all figures."""
     run = sifu.train(RIDGE, run=tmp_path / "run", clients=federation(TRUTH))
     run.forget([f"c{GONE}"], "gone", retention="strict")
     assert run.purge(figures=True).figures == COUNTS
@@ -397,7 +397,7 @@ def test_the_command_asks_first(tmp_path: Path, cli: Any) -> None:
 
 
 def test_nothing_is_asked_where_an_ordinary_purge_erases_the_same(tmp_path: Path, cli: Any) -> None:
-    """No certificate is given up then."""
+    """No certificate loses its figures, so the command needs no confirmation."""
     run = sifu.train(RIDGE, run=tmp_path / "run", clients=federation(TRUTH))
     run.forget([f"c{GONE}"])
     answer = cli("purge", run.folder, "--figures")  # no answer is there to be read

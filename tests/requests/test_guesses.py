@@ -160,7 +160,7 @@ def test_a_purge_of_all_figures_erases_which_models_were_kept(
     differ = places_that_differ(*(run.folder for run in runs))
     assert {place for place in differ if not is_random(place)} == set()
     for run in runs:
-        run.forget(["c0"], method="scratch")  # the run goes on
+        run.forget(["c0"], method="scratch")  # the run continues
         assert run.verify().problems == sifu_verifier.verify(run.folder) == []
 
 

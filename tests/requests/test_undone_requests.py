@@ -50,7 +50,7 @@ def never_had(folder: Path, spec: dict[str, Any], without: set[str]) -> Any:
 
 @pytest.fixture
 def unsolvable(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Let every solve of a request named gone fail, whatever the cause."""
+    """Make every solve of the request `gone` fail."""
     run = RecordedSolve.run
 
     def fail(self: RecordedSolve, phase: str, *rest: Any) -> bool:

@@ -85,7 +85,7 @@ class Federation:
         return [task.kind for task in self.tasks]
 
     def forget(self, name: str) -> list[str]:
-        """Execute a request of one client; return the kinds of the tasks that this took."""
+        """Execute a request of one client; return the kinds of its tasks."""
         run = sifu.open_run(self.folder)
         run.request([name], "gone")
         kinds = self.serve()

@@ -5,7 +5,7 @@ appended, and e_i = t_i - f(phi_i' W) its residual under the earlier head. Both 
 
     A (W - V) = sum_i phi_i e_i',        A the curvature of the loss on the remaining records.
 
-For ridge heads this is exact up to a multiple of W, from a change of the penalty. For softmax and logistic heads it
+For ridge heads this is exact, except for a multiple of W if the penalty changes. For softmax and logistic heads it
 holds to first order in the influence of the deleted records (Bertran et al. 2024, arXiv 2405.20272). For one record the
 right side has rank one: its left singular vector is phi_i up to scale, and the constant gives the scale. The observer
 has both heads and estimates A, up to a factor, from public samples of the same kind, without their labels.

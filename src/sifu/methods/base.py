@@ -53,7 +53,7 @@ class Claim:
         depth: Depth of the model.
         terms: Terms of the request.
         earlier: Clients forgotten before.
-        noise_std: Noise on the model.
+        noise_std: Standard deviation of the noise on the model.
         rules: Version of the rules that the premises follow (`sifu.core.certificate_words.WORDING`).
     """
 
@@ -201,7 +201,7 @@ class Method(Protocol):
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """Return the premises of a certificate of this claim, which determine its level.
 
-        By default, those of any noised release, or that of a heuristic if the method does not certify.
+        The default is the premises of a noised release, or those of a heuristic if the method does not certify.
         """
         if self.info.certifies:
             return noised_premises(claim)

@@ -277,7 +277,7 @@ class Plan:
         untouched: True if no subject that must be hidden ever influenced the source.
         training_noise: Guarantee of noise in training, if the method relies on it.
         predicted_interval: Interval that holds the rounds to the target in most cases.
-        units: A request of several clients in both units.
+        units: Figures of a request of several clients in each unit, `client` and `joint`.
         budgets: Budgets of the subjects forgotten earlier.
         outlook: Outlook for later requests.
         expected_rounds: Prediction before rounding; if no target was reached, the rounds to regain the accuracy at the

@@ -1,7 +1,7 @@
 """The last error of a request that is running: a small file for people, on which no claim depends.
 
 A request runs from its rollback to its certificate. If an error interrupts it, the error is noted here; the next
-attempt deletes it. The file may be lost.
+attempt deletes it. Losing the file does no harm.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Files of a client's rows: its samples in fixed point, complete or in parts (docs/store.md, section 5a).
 
-A file begins with a line that describes its numbers. The features of the part follow, row by row. The public part and a
-complete file then have the targets. All numbers are packed int32 (`packed_numbers`). The salt comes last. Dropping a
-group's block deletes files and never rewrites one.
+A file begins with a line that describes its numbers. The features of the part follow, row by row. In the public part
+and in a complete file, the targets come next. All numbers are packed int32 (`packed_numbers`). The salt comes last.
+Dropping a group's block deletes files and never rewrites one.
 """
 
 from __future__ import annotations
