@@ -230,6 +230,25 @@ def test_statistics_that_cannot_be_used_and_strangers_are_refused_and_recorded(t
     assert sifu.open_run(fed.folder).verify().problems == []
 
 
+@pytest.mark.parametrize("key", ["of low order", "of another client"])
+def test_a_key_that_every_client_refuses_does_not_stop_the_masked_sum(tmp_path: Path, key: str) -> None:
+    fed = Federation(tmp_path / "run", head_spec())
+    bad = ["client-004"] if key == "of low order" else ["client-004", "client-006"]
+
+    def hostile(task: Task, replies: dict[str, Any]) -> dict[str, Any]:
+        if task.kind == "prepare" and "client-004" in replies:
+            copied = bytes(32).hex() if key == "of low order" else replies["client-006"]["key"]
+            replies["client-004"] = {**replies["client-004"], "key": copied}
+        return replies
+
+    assert fed.serve(hostile) == ["prepare", "masked"]
+    assert refused(fed.folder) == [(name, "not an array") for name in bad]
+    never = Federation(tmp_path / "never", head_spec(), tuple(bad))
+    never.serve()
+    np.testing.assert_array_equal(head_of(fed.folder), head_of(never.folder))
+    assert sifu.open_run(fed.folder).verify().problems == []
+
+
 def test_masked_replies_that_cannot_be_used_are_refused_and_recorded(tmp_path: Path) -> None:
     fed = Federation(tmp_path / "run", head_spec())
 

@@ -32,6 +32,19 @@ def public_part(secret: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
+def is_usable(key: bytes) -> bool:
+    """Return whether a public key gives a shared secret; with one of low order, every other client refuses the round.
+
+    >>> is_usable(public_part(new_secret())), is_usable(bytes(32))
+    (True, False)
+    """
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError:
+        return False
+    return True
+
+
 def mask(words: Words, secret: bytes, own: int, keys: Mapping[int, bytes], context: bytes) -> Words:
     """Add one mask per other participant to the words.
 

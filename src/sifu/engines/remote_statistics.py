@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from sifu.core.closed_form_engine import GroupNetwork, MaskedStatisticsEngine, M
 from sifu.core.engine import Incident, Position, Reason, Rejection, RoundResult
 from sifu.core.layout import Vector
 from sifu.core.round import RoundSetup
+from sifu.engines.masks import is_usable
 from sifu.engines.plans import Origin, Sent
 from sifu.engines.remote import ATTEMPTS, Blueprint, HeadPlan, RemoteFederation
 from sifu.engines.sim.embedded_heads import checked
@@ -164,7 +166,10 @@ class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
     def _prepared(
         self, clients: Sequence[int], position: Position, rejections: dict[int, Rejection]
     ) -> dict[int, bytes]:
-        """Return the keys of clients whose prepared statistics are acceptable; add the others to `rejections`."""
+        """Return the keys of clients whose prepared statistics are acceptable; add the others to `rejections`.
+
+        All clients refuse a round with an invalid or repeated key, so one such key would stop it.
+        """
         keys = {}
         acceptable = [client for client in clients if client not in rejections]
         for client, answer in sorted(self._ask_keys(acceptable, position).items()):
@@ -173,7 +178,10 @@ class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
                 rejections[client] = self._rejection(client, position, refusal)
             elif isinstance(answer, tuple):
                 keys[client] = answer[1]
-        return keys
+        holders = Counter(keys.values())
+        refused = [client for client, key in keys.items() if holders[key] > 1 or not is_usable(key)]
+        rejections |= {client: self._rejection(client, position, "not an array") for client in refused}
+        return {client: key for client, key in keys.items() if client not in refused}
 
     def _sum(self, total: Words, clients: Sequence[int]) -> Statistics:
         """Return the sum as statistics of all `clients`; refuse a sum that no data of these clients can produce."""
