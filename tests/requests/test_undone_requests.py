@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,28 @@ def test_the_next_release_contains_the_client_again(tmp_path: Path, unsolvable: 
     np.testing.assert_array_equal(model_of(run), before)
     assert {client.state for client in run.status().clients} == {"active"}
     assert sound(run)
+
+
+def test_no_model_is_served_until_a_head_is_solved_again(
+    tmp_path: Path, cli: Command, unsolvable: pytest.MonkeyPatch
+) -> None:
+    """The rollback left a head of zeros, which nobody may take for the model of the clients."""
+    run = sifu.train(RIDGE, run=tmp_path / "run", clients=CLIENTS)
+    before = run.model().state_dict()
+    with pytest.raises(np.linalg.LinAlgError):
+        run.forget(["site-1"], "gone")
+    run.decide("gone", "withdrawn")
+    uses: list[Callable[[], Any]] = [run.model, lambda: run.export(tmp_path / "head.safetensors"), run.evaluate]
+    for use in uses:
+        with pytest.raises(InputError, match="sifu release"):
+            use()
+    assert not (tmp_path / "head.safetensors").exists()
+    assert f"There is no head: sifu release {run.folder} solves one." in " ".join(cli("status", run.folder).out.split())
+    run.release()
+    after = run.model().state_dict()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert run.evaluate().rows == 54
+    assert "There is no head" not in cli("status", run.folder).out
 
 
 def test_a_request_with_a_head_is_not_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Released heads of runs with `release.noise`: one file in `releases/`, and the events that record releases.
 
 The models in `models/` are the solved heads and never leave the folder. Without `release.noise` the current model is
-released unchanged, and this module is not used.
+released unchanged, if there is one.
 """
 
 from __future__ import annotations
@@ -76,9 +76,11 @@ def released_content(reader: RunReader) -> bytes:
     """Return the safetensors bytes of the model that users get, checked against its recorded digest.
 
     Raises:
-        InputError: If the run adds noise to releases and has released nothing yet.
+        InputError: If the run adds noise to releases and has released nothing yet, or has no head.
     """
     if release_noise(reader) == 0.0:
+        if lacks_head(reader):
+            raise InputError("the run has no head since its last request was ended: solve one with sifu release")
         return reader.model_content(reader.tip)
     row = _latest(reader)
     return files.read_content(
@@ -100,10 +102,16 @@ def released_model(reader: RunReader, node: int | None = None) -> Vector:
     return files.read_model(release_path(reader.folder, row.node), reader.layout, row.digest)
 
 
+def lacks_head(reader: RunReader) -> bool:
+    """Return whether the head of a closed-form run was rolled back and is not solved again yet."""
+    solves = Spec.from_mapping(reader.spec).regime.solves
+    return solves and reader.nodes_by_number()[reader.tip].node.kind != "round"
+
+
 def released_node(reader: RunReader) -> int | None:
-    """Return the node of the model that users get; None if nothing was released yet."""
+    """Return the node of the model that users get; None if nothing was released yet, or there is no head."""
     if release_noise(reader) == 0.0:
-        return reader.tip
+        return None if lacks_head(reader) else reader.tip
     rows = releases(reader)
     return rows[-1].node if rows else None
 
