@@ -12,6 +12,7 @@ import sifu
 from forged_runs import rebuild_chain
 from run_tools import query, spec_for
 from sifu.api import restore
+from sifu.errors import InputError
 from sifu_verifier import verify
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -50,6 +51,10 @@ def test_what_a_forgotten_client_had_stored_does_not_come_back(tmp_path: Path, w
     assert verify(back) == []
     # The level that the certificate reached is not one that was asked for.
     assert again.request_record("since").status.terms.level in (None, "none")
+    # Its client holds the certificate: what was forgotten once does not come back by a decision.
+    for decision in ("withdrawn", "refused"):
+        with pytest.raises(InputError, match=f"was executed before the run was restored.*cannot be {decision}"):
+            again.decide("since", decision, "a mistake")
     # Nothing of the others was lost: the request can be executed again, and others after it.
     (outcome,) = again.forget()
     assert outcome.request == "since"

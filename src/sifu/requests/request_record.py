@@ -24,7 +24,7 @@ from sifu.core.request_terms import terms_words
 from sifu.errors import InputError
 from sifu.requests.approvals import deadline_of, is_overdue
 from sifu.store.actors import actor_name, same_person
-from sifu.store.given_approvals import APPROVED, approvals_of
+from sifu.store.given_approvals import APPROVED, approvals_of, restored_requests
 from sifu.store.last_failure import remove_failure
 from sifu.store.projection import UNDONE, NewEvent, RequestRow
 from sifu.store.reader import RunReader, joined_remainders
@@ -129,6 +129,11 @@ def check_decision(
         return False
     if status not in MAY_FOLLOW[decision] or (status == "running" and not can_be_undone(reader, rows[request])):
         raise InputError(f"request {request} is {status}: it can no longer be {decision}")
+    if decision in ("refused", "withdrawn") and request in restored_requests(reader):
+        raise InputError(
+            f"request {request} was executed before the run was restored, and its certificate says so: it cannot be "
+            f"{decision}. Execute it again with sifu forget"
+        )
     if decision == "refused" and not reason.strip():
         raise InputError("a refusal needs a reason: give one with --reason")
     return True

@@ -94,8 +94,13 @@ def leaving_requests(reader: RunReader) -> list[RequestRow]:
 
     The latter were executed once, and their certificates were issued.
     """
+    return _waiting(reader, restored_requests(reader))
+
+
+def restored_requests(reader: RunReader) -> set[str]:
+    """Return the ids of the requests that were brought back with a backup, from their certificates."""
     rows = reader.query("SELECT payload FROM events WHERE kind = ?", (RESTORED,))
-    return _waiting(reader, {request for (payload,) in rows for request in read_json(payload)["requests"]})
+    return {request for (payload,) in rows for request in read_json(payload)["requests"]}
 
 
 def _waiting(reader: RunReader, approved: Collection[str]) -> list[RequestRow]:
