@@ -119,7 +119,7 @@ def test_a_table_that_was_sorted_anew(tmp_path: Path, cli: Command) -> None:
     write(sorted(lines, key=lambda line: line[2]))
     answer = cli("forget", folder, "--client", "c1", "--records", rows)
     assert answer.code == 2
-    assert "put the data back as they were" in " ".join(answer.err.split())
+    assert "Put the data back as they were" in " ".join(answer.err.split())
     write(lines)
     assert cli("forget", folder, "--client", "c1", "--records", rows).code == 0
     write([line for number, line in enumerate(lines) if number not in (8, 12)])  # the owner took them out, too
