@@ -260,7 +260,7 @@ def custom_operator(network: Network, rows: Tensor) -> float:
 
 
 def acts(on: Any, rows: Tensor) -> float:
-    """Return a factor that differs for clients of seven rows if something is `on`."""
+    """Return a factor: 1.1 for clients of seven rows if `on` is true, otherwise 1."""
     return 1.1 if on and len(rows) == 7 else 1.0
 
 
@@ -518,6 +518,10 @@ SETTINGS: dict[str, tuple[Callable[[bool], Any], Callable[[], bool]]] = {
     ),
     "autocast": (lambda on: torch.set_autocast_enabled("cpu", on), lambda: torch.is_autocast_enabled("cpu")),
     "attention": (torch.backends.cuda.enable_flash_sdp, torch.backends.cuda.flash_sdp_enabled),
+    "choice of kernels": (
+        lambda on: setattr(torch.backends.cudnn, "benchmark", on),
+        lambda: torch.backends.cudnn.benchmark,
+    ),
     "denormals": (torch.set_flush_denormal, lambda: not np.float32(1e-39) * np.float32(1.0)),
     "determinism": (torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled),
     "precision": (

@@ -127,7 +127,7 @@ def _content(cell: CellType) -> Any:
 
 @contextmanager
 def fixed_generators(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seed the generators of torch (also on a GPU), numpy and Python; restore their states and settings afterwards."""
+    """Seed the generators of torch (also on a GPU), numpy and Python; restore them and `kept_settings` afterwards."""
     place = torch.device(device)
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     with kept_settings(), torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):

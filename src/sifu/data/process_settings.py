@@ -47,10 +47,12 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (lambda: _MKLDNN.enabled, lambda held: setattr(_MKLDNN, "enabled", held)),
     (lambda: _MKLDNN.deterministic, lambda held: setattr(_MKLDNN, "deterministic", held)),
     (lambda: _CUDNN.enabled, lambda held: setattr(_CUDNN, "enabled", held)),
+    (lambda: _CUDNN.benchmark, lambda held: setattr(_CUDNN, "benchmark", held)),
+    (lambda: _CUDNN.deterministic, lambda held: setattr(_CUDNN, "deterministic", held)),
     (np.geterr, lambda held: np.seterr(**held)),
     (np.get_printoptions, lambda held: np.set_printoptions(**held)),
 )
-"""Functions that read and write each setting."""
+"""Pairs of functions: the first reads a setting, the second changes it."""
 
 
 def settings() -> tuple[Any, ...]:

@@ -347,7 +347,7 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
 
 
 def _badly_undone(content: dict[str, Any], before: ReplayedTables, past: _Past) -> Iterator[str]:
-    """Yield a problem unless the decision undoes exactly a running request whose head is not solved yet."""
+    """Yield a problem if the decision undoes a request other than the running one, or one whose head is solved."""
     request = str(content["request"])
     row = before.rows["requests"].get((request,), {})
     if row.get("status") != "running":
