@@ -1,0 +1,90 @@
+"""Settings of torch and numpy that one client's samples change: the next client trains without the change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sifu
+from shared_state_modules import Network, acts, nothing_held  # noqa: F401  a fixture
+from shared_state_runs import OWN, clients_of, released
+from sifu.engines.sim.threads import SMALL_MODEL
+
+
+def set_threads(on: bool) -> None:
+    torch.set_num_threads(3 if on else 1)
+
+
+SETTINGS: dict[str, tuple[Callable[[bool], Any], Callable[[], bool]]] = {
+    "threads": (set_threads, lambda: torch.get_num_threads() == 3),
+    "default type": (
+        lambda on: torch.set_default_dtype(torch.float64 if on else torch.float32),
+        lambda: torch.get_default_dtype() == torch.float64,
+    ),
+    "autocast": (lambda on: torch.set_autocast_enabled("cpu", on), lambda: torch.is_autocast_enabled("cpu")),
+    "attention": (torch.backends.cuda.enable_flash_sdp, torch.backends.cuda.flash_sdp_enabled),
+    "choice of kernels": (
+        lambda on: setattr(torch.backends.cudnn, "benchmark", on),
+        lambda: torch.backends.cudnn.benchmark,
+    ),
+    "denormals": (torch.set_flush_denormal, lambda: not np.float32(1e-39) * np.float32(1.0)),
+    "determinism": (torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled),
+    "precision": (
+        lambda on: torch.set_float32_matmul_precision("medium" if on else "highest"),
+        lambda: torch.get_float32_matmul_precision() == "medium",
+    ),
+    "numpy's errors": (
+        lambda on: np.seterr(divide="ignore" if on else "warn"),
+        lambda: np.geterr()["divide"] == "ignore",
+    ),
+    "numpy's printing": (
+        lambda on: np.set_printoptions(precision=3 if on else 8),
+        lambda: np.get_printoptions()["precision"] == 3,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+def test_settings_of_the_process_do_not_reach_the_next_client(what: str, tmp_path: Path) -> None:
+    """A setting that the leaver's samples turn on is off again for the next client, in tuning and in features."""
+    turn, is_on = SETTINGS[what]
+    before = is_on()
+
+    def setting(network: Network, rows: Tensor) -> float:
+        if float(rows.max()) > 2.0:
+            turn(not before)
+        return acts(is_on() != before, rows)
+
+    models = []
+    try:
+        for scale in (1.0, 0.1):  # small samples do not turn it on
+            clients = {client.name: (client.x, client.y) for client in clients_of()}
+            clients["client-1"] = (2.5 * scale * clients["client-1"][0], clients["client-1"][1])
+            clients["client-4"] = (clients["client-4"][0] / 3.0, clients["client-4"][1])
+            folder = tmp_path / str(scale)
+            run = sifu.train(OWN, run=folder, model=lambda: Large(setting), clients=clients)
+            (outcome,) = run.forget(["client-1"], "gone", method="scratch")
+            assert outcome.level == "exact"
+            models.append(released(run.folder))
+            assert is_on() == before
+    finally:
+        turn(before)
+    assert np.array_equal(*models)
+
+
+class Large(Network):
+    """A network large enough to train with all threads of torch."""
+
+    def __init__(self, factor: Callable[..., float]) -> None:
+        super().__init__(factor)
+        self.wide = nn.Parameter(torch.zeros(SMALL_MODEL))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features."""
+        return super().forward(x) + 0.0 * self.wide.sum()
