@@ -1,4 +1,4 @@
-"""Operators who break what they certify, each in one way: the negative controls of `claims_against_truth`."""
+"""Operators who break one promise of their certificates each: the negative controls of `claims_against_truth`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sifu.theory.closed_form.sums import RunningSum
 
 @dataclass(frozen=True)
 class Control:
-    """Cheat with the runs in which it matters, and the kind of statement that must be found untrue."""
+    """One cheat, the runs in which it matters, and the kind of statement that must be found untrue."""
 
     what: str
     families: tuple[str, ...]
@@ -63,7 +63,7 @@ def hit_groups_left_in() -> Iterator[None]:
 
 @contextmanager
 def statistics_left_in() -> Iterator[None]:
-    """Take only the counts of a client out of the sum; its samples' products stay."""
+    """Subtract only a client's counts from the sum, so that the products of its samples remain."""
 
     def counts_only(self: RunningSum, part: Statistics) -> None:
         self._samples -= part.samples
@@ -74,7 +74,7 @@ def statistics_left_in() -> Iterator[None]:
 
 @contextmanager
 def levels_by_wish() -> Iterator[None]:
-    """State the best level there is in certificates, whatever their premises say."""
+    """State the best possible level in certificates, regardless of their premises."""
 
     def best(premises: object, *, exact: bool, fresh: bool = False) -> str:
         return "exact" if exact else "proven"
@@ -85,7 +85,7 @@ def levels_by_wish() -> Iterator[None]:
 
 @contextmanager
 def names_taken_apart() -> Iterator[None]:
-    """Count what is left of a client whose records were forgotten as a new client."""
+    """Count a client that lost records as a new client."""
     with mock.patch.object(clients_view, "chain_of", lambda reader, client: (client,)):
         yield
 

@@ -1,12 +1,12 @@
-"""Comparison of a run's claims with the truth: the run is repeated with and without the forgotten clients.
+"""Comparison of a run's claims with the truth, by repeating the run with and without the forgotten clients.
 
-Nothing here uses sifu's bounds, its calibration or its replay: the record is read by the independent verifier, which
-also recomputes Psi; rounds are those of the engine, noise is that of the journey (`random_journeys`); delta comes from
-the normal distribution in fifty digits. Both runs share everything that is random, only clients are missing from one
-of them (docs/theory.md, section 2.2).
+Nothing here uses sifu's bounds, calibration or replay. The independent verifier reads the record and recomputes Psi;
+the engine computes the rounds; the journey (`random_journeys`) supplies the noise; delta comes from the normal
+distribution in fifty digits. Both runs share all randomness and differ only in the clients that are missing from one of
+them (docs/theory.md, section 2.2).
 
-Who is missing is known from the data, not from the record's `subjects`: of every number in the record, whose rows it
-held, and so of every model, which rows it was trained on.
+The data determine which clients are missing, not the record's `subjects`: the comparison knows whose rows each client
+number held, and so which rows each model was trained on.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ ON_THE_PATH = {"counterfactual", "replies", "schedule", "record"}
 
 @dataclass
 class Findings:
-    """Counts of what was compared, and every statement that the truth contradicts."""
+    """Counts of comparisons, and every statement that the truth contradicts."""
 
     psi_scale: float = 1.0
-    """Factor applied to Psi and charges before they are compared; below 1 it is a negative control."""
+    """Factor applied to Psi and charges before the comparison; a value below 1 is a negative control."""
     runs: int = 0
     requests: int = 0
     refused: int = 0
@@ -63,17 +63,19 @@ class Findings:
     by_kind: dict[str, int] = field(default_factory=dict)
     """Requests of each kind that `kinds_of` names."""
     distances: int = 0
-    """Pairs of a client or set and a node whose distance was held against a Psi that is a theorem."""
+    """Pairs of a client (or set of clients) and a node whose distance was compared with a proven Psi."""
     closest: float = 0.0
-    """The largest share of such a Psi that a distance reached."""
+    """Largest ratio of such a distance to its Psi."""
     assumed_distances: int = 0
-    """The same where Psi rests on an assumption (B of a network, clipped updates)."""
+    """Pairs whose Psi depends on an assumption (B of a network, clipped updates)."""
     assumed_exceeded: int = 0
-    """Number of those beyond it: what an assumption may cost, and why such a level is conditional."""
+    """Number of these pairs whose distance exceeds Psi: the reason why such a level is only conditional."""
     by_counterfactual: dict[str, int] = field(default_factory=dict)
-    """Counterfactuals in which an exact model was made again: the forgotten with other data or counts, or absent."""
+    """Counterfactuals in which an exact model was recomputed: the forgotten clients have other data or counts, or are
+    absent.
+    """
     exact_models: int = 0
-    """Models that were made again from data without the forgotten, bit for bit."""
+    """Models recomputed bit for bit from data without the forgotten clients."""
     deltas: int = 0
     largest_share_of_delta: float = 0.0
     folders_verified: int = 0
@@ -83,7 +85,7 @@ class Findings:
         table[key] = table.get(key, 0) + times
 
     def add(self, other: Findings) -> None:
-        """Add what another journey found."""
+        """Add the findings of another journey."""
         for name, value in vars(other).items():
             if name in ("closest", "largest_share_of_delta"):
                 setattr(self, name, max(getattr(self, name), value))
@@ -106,7 +108,7 @@ def delta_at(ratio: float, epsilon: float) -> float:
 
 
 class Truth(CounterfactualRuns):
-    """One run folder whose claims are compared with runs of it that are executed again."""
+    """Run folder whose claims are compared with repeated executions of the run."""
 
     def __init__(self, journey: Journey, findings: Findings) -> None:
         super().__init__(journey)
@@ -118,10 +120,12 @@ class Truth(CounterfactualRuns):
         if row not in self.findings.violations:
             self.findings.violations.append(row)
 
-    # -- exact: no bit of the forgotten is left ------------------------------------------------------------------
+    # -- exact levels: no bit depends on the forgotten clients ---------------------------------------------------------
 
     def check_exact(self, carried_out: Collection[str]) -> None:
-        """Check the current model against ones made without those certified as exact, or with other data of theirs."""
+        """Check the current model against models made without the clients certified as exact, or with other data of
+        theirs.
+        """
         if not self.done or self.done[-1]["request"] not in carried_out:
             return
         latest = self.done[-1]
@@ -141,7 +145,8 @@ class Truth(CounterfactualRuns):
         if not gone:
             return
         released, counterfactuals = self.on_disk()[final], {"other data": self.engine_with_other_data(gone)}
-        if not self.spec.server.update_bound:  # a reply may be refused for its place among others' last bits
+        # otherwise the last bits of other clients' replies may decide whether a reply is refused
+        if not self.spec.server.update_bound:
             counterfactuals["other counts"] = self.engine_with_other_data(gone, other_counts=True)
             counterfactuals["fewer clients"] = self.engine_without(gone)
         for counterfactual, engine in counterfactuals.items():
@@ -167,9 +172,9 @@ class Truth(CounterfactualRuns):
 
     @cached_property
     def slack(self) -> float:
-        """Rounding error allowed relative to the model: small where it is bounded, larger where it is assumed.
+        """Rounding error allowed relative to the model: 2**-52 if rounding is bounded, larger otherwise.
 
-        A rate that was found again is met only by the clients that were still there.
+        A recomputed rate is compared only with the clients that were still active then.
         """
         if self.record.facts["dtype"] == "float32":
             return 1e-4
@@ -184,11 +189,11 @@ class Truth(CounterfactualRuns):
 
     @cached_property
     def real(self) -> dict[int, Vector | None]:
-        """Models of every node, with everyone taking part."""
+        """Model of every node if every client takes part."""
         return self.models(self.engine, (), self.record.nodes)
 
     def check_replay(self) -> None:
-        """Check that executing the run again gives every model in the folder bit for bit; noise and merges too."""
+        """Check that executing the run again gives every model in the folder bit for bit, including noise and merges."""
         for node, model in self.on_disk().items():
             again = self.real[node]
             if again is not None and not self.same(again, model):
@@ -196,7 +201,9 @@ class Truth(CounterfactualRuns):
 
     @cached_property
     def subjects(self) -> dict[int, list[int]]:
-        """Clients that each subject of the record must stand for: every number that a client had when it asked."""
+        """Clients that each subject of the record must represent: all numbers that the requesting client had until
+        then.
+        """
         subjects: dict[int, list[int]] = {}
         for request in self.record.requests.values():
             numbers = sorted(number for number, owner in self.record.owner.items() if owner is request)
@@ -207,23 +214,23 @@ class Truth(CounterfactualRuns):
         return subjects
 
     def counterfactuals(self) -> dict[int, list[int]]:
-        """Return everyone who was forgotten, as they asked, and two clients who may ask one day."""
+        """Return the clients of every request, and two clients that may still ask."""
         forgotten = {client for clients in self.subjects.values() for client in clients}
         active = [client for client in self.record.clients if client not in forgotten]
         return self.subjects | {-1 - place: [client] for place, client in enumerate(active[:2])}
 
     @cached_property
     def distances(self) -> dict[int, dict[int, float]]:
-        """Distance that the absence of its clients moved the model, by counterfactual and node.
+        """Distance between the models with and without the clients, by counterfactual and node.
 
-        Empty where groups refuse replies: the record does not say who a separate round would have left out.
+        Empty where groups refuse replies: the record does not show whose replies a repeated round would refuse.
         """
         if self.spec.server.update_bound and self.record.groups:
             return {key: {} for key in self.counterfactuals()}
         engine, real = self.engine, self.real
         if (
             self.spec.server.update_bound
-        ):  # both the run and its counterfactual by the same sums, or the last bits differ
+        ):  # the run and its counterfactual use the same order of sums, or the last bits differ
             engine, real = self.engine_without_gate, self.models(self.engine_without_gate, (), self.record.nodes)
         distances: dict[int, dict[int, float]] = {}
         for key, clients in self.counterfactuals().items():
@@ -234,7 +241,7 @@ class Truth(CounterfactualRuns):
 
     @cached_property
     def psi(self) -> dict[int, dict[int, float]]:
-        """Psi by counterfactual and node, recomputed from the scalars of the rounds; smaller in a negative control."""
+        """Psi by counterfactual and node, recomputed from the rounds' scalars; scaled down in a negative control."""
         parents = {row["parent"] for row in self.record.nodes.values()}
         leaves = [n for n, row in self.record.nodes.items() if n not in parents and row["kind"] != "group"]
         bounds: dict[int, dict[int, float]] = {}
@@ -246,7 +253,7 @@ class Truth(CounterfactualRuns):
         return {key: {node: scale * value for node, value in values.items()} for key, values in bounds.items()}
 
     def check_distances(self) -> None:
-        """Check that the true distance never exceeds Psi, at any node, for anyone."""
+        """Check that the true distance exceeds Psi at no node and for no client."""
         findings = self.findings
         for key, distances in self.distances.items():
             for node, distance in distances.items():
@@ -324,9 +331,9 @@ class Truth(CounterfactualRuns):
                 self.violation("delta", name, f"delta {request['delta']!r} asked, {body['delta_at_most']!r} stated")
 
     def check_training_noise(self) -> None:
-        """Check method dp: how much leaving the clients out moves the mean of each round, against the noise.
+        """Check method dp: compare how far the clients' absence moves the mean of each round with the noise.
 
-        Rounds count that lead to a model released since the request: others were cut off before.
+        Only rounds that lead to a model released since the request count.
         """
         for request in self.done:
             if request["method"] != "dp" or request["level"] == "none":
@@ -363,13 +370,13 @@ class Truth(CounterfactualRuns):
     # -- levels and files ----------------------------------------------------------------------------------------
 
     def auditor(self, request: str) -> dict[str, Any]:
-        """Return the statements of an auditor's certificate."""
+        """Return the body of an auditor's certificate."""
         file = self.journey.folder / "certificates" / f"{request}.auditor.json"
         body: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["body"]
         return body
 
     def check_levels(self) -> None:
-        """Check that the premises allow the level, and that they say what happened (docs/theory.md, section 12)."""
+        """Check that the premises allow the level and agree with the run's history (docs/theory.md, section 12)."""
         restored = [event["seq"] for event in self.record.tables["events"] if event["kind"] == "restored"]
         done_at = {
             json.loads(event["payload"])["request"]: event["seq"]
@@ -394,7 +401,7 @@ class Truth(CounterfactualRuns):
                 self.violation("level", name, "proven, but the bound is not a theorem here")
 
     def _starts_as_drawn(self, number: int) -> bool:
-        """Return whether training started from an initial model that was not changed since it was drawn."""
+        """Return whether training started from an unchanged initial model."""
         node = self.record.nodes[number]
         while node["kind"] == "noise" and node["noise_std"] == 0.0:
             node = self.record.nodes[node["parent"]]
@@ -417,7 +424,7 @@ class Truth(CounterfactualRuns):
             self.violation("level", request["request"], what)
 
     def _stayed_after(self, request: dict[str, Any]) -> list[int]:
-        """Return the clients that had joined when a request was executed, and that it and earlier requests left."""
+        """Return the clients that had joined when a request was executed and that remained after it."""
         count, order = 0, request["request_order"]
         for event in self.record.tables["events"]:
             content = parsed(event)
@@ -428,7 +435,7 @@ class Truth(CounterfactualRuns):
         return [client for client in range(count) if client not in gone]
 
     def check_files(self) -> None:
-        """Check that both verifiers pass, and every certificate alone."""
+        """Check that both verifiers accept the run, and every certificate by itself."""
         stamped = self.journey.authority if "timestamped" in self.journey.steps else None
         seen = [file for file in [self.journey.witness] if file.exists()]
         checked = sifu.verify_run(self.journey.folder, witnesses=seen, authority=stamped)
@@ -440,7 +447,7 @@ class Truth(CounterfactualRuns):
             self.violation("verify", "", problem)
 
     def check(self) -> None:
-        """Check everything that can be said of a folder once its requests are done."""
+        """Check every claim of a folder whose requests are done."""
         self.check_replay()
         self.check_distances()
         self.check_accounting()
@@ -450,13 +457,13 @@ class Truth(CounterfactualRuns):
 
 
 def _separate(model: Vector, other: Vector | None) -> float:
-    if other is None:  # that counterfactual diverged
+    if other is None:  # the counterfactual diverged
         return math.inf
     return float(np.linalg.norm(model.astype(np.float64) - other.astype(np.float64)))
 
 
 def kinds_of(truth: Truth, request: dict[str, Any]) -> Iterable[str]:
-    """Return the kinds of a request, to be counted: how the run was trained and opened, and what was asked before."""
+    """Return the kinds of a request for counting: how the run was trained and opened, and earlier requests."""
     journey, earlier = truth.journey, [row for row in truth.done if row["request_order"] < request["request_order"]]
     several = len(json.loads(request["clients"])) > 1
     restored = any(event["kind"] == "restored" for event in truth.record.tables["events"])
@@ -485,13 +492,13 @@ def kinds_of(truth: Truth, request: dict[str, Any]) -> Iterable[str]:
 
 
 class Auditor:
-    """Observer of a journey: at every request, and at every folder before it is left."""
+    """Observer that checks a journey at every request, and every folder before the journey leaves it."""
 
     def __init__(self, findings: Findings) -> None:
         self.findings = findings
 
     def carried_out(self, journey: Journey, requests: Collection[str]) -> None:
-        """Count the requests, and hold what was just released against `exact`: later requests erase its model."""
+        """Count the requests and check the new release against `exact` now, because later requests erase its model."""
         truth, findings = Truth(journey, self.findings), self.findings
         for request in truth.done:
             if request["request"] in requests:
@@ -504,7 +511,7 @@ class Auditor:
             truth.check_exact(requests)
 
     def left(self, journey: Journey) -> None:
-        """Check everything that a folder says."""
+        """Check every claim of a folder."""
         with must_not_diverge():
             Truth(journey, self.findings).check()
 
@@ -517,11 +524,11 @@ def audit_journey(
     most_requests: int = 6,
     small: bool = False,
 ) -> Journey | None:
-    """Make one journey and hold everything it claims against the truth; return None if training was refused."""
+    """Make one journey and compare its claims with the truth; return None if training was refused."""
     with replayable_noise(seed), witnessed(folder):
         try:
             journey = start_journey(seed, folder, families, small)
-        except RoundRejectedError:  # a network that diverges is refused in a sentence, which claims nothing
+        except RoundRejectedError:  # training of a diverging network is refused with a message, and nothing is claimed
             findings.refused += 1
             return None
         try:

@@ -1,4 +1,4 @@
-"""Runs that several suites look at: one is built a session, every test gets its own copy."""
+"""Runs that several suites share: each is built once per session, and tests get copies."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from run_tools import Command, build_run_with_requests, called_in_process, copy_
 from secret_draws import fixed_secrets, pytest_fixture_setup  # noqa: F401  for every test and shared fixture
 from sifu_verifier.methods import ERASABLE, PROTECTION
 
-# The second verifier learns the rules of the methods in tests/installed, as it would those of any extension.
+# The second verifier needs the rules of the methods in tests/installed, as for any extension.
 PROTECTION.update(go_on="nothing", noise_here="noise")
 ERASABLE.add("noise_here")
 
 
 @pytest.fixture(scope="session")
 def folders_of_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return an endless series of folders, one for each test; `mktemp` would look at all earlier ones every time."""
+    """Return an endless series of folders, one for each test; `mktemp` would search all earlier ones every time."""
     root = tmp_path_factory.mktemp("known-keys")
     return (root / str(number) for number in itertools.count())
 
 
 @pytest.fixture(autouse=True)
 def known_keys(folders_of_keys: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the file of known keys that this test has to itself: nothing is known yet."""
+    """Return this test's own empty file of known keys."""
     path = next(folders_of_keys) / "known_keys"
     path.parent.mkdir()
     monkeypatch.setenv("SIFU_KNOWN_KEYS", str(path))
@@ -37,7 +37,7 @@ def known_keys(folders_of_keys: Iterator[Path], monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(scope="session")
 def run_with_requests(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read only: a run with a request to the middle, scratch, joint, strict, and one that waits."""
+    """Return a run with requests of several kinds (rollback, scratch, joint, strict, waiting); tests only read it."""
     folder = tmp_path_factory.mktemp("runs") / "with-requests"
     build_run_with_requests(folder)
     return folder
@@ -45,7 +45,7 @@ def run_with_requests(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read only: a run that was trained and asked nothing yet."""
+    """Return a trained run without requests; tests only read it."""
     import sifu
 
     folder = tmp_path_factory.mktemp("runs") / "trained"
@@ -67,7 +67,7 @@ def own_trained(trained_run: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return a function that calls `sifu ARGUMENTS` in this process, for its exit code and output."""
+    """Return a function that calls `sifu ARGUMENTS` in this process and returns exit code and output."""
     from sifu.cli.main import main
 
     for variable in (
@@ -75,7 +75,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         "SIFU_TIMESTAMP",
         "SIFU_WITNESS",
         "SIFU_ALLOW_CODE",
-    ):  # options set them for the rest of the process
+    ):  # command options set these variables for the whole process
         monkeypatch.setenv(variable, os.environ.get(variable, ""))
         if not os.environ[variable]:
             monkeypatch.delenv(variable)

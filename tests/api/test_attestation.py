@@ -1,4 +1,4 @@
-"""The public certificate in other people's formats: an in-toto statement in a DSSE envelope."""
+"""Exports of the public certificate: an in-toto statement in a DSSE envelope."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_envelope_verifies_with_the_library_and_by_hand(run_with_requests: P
     public = operator_key(run_with_requests)
     (signature,) = content["signatures"]
     payload, kind = base64.b64decode(content["payload"]), content["payloadType"]
-    # DSSE v1, from its text.
+    # the encoding that the text of DSSE v1 defines
     encoded = b"DSSEv1 %d %b %d %b" % (len(kind), kind.encode(), len(payload), payload)
     public.verify(base64.b64decode(signature["sig"]), encoded)
     with pytest.raises(InvalidSignature):

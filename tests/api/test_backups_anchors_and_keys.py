@@ -1,4 +1,4 @@
-"""Anchors, keys and backups: what was rewritten, put back or taken over is noticed."""
+"""Anchors, keys and backups: rewritten, replaced and restored records are noticed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sifu_verifier import verify
 
 
 def rewrite_chain(folder: Path) -> None:
-    """Rewrite the run as an operator with folder and key can: seal and sign every event again, with another time."""
+    """Rewrite the run as an operator with folder and key can: seal and sign every event again with another time."""
     execute(
         folder,
         "UPDATE events SET time = '2020-01-01T00:00:00Z'",
@@ -40,7 +40,7 @@ def test_an_anchor_catches_a_chain_rewritten_as_a_whole(own_trained: Path, cli: 
     head = cli("anchor", own_trained).out.strip()
     assert cli("verify", own_trained, "--anchor", head).code == 0
     rewrite_chain(own_trained)
-    assert verify_run(own_trained).problems == []  # alone, the new chain is as good as the old one
+    assert verify_run(own_trained).problems == []  # without an anchor, the new chain verifies like the old one
     answer = cli("verify", own_trained, "--anchor", head)
     assert answer.code == 3
     assert "the chain was rewritten" in answer.err
@@ -106,7 +106,7 @@ def test_a_rotated_key_signs_from_then_on_and_every_old_certificate_holds(own_tr
 
 
 def test_a_key_that_was_slipped_in_is_caught(own_trained: Path) -> None:
-    """The public key is changed without the old key, by an event that was made up."""
+    """An invented event that replaces the public key without a signature by the old key is found."""
     run = sifu.open_run(own_trained)
     thief = keys.new_key()
     writer = RunWriter.open(own_trained)
@@ -159,7 +159,8 @@ def test_a_key_can_be_brought(own_trained: Path, tmp_path: Path, cli: Command) -
     keys.write_key(tmp_path / "mine.pem", mine)
     assert cli("key", "rotate", own_trained, "--key", tmp_path / "mine.pem").code == 0
     assert sifu.open_run(own_trained).keys().public_keys[-1].key == keys.public_hex(mine)
-    assert cli("key", "rotate", own_trained, "--key", tmp_path / "mine.pem").code == 2  # it was used already
+    # a key that was used before is refused
+    assert cli("key", "rotate", own_trained, "--key", tmp_path / "mine.pem").code == 2
     (tmp_path / "bad.pem").write_text("nothing")
     assert cli("key", "rotate", own_trained, "--key", tmp_path / "bad.pem").code == 2
 
@@ -182,14 +183,14 @@ def test_a_backup_brings_everything_back(own_run: Path, tmp_path: Path, cli: Com
     for path in [tmp_path / "back", *(tmp_path / "back").rglob("*")]:
         assert os.stat(path).st_mode & 0o077 == 0, path
     (outcome,) = sifu.open_run(tmp_path / "back").forget(["client-006"], "next", sigma=0.5)
-    # The anchor shows that nothing is missing up to there, not that the run it was made of did not go on.
+    # The anchor shows that no earlier event is missing. It does not show that the original run stopped there.
     assert outcome.level == "conditional"
     assert query(tmp_path / "back", "PRAGMA journal_mode") == [("wal",)]
 
 
 @pytest.fixture
 def forgotten_since(own_trained: Path, tmp_path: Path) -> tuple[Path, Path, list[str]]:
-    """Return a run that forgot a client after its backup: the run, the backup, digests of what was erased."""
+    """Return a run that forgot a client after its backup, the backup, and the digests of the erased models."""
     run = sifu.open_run(own_trained)
     run.backup(tmp_path / "old.zip")
     models = {row[0]: row[1] for row in query(own_trained, "SELECT node, digest FROM models")}
@@ -235,7 +236,9 @@ def test_a_restore_says_what_it_does_to_later_certificates(
 
 
 def test_an_older_backup_cannot_bring_an_erased_model_back_unnoticed(forgotten_since: Any, tmp_path: Path) -> None:
-    """Without an anchor it is restored, but the ledger says so, no certificate is proven, and the anchor tells."""
+    """Without an anchor the backup is restored, but the ledger records it and no later certificate is proven. The
+    original run's anchor reveals the restoration.
+    """
     run, backup, erased = forgotten_since
     restore(backup, tmp_path / "back")
     assert digests(tmp_path / "back") & set(erased)
@@ -263,7 +266,8 @@ def test_certificates_issued_since_bring_their_requests_back(
     assert answer.json["erased"]
     again = sifu.open_run(tmp_path / "back")
     tip = query(tmp_path / "back", "SELECT digest FROM models WHERE node = (SELECT value FROM run WHERE key = 'tip')")
-    assert digests(tmp_path / "back") & set(erased) <= {tip[0][0]}  # the current model goes when it is forgotten
+    # the request erased every model except the current one
+    assert digests(tmp_path / "back") & set(erased) <= {tip[0][0]}
     assert again.status().clients[3].state == "waiting"
     (outcome,) = again.forget()
     assert (outcome.request, outcome.clients, outcome.level) == ("since", ("client-003",), "conditional")
@@ -298,7 +302,7 @@ def repacked(source: Path, target: Path, change: Any) -> Path:
 
 
 def relisted(members: dict[str, bytes], name: str, content: bytes) -> None:
-    """Put a file in, with a list that agrees."""
+    """Add a file to a backup and update the manifest to match."""
     members[name] = content
     listed = json.loads(members["manifest.json"])
     listed["files"][name] = {"bytes": len(content), "digest": hashlib.sha256(content).hexdigest()}
@@ -333,7 +337,9 @@ def test_a_broken_backup_leaves_nothing_behind(own_trained: Path, tmp_path: Path
 
 
 def test_a_backup_whose_places_lie_outside_the_file_is_refused(own_trained: Path, tmp_path: Path) -> None:
-    """The end of the archive names a place before its beginning: once an unexplained `Invalid argument`."""
+    """An archive whose directory points before its beginning is refused; it once ended in an unexplained `Invalid
+    argument`.
+    """
     sifu.open_run(own_trained).backup(tmp_path / "b.zip")
     content = bytearray((tmp_path / "b.zip").read_bytes())
     content[-6:-4] = b"\xff\xff"
@@ -343,7 +349,7 @@ def test_a_backup_whose_places_lie_outside_the_file_is_refused(own_trained: Path
 
 
 def test_a_backup_that_says_a_forged_record_is_refused(own_trained: Path, tmp_path: Path) -> None:
-    """The list agrees with the files, but the records are not what the ledger commits to."""
+    """The manifest agrees with the files, but the records differ from what the ledger commits to."""
     sifu.open_run(own_trained).backup(tmp_path / "good.zip")
 
     def forge(members: dict[str, bytes]) -> None:
@@ -374,7 +380,7 @@ def test_a_folder_that_is_there_is_not_overwritten(own_trained: Path, tmp_path: 
 def test_a_backup_without_the_key_of_its_run_is_refused(
     own_trained: Path, tmp_path: Path, content: bytes | None
 ) -> None:
-    """Everything verifies without the private key, so that it is missing would be noticed at the next certificate."""
+    """Without the private key everything else verifies, so its absence would only be noticed at the next certificate."""
     from sifu.store.keys import create_key
 
     sifu.open_run(own_trained).backup(tmp_path / "good.zip")

@@ -1,4 +1,4 @@
-"""Runs whose model is a ridge head: forgetting is a subtraction, exact to the bit, and every claim is checked."""
+"""Runs whose model is a ridge head: forgetting subtracts statistics and is exact to the bit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TABLE: dict[str, Any] = {
 
 
 def table_clients(count: int, seed: int = 0) -> list[ClientData]:
-    """Return clients of unequal size whose classes are bumps in the plane."""
+    """Return clients of unequal size whose classes are Gaussian clusters in the plane."""
     generator = np.random.default_rng(seed)
     clients = []
     for number in range(count):
@@ -50,7 +50,7 @@ def table_clients(count: int, seed: int = 0) -> list[ClientData]:
 
 
 def kept_sum(folder: Path) -> Statistics:
-    """Return the sum that the current head is solved from."""
+    """Return the sum of statistics that the current head is solved from."""
     with RunReader(folder) as reader:
         row = next(row for row in reader.statistics().values() if row.is_sum)
         return read_statistics(folder, row, recorded_fixed_point(sifu.Spec.from_mapping(reader.spec), reader.layout))
@@ -63,7 +63,7 @@ def head_of(folder: Path) -> np.ndarray[Any, Any]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read only: a closed-form run with each client's statistics."""
+    """Return a closed-form run with each client's statistics; tests only read it."""
     folder = tmp_path_factory.mktemp("closed form") / "run"
     sifu.train(spec_for("closed_form"), run=folder)
     return folder
@@ -113,7 +113,7 @@ def test_joining_and_leaving_in_any_order_gives_the_bits_of_those_who_are_there(
 
 
 def test_records_of_a_client_are_forgotten_by_leaving_and_joining_again_without_them(tmp_path: Path) -> None:
-    """The recipe of docs/closed-form.md: the sums are those of a client that never had the records."""
+    """The recipe of docs/closed-form.md gives the sums of a client that never had the records."""
     clients = table_clients(6)
     third = clients[3]
     left = ClientData("c3-2", third.x[2:], third.y[2:])
@@ -136,7 +136,7 @@ def test_nobody_joins_a_model_trained_in_rounds_this_way(tmp_path: Path) -> None
 
 
 def test_float64_sums_are_not_the_same_bits() -> None:
-    """Negative control: the same subtraction in floating point leaves something of the client."""
+    """Negative control: the same subtraction in floating point leaves a trace of the client."""
     clients = table_clients(8)
     with_constant = [np.hstack([client.x, np.ones((len(client.x), 1))]) for client in clients]
     parts = [x.T @ x for x in with_constant]
@@ -242,7 +242,7 @@ def test_a_client_that_sends_impossible_statistics_is_named(tmp_path: Path, monk
         if client != 2:
             return sent
         gram = sent.gram.copy()
-        gram[0, 0] += 1  # no longer of the parity of its root
+        gram[0, 0] += 1  # the diagonal no longer has the parity that integer samples give
         return Statistics.of(sent.fixed, gram, sent.cross, sent.samples, sent.target_energy)
 
     monkeypatch.setattr(ClosedFormFederation, "sent_by", hostile)
@@ -323,7 +323,7 @@ def test_a_forged_row_is_noticed(tmp_path: Path) -> None:
     first = content.index(b"\n") + 1
     stored = unpack(content[first:-32], np.dtype("<i4"))
     assert stored.size == count
-    for change in (0, 1):  # the first is the control: a rebuilt chain over the same values verifies
+    for change in (0, 1):  # change 0 is the control: a rebuilt chain over the same values verifies
         for place in (0, count // 2, count - 1):
             folder = copy_run(tmp_path / "run", tmp_path / f"forged-{change}-{place}")
             numbers = stored.copy()
@@ -345,7 +345,7 @@ def test_a_forged_row_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("features", [4, 2])
 def test_runs_with_unpacked_files_go_on(features: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of earlier versions have files of version 1, whose numbers follow each other."""
+    """Runs of earlier versions, with uncompressed version 1 files, can be continued."""
     clients = [ClientData(client.name, client.x[:, :features], client.y) for client in table_clients(3)]
     with monkeypatch.context() as patch:
         for module, name in ((statistics_files, "heading"), (statistics_files, "rows_heading")):
@@ -373,7 +373,7 @@ def test_auto_is_a_fixed_penalty_for_wide_heads(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(regime, "CROSS_VALIDATED", 3)
     sifu.train(spec, run=tmp_path / "wide", clients=clients)
     assert sifu.open_run(tmp_path / "wide").spec.ridge.regularisation == 0.01
-    # A run that began with cross-validation stays with it.
+    # A run that began with cross-validation keeps using it.
     assert sifu.open_run(tmp_path / "narrow").spec.ridge.regularisation == "auto"
     for name in ("wide", "narrow"):
         run = sifu.open_run(tmp_path / name, clients=clients)
@@ -415,7 +415,7 @@ def test_backups_hold_statistics(trained: Path, tmp_path: Path) -> None:
 
 
 def test_from_the_command_line(tmp_path: Path, cli: Command) -> None:
-    """Everything a user does with other methods works, and says what it is."""
+    """The commands that work with other methods also work with a closed-form head, and their output names it."""
     spec = tmp_path / "spec.toml"
     assert cli("init", spec).code == 0
     assert "[ridge]" in spec.read_text()
@@ -439,7 +439,7 @@ def test_from_the_command_line(tmp_path: Path, cli: Command) -> None:
 
 
 def test_an_audit_finds_the_very_model_of_training_without_the_client(trained: Path, tmp_path: Path) -> None:
-    """Hash equality instead of attacks: replayed without the forgotten, the release is the same to the bit."""
+    """Replayed without the forgotten client, the audit gets the released model bit for bit."""
     from sifu.audit import audit_run
 
     folder = copy_run(trained, tmp_path / "run")
@@ -467,7 +467,9 @@ def test_wrong_settings_are_named() -> None:
 
 
 def test_a_softmax_head_on_public_features_is_proven(tmp_path: Path) -> None:
-    """Images, no Python: the map is drawn from the spec's seed, and the certificate says so."""
+    """A softmax head on images needs no Python: the spec's seed determines the feature map, and the certificate states
+    this.
+    """
     spec = {
         "data": {"clients": 30, "samples_per_client": 10},
         "features": {"kind": "random_convolutions", "norm": 4.0, "seed": 3},

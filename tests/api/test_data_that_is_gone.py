@@ -1,4 +1,4 @@
-"""A request needs the data of those who stay, and none where statistics are kept: the leaver's may be gone."""
+"""Requests after data were deleted: a request needs the remaining clients' data only if no statistics are kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ("budapest", "cleveland", "long-beach", "va", "zurich")
 
 
 def rows_of(names: tuple[str, ...] = NAMES) -> tuple[Any, Any, Any]:
-    """Return twelve rows of each client, in turns, so that each client is in the middle of the others."""
+    """Return twelve rows of each client; the clients alternate, so that each one's rows lie between the others' rows."""
     rng = np.random.default_rng(3)
     client = np.array([name for _ in range(12) for name in NAMES])
     y = rng.integers(0, 2, client.size)
@@ -49,7 +49,7 @@ FORMATS: dict[str, Callable[..., None]] = {"npz": write_npz, "table": write_csv}
 def trained(
     folder: Path, method: str, kind: str = "npz", *, held_out: float = 0.0, **sections: Any
 ) -> tuple[sifu.Run, Path]:
-    """Train a run on its own file, which the tests then change."""
+    """Train a run on a separate file, which the tests then change."""
     source = folder / ("rows.npz" if kind == "npz" else "rows.csv")
     FORMATS[kind](source)
     data: dict[str, Any] = {"name": kind, "file": str(source), "partition": "given", "preprocessing": "fixed"}
@@ -74,7 +74,7 @@ def again(run: sifu.Run) -> sifu.Run:
 def test_a_leaver_whose_rows_are_gone_is_forgotten_as_if_they_were_there(
     tmp_path: Path, method: str, kind: str
 ) -> None:
-    """The rows are taken from the middle of the file; the models are bit for bit those with the file as it was."""
+    """Rows are removed from the middle of the file; the models equal, bit for bit, those made with the complete file."""
     models = []
     for name in ("as it was", "rows gone"):
         (tmp_path / name).mkdir()
@@ -84,7 +84,7 @@ def test_a_leaver_whose_rows_are_gone_is_forgotten_as_if_they_were_there(
         (outcome,) = again(run).forget(["long-beach"], method=method, sigma=0.5, level="none")
         models.append(run.reader().load_model(run.reader().tip))
         assert again(run).verify().problems == []
-        assert (outcome.accuracy is None) == (method == "closed_form")  # sifu evaluate measures a head
+        assert (outcome.accuracy is None) == (method == "closed_form")  # only `sifu evaluate` measures a head
         assert (outcome.accuracy_forgotten_after is None) == (name == "rows gone" or method == "closed_form")
     np.testing.assert_array_equal(*models)
 
@@ -102,11 +102,11 @@ def test_a_head_with_kept_statistics_needs_no_data_at_all(tmp_path: Path, gone: 
         (tmp_path / "data").rmdir()
     run = sifu.open_run(tmp_path / "run")
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # the file is not read, so nothing is amiss
+        warnings.simplefilter("error")  # the file is not read, so no warning is issued
         (outcome,) = run.forget(["long-beach"], level="exact")
     assert (outcome.level, outcome.rounds, outcome.accuracy) == ("exact", 0, None)
     assert run.verify().problems == []
-    # The head is that of a federation that never had the client.
+    # The head equals the head of a federation that never had the client.
     (tmp_path / "other").mkdir()
     other = tmp_path / "other" / "rows.csv"
     write_csv(other, without("long-beach"))
@@ -117,7 +117,7 @@ def test_a_head_with_kept_statistics_needs_no_data_at_all(tmp_path: Path, gone: 
 
 
 def test_a_request_on_kept_statistics_loads_no_training_library(tmp_path: Path) -> None:
-    """Torch takes longer to load than a request takes."""
+    """A request on kept statistics does not import torch, which takes longer to load than the request itself."""
     run, source = trained(tmp_path, "closed_form", "table")
     source.unlink()
     program = (
@@ -135,7 +135,7 @@ def model_of(run: sifu.Run) -> Any:
 
 @pytest.mark.parametrize("method", ["closed_form", "scratch"])
 def test_the_data_of_those_who_stay_are_needed_where_nothing_is_kept(tmp_path: Path, method: str) -> None:
-    """The negative control: without kept statistics a client that stays is asked, and its rows must be its own."""
+    """Negative control: without kept statistics a remaining client is asked, and its rows must match the record."""
     keep = {"keep": {"statistics": "sum"}} if method == "closed_form" else {}
     run, source = trained(tmp_path, method, **keep)
     before = model_of(run)
@@ -195,7 +195,7 @@ def test_the_command_line_forgets_with_the_data_gone(tmp_path: Path, cli: Comman
 
 @pytest.mark.parametrize("change", ["nothing", "values", "order", "gone"])
 def test_held_out_rows_of_a_changed_file_are_not_measured(tmp_path: Path, change: str) -> None:
-    """The request needs no row of the file, so it is executed; only a file with the recorded rows gives a figure."""
+    """The request needs no row of the file and is executed; accuracy is measured only on a file with the recorded rows."""
     run, source = trained(tmp_path, "closed_form", "table", held_out=0.25)
     assert run.status().held_out is not None
     header, *lines = source.read_text().splitlines()

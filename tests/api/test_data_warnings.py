@@ -1,4 +1,4 @@
-"""Warnings before training about data that look like a mistake; the training runs all the same."""
+"""Warnings before training about data that look like a mistake; training runs nevertheless."""
 
 from __future__ import annotations
 

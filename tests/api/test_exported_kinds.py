@@ -1,4 +1,4 @@
-"""Every kind of released model outside its run: the same predictions as inside, also as ONNX."""
+"""Every kind of released model, exported: predictions agree with the run, also as ONNX."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def check_agrees_with_the_run(run: sifu.Run, model: sifu.LoadedModel, file: Path
 
 
 def check_graph_agrees(run: sifu.Run, model: sifu.LoadedModel, x: Any) -> None:
-    """Check that the exported graph agrees on raw samples, by onnx's own evaluator and, if there is one, a runtime."""
+    """Check that the exported graph agrees on raw samples, in onnx's reference evaluator and in a runtime if one is
+    installed.
+    """
     pytest.importorskip("onnx")
     path = run.export(run.folder.parent / "m.onnx")
     assert description_in(path) == model.description
@@ -86,7 +88,7 @@ def test_every_network_that_a_spec_can_name(tmp_path: Path, kind: str) -> None:
 def test_what_a_network_needs_to_be_written_as_onnx_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without onnxscript, or with a torch that cannot use it, the user is told what to install, and no file is left."""
+    """Without onnxscript, or with a torch too old for it, the user is told what to install, and no file is left."""
     pytest.importorskip("onnx")
     import torch
 
@@ -105,7 +107,7 @@ def test_what_a_network_needs_to_be_written_as_onnx_is_one_sentence(
             with pytest.raises(InputError, match=needed + rf" \(torch {re.escape(version)} is installed\)$"):
                 run.export(tmp_path / "m.onnx")
     assert not (tmp_path / "m.onnx").exists()
-    for version in (torch.__version__, "2.10.0"):  # a later one is no earlier one
+    for version in (torch.__version__, "2.10.0"):  # 2.10 is later than 2.9, although it sorts before it
         monkeypatch.setattr(torch, "__version__", version)
         assert run.export(tmp_path / "m.onnx").exists()
 
@@ -176,7 +178,7 @@ def test_other_decisions_as_onnx(tmp_path: Path, kind: str, ridge: dict[str, Any
     predicted = model.predict(x)
     assert predicted.shape == (len(x),)
     if kind == "ridge":
-        assert np.abs(predicted - (x[:, 0] + 0.25)).max() < 0.3  # in the targets' own unit
+        assert np.abs(predicted - (x[:, 0] + 0.25)).max() < 0.3  # in the unit of the targets
     check_graph_agrees(run, model, x)
 
 
@@ -206,7 +208,7 @@ def test_a_module_runs_only_if_it_is_named_and_is_the_same(
 
 
 def test_bytes_are_scaled_as_the_clients_were(tmp_path: Path) -> None:
-    """Digits have values up to 16; a file of raw bytes gives what the run's own test samples give."""
+    """Bytes in a file are divided by 16, the largest value of digits, as the clients' samples were."""
     spec = {"data": {"name": "digits", "clients": 4, "normalise": "standard"}, "stop": {"max_rounds": 5, "target": 0.0}}
     run = sifu.train(spec, run=tmp_path / "run")
     model = sifu.load_model(run.export(tmp_path / "m.safetensors"))

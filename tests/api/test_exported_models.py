@@ -1,4 +1,4 @@
-"""A released model outside its run: what it is, and what it says of new rows."""
+"""A released model outside its run: its description and its predictions for new rows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_predictions_are_those_of_the_parameters(table_run: Path, cli: Command) 
     x = np.array([[0.9, 1.0, 0.0], [0.1, 0.0, 1.0]])
     np.testing.assert_allclose(model.scores(x), x @ tensors["weight"] + tensors["bias"], rtol=1e-12)
     wanted = ["no" if index == 0 else "yes" for index in (x @ tensors["weight"] + tensors["bias"]).argmax(axis=1)]
-    # Columns in another order, without label and client, and one more that is not a feature's.
+    # Columns in another order, without label and client, and one extra column that is no feature.
     (table_run / "new.csv").write_text("colour,note,price\nred,a,0.9\nblue,b,0.1\n")
     assert model.predict_file(table_run / "new.csv") == wanted
     answer = cli("predict", table_run / "m.safetensors", table_run / "new.csv", "--out", table_run / "out.csv")
@@ -133,7 +133,9 @@ def test_what_does_not_fit_is_a_sentence(table_run: Path, tmp_path: Path) -> Non
 
 @pytest.mark.skipif(shutil.which("model_signing") is None, reason="pip install model-signing pyOpenSSL")
 def test_an_export_is_signed_the_openssf_way(tmp_path: Path) -> None:
-    """The commands of docs/security.md; a changed model, an added file and another key are refused."""
+    """The commands of docs/security.md sign an export and verify it; they refuse a changed model, an added file and
+    another key.
+    """
     spec = small_spec(data={"clients": 4, "samples_per_client": 6}, stop={"target": 0.0, "max_rounds": 1})
     release = tmp_path / "release"
     release.mkdir()

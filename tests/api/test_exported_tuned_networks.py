@@ -1,4 +1,4 @@
-"""Heads on tuned networks as ONNX graphs: they say what `predict` says, and hold the frozen layers once."""
+"""Heads on tuned networks as ONNX graphs: they agree with `predict` and contain the frozen layers once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLIENTS, SAMPLES, GROUPS = 6, 6, 3
 
 
 class Residual(nn.Module):
-    """Layers of many kinds, some of them frozen where only the last are tuned."""
+    """Network with layers of many kinds, some of which are frozen if only the last ones are tuned."""
 
     last_layers = ("out",)
 
@@ -41,7 +41,7 @@ class Residual(nn.Module):
 
 
 class Bessel(nn.Module):
-    """An operation that no graph is written for."""
+    """Module with an operation that cannot be written as a graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,8 @@ def convolutions(path: Path) -> int:
     [
         ({"tune": "none"}, lambda left: 1),
         ({"tune": "merge"}, lambda left: 1 + (left > 0)),
-        ({"tune": "blocks", "block": 4}, lambda left: 1 + left),  # the public one and those of the groups left
+        # the public network and one network per remaining group
+        ({"tune": "blocks", "block": 4}, lambda left: 1 + left),
         ({"tune": "blocks", "block": 4, "trainable": "last"}, lambda left: 1),
     ],
 )

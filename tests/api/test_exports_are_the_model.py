@@ -1,4 +1,4 @@
-"""An exported graph is the whole model: random specs, random rows, the same answers as `sifu predict`."""
+"""Exported graphs on random specs and random rows: they give the same answers as `sifu predict`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def trained(folder: Path, rng: Rng, head: str, features: str, data: dict[str, An
         "local": {"rate": 0.1, "steps": 2},
         "stop": {"max_rounds": 1, "target": 0.0},
         "regularity": {"kind": "assumed" if kind in ("mlp", "cnn") else "measured"},
-        # A short norm: most rows are shortened to it.
+        # A small norm: most rows are scaled down to it.
         "features": {"kind": features, "norm": float(rng.choice([0.5, 3.0])), "count": 8 * (features != "none")},
     }
     if head == "ridge regression":
@@ -51,14 +51,14 @@ def labels(rng: Rng, head: str) -> Any:
 
 
 def check(run: sifu.Run, file: Path, inputs: dict[str, Any], own: Callable[[], nn.Module] | None = None) -> None:
-    """Check scores up to rounding, and decisions wherever rounding does not decide them."""
+    """Check that scores agree up to rounding, and decisions wherever the margin exceeds rounding."""
     model = sifu.load_model(run.export(file.parent / "m.safetensors"), module=own)
     rows = model.predict_rows(file)
     assert model.predict_file(file) == [row.prediction for row in rows]
     scores = np.array([list(row.scores.values()) for row in rows])
     single = model.description["dtype"] == "float32" or model.kind in ("cnn", "python")
     close = (1e-5 if single else 1e-10) * max(1.0, np.abs(scores).max())
-    assert np.ptp(scores, axis=0).max() > 10 * close  # a constant would agree with anything
+    assert np.ptp(scores, axis=0).max() > 10 * close  # constant scores would agree with anything
     sizes = np.sort(scores, axis=1)
     separate = sizes[:, -1] - sizes[:, -2] if scores.shape[1] > 1 else np.abs(scores[:, 0])
     for answer in answers_of_the_graph(run.export(file.parent / "m.onnx"), inputs):
@@ -123,7 +123,7 @@ TABLE = {
 
 
 def written(rng: Rng, path: Path, count: int, y: Any = None) -> dict[str, list[Any]]:
-    """Write a table with holes; return its columns of features."""
+    """Write a table with missing values; return its feature columns."""
     columns: dict[str, list[Any]] = {name: list(draw(rng, count)) for name, draw in COLUMNS.items()}
     for name, words in HOLES.items():
         columns[name] = [rng.choice(words) if rng.random() < 0.2 else value for value in columns[name]]
@@ -138,7 +138,7 @@ def written(rng: Rng, path: Path, count: int, y: Any = None) -> dict[str, list[A
 
 
 def fed(columns: dict[str, list[Any]]) -> dict[str, Any]:
-    """Return columns as the graph takes them: NaN where a number is missing, texts where there are categories."""
+    """Return columns as the graph expects them: NaN for missing numbers, strings for categories."""
     inputs = {}
     for name, values in columns.items():
         if name not in ("ward", "smokes"):
@@ -162,7 +162,7 @@ def test_tables(tmp_path: Path, head: str, features: str) -> None:
 
 
 def own_module(rng: Rng, shape: tuple[int, ...]) -> Callable[[], nn.Module]:
-    """Return a function that makes a random small network for samples of a shape, most with batch normalisation."""
+    """Return a function that makes a random small network for samples of `shape`, usually with batch normalisation."""
     width, norm, activation = int(rng.integers(3, 9)), rng.random() < 0.7, rng.choice([nn.Tanh, nn.ReLU, nn.GELU])
     affine, drops = bool(rng.random() < 0.5), bool(rng.random() < 0.5)
 
@@ -181,7 +181,7 @@ def own_module(rng: Rng, shape: tuple[int, ...]) -> Callable[[], nn.Module]:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
 @pytest.mark.parametrize("form", ["rows", "grid", "images", "table", "own.npz"])
 def test_modules_of_ones_own(tmp_path: Path, form: str, seed: int) -> None:
-    """With batch normalisation too, the recorded accuracy, `predict` and the graph use the same statistics."""
+    """Also with batch normalisation, the recorded accuracy, `predict` and the graph use the same statistics."""
     rng = np.random.default_rng([seed, len(form)])
     shape = {"rows": (7,), "grid": (3, 4), "images": (2, 5, 4), "table": (10,), "own.npz": (3, 5, 4)}[form]
     make, y = own_module(rng, shape), labels(rng, "softmax")
@@ -198,7 +198,7 @@ def test_modules_of_ones_own(tmp_path: Path, form: str, seed: int) -> None:
         )  # fmt: skip
         file, inputs = tmp_path / "new.csv", fed(written(rng, tmp_path / "new.csv", NEW_ROWS))
     else:
-        stored = (5, 4, 3) if form == "own.npz" else shape  # channels last, and bytes
+        stored = (5, 4, 3) if form == "own.npz" else shape  # channels last, stored as bytes
         draw = (lambda n: rng.integers(0, 256, (n, *stored), dtype=np.uint8)) if form == "own.npz" else (
             lambda n: rng.normal(size=(n, *stored)))  # fmt: skip
         x, file = draw(ROWS), tmp_path / "new.npz"
@@ -242,7 +242,9 @@ def test_what_predict_refuses_has_no_class_in_the_graph(tmp_path: Path) -> None:
 
 
 def test_control_rows_are_shortened_in_the_graph(tmp_path: Path) -> None:
-    """Rows beyond the norm have the scores of their direction; a linear head without that has ten times as much."""
+    """Rows longer than the norm get the scores of their direction; a linear head without scaling gives more than ten
+    times as much.
+    """
     rng = np.random.default_rng(7)
     np.savez(tmp_path / "own.npz", x=rng.random((ROWS, 7)), y=labels(rng, "ridge"), client=np.arange(ROWS) % 4)
     run = trained(tmp_path, rng, "ridge", "none", {"name": "npz", "file": str(tmp_path / "own.npz")})
@@ -265,5 +267,5 @@ def test_where_the_data_file_is_gone_the_graph_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_graph_is_written_to_the_same_bytes_every_time() -> None:
-    """Sets have another order in every process."""
+    """The order of cases is fixed; a set would have another order in every process."""
     assert list(_cases("n/a")) == ["n/a", "n/A", "N/a", "N/A"]

@@ -1,4 +1,4 @@
-"""Engines that are not sifu's own: what they keep from round to round cannot be seen (docs/theory.md, section 12.1)."""
+"""Engines from outside sifu: state that they keep between rounds cannot be seen (docs/theory.md, section 12.1)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPEC = small_spec(local={"rate": 0.05, "steps": 3}, stop={"target": 0.0, "max_ro
 
 
 class ServerMomentum(SimulatedFederation):
-    """FedAvg with momentum on the server, from round `since` on: the velocity outlives every request."""
+    """FedAvg with server momentum from round `since` on; the velocity survives every request."""
 
     since = 0
     velocity: Any = 0.0
@@ -38,7 +38,7 @@ class ServerMomentum(SimulatedFederation):
 
 
 class LateMomentum(ServerMomentum):
-    """Engine that keeps nothing in the first rounds, so that a probe of these sees nothing."""
+    """Engine that keeps no state in the first rounds, so that a probe of these rounds finds none."""
 
     since = 3
 
@@ -59,7 +59,9 @@ def test_an_engine_that_repeats_a_round_otherwise_is_refused(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("terms", [{"method": "scratch"}, {"sigma": 1.0}])
 def test_what_a_probe_cannot_see_is_assumed(tmp_path: Path, terms: dict[str, Any]) -> None:
-    """The claim that was false: the velocity of rounds with the client goes into the fresh model."""
+    """The velocity of rounds with the client changes the fresh model, so the level is conditional; it was once stated
+    as exact.
+    """
     run = sifu.train(SPEC, run=tmp_path / "run", engine=engine_of(LateMomentum))
     (outcome,) = run.forget(["client-001"], **terms)
     assert outcome.level == "conditional"

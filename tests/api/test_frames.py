@@ -1,4 +1,6 @@
-"""Frames of pandas and polars, tables of pyarrow and data sets of Hugging Face train as the same rows in a file do."""
+"""Frames of pandas and polars, tables of pyarrow and data sets of Hugging Face: they train like the same rows in a
+file.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def columns(rows: int = 60, seed: int = 0) -> dict[str, list[Any]]:
 
 
 class Column:
-    """A column that can only be iterated, like that of a data set on disk."""
+    """Column that can only be iterated, like a column of a data set on disk."""
 
     def __init__(self, values: list[Any]) -> None:
         self.values = values
@@ -90,7 +92,7 @@ def make(kind: str, values: dict[str, list[Any]]) -> Any:
 
 
 def numbers_of(run: sifu.Run) -> Numbers:
-    """Return the model's numbers, whose file is salted."""
+    """Return the numbers of the exported model without the salts."""
     arrays = load_file(run.export(run.folder.parent / "m.safetensors"))
     return {name: values.tolist() for name, values in arrays.items() if name != "salts"}
 
@@ -104,7 +106,7 @@ def write_csv(path: Path, values: dict[str, list[Any]]) -> Path:
 
 @pytest.fixture(scope="module")
 def from_file(tmp_path_factory: pytest.TempPathFactory) -> Numbers:
-    """Return the model that the same rows give from a CSV file, without P000 and P003."""
+    """Return the model trained on the same rows from a CSV file, without P000 and P003."""
     folder = tmp_path_factory.mktemp("file")
     data = KEYS | {"name": "table", "partition": "given", "file": str(write_csv(folder / "a.csv", columns()))}
     run = sifu.train(RIDGE | {"data": data}, run=folder / "run")
@@ -193,7 +195,7 @@ def test_what_is_wrong_with_a_frame_is_a_sentence(name: str, tmp_path: Path) -> 
 
 
 def test_a_model_is_exported_whole_when_its_data_are_gone(tmp_path: Path) -> None:
-    """Rows are read by the names of their columns, whatever their order, although the table is not there any more."""
+    """The exported model reads rows by column name, in any order, although the original table no longer exists."""
     file = write_csv(tmp_path / "a.csv", columns())
     data = KEYS | {"name": "table", "partition": "given", "file": str(file)}
     run = sifu.train(RIDGE | {"data": data}, run=tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Held-out accuracy: measured on rows of those who stay, shown with what it was measured on, gone with a forget."""
+"""Held-out accuracy: measured on rows of remaining clients, shown with their number, erased by a forget."""
 
 import json
 import shutil
@@ -90,7 +90,7 @@ def test_rows_of_a_forgotten_client_are_in_no_figure_after_it(trained: Path, tmp
     assert rows is not None
     assert rows.clients is not None
     assert after.rows == int(np.sum(rows.clients != "south")) < everyone.rows
-    # The counterfactual without the client has as many held-out rows.
+    # The counterfactual without the client has the same number of held-out rows.
     never = train(spec_of(write_table(tmp_path / "never.csv", without="south"), classes="0,1"), run=tmp_path / "never")
     assert never.status().held_out is not None
     assert never.status().held_out.rows == after.rows  # type: ignore[union-attr]
@@ -204,7 +204,9 @@ def test_a_confident_model_that_is_wrong_is_badly_calibrated() -> None:
 
 
 def test_advice_holds_every_way_against_the_same_held_out_rows(tmp_path: Path) -> None:
-    """A wide head fits whatever it was solved from, and rounds what they were trained on: neither is compared."""
+    """A wide head fits the rows it was solved from, and rounds fit their training rows, so advice compares held-out
+    rows.
+    """
     table = write_table(tmp_path / "heart.csv")
     spec = Spec.from_mapping(spec_of(table, classes="0,1"))
     advice = advise(spec)

@@ -1,4 +1,4 @@
-"""Caps on the level by what is drawn from clients' data before training: preprocessing, local rate, model shape."""
+"""Caps on the level by values derived from clients' data before training: preprocessing, local rate, model shape."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_preprocessing_of_own_data_is_not_known(tmp_path: Path) -> None:
 
 
 def test_a_shape_counted_from_labels_is_not_exact(tmp_path: Path) -> None:
-    """Only one site has class 2: even a model from scratch would have another shape without it."""
+    """Only one site has class 2, so without it even a model from scratch would have another shape."""
     fixed = {"data": {"preprocessing": "fixed"}}
     assert level(tmp_path, "a", fixed, arrays(rare=True), "site 5", method="scratch") == "conditional"
     shaped = fixed | {"model": {"outputs": 3}}
@@ -61,7 +61,7 @@ def test_a_rate_that_the_forgotten_client_decides_is_not_exact_unless_it_is_foun
     assert run.plan([other], method="scratch").level == "exact"
     assert run.plan([decides], method="scratch").level == "exact"
     assert run.plan([decides], sigma=1.0).level == "conditional"
-    copied = run.spec.local.rate * 0.999999  # as a person would copy it from a plan
+    copied = run.spec.local.rate * 0.999999  # nearly the automatic rate, as copied by hand from a plan
     by_hand = sifu.train(small_spec(local={"steps": 3, "rate": copied}), run=tmp_path / "by-hand")
     assert by_hand.plan([decides], method="scratch").level == "conditional"
     smaller = sifu.train(small_spec(local={"steps": 3, "rate": copied / 2}), run=tmp_path / "smaller")
@@ -81,7 +81,7 @@ def test_a_conditional_certificate_says_on_what_it_depends(tmp_path: Path) -> No
 
 
 def test_the_same_command_after_an_interruption_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`forget` with the same clients and terms finishes what it had begun, and says what came of it."""
+    """`forget` with the same clients and terms finishes the interrupted request and reports its outcome."""
     from sifu.run.training import RecordedTraining
 
     run = sifu.train(small_spec(), run=tmp_path / "run")

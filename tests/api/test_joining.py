@@ -1,4 +1,4 @@
-"""Clients that join a head in closed form: from Python, from a file, with what they gained; and what is refused."""
+"""Clients that join a closed-form head, from Python or from a file, also with additional records; and refused joins."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def kept_sum(folder: Path) -> Statistics:
 
 @pytest.mark.parametrize("keep", ["clients", "sum"])
 def test_joining_from_a_file_on_the_command_line(tmp_path: Path, keep: str, cli: Command) -> None:
-    """The run remembers the file: a later request of a run that keeps only the sum asks the newcomer again."""
+    """The run records the file: if it keeps only the sum, a later request reads the newcomer's data again."""
     clients = table_clients(5)
     founders = tmp_path / "founders.npz"
     np.savez(
@@ -111,7 +111,7 @@ def _with(sent: Statistics, **other: Any) -> Statistics:
 
 
 def _indefinite(sent: Statistics) -> Statistics:
-    """Set the products of two features beyond what their squares allow together with a third."""
+    """Return statistics whose Gram matrix is indefinite: the products of three features contradict each other."""
     gram = sent.gram.copy()
     size = int(min(gram[0, 0], gram[1, 1], gram[2, 2]) * 0.9)
     for row, column, sign in ((0, 1, 1), (0, 2, 1), (1, 2, -1)):
@@ -178,7 +178,7 @@ def test_another_feature_map_and_a_second_name_are_refused(tmp_path: Path) -> No
 
 
 def test_the_same_file_may_be_the_data_of_two_names(tmp_path: Path, cli: Command) -> None:
-    """The record knows who joined from a file; a client that it names has all of it."""
+    """One file can be joined under two names, and forgetting one of them leaves the other."""
     clients = table_clients(3)
     np.savez(tmp_path / "all.npz", x=clients[0].x, y=clients[0].y, client=np.arange(clients[0].samples) % 2)
     np.savez(tmp_path / "more.npz", x=clients[2].x, y=clients[2].y)
@@ -262,7 +262,9 @@ def test_a_newcomer_with_other_labels_is_refused_before_it_is_recorded(tmp_path:
 def test_a_run_with_a_newcomer_that_cannot_be_used_goes_on_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, keep: str
 ) -> None:
-    """Runs from before newcomers were checked may have one: it is left out and named, and can be forgotten."""
+    """A run of an earlier version may have an unusable newcomer: it is left out, named in the log, and can be
+    forgotten.
+    """
     clients, spec = table_clients(5), TABLE | {"keep": {"statistics": keep}}
     sifu.train(spec, run=tmp_path / "run", clients=clients[:3])
     bad = ClientData("c3", clients[3].x[:, :3], clients[3].y)

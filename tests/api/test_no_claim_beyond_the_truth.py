@@ -1,4 +1,4 @@
-"""Ways in which a certificate once said more than was true; each was reproduced before it was mended."""
+"""Cases in which a certificate once claimed more than was true; each was reproduced before it was fixed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def client_text(folder: Path, client: str, request: str) -> str:
     return " ".join(audit_client(client, folder / "certificates" / f"{request}.public.json").statements)
 
 
-# -- 1: what a client is told --------------------------------------------------------------------------------
+# -- 1: statements to clients ------------------------------------------------------------------------------------------
 
 
 def test_scope_latest_speaks_of_the_latest_model_alone(own_trained: Path, cli: Command) -> None:
@@ -58,7 +58,7 @@ def test_scope_latest_speaks_of_the_latest_model_alone(own_trained: Path, cli: C
 
 
 def test_one_number_for_one_risk(own_trained: Path, tmp_path: Path, cli: Command) -> None:
-    """0.702 in the certificate is 70.2 % wherever it is told, never 71."""
+    """A risk of 0.702 in the certificate is shown as 70.2 % everywhere, never as 71."""
     from sifu.report import write_report
 
     run = sifu.open_run(own_trained)
@@ -79,7 +79,7 @@ def test_one_number_for_one_risk(own_trained: Path, tmp_path: Path, cli: Command
 
 
 def test_nothing_is_said_to_have_been_done_that_was_not(tmp_path: Path, cli: Command) -> None:
-    """Nothing undone, nothing erased, no noise: the words are true or neutral."""
+    """If nothing was undone, erased or noised, the text does not claim that it was."""
     run = sifu.train(small_spec(server={"participation": "poisson(0.1)"}, stop={"max_rounds": 2}), run=tmp_path / "run")
     (rows,) = [run.reader().everyone()]
     idle = next(k for k in range(12) if k not in set(rows.clients.tolist()))
@@ -88,17 +88,17 @@ def test_nothing_is_said_to_have_been_done_that_was_not(tmp_path: Path, cli: Com
     text = public_text(cli, tmp_path / "run", "idle")
     for claim in ("went back", "Every kept model", "noise was added", "nothing of its data"):
         assert claim not in text
-    # Noise at the current model: something was added, nothing was undone.
+    # Noise at the current model: noise was added, but no round was undone.
     other = next(k for k in range(12) if k != idle)
     run.forget([f"client-{other:03d}"], "noised", method="noise_here", max_rounds=1)
     assert "Random noise was added to a model" in public_text(cli, tmp_path / "run", "noised")
     assert "went back" not in public_text(cli, tmp_path / "run", "noised")
 
 
-# -- 2: noise in training ------------------------------------------------------------------------------------
+# -- 2: noise in training ----------------------------------------------------------------------------------------------
 
 
-# -- 3: exact and replies that were refused ------------------------------------------------------------------
+# -- 3: exact levels after refused replies -----------------------------------------------------------------------------
 
 
 class Refused(SimulatedFederation):
@@ -111,7 +111,7 @@ class Refused(SimulatedFederation):
 
 @pytest.mark.parametrize("rule", ["round", "reply"])
 def test_whoever_was_asked_and_refused_is_not_untouched(tmp_path: Path, rule: Any, cli: Command) -> None:
-    """The server drops every round client 2 is asked in, so without it the model would be another one."""
+    """The server drops every round in which client 2 is asked, so without it the model would differ."""
     spec = Spec.from_mapping(small_spec(server={"rejected": rule, "participation": "poisson(0.5)"}))
     clients = clients_from_spec(spec)
     honest, resolved = engine_from_spec(spec, clients)
@@ -132,9 +132,10 @@ def test_whoever_was_asked_and_refused_is_not_untouched(tmp_path: Path, rule: An
     assert outcome.level == "conditional"
     assert [
         premise["name"] for premise in run.certificate("refused").body["premises"] if premise["status"] == "assumed"
-    ] == ["replies", "engine"]  # the engine that refuses is not sifu's own
+    ] == ["replies", "engine"]  # the refusing engine is not part of sifu
     assert verify_certificate(run.folder / "certificates" / "refused.auditor.json").problems == []
-    # A client that was not refused, but whose rounds others dropped, is no better off; a fresh model is.
+    # The same holds for a client whose rounds were dropped because of others; a fresh model needs only the engine
+    # premise.
     (outcome,) = run.forget(["client-005"], method="scratch", max_rounds=1)
     assert [
         premise["name"]
@@ -156,7 +157,7 @@ def test_a_fixed_number_of_clients_is_not_exact_on_the_path(tmp_path: Path) -> N
     assert verify(run.folder) == []
 
 
-# -- 4: fresh models of a user's factory ---------------------------------------------------------------------
+# -- 4: fresh models from a user's factory -----------------------------------------------------------------------------
 
 
 def test_a_factory_that_returns_its_trained_module_is_refused() -> None:
@@ -169,7 +170,9 @@ def test_a_factory_that_returns_its_trained_module_is_refused() -> None:
 
 
 def test_a_module_that_a_factory_hands_out_again_is_never_trained() -> None:
-    """It looks new when it is checked, and hands out the same one later: what is trained is a copy."""
+    """A factory that passes the check with a new module but later returns the same one again is harmless: copies are
+    trained.
+    """
     modules: list[torch.nn.Module] = []
 
     def factory() -> torch.nn.Module:
@@ -203,7 +206,7 @@ def test_the_initial_model_of_a_users_factory_is_trusted_and_said_so(tmp_path: P
     assert {premise.name: premise.status for premise in ours.plan(["client-001"]).premises}["initial model"] == "met"
 
 
-# -- 5: another engine ---------------------------------------------------------------------------------------
+# -- 5: another engine -------------------------------------------------------------------------------------------------
 
 
 def other_engines() -> dict[str, tuple[str, dict[str, Any]]]:
@@ -231,7 +234,7 @@ def test_a_run_goes_on_only_with_the_training_it_was_begun_with(tmp_path: Path, 
         sifu.open_run(tmp_path / "run", engine=engine).forget(["client-001"], sigma=1.0)
     with pytest.raises(InputError, match=named):
         sifu.train(base, run=tmp_path / "run", engine=engine)
-    if name != "clip":  # a new run is refused too, unless the spec says the same
+    if name != "clip":  # a new run is refused too, unless the spec agrees with the engine
         with pytest.raises(InputError, match=named):
             sifu.train(base, run=tmp_path / "new", engine=engine)
     sifu.train(changed, run=tmp_path / "agreed", engine=engine)
@@ -244,7 +247,7 @@ def test_what_an_engine_does_not_say_is_not_known(tmp_path: Path) -> None:
     run = sifu.train(spec, run=tmp_path / "run", engine=engine)
     assumed = {premise.name for premise in run.plan(["client-001"], sigma=9.0).premises if premise.status == "assumed"}
     assert {"preprocessing", "hyper-parameters"} <= assumed
-    # It cannot be continued by an engine that says more than was recorded, and claim that.
+    # An engine that states more than was recorded cannot continue the run and claim the additional facts.
     own_engine, _ = engine_from_spec(spec, clients)
     with pytest.raises(InputError, match="shape_from_labels"):
         sifu.open_run(run.folder, engine=own_engine).forget(["client-001"], sigma=9.0)
@@ -273,7 +276,7 @@ def test_two_copies_of_a_run_cannot_both_prove_on_one_budget(own_trained: Path, 
     assert delta_reached(10.0, 1.0 / together) > first.delta_reached
     body = again.certificate("second").body
     assert [premise["name"] for premise in body["premises"] if premise["status"] == "assumed"] == ["record"]
-    # Every later certificate says so, also of a fresh model, which does not depend on it.
+    # Every later certificate states it, even for a fresh model, which does not depend on the restored record.
     (third,) = again.forget(["client-004"], "third", method="scratch")
     assert third.level == "exact"
     assert "record" in {premise["name"] for premise in again.certificate("third").body["premises"]}
@@ -281,7 +284,7 @@ def test_two_copies_of_a_run_cannot_both_prove_on_one_budget(own_trained: Path, 
     assert verify(tmp_path / "back") == []
 
 
-# -- 7: rates that the data would have set -------------------------------------------------------------------
+# -- 7: rates derived from the data ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["softmax", "least_squares"])
@@ -295,14 +298,14 @@ def test_a_rate_copied_from_auto_is_not_given(tmp_path: Path, kind: str) -> None
     three_digits = float(f"{rate:.3g}")
     copied = sifu.train(small_spec(model={"kind": kind}, local={"rate": three_digits}), run=tmp_path / "copied")
     assert copied.plan([decides], method="scratch").level == "conditional"
-    for near in (rate / 2, 0.95 * rate, float(f"{rate:.1g}"), 0.137 * rate):  # how a rate was found cannot be told
+    for near in (rate / 2, 0.95 * rate, float(f"{rate:.1g}"), 0.137 * rate):  # nothing shows how such a rate was found
         given = sifu.train(small_spec(model={"kind": kind}, local={"rate": near}), run=tmp_path / f"{near}")
         said = {premise.name: premise.status for premise in given.plan([decides], method="scratch").premises}
         assert said["hyper-parameters"] in ("trusted", "assumed")
     assert verify(tmp_path / "copied") == []
 
 
-# -- 8 and 9: noise that the forgotten decide; what was spent ------------------------------------------------
+# -- 8 and 9: noise that depends on the forgotten clients; spent budgets -----------------------------------------------
 
 
 def test_the_stop_rule_is_named_under_not_covered(own_trained: Path, cli: Command) -> None:
@@ -322,7 +325,7 @@ def test_delta_reached_is_what_was_spent(own_trained: Path) -> None:
     assert (outcome.delta_reached, outcome.delta_at_most) == (plan.delta_reached, plan.delta_at_most)
     spent = run.certificate("much", "auditor").body
     assert spent["delta_reached"] == outcome.delta_reached
-    # It tells Psi, which is confidential: the public copy has the budget alone.
+    # `delta_reached` reveals Psi, which is confidential: the public copy states only the budget.
     assert "delta_reached" not in run.certificate("much").body
     changed = copy.deepcopy(spent)
     changed["delta_reached"] = 0.0
@@ -332,7 +335,9 @@ def test_delta_reached_is_what_was_spent(own_trained: Path) -> None:
 
 
 def test_before_training_the_verdict_names_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It once said that the noise is small next to a ratio of 1.2, because few rounds were predicted."""
+    """The verdict never calls the noise small if the ratio is large; it once did so at a ratio of 1.2, because few
+    rounds were predicted.
+    """
     from sifu.advice import advisor as advice
 
     spec = Spec.from_mapping(small_spec(stop={"target": 0.6, "max_rounds": 40}))
@@ -344,7 +349,9 @@ def test_before_training_the_verdict_names_its_reason(monkeypatch: pytest.Monkey
 
 
 def test_it_does_not_pay_where_few_rounds_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise may be small against what was learned, and a request nearly as slow as Scratch all the same."""
+    """A request that is nearly as slow as Scratch is not worthwhile, even if the noise is small against what was
+    learned.
+    """
     from sifu.advice import advisor as advice
     from sifu.methods.sifu import Sifu
 

@@ -1,4 +1,4 @@
-"""A user's own network and own data, from Python, end to end."""
+"""A user's own network and data, from Python, end to end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPEC: dict[str, Any] = {
 
 
 def small_cnn() -> nn.Module:
-    """Return a network for 1 x 8 x 8 images, three classes."""
+    """Return a network for 1 x 8 x 8 images and three classes."""
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4 * 4 * 4, 3)
     )
@@ -52,7 +52,7 @@ def arrays() -> dict[str, tuple[Any, Any]]:
 
 
 class Pairs(Dataset[Any]):
-    """A map-style data set that is no TensorDataset."""
+    """Map-style data set that is not a TensorDataset."""
 
     def __init__(self, x: Any, y: Any) -> None:
         self.x, self.y = x, y
@@ -91,7 +91,7 @@ def test_own_network_and_own_data(tmp_path: Path, way: str) -> None:
     (third,) = again.forget(["hospital 0"], method="scratch")
     assert third.level == "exact"
     assert again.verify().problems == []
-    # Reading needs neither model nor data.
+    # Reading the run needs neither model nor data.
     reading = sifu.open_run(tmp_path / "run")
     assert len(reading.outcomes()) == 3
     assert reading.verify().problems == []
@@ -259,7 +259,7 @@ def test_the_spec_may_be_a_spec_a_mapping_or_a_file(tmp_path: Path) -> None:
 
 
 class Remembers(nn.Module):
-    """A module that keeps a mean of the samples it has seen, in a plain attribute or in its class."""
+    """Module that keeps a mean of the samples it has seen, in a plain attribute or in its class."""
 
     everyones = torch.zeros(4)
 
@@ -280,7 +280,7 @@ class Remembers(nn.Module):
 
 @pytest.mark.parametrize("place", ["its own", "its class", "nowhere"])
 def test_a_module_that_remembers_samples_is_refused_or_begins_afresh(tmp_path: Path, place: str) -> None:
-    """Scratch from such a module was called exact, and what it remembered of the forgotten client stayed in it."""
+    """A module that remembers samples is refused or reset; Scratch from such a module was once certified as exact."""
     generator = np.random.default_rng(0)
     clients = {f"c{number}": (generator.normal(size=(6, 4)), np.arange(6) % 3) for number in range(4)}
     spec = {
@@ -300,11 +300,11 @@ def test_a_module_that_remembers_samples_is_refused_or_begins_afresh(tmp_path: P
         run = train()
         (outcome,) = run.forget(["c2"], method="scratch")
         assert outcome.level == "exact"
-        assert sifu.audit_run(run).contradictions == ()  # the same bits come out without the client
+        assert sifu.audit_run(run).contradictions == ()  # training without the client gives the same bits
 
 
 class Normalised(nn.Module):
-    """Batch normalisation, whose running statistics no round trains."""
+    """Module with batch normalisation, whose running statistics no round trains."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -316,7 +316,7 @@ class Normalised(nn.Module):
 
 
 def recorded_and_counted(run: sifu.Run, module: nn.Module) -> tuple[Any, list[int]]:
-    """Return correct predictions client by client: those that the engine counts, and those of a module."""
+    """Return correct predictions client by client: the counts of the engine, and the counts of a module."""
     with run.reader() as reader:
         vector = reader.load_model(reader.tip)
     recorded = run.engine().evaluate(vector, np.arange(len(arrays()))).correct.tolist()
@@ -341,7 +341,7 @@ def test_the_module_of_a_run_computes_as_its_accuracy_was_recorded(
 
 
 def test_an_exported_module_is_the_model_that_was_evaluated(tmp_path: Path) -> None:
-    """The share that is recorded is that of the file, too; a module in eval mode has other statistics."""
+    """An exported module has the recorded accuracy; the same module in eval mode uses other statistics and does not."""
     spec = SPEC | {"stop": {"target": 0.0, "max_rounds": 20}}
     run = sifu.train(spec, run=tmp_path / "run", model=Normalised, clients=arrays())
     with pytest.warns(SifuWarning, match="statistics of the batch"):
@@ -355,7 +355,8 @@ def test_an_exported_module_is_the_model_that_was_evaluated(tmp_path: Path) -> N
     with pytest.raises(InputError, match="cannot process 1 such samples at once"):
         loaded.predict(next(iter(arrays().values()))[0][:1])
     plain = Normalised().eval()
-    with pytest.raises(RuntimeError, match="running_mean"):  # no silent loading into other statistics
+    # the mismatch raises instead of loading other statistics silently
+    with pytest.raises(RuntimeError, match="running_mean"):
         plain.load_state_dict(load_file(path))
     plain.load_state_dict(load_file(path), strict=False)
     assert recorded_and_counted(run, plain)[0] != recorded_and_counted(run, plain)[1]
@@ -380,7 +381,7 @@ def test_buffers_that_are_not_trained_are_those_of_the_function(tmp_path: Path) 
 
 
 class Answers(nn.Module):
-    """Module that answers in the forms that some libraries return."""
+    """Module that returns its outputs in the forms that some libraries use."""
 
     def __init__(self, answer: str = "dict") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Premises of certificates on records restored from a backup or signed late; with groups and statistics too."""
+"""Premises of certificates on records that were restored from a backup or signed late, also with groups and statistics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def assert_verifies(folder: Path) -> None:
 
 
 def test_groups_in_a_restored_run_trust_the_record(tmp_path: Path) -> None:
-    """Backup, forget, restore with the certificate: the hit group's model does not come back, the request does."""
+    """After a restore with the certificate, the erased models of the client's group stay erased and the request is open
+    again.
+    """
     run = sifu.train(GROUPS, run=tmp_path / "run")
     anchor = run.backup(tmp_path / "backup.zip")
     run.forget(["client-001"], "gone", method="groups")
@@ -73,7 +75,8 @@ def test_statistics_of_a_forgotten_client_do_not_come_back(tmp_path: Path, keep:
     back = sifu.open_run(tmp_path / "back", clients=clients)
     (outcome,) = back.forget()
     assert (outcome.request, outcome.level) == ("gone", "exact")
-    assert premises(back, "gone")["record"] == "assumed"  # it lowers no level: the head is a fresh one
+    # this premise does not lower the level, because the head is a fresh one
+    assert premises(back, "gone")["record"] == "assumed"
     sifu.train(spec, run=tmp_path / "never", clients=[client for client in clients if client.name != "client-002"])
     heads = []
     for folder in ("back", "never"):

@@ -59,7 +59,9 @@ def refuse(*arguments: Any, **named: Any) -> Any:
 def test_a_request_reads_no_data_and_is_that_of_the_whole_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tune: str
 ) -> None:
-    """The control computes with the clients' data, as in a run that rebuilds its groups."""
+    """A request from files gives the same head as one that computes with the clients' data; the control does the
+    latter.
+    """
     spec = spec_of() if tune == "none" else spec_of(tune="blocks", block=3) | TUNED
     heads = {}
     for name in ("files", "data"):
@@ -78,9 +80,9 @@ def test_a_request_reads_no_data_and_is_that_of_the_whole_engine(
         assert run.verify().problems == []
         assert sifu_verifier.verify(tmp_path / name) == []
         heads[name] = _head(tmp_path / name)
-    if tune == "none":  # groups are drawn with a key of the run, so blocks of two runs differ
+    if tune == "none":  # a key of the run draws the groups, so blocks of two runs differ
         assert np.array_equal(heads["files"], heads["data"])
-    # The engine with data continues from there.
+    # An engine with data can continue this run.
     (again,) = sifu.open_run(tmp_path / "files", clients=clients_of()).forget(["c2"], compare_scratch=tune == "none")
     assert again.level == "exact"
 
@@ -143,7 +145,7 @@ PLAIN: dict[str, Any] = {"data": {"preprocessing": "fixed"}, "model": {"kind": "
 def test_no_request_measures_training_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, features: dict[str, Any], records: list[int] | None, keep: str
 ) -> None:
-    """Requests that need data do not evaluate them either; training and `evaluate` do, which is the control."""
+    """No request measures accuracy on training rows, even if it needs data; training and `evaluate` do (the control)."""
     spec = PLAIN | ({"features": features} if features else {}) | {"keep": {"statistics": keep}}
     run = sifu.train(spec, run=tmp_path / "run", clients=columns_of())
     assert run.status().accuracy is not None
@@ -191,7 +193,7 @@ def test_a_run_without_data_has_nothing_to_evaluate(tmp_path: Path) -> None:
 
 
 def test_the_command_evaluates_on_either_kind_of_rows(tmp_path: Path, cli: Command) -> None:
-    """A head on the inputs is evaluated as part of a request; the command returns the same figures."""
+    """`sifu evaluate` returns the accuracies that `status` shows, on training rows and on held-out rows."""
     spec = tmp_path / "spec.toml"
     spec.write_text('[data]\nname = "digits"\nclients = 5\nsamples_per_client = 20\n[model]\nkind = "ridge"\n')
     assert cli("train", spec, "--run", tmp_path / "run").code == 0

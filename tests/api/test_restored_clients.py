@@ -1,4 +1,4 @@
-"""A restore never brings back what a forgotten client had stored: updates, statistics, the model of its group."""
+"""Restores of old backups: a forgotten client's updates, statistics and group model never come back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def holding(folder: Path, what: str, client: int) -> list[str]:
-    """Return the files that hold something of a client."""
+    """Return the files that contain a client's contribution."""
     if what == "group_models":
         rows = query(folder, "SELECT m.node, g.members FROM models m JOIN group_models g ON m.node = g.node")
         return [str(node) for node, members in rows if client in json.loads(members)]
@@ -49,13 +49,13 @@ def test_what_a_forgotten_client_had_stored_does_not_come_back(tmp_path: Path, w
     again = sifu.open_run(back)
     assert again.verify().problems == []
     assert verify(back) == []
-    # The level that the certificate reached is not one that was asked for.
+    # The level in the certificate is not recorded as a required level.
     assert again.request_record("since").status.terms.level in (None, "none")
-    # Its client holds the certificate: what was forgotten once does not come back by a decision.
+    # The client holds the certificate, so no decision can undo the forgotten request.
     for decision in ("withdrawn", "refused"):
         with pytest.raises(InputError, match=f"was executed before the run was restored.*cannot be {decision}"):
             again.decide("since", decision, "a mistake")
-    # Nothing of the others was lost: the request can be executed again, and others after it.
+    # The other clients lost nothing: the request can be executed again, and so can later ones.
     (outcome,) = again.forget()
     assert outcome.request == "since"
     again.forget(["client-005"], level="none", **terms)
@@ -64,7 +64,7 @@ def test_what_a_forgotten_client_had_stored_does_not_come_back(tmp_path: Path, w
 
 
 def test_a_restoration_that_erased_too_little_is_found(tmp_path: Path) -> None:
-    """The control: with the operator's key, the event is made to say that nothing was erased."""
+    """Negative control: with the operator's key, the event is rewritten to state that nothing was erased."""
     spec, terms = CASES["statistics"]
     run = sifu.train(spec, run=tmp_path / "run")
     run.backup(tmp_path / "old.zip")

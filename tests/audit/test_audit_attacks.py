@@ -1,4 +1,6 @@
-"""Attacks on released models: scores that agree with the engine, rates with others, and counterfactuals told apart."""
+"""Attacks on released models: scores agree with the engine, rates with other libraries, and counterfactuals are told
+apart.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ def test_relearning_counts_rounds() -> None:
 
 
 def test_attacks_on_a_marked_run(tmp_path: Path) -> None:
-    """Everything the attacks bring, on images with watermarks."""
+    """An audit with attacks on images with watermarks reports every kind of result."""
     run = sifu.train(small_spec(data={"watermark": 5}), run=tmp_path / "run")
     run.forget(["client-000", "client-001"], sigma=0.5)
     report = audit_run(run, SMALL_ATTACKS)
@@ -109,7 +111,9 @@ def test_attacks_on_a_marked_run(tmp_path: Path) -> None:
 
 
 def test_a_release_that_forgets_nothing_is_told_by_the_shadows(tmp_path: Path) -> None:
-    """Negative control: hardly any noise, and an attack that knows each sample's scores with and without the client."""
+    """Negative control: with hardly any noise, an attack that knows each sample's scores with and without the client
+    succeeds.
+    """
     run = sifu.train(small_spec(data={"partition": "one_class"}), run=tmp_path / "run")
     run.forget(["client-000"], sigma=0.01, epsilon=1000.0, max_rounds=1)
     report = audit_run(run, SMALL_ATTACKS)

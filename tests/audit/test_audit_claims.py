@@ -1,4 +1,4 @@
-"""`audit_run` on runs that are what they say, and on runs that are not."""
+"""Audits by `audit_run`, of runs that keep their promises and of runs that break them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def certified_seeds(first: int, count: int) -> list[int]:
     [*certified_seeds(500, 3), *(pytest.param(s, marks=pytest.mark.slow) for s in certified_seeds(503, 17))],
 )
 def test_random_certified_runs_are_not_contradicted(tmp_path: Path, seed: int) -> None:
-    """Twenty runs with noise from the operating system; what later requests erased is said to be missing."""
+    """Twenty random runs with operating-system noise are not contradicted; nodes whose models were erased are counted
+    as missed.
+    """
     run = random_run(seed, tmp_path / "run")
     report = audit_run(run, QUICK)
     assert report.contradictions == ()
@@ -54,14 +56,16 @@ def test_every_control_is_caught_and_the_honest_operator_is_not(epsilon: float) 
     assert set(controls) == {"honest", "half the noise", "later node", "population accounting"}
     for value in controls.values():
         assert value.passed, value
-    # Teeth: on the designed worst case nearly all of the certified epsilon is shown.
+    # The audit has power: in the designed worst case it shows more than 60 % of the certified epsilon.
     assert controls["honest"].epsilon_shown > 0.6 * epsilon
     assert controls["honest"].epsilon_true == pytest.approx(epsilon, rel=1e-3)
     assert METHODS["sifu"] is Sifu
 
 
 def test_half_the_noise_is_seen_in_an_ordinary_run(tmp_path: Path) -> None:
-    """No designed task is needed: the noise that was drawn is in the model."""
+    """Half the recorded noise is found in an ordinary run, without a designed task, because the model contains the
+    drawn noise.
+    """
     with executed_by(HalfNoise):
         run = sifu.train(small_spec(), run=tmp_path / "run")
         run.forget(["client-000"], sigma=0.5)
@@ -71,7 +75,7 @@ def test_half_the_noise_is_seen_in_an_ordinary_run(tmp_path: Path) -> None:
 
 
 def test_a_changed_model_on_disk_is_not_what_the_rounds_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trainer that quietly does something else than the records say."""
+    """A trainer that does something other than the records state is found."""
     from sifu.engines.sim.simulator import SimulatedFederation
 
     honest = SimulatedFederation.run_round
@@ -126,7 +130,7 @@ def test_training_noise_cannot_be_replayed_and_that_is_said(tmp_path: Path) -> N
 
 
 def test_two_releases_count_together_in_scope_all(tmp_path: Path) -> None:
-    """A later request goes back before the first one's noise: its noise is charged to the first client as well."""
+    """A later request goes back before the first one's noise, and its noise is charged to the first client as well."""
     run = designed_run(tmp_path / "run", 3.0)
     with closing(run.reader()) as reader:
         sigma = reader.requests()[0].noise_std
@@ -150,7 +154,9 @@ def test_noise_is_told_from_other_noise() -> None:
 
 
 def test_one_draw_a_replay_has_the_law_of_whole_models() -> None:
-    """The projection of whole noise and the one normal drawn for it are told apart by no test of 20,000 draws."""
+    """A Kolmogorov-Smirnov test on 20,000 draws cannot distinguish projected model noise from the single normal that
+    replaces it.
+    """
     generator = np.random.default_rng(5)
     difference = generator.standard_normal(40) * 0.05
     sigma = 0.3
@@ -159,11 +165,12 @@ def test_one_draw_a_replay_has_the_law_of_whole_models() -> None:
     ratios = whole @ difference / sigma**2 - 0.5 * mu**2
     short, _ = _likelihood_ratios(mu, generator, 20_000)
     assert stats.ks_2samp(ratios, short).pvalue > 1e-3
-    assert stats.ks_2samp(ratios, short + 0.1 * mu).pvalue < 1e-3  # and would see a tenth of a deviation
+    # negative control: a shift by a tenth of a deviation is found
+    assert stats.ks_2samp(ratios, short + 0.1 * mu).pvalue < 1e-3
 
 
 def test_recorded_noise_is_found_again_by_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeded noise can be read off the model or drawn again: distances agree."""
+    """Seeded noise can be read off the model or drawn again; both give the same distances."""
     run = sifu.train(small_spec(privacy={"noise": "seeded"}), run=tmp_path / "run")
     run.forget(["client-000"], sigma=0.2, level="none")
     from_disk = audit_run(run, QUICK)

@@ -1,4 +1,4 @@
-"""`sifu audit` as it is typed: verdict, JSON, files and exit codes."""
+"""The `sifu audit` command: verdict, JSON, files and exit codes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_sound_run_passes_and_is_not_changed(own_run: Path, cli: Command) -> N
     assert told.code == 0
     assert "No contradiction" in told.out
     assert (own_run.parent / "elsewhere" / "audit.json").is_file()
-    assert cli("verify", own_run).code == 0  # what the audit wrote is none of the run's business
+    assert cli("verify", own_run).code == 0  # the audit's files do not disturb the verification of the run
 
 
 def test_a_contradicted_run_exits_with_3(own_run: Path, cli: Command) -> None:

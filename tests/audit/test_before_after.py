@@ -1,4 +1,6 @@
-"""Two releases compared: what was deleted is found where nothing protects it, and nothing is found where it was not."""
+"""Comparison of two releases: the attack finds the deleted record if nothing protects it, and finds none if none was
+deleted.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def gaussian_records(count: int, features: int, seed: int) -> np.ndarray:
 
 
 def ridge(phi: np.ndarray, targets: np.ndarray, relative: float) -> np.ndarray:
-    """Return the head of docs/theory.md, section 14.4, by least squares on rows that stand for the penalty."""
+    """Return the ridge head of docs/theory.md, section 14.4, by least squares with extra rows for the penalty."""
     width = phi.shape[1]
     penalty = relative * np.sum(phi * phi) / width
     rows = np.concatenate([phi, np.sqrt(penalty) * np.eye(width)])
@@ -46,7 +48,7 @@ def one_hot(labels: np.ndarray, outputs: int) -> np.ndarray:
 
 
 def trained(kind: str, phi: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Return a penalised softmax or logistic head at its minimum, by an optimiser that knows nothing of the attack."""
+    """Return a penalised softmax or logistic head at its minimum, by an optimiser that is independent of the attack."""
     shape = (phi.shape[1], targets.shape[1])
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -67,7 +69,7 @@ def trained(kind: str, phi: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def problem(kind: str, count: int = 300) -> tuple[Candidates, np.ndarray]:
-    """Return candidates with labels that follow a hidden head, and public samples of the same kind."""
+    """Return candidates whose labels follow a hidden head, and public samples of the same distribution."""
     phi, public = gaussian_records(count, 12, 1), gaussian_records(400, 12, 2)
     hidden = np.random.default_rng(3).normal(size=(13, 4 if kind == "softmax" else 1))
     noisy = phi @ hidden + np.random.default_rng(4).normal(size=(count, hidden.shape[1]))
@@ -132,7 +134,7 @@ def test_a_dropped_block_is_left_out_of_both_heads() -> None:
     assert attempt(heads, candidates, [20], 21).identified
     naive = TwoHeads(before[kept], after[kept], candidates.phi[np.ix_(stays, kept)], "ridge", 1e-3)
     fewer = Candidates.of_records(candidates.phi[:, kept], candidates.targets)
-    assert not attempt(naive, fewer, [20], 21).identified  # what the block held would pass for the record
+    assert not attempt(naive, fewer, [20], 21).identified  # otherwise the effect of the dropped block hides the record
 
 
 def test_releases_that_cannot_be_compared_are_refused() -> None:
@@ -158,7 +160,7 @@ def test_a_summary_counts_attempts() -> None:
 
 @pytest.fixture(scope="module")
 def head_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Make a run with a client and a record forgotten, all three releases, public samples and the candidates."""
+    """Make a run that forgets a client and then a record; export all three releases, public samples and the candidates."""
     folder = tmp_path_factory.mktemp("heads")
     files = {name: folder / f"{name}.safetensors" for name in ("first", "second", "third")}
     run = sifu.train(RIDGE_SPEC, run=folder / "run")
@@ -174,7 +176,7 @@ def head_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def candidate_file(head_run: dict[str, Path]) -> Path:
-    """Write the records of all clients as the run reads them, with their clients."""
+    """Write the records of all clients as the run reads them, with a column of client names."""
     from sifu.core.spec import Spec
     from sifu.run.clients_and_engine import clients_from_spec
 
@@ -281,7 +283,9 @@ def test_a_network_is_not_compared_and_the_audit_says_why(tmp_path: Path) -> Non
 
 
 def test_noise_on_every_release_hides_records(tmp_path: Path) -> None:
-    """The same run without noise is the positive control above: nearly every record is named there."""
+    """Noise on every release hides the records; the run without noise above, where nearly all are named, is the
+    positive control.
+    """
     spec = {**RIDGE_SPEC, "ridge": {"regularisation": 0.01}, "release": {"noise": 0.1}}
     run = sifu.train(spec, run=tmp_path / "run")
     records, _ = audit_run(run, AuditOptions(only_before_after=True, trials=50, seed=1)).before_after
@@ -294,7 +298,9 @@ def test_noise_on_every_release_hides_records(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tuned_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a run on digits of 20 clients; client-000's group was hit before, so that its clients are in no block."""
+    """Make a run of 20 clients on digits in which the group of client-000 was forgotten before, so that its clients are
+    in no block.
+    """
     sifu.allow_code("public_backbone:make")
     spec = {
         "data": {"clients": 20, "samples_per_client": 15},
@@ -350,7 +356,7 @@ HOSPITALS = Path(__file__).resolve().parents[3] / "shared" / "data" / "hospitals
 
 @pytest.mark.skipif(not HOSPITALS.is_dir(), reason="the hospitals' files are not beside the repository")
 def test_a_patient_of_four_hospitals_is_named_from_a_table(tmp_path: Path, cli: Command) -> None:
-    """The files of UCI as a table: 96 % of deleted patients were named among 726, from 182 public ones."""
+    """On the UCI files as a table, the attack named 96 % of deleted patients among 726 with 182 public ones."""
     lines = ["hospital,age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,ill"]
     for name in ("cleveland", "hungarian", "switzerland", "va"):
         for line in (HOSPITALS / f"processed.{name}.data").read_text(encoding="utf-8").splitlines()[1:]:

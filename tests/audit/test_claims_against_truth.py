@@ -1,6 +1,6 @@
-"""The promise itself, on random lives of runs: everything they claim is held against the truth, to the last bit.
+"""Random journeys of runs: every claim of a run is compared with the truth, to the last bit.
 
-`python benchmarks/random_audits.py --requests 1000` does the same a thousand times.
+`python benchmarks/random_audits.py --requests 1000` does the same for at least 1000 requests.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from sifu_verifier.calibration import charge_of
 pytestmark = pytest.mark.long
 
 QUICK = {"linear": 8, "network": 3, "groups": 1, "closed form": 1, "training noise": 2}
-"""A journey of each family that takes about a second."""
+"""Seed of a journey of each family that takes about a second."""
 CAUGHT_AT = {"psi": 0, "charges": 0, "noise": 0, "hit group": 5, "statistics": 1, "levels": 2, "names": 22,
              "names, exact": 29}  # fmt: skip
-"""A journey in which each cheat matters."""
+"""Seed of a journey in which each cheat matters."""
 
 
 @pytest.mark.parametrize("family", QUICK)
@@ -59,7 +59,9 @@ def test_every_family_and_control_is_sampled() -> None:
 
 
 def test_delta_by_another_way_of_counting() -> None:
-    """dp-accounting integrates the privacy loss; ours is the normal distribution in fifty digits."""
+    """dp-accounting, which integrates the privacy loss, agrees with our evaluation of the normal distribution in fifty
+    digits.
+    """
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
     for ratio, epsilon in ((1.0, 1.0), (2.0, 4.0)):
@@ -68,7 +70,9 @@ def test_delta_by_another_way_of_counting() -> None:
 
 
 def test_a_charge_beyond_every_number_is_infinite() -> None:
-    """Least noise for a client that drifted by nothing, under an accounting that certifies nothing: 1e-302."""
+    """A charge that overflows is infinite; noise near 1e-302 occurs for a client without drift, under an accounting
+    that certifies nothing.
+    """
     assert charge_of(0.1, 1e-301) == math.inf
     assert charge_of(0.0, 0.0) == 0.0
 
@@ -88,5 +92,5 @@ def test_another_world_may_diverge_and_is_infinitely_far_away_then() -> None:
     other = Diverging().models(None, (), [1], may_diverge=True)
     assert other[1] is None
     assert _separate(np.zeros(2), other[1]) == math.inf
-    with pytest.raises(OtherParticipantsError):  # the recorded run took place
+    with pytest.raises(OtherParticipantsError):  # the recorded run itself must not diverge
         Diverging().models(None, (), [1])

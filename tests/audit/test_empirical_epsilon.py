@@ -1,4 +1,6 @@
-"""The empirical bound on epsilon: never above the truth, near it where tests are sharp, and honest about its doubt."""
+"""Empirical lower bounds on epsilon: rarely above the truth, close to it if the tests are sharp, with a stated
+confidence.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def test_gaussian_epsilon_inverts_the_calibration(epsilon: float, delta: float) 
 
 def test_gaussian_epsilon_at_its_ends() -> None:
     assert gaussian_epsilon(0.0, 0.01) == 0.0
-    assert gaussian_epsilon(1e-4, 0.01) == 0.0  # delta alone covers it
+    assert gaussian_epsilon(1e-4, 0.01) == 0.0  # delta alone covers this difference
 
 
 def gaussian_counterfactuals(mu: float, replays: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -50,7 +52,7 @@ def test_a_fully_used_budget_is_nearly_shown(epsilon: float, share: float) -> No
 
 @pytest.mark.long
 def test_the_bound_is_wrong_as_seldom_as_it_says() -> None:
-    """500 audits of a mechanism that is exactly at its epsilon, each allowed to be wrong in one of ten."""
+    """Of 500 audits of a mechanism exactly at its epsilon, each with an error rate of one in ten, at most 75 are wrong."""
     epsilon, delta, mistake = 1.0, 0.01, 0.1
     mu = 1.0 / exact_multiplier(epsilon, delta)
     wrong = sum(
@@ -63,7 +65,9 @@ def test_the_bound_is_wrong_as_seldom_as_it_says() -> None:
 
 @pytest.mark.long
 def test_a_bound_without_a_second_half_would_be_wrong_far_too_often() -> None:
-    """The negative control: thresholds chosen and measured on the same replays, with the plain rates."""
+    """Negative control: thresholds chosen and evaluated on the same replays, with the plain rates, exceed the truth far
+    too often.
+    """
     epsilon, delta = 1.0, 0.01
     mu = 1.0 / exact_multiplier(epsilon, delta)
 
@@ -88,7 +92,7 @@ def test_nothing_is_shown_where_there_is_nothing() -> None:
 def test_the_other_side_is_tried_too() -> None:
     with_client, without = gaussian_counterfactuals(2.0, 5000, 1)
     assert epsilon_lower_bound(-with_client, -without, 0.0).epsilon > 1.0
-    rarely = np.where(np.arange(5000) % 50 < 2, 9.0, 0.0)  # seen only when the client was not there
+    rarely = np.where(np.arange(5000) % 50 < 2, 9.0, 0.0)  # occurs only without the client
     assert epsilon_lower_bound(np.zeros(5000), rarely, 0.0).side == "without"
 
 

@@ -1,4 +1,4 @@
-"""Exact certificates against the counterfactual without the client: digests, and attacks that reach nothing."""
+"""Exact certificates against the counterfactual without the client: equal digests, and attacks no better than chance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RIDGE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a run with two clients and then records of a third forgotten, exactly."""
+    """Make a run that exactly forgets two clients and then some records of a third."""
     folder = tmp_path_factory.mktemp("audit") / "run"
     run = sifu.train(RIDGE, run=folder)
     run.forget(["client-001", "client-002"])
@@ -42,14 +42,14 @@ def test_a_closed_form_is_the_world_without_the_client_to_the_bit(solved: Path) 
     (latest,) = (release for release in report.exact if release.request == "r2")
     assert latest.same_model
     assert latest.sum_recorded == latest.sum_without is not None
-    # The second request erased the first release: run and counterfactual agree, and no file is left to compare.
+    # The second request erased the first release, so no file is left to compare.
     assert {release.without for release in report.exact if release.request == "r1"} == {None}
     assert report.values()["exact"][-1]["same_model"]
 
 
 @pytest.mark.parametrize(("request_id", "samples"), [("r1", None), ("r2", 5)])
 def test_membership_is_at_chance_against_an_exact_release(solved: Path, request_id: str, samples: int | None) -> None:
-    """The attack reaches no more against the release than against a model that never saw the samples."""
+    """The attack is as successful against the release as against a model that never saw the samples: at chance."""
     options = AuditOptions(shadows=0, relearn_rounds=1, seed=1, request=request_id)
     report = audit_run(sifu.open_run(solved), options)
     assert report.attacks is not None
@@ -58,7 +58,7 @@ def test_membership_is_at_chance_against_an_exact_release(solved: Path, request_
     assert membership.loss is not None
     assert membership.loss["released"] == membership.loss["scratch"]
     if samples is None:
-        # About 250 samples: the area of a blind guess is 0.5 with a deviation of about 0.03.
+        # About 250 samples: a blind guess has area 0.5, with a standard deviation of about 0.03.
         assert abs(membership.loss["released"].area - 0.5) < 0.12
         assert membership.loss["before"].area > membership.loss["released"].area
     else:
@@ -95,7 +95,7 @@ def test_groups_are_replayed_in_both_worlds(tmp_path: Path) -> None:
 
 
 def test_a_hit_group_left_in_is_a_contradiction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: a merge that keeps the model of the client's own group."""
+    """Negative control: a merge that keeps the model of the client's own group is contradicted."""
     from sifu.run import group_state
 
     spec = small_spec(groups={"count": 3, "rounds": 2, "rebuild": "never"}, stop={"max_rounds": 4, "target": 0.0})
@@ -113,7 +113,7 @@ WIDE = small_spec(
     local={"rate": 0.05, "steps": 6},
     stop={"target": 0.0, "max_rounds": 5},
 )
-"""Sums of enough terms that their order shows in the last bits."""
+"""Spec whose sums have enough terms for their order to change the last bits."""
 
 
 def unequal_clients(sizes: tuple[int, ...] = (21, 30, 64, 17, 26)) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -146,7 +146,7 @@ def test_a_release_is_recomputed_by_an_engine_that_never_had_the_client(
 
 
 def test_a_layout_by_the_largest_client_is_a_contradiction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: the leaver decides how the others are padded, as it once did."""
+    """Negative control: a layout padded to the leaver's size, as in earlier versions, is contradicted."""
     monkeypatch.setattr(linear, "padded_rows", lambda samples, batch=None: np.full_like(samples, samples.max()))
     clients = unequal_clients()
     run = sifu.train(WIDE, run=tmp_path / "run", clients=clients, device="cpu")
@@ -157,7 +157,7 @@ def test_a_layout_by_the_largest_client_is_a_contradiction(tmp_path: Path, monke
 
 
 def test_what_cannot_be_recomputed_is_said(tmp_path: Path) -> None:
-    """An engine without the client cannot be built where one was handed over."""
+    """An audit notes that it cannot build an engine without the client if the run's engine was passed in."""
     spec = sifu.Spec.from_mapping(small_spec(local={"rate": 0.05, "steps": 3}))
     engine, _ = federation.engine_from_spec(spec, federation.clients_from_spec(spec))
     run = sifu.train(spec, run=tmp_path / "run", engine=engine)

@@ -1,4 +1,4 @@
-"""The table of `--method auto` against every single method: the committed one, and a run of it."""
+"""Comparison of `--method auto` with every single method: the committed table, and a run of the benchmark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_auto_is_never_far_from_the_best_nor_below_the_level() -> None:
     assert len(rows) >= 40
     assert set(rows) == {case.name for case in cases}
     beyond = {name: ratio_of(row) for name, row in rows.items() if ratio_of(row) > LARGEST_RATIO}
-    # Groups of three clients with one class each: exact ways are chosen by what a run is made of, not by predictions.
+    # Groups of three clients with one class each: `auto` ranks exact methods by a fixed rule, not by predictions.
     assert beyond == {EXACT_BY_RULE: pytest.approx(49.0 / 34.0)}
     assert rows[EXACT_BY_RULE]["auto"] == "groups"
     for name, row in rows.items():

@@ -1,4 +1,4 @@
-"""The accuracies on the page about closed-form heads are those of the committed rows."""
+"""The accuracies on the page about closed-form heads equal the committed rows."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def test_hospitals_and_patients_leave_as_the_page_says() -> None:
     for row in measured:
         *patient, name = row["leaves"].split(" of ")
         areas = patients.split(" or ") if patient else [shown[name]]
-        assert any(abs(float(area) - row["area_after"]) <= 0.00051 for area in areas), row["leaves"]  # rounded twice
+        # tolerance for rounding twice
+        assert any(abs(float(area) - row["area_after"]) <= 0.00051 for area in areas), row["leaves"]
     for title in list(HOSPITALS.values())[1:]:
         assert f"after {title} " in hospitals
 
@@ -114,7 +115,7 @@ def test_requests_of_the_head_stand_next_to_those_of_the_network() -> None:
         assert {(row["rounds"], row["bytes_sent"], row["level"]) for row in rows} == {("0", "0", "exact")}
     seconds = [statistics.median(float(row["seconds"]) for row in rows) for rows in head.values()]
     assert f"a median of {min(seconds):.1f} to {max(seconds):.1f} seconds" in page
-    # The network's rows are another experiment's, and may be measured again: it is their size that counts here.
+    # The network's rows belong to another experiment and may be measured again; only their magnitude matters here.
     network = requests("sequential", "scratch", "preset", "paper")
     for column, unit, pattern in (
         ("rounds", 1.0, r"takes ([\d,]+) to ([\d,]+) rounds per request"),

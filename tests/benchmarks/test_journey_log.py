@@ -1,4 +1,4 @@
-"""A log of random journeys: a killed process loses what was in flight, and nothing counts twice."""
+"""Log of random journeys: a killed process loses only unfinished journeys, and none counts twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from journey_log import EVERY_FAMILY, Line, Log, family_of, missing
 
 
 def log_of(file: Path, *seeds: int) -> Log:
-    """Return a log with these runs, of two requests each."""
+    """Return a log with these journeys, of two requests each."""
     log = Log(file)
     with file.open("a", encoding="utf-8") as stream:
         for seed in seeds:

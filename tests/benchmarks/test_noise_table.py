@@ -1,4 +1,4 @@
-"""The table of `--sigma auto` against a grid: how its figures are made of draws."""
+"""Comparison of `--sigma auto` with a grid: how the figures are computed from draws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def draws(rounds: list[int], predicted: int = 10) -> list[list[dict[str, Any]]]:
 
 
 def test_the_best_of_equals_is_not_judged_by_its_luck() -> None:
-    """Twelve sigmas that are all alike: the luckiest looks 20 % better than they are, the judged one does not."""
+    """Among twelve equally good sigmas, the best mean is more than 20 % below the true mean, and the judged mean is
+    not.
+    """
     rng = np.random.default_rng(1)
     lucky, judged = [], []
     for _ in range(200):

@@ -41,7 +41,9 @@ def test_control_hopeful_predictions_are_seen() -> None:
 
 @pytest.mark.slow
 def test_intervals_hold_on_tasks_drawn_anew(tmp_path: Path) -> None:
-    """Ten tasks of digits and made-up data, two draws each: far from the aim would be a broken forecast."""
+    """The intervals hold on ten new tasks of digits and synthetic data with two draws each; the thresholds only catch a
+    broken forecast.
+    """
     rows = [measure(draw_task(29, number, data=False), tmp_path, None, 2) for number in range(10)]
     report = Calibration.of(rows)
     assert report.tasks >= 8

@@ -1,4 +1,4 @@
-"""Tables of a user's own: as good as scikit-learn on the pooled rows, exact, and exported without a difference."""
+"""User tables: as accurate as scikit-learn on the pooled rows, exact, and with exports that agree."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_tables_are_as_good_as_pooled_ones_and_forget_exactly(measured: list[dic
     for row in measured:
         assert row["levels"] == ("exact", "exact"), row
         assert row["ours"] >= row["pooled"] - WITHIN, row
-        # Texts are read in single precision, in another order of sums than a text read alone.
+        # Texts are read in single precision, and a batch is summed in another order than a single text.
         assert row["export"] <= (1e-4 if row["table"] == "texts" else 1e-9), row
         assert row["verified"], row
 
 
 def test_the_pooled_figure_notices_rows_that_say_nothing() -> None:
-    """The negative control: a figure of shuffled labels is far away, so a comparison within 0.01 means something."""
+    """Negative control: with shuffled labels the pooled figure is far lower, so agreement within 0.01 is meaningful."""
     pytest.importorskip("sklearn")
     table = own_tables.hospitals(600)
     halves = np.arange(400), np.arange(400, 600)

@@ -1,4 +1,4 @@
-"""The table of docs/release-noise.md is that of the measurements, and noise alone costs what the page says."""
+"""The table of docs/release-noise.md equals the measurements, and so does its stated cost of noise."""
 
 from __future__ import annotations
 

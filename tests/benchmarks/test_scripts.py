@@ -1,4 +1,4 @@
-"""Every benchmark can be started: what it imports from the library is still there."""
+"""Every benchmark can be started: its imports from the library still exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 COMMANDS = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
 PEERS = {"peers.fedlab", "peers.flower", "peers.fluke", "peers.pfl"}
-"""Each is run by an environment that has its framework."""
+"""Scripts that run in separate environments with their frameworks."""
 PARTS = sorted({f"{path.parent.name}.{path.stem}" for path in BENCHMARKS.glob("*/*.py")} - PEERS)
 
 
@@ -27,7 +27,7 @@ def test_only_commands_are_started() -> None:
         for path in BENCHMARKS.rglob("*.py")
         if "__main__" in path.read_text(encoding="utf-8")
     }
-    contestants = {"ours", "plain", "fedlab", "flower", "fluke", "pfl", "roofline"}  # by compare.py
+    contestants = {"ours", "plain", "fedlab", "flower", "fluke", "pfl", "roofline"}  # started by compare.py
     assert started == {f"{name}.py" for name in COMMANDS} | {f"peers/{name}.py" for name in contestants}
 
 

@@ -1,7 +1,7 @@
 """sifu against the plain loop on a small workload A, as a ratio: a guard against becoming slow, not a measurement.
 
-Both run in this process on one thread, in turn, and the best turn of each counts. Processor time is compared, not
-the clock: it hardly changes when others are busy on the machine.
+Both run alternately in this process on one thread, and the best turn of each counts. The test compares processor time,
+which hardly depends on other work on the machine, not elapsed time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TURNS, ROUNDS, AT_LEAST = 5, 1, 2.0
 
 @pytest.fixture
 def workload(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Workload:
-    """Make synthetic data in the shape of A, whatever lies on this machine."""
+    """Make synthetic data in the shape of workload A, whatever data this machine has."""
     monkeypatch.delenv("SIFU_DATA", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     return make(SMALL)
@@ -56,7 +56,7 @@ def test_tracked_rounds_are_at_least_twice_as_fast_as_the_plain_loop(workload: W
         lambda number: plain.round(workload.participants(number)),
         lambda number: ours.round(np.array(workload.participants(number))),
     )
-    # The same rounds with the same clients: the speed is for the same work.
+    # Both did the same rounds with the same clients, so the times compare the same work.
     assert total_loss(workload, ours.parameters()) == pytest.approx(total_loss(workload, plain.model), rel=1e-4)
     assert plain_time / our_time >= AT_LEAST
 

@@ -41,7 +41,7 @@ def test_packages_of_one_source_are_one_row_of_their_maintainer(tmp_path: Path) 
     data = sets.text_table("debian", tmp_path, tmp_path, given, 0)
     rows = rows_of(tmp_path / "debian.csv")
     assert [row["client"] for row in rows] == ["m0", "m0", "m1", "m1"]
-    assert {row["label"] for row in rows} == {"utils"}  # the package that has the name of its source
+    assert {row["label"] for row in rows} == {"utils"}  # the package named like its source
     assert rows[0]["text"] == f"Tool number {rows[0]['id']} does something . and more"
     assert (data["classes"], data["held_out"], data["text"]) == ("utils", 0.2, "text")
 

@@ -1,4 +1,4 @@
-"""The map of ways: drawn from committed tables alone, and every mark follows from the rows."""
+"""Map of methods: drawn from committed tables alone, and every mark follows from the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input gets a sentence and a stable exit code, never a traceback, and nothing is changed."""
+"""Bad input gets a one-line message and a stable exit code, never a traceback, and changes nothing."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_bad_requests(cli: Command, run_read_only: Path, command: str, arguments
 def test_figures_at_the_edge_of_floats_end_in_a_sentence(
     cli: Command, own_run: Path, arguments: list[str], word: str
 ) -> None:
-    """Refused or executed, but never an endless loop, a traceback or an unexpected error."""
+    """Extreme figures are refused or executed, but never cause an endless loop, a traceback or an unexpected error."""
     for command in ("plan", "forget"):
         answer = cli(command, own_run, *arguments)
         assert answer.code in (0, 2, 4), answer.err
@@ -346,7 +346,7 @@ def test_another_schema_is_refused(cli: Command, own_run: Path, tmp_path: Path, 
     ],
 )
 def test_reading_a_damaged_run_is_no_unexpected_error(cli: Command, own_run: Path, damage: str) -> None:
-    """Damage that keeps a command from answering is exit code 5 with a sentence; verify calls it 3."""
+    """Damage that prevents an answer gives exit code 5 with a message, and exit code 3 in `verify`."""
     connection = sqlite3.connect(own_run / "run.db", isolation_level=None)
     connection.execute(damage)
     connection.close()
@@ -374,7 +374,7 @@ def test_training_into_a_folder_with_something_else_in_it_is_refused(
 
 @pytest.mark.parametrize("name", ["models", "certificates", ".new", "operator.key"])
 def test_training_never_deletes_what_it_did_not_make(cli: Command, tmp_path: Path, spec_file: Path, name: str) -> None:
-    """A folder of one's own that happens to be called like one of ours."""
+    """Training keeps a user's folder or file that has the name of one of sifu's."""
     folder = tmp_path / "project"
     precious = folder / name if name == "operator.key" else folder / name / "precious.bin"
     precious.parent.mkdir(parents=True)
@@ -382,7 +382,7 @@ def test_training_never_deletes_what_it_did_not_make(cli: Command, tmp_path: Pat
     answer = cli("train", spec_file, "--run", folder)
     assert precious.exists(), "a file that sifu did not make was deleted"
     assert precious.read_bytes() == b"years of work"
-    assert answer.code == (5 if name == "operator.key" else 2)  # a key without a run is a run that lost its database
+    assert answer.code == (5 if name == "operator.key" else 2)  # a key without a database belongs to a damaged run
 
 
 def test_exporting_to_a_place_that_is_not_there(cli: Command, own_run: Path, tmp_path: Path) -> None:
@@ -481,7 +481,7 @@ def test_what_cannot_be_certified_as_asked_changes_nothing(
     answer = cli("forget", run.folder, "--clients", "client-003", "--sigma", "0.5", *arguments)
     check_refused(answer, 4, "nothing was changed", reason)
     assert state(run.folder) == before
-    # A request may wait in the queue, and is refused there too.
+    # A request can also wait in the queue, and is refused there too.
     assert cli("request", run.folder, "--clients", "client-003", "--sigma", "0.5").code == 0
     before = state(run.folder)
     check_refused(cli("forget", run.folder, *arguments), 4, reason)
@@ -502,7 +502,7 @@ def test_usage_errors_have_exit_code_2_and_no_traceback() -> None:
 
 
 def test_a_path_that_cannot_be_used_is_named(cli: Command, tmp_path: Path) -> None:
-    """A wrong path is the operator's to mend, not an unexpected error."""
+    """A wrong path is reported as the operator's mistake, not as an unexpected error."""
     file = tmp_path / "file"
     file.write_text("")
     for arguments in (

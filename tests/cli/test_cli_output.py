@@ -1,4 +1,4 @@
-"""Output of every command: help that loads nothing heavy, one JSON object, and a line in the docs."""
+"""Output of every command: help without heavy imports, one JSON object, and an entry in the docs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEAVY = ["torch", "matplotlib", "flwr", "sklearn", "scipy", "cryptography", "PIL
 
 
 def one_object(answer: Answer) -> dict[str, Any]:
-    """Return the one JSON object on stdout; nothing else may be there."""
+    """Return the JSON object on stdout; fail if there is any other output."""
     value = json.loads(answer.out)
     assert isinstance(value, dict)
     assert "NaN" not in answer.out
@@ -38,7 +38,7 @@ def test_the_commands_are_those_of_the_design() -> None:
 
 
 def test_help_of_every_command_loads_nothing_heavy() -> None:
-    """One process asks all commands for their help and then looks at what was imported."""
+    """One process asks all commands for their help and then checks which modules were imported."""
     program = f"""
 import sys
 from sifu.cli.main import main
@@ -67,7 +67,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_commands_that_only_read_a_run_do_without_torch(trained_run: Path) -> None:
-    """They start in half the time. One process asks them all; importing torch would fail in it."""
+    """Commands that only read a run work in a process in which importing torch fails; they start in half the time."""
     folder = str(trained_run)
     commands = [
         ["status", folder],
@@ -108,7 +108,7 @@ def test_no_arguments_show_the_help(cli: Command) -> None:
 
 @pytest.mark.long
 def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The authority that test_timestamps makes answers there; here it is not asked.
+    # test_timestamps has an authority that answers; here none is asked.
     monkeypatch.setattr("sifu.api.run.timestamp_authority", lambda: "http://127.0.0.1:9/")
     monkeypatch.setattr("sifu.api.run.fetch_timestamps", lambda writer, address: (["mine.public.json"], [], ""))
     spec = tmp_path / "spec.toml"
@@ -138,7 +138,7 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path, monk
         "purge": [own_run],
         "backup": [own_run, tmp_path / "backup.zip"],
         "restore": [tmp_path / "backup.zip", tmp_path / "restored"],
-        "report": [own_run],  # after purge, which erases it
+        "report": [own_run],  # the report comes after purge, which erases it
     }  # fmt: skip
     np.savez(tmp_path / "rows.npz", x=np.zeros((2, 64)))
     grouped = tmp_path / "grouped"
@@ -205,14 +205,14 @@ def test_json_of_a_failed_verification(cli: Command, own_run: Path) -> None:
 
 
 def test_a_client_called_json_does_not_change_the_format(cli: Command, own_run: Path) -> None:
-    """`json` among the words is not `--format json`."""
+    """A client called `json` is not read as `--format json`."""
     answer = cli("plan", own_run, "--clients", "json", "--format", "text")
     assert answer.code == 2
     assert answer.out == ""
 
 
 def test_names_in_brackets_are_printed_as_they_are(cli: Command, tmp_path: Path) -> None:
-    """Client names are a user's own: rich must not read them as markup."""
+    """Client names may contain brackets; rich must not read them as markup."""
     import numpy as np
 
     generator = np.random.default_rng(0)
@@ -271,7 +271,7 @@ def test_text_output_of_a_whole_story(cli: Command, own_trained: Path, tmp_path:
 
 
 def test_the_status_says_when_psi_rests_on_an_assumption(cli: Command, own_trained: Path, tmp_path: Path) -> None:
-    """B of a network is assumed; the authors' accounting bounds nothing."""
+    """The status says that B of a network is assumed and that the authors' accounting bounds nothing."""
     proven = " ".join(cli("status", own_trained).out.split())
     assert "Psi bounds how far a client can have moved the current model." in proven
     assert "whatever its data" not in proven
@@ -325,7 +325,7 @@ def test_what_people_read_of_groups(cli: Command, tmp_path: Path) -> None:
     folder = tmp_path / "grouped"
     spec = spec_for("groups", stop={"target": 0.99, "max_rounds": 5}, groups={"rebuild": "later"})
     names = [client.name for client in sifu.train(spec, run=folder).status().clients]
-    with RunReader(folder) as reader:  # the key is drawn by chance: a group may have one member, or none
+    with RunReader(folder) as reader:  # the key is random: a group may have one member, or none
         key = bytes.fromhex(reader.value("group_key"))
         members = members_by_group(key, names, range(len(names)), reader.spec["groups"]["count"])
     leaving = names[max(members, key=len)[0]]

@@ -1,4 +1,4 @@
-"""Commands during a writer's work, and Ctrl-C: second writers are refused, readers answer, nothing is lost."""
+"""Commands during a writer's work, and Ctrl-C: second writers are refused, readers get answers, nothing is lost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def long_spec(tmp_path: Path) -> Path:
 
 
 def wait_for_rounds(folder: Path, process: subprocess.Popen[str], at_least: int, branch: int = 0) -> int:
-    """Wait until this many rounds of a branch are in the database; return how many there are."""
+    """Wait until the database has `at_least` rounds of a branch; return their number."""
     for _ in range(6000):
         if (folder / "run.db").exists():
             try:
@@ -78,7 +78,7 @@ def test_ctrl_c_loses_nothing(cli: Command, tmp_path: Path, long_spec: Path) -> 
     assert answer.code == 0, answer.err
     assert answer.json["phase"] == "ready"
     assert answer.json["rounds_run"] == 1500
-    # And now during a request: it stays in the ledger, half-way, and is finished first.
+    # An interrupted request stays in the ledger and is finished first.
     process = start_cli("forget", folder, "--clients", "client-003", "--sigma", "0.3", "--format", "json")
     wait_for_rounds(folder, process, 5, branch=1)
     process.send_signal(signal.SIGINT)
@@ -141,7 +141,7 @@ def test_a_request_beside_a_writer_waits_in_the_inbox(cli: Command, own_run: Pat
         assert query(own_run, "SELECT COUNT(*) FROM requests WHERE request = 'mine'") == [(0,)]
     finally:
         writer.close()
-    # The writer went away without looking: the next one takes the request in.
+    # The writer closed without reading the inbox: the next writer ingests the request.
     assert cli("forget", own_run).code == 0
     assert query(own_run, "SELECT status FROM requests WHERE request = 'mine'") == [("done",)]
     assert list((own_run / "inbox").iterdir()) == []
@@ -150,7 +150,7 @@ def test_a_request_beside_a_writer_waits_in_the_inbox(cli: Command, own_run: Pat
 
 @pytest.fixture
 def busy_writer(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    """Start a process that commits after every round, as fast as it can."""
+    """Start a process that trains and commits after every round."""
     folder = tmp_path / "busy"
     program = (
         "import sys, sifu\n"
@@ -174,7 +174,7 @@ def busy_writer(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
 
 
 def test_readers_beside_a_busy_writer(cli: Command, busy_writer: tuple[Path, subprocess.Popen[str]]) -> None:
-    """Status and plan answer, and verify finds nothing wrong in a run that is being written."""
+    """Status and plan succeed, and verify finds no problem in a run that is being written."""
     folder, process = busy_writer
     problems = []
     for _ in range(12):
@@ -193,7 +193,7 @@ def test_readers_beside_a_busy_writer(cli: Command, busy_writer: tuple[Path, sub
 def test_the_released_model_can_be_exported_beside_a_retraining(
     cli: Command, own_trained: Path, tmp_path: Path
 ) -> None:
-    """While a request is being executed there is no released model: a sentence, not a half-trained one."""
+    """During a request the export is refused with a message: no half-trained model is written."""
     run = sifu.open_run(own_trained)
     answers = []
 

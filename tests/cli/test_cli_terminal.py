@@ -1,4 +1,4 @@
-"""Nothing a stranger wrote reaches the terminal as a command: no escape sequence in sentences, lists or tables."""
+"""Text from strangers reaches the terminal without escape sequences: in sentences, lists and tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def test_a_sentence_about_bad_input_quotes_it_harmlessly(own_trained: Path, cli:
 
 
 def test_reasons_and_letters_are_shown_harmlessly(own_trained: Path, cli: Command) -> None:
-    """A reason is free text, and a message is a file that anyone may have put there."""
+    """Reasons are free text, and anyone may have put a message into the inbox; both are printed without escape
+    sequences.
+    """
     assert cli("request", own_trained, "--clients", "client-001", "--id", "q").code == 0
     assert cli("requests", "decide", own_trained, "q", "refused", "--reason", f"{CLEAR}because").code == 0
     (own_trained / "inbox").mkdir(exist_ok=True)

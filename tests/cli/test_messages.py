@@ -1,4 +1,4 @@
-"""Messages that once misled: each names the thing, the value that was there, and what to do."""
+"""Messages that once misled: each names the object, the value found and what to do."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_client_that_loses_records_is_not_counted_as_gone(tmp_path: Path, capl
 
 
 def test_one_round_is_no_rounds(capsys: pytest.CaptureFixture[str]) -> None:
-    """A request that takes a round, within an interval or without one."""
+    """Predicted rounds are written as "1 round" or "4 rounds", with or without an interval."""
     from types import SimpleNamespace
 
     from sifu.advice.training_options import TrainingOption

@@ -1,4 +1,6 @@
-"""No input ends a command with exit code 1, an unexpected error: known cases, and seeded draws over all commands."""
+"""Commands on hostile input: known cases and seeded draws over all commands never end with exit code 1, an unexpected
+error.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,7 @@ def test_a_clock_beyond_what_can_be_written(
 
 
 def odd_files(folder: Path, run: Path) -> list[str]:
-    """Write files and folders of every kind that a command might be pointed at."""
+    """Write files and folders of every kind that a user might pass to a command."""
     folder.mkdir()
     contents: dict[str, bytes] = {
         "empty": b"", "zeros": bytes(4096), "deep.json": b"[" * 100_000, "deep.toml": b"a = " + b"[" * 100_000,
@@ -129,7 +131,7 @@ WORDS = (
     *("file:", "http://", "command:", "client-000", "client-000,client-000", "auto", "\n", "[", "a=b", "1,2,3"),
 )
 LEFT_OUT = {"demo", "serve", "advise", "--help", "--install-completion", "--show-completion", "--follow"}
-"""Commands that go on for long, and what is not ours."""
+"""Commands that run for long, and commands or options that typer provides."""
 
 
 def every_command() -> list[tuple[list[str], list[Any]]]:
@@ -145,7 +147,7 @@ def every_command() -> list[tuple[list[str], list[Any]]]:
 
 
 def drawn_arguments(draw: random.Random, parameters: list[Any], odd: list[str], run: str) -> list[str]:
-    """Draw some arguments and options of a command with values that are right, odd or absurd."""
+    """Draw some arguments and options of a command, with correct, odd or absurd values."""
 
     def value(parameter: Any) -> str:
         choices = list(getattr(parameter.type, "choices", ())) or [run]

@@ -1,4 +1,4 @@
-"""Files that are nearly right get one clear line each: descriptions of models, arrays, tables, authorities, disks."""
+"""Slightly wrong files get one clear line each: descriptions of models, arrays, tables, authorities, disks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sifu.store.reader import RunReader
 
 
 def check_one_line(answer: Any, code: int, *words: str) -> None:
-    """Check a refusal of one sentence; an error that the code cannot name itself is a program error."""
+    """Check that the refusal is one sentence without a traceback or the word `unexpected`."""
     assert answer.code == code, (answer.code, answer.out, answer.err)
     flat = " ".join(answer.err.split())
     assert "Traceback" not in flat
@@ -82,7 +82,7 @@ def test_a_description_that_is_odd_is_refused(exported: Path, tmp_path: Path, cl
     for rows in (np.zeros((2, 64)), np.zeros((2, 64), dtype=np.uint8)):
         np.savez(tmp_path / "rows.npz", x=rows)
         answer = cli("predict", tmp_path / "m.safetensors", tmp_path / "rows.npz")
-        if answer.code != 0:  # some keys are not needed for such rows
+        if answer.code != 0:  # such rows do not need every key
             check_one_line(answer, 2)
 
 
@@ -188,7 +188,7 @@ def test_a_pipe_is_no_file_and_nothing_waits_for_it(fifo: Path, exported: Path, 
 
 
 class _FailingConnection:
-    """A connection to a database whose disk fails."""
+    """Database connection whose disk fails."""
 
     def __init__(self, message: str, code: int) -> None:
         self.error = sqlite3.DatabaseError(message)
@@ -212,7 +212,7 @@ class _FailingConnection:
 def test_a_disk_that_fails_is_not_called_a_damaged_run(
     exported: Path, message: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if code == sqlite3.SQLITE_CORRUPT:  # only reading the file tells
+    if code == sqlite3.SQLITE_CORRUPT:  # only reading the file shows whether the disk fails
         monkeypatch.setattr("sifu.store.database._is_readable", lambda path: False)
     with RunReader(exported / "run") as reader:
         reader.connection.close()
@@ -222,7 +222,7 @@ def test_a_disk_that_fails_is_not_called_a_damaged_run(
 
 
 def test_a_database_that_is_malformed_is_damaged(exported: Path) -> None:
-    """The other way round: where the disk gives every byte, it is the run that was damaged."""
+    """Negative control: if the disk returns every byte, the run is reported as damaged."""
     with RunReader(exported / "run") as reader:
         reader.connection.close()
         reader.connection = _FailingConnection("database disk image is malformed", sqlite3.SQLITE_CORRUPT)  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""A stranger's tables from the first file to a certificate: init, train, forget, join, predict."""
+"""A user's tables from the first file to a certificate: init, train, forget, join, predict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLUMNS = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,t
 
 
 def write_clinics(folder: Path, seed: int = 0) -> Path:
-    """Write four clinics, a file each, in the manner of published tables: no header line, question marks."""
+    """Write one file for each of four clinics in the style of published tables: no header line, question marks."""
     generator = np.random.default_rng(seed)
     for number in range(4):
         rows = []
@@ -113,7 +113,7 @@ def test_patients_are_named_by_their_identity(tmp_path: Path, cli: Command) -> N
 
 
 def test_a_proposal_takes_no_constant_from_the_rows(tmp_path: Path) -> None:
-    """Two federations with other values have the same spec, but for what is marked CHECK as a list of words."""
+    """Two federations with different values get the same spec, except for lists of words marked CHECK."""
     texts = []
     for seed in (0, 1):
         folder = tmp_path / str(seed) / "clinics"
@@ -136,7 +136,7 @@ def test_a_text_that_differs_in_every_row_is_asked_about(tmp_path: Path) -> None
 
 
 def write_comments(path: Path) -> None:
-    """Write comments of two clinics on two wards, with labels that have dots in them."""
+    """Write comments of two clinics on two wards, with labels that contain dots."""
     rows = [f"T{row},{'pq'[row % 2]},the ward was number {row} for me,ward.{'ab'[row % 2]}" for row in range(30)]
     path.write_text("\n".join(["ticket,clinic,comment,topic", *rows]) + "\n")
 
@@ -197,7 +197,7 @@ def test_warnings_about_a_table_come_when_it_is_trained_on_and_not_again(tmp_pat
 
 
 def write_patients(path: Path) -> None:
-    """Write patients with a number each, a few values below the limit of detection, and creatinine in umol/l."""
+    """Write patients with identifiers, a few values below the detection limit, and creatinine in umol/l."""
     generator = np.random.default_rng(3)
     lines = ["pid,hospital,age,heart_rate,troponin,creatinine,ill"]
     for row in range(120):
@@ -256,13 +256,13 @@ def test_a_regression_on_whole_numbers_is_not_warned_of_classes_nor_of_an_identi
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         table = read_table(tmp_path / "a.csv", TableCoding.from_spec(data, regression=True))
-    assert table.y_train.max() == 17 * 59  # above the largest number of a class
+    assert table.y_train.max() == 17 * 59  # above the largest class number
     with pytest.raises(InputError, match="classes are numbered"):
         read_table(tmp_path / "a.csv", TableCoding.from_spec(data))
 
 
 def write_stays(path: Path) -> None:
-    """Write days in hospital, whole numbers, of 120 patients in four hospitals: a regression."""
+    """Write lengths of stay in whole days for 120 patients of four hospitals, as a regression task."""
     generator = np.random.default_rng(4)
     lines = ["hospital,age,bmi,stay"]
     for row in range(120):
@@ -383,13 +383,13 @@ def test_more_outputs_than_listed_classes_are_refused(tmp_path: Path, cli: Comma
 @pytest.mark.long
 @pytest.mark.skipif(not HOSPITALS.is_dir(), reason="the published files of four hospitals are not here")
 def test_four_hospitals_as_published(tmp_path: Path, cli: Command) -> None:
-    """No file is edited but the spec; what leaves is deleted before anything is verified."""
+    """Only the spec is edited; the files of the forgotten hospital are deleted before anything is verified."""
     pytest.importorskip("onnx")
     from onnx_tools import answers_of_the_graph
 
     files, spec, run = tmp_path / "files", tmp_path / "heart.toml", tmp_path / "run"
     files.mkdir()
-    for source in HOSPITALS.glob("processed.*.data"):  # the copies have a header line, the published files have none
+    for source in HOSPITALS.glob("processed.*.data"):  # the copies have a header line, the published files do not
         lines = source.read_text().splitlines(True)
         (files / f"{source.stem.partition('.')[2]}.data").write_text("".join(lines[lines[0].startswith("age") :]))
     fifth = (files / "hungarian.data").read_text().splitlines(True)[:60]
@@ -410,7 +410,7 @@ def test_four_hospitals_as_published(tmp_path: Path, cli: Command) -> None:
     (files / "va.data").unlink()
     patients = [row for row in range(60) if _trains(run, "cleveland", row)][:3]
     done("forget", run, "--client", "cleveland", "--records", ",".join(map(str, patients)))
-    (files / "cleveland.data").unlink()  # the statistics that were kept suffice
+    (files / "cleveland.data").unlink()  # the kept statistics suffice
     done("join", run, "--file", tmp_path / "fifth.csv", "--client", "debrecen")
     assert "4 active, 1 forgotten" in done("status", run)
     assert [request.level for request in sifu.open_run(run).status().requests] == ["exact", "exact"]

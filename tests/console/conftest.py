@@ -1,4 +1,4 @@
-"""A console with two runs and a token for everybody."""
+"""Console with two runs and a token for every person."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import sifu
 from run_tools import copy_run, small_spec
 
 EXTENSION = [str(Path(__file__).resolve().parent.parent / "installed")]
-"""Folder of the installed extension that the tests work with."""
+"""Folder of the installed extension that the tests use."""
 
 
 @pytest.fixture(scope="session")
 def approved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read only: a run whose requests two people must approve."""
+    """Return a run whose requests need two approvals; tests only read it."""
     folder = tmp_path_factory.mktemp("runs") / "approved"
     sifu.train(small_spec(requests={"approval": "two"}), run=folder)
     return folder
@@ -30,7 +30,7 @@ def service(
     from sifu.console.app import Settings, make_app
     from sifu.console.tokens import TokenFile, state_folder
 
-    # Jobs are processes of their own: they need the extension whose keys the runs have in their specs.
+    # Jobs are separate processes: they need the extension whose keys are in the runs' specs.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*EXTENSION, *filter(None, [os.environ.get("PYTHONPATH")])]))
     folder = tmp_path / "service"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""A small OpenID Connect provider on this machine: every visitor is signed in at once as the person it was told."""
+"""OpenID Connect provider for tests: it signs every visitor in at once as the configured person."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from joserfc.jwk import RSAKey
 
 
 class ProviderForTests:
-    """Provider at an address of this machine; `claims` is what it says of the next visitor."""
+    """Provider on localhost; `claims` are the claims about the next visitor."""
 
     def __init__(self) -> None:
         self.claims: dict[str, Any] = {}
         self.discovery: dict[str, Any] = {}
-        """Overrides of its discovery document."""
+        """Overrides of the provider's discovery document."""
         self.signing_key = self.key = RSAKey.generate_key(2048, {"kid": "one"})
         self.codes: dict[str, dict[str, str]] = {}
         provider = self
@@ -59,7 +59,7 @@ class ProviderForTests:
             request.end_headers()
 
     def post(self, request: BaseHTTPRequestHandler) -> None:
-        """Exchange a code: once, and only with the verifier of its challenge."""
+        """Exchange a code, once, and only with the verifier of its challenge."""
         body = request.rfile.read(int(request.headers["content-length"])).decode()
         fields = {name: values[0] for name, values in parse_qs(body).items()}
         agreed = self.codes.pop(fields["code"], {})

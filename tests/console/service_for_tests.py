@@ -1,4 +1,4 @@
-"""A console for tests: its people, their browsers and their programs."""
+"""Console for tests, with people, their browsers and their programs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ PEOPLE = {
 
 @dataclass
 class ServiceForTests:
-    """A console, its folder, and the secrets of its people."""
+    """Console, its folder, and the tokens of its people."""
 
     folder: Path
     secrets: dict[str, str]
     app: Any
 
     def browser(self, name: str) -> Browser:
-        """Return a person's browser, logged in."""
+        """Return a browser in which a person is logged in."""
         client = starlette.TestClient(self.app, base_url="http://localhost", follow_redirects=True)
         answer = client.post("/login", data={"token": self.secrets[name]})
         assert answer.status_code == 200, answer.text
@@ -54,7 +54,7 @@ class ServiceForTests:
         return starlette.TestClient(self.app, base_url="http://localhost", follow_redirects=False)
 
     def approve(self, name: str, key: str, number: int) -> Any:
-        """Approve a request by the API, with the terms that it shows."""
+        """Approve a request through the API, with the terms that it shows."""
         program = self.program(name)
         shown = program.get(f"/api/v1/runs/{key}/requests/{number}").json()
         body = {"request": shown["request"], "decision": "approved", "terms": shown["terms_digest"]}
@@ -68,7 +68,7 @@ class ServiceForTests:
 
 @dataclass
 class Browser:
-    """Browser that sends forms as a page would, with the token that the page has."""
+    """Browser that submits forms with the token of the page, as a real page does."""
 
     client: Any
 
@@ -82,7 +82,7 @@ class Browser:
         return self.client.post(path, data={"csrf": csrf[1]} | fields)
 
     def approve(self, path: str, number: int) -> Any:
-        """Approve a request from its page, which holds the digest of the terms that it shows."""
+        """Approve a request from its page, with the page's digest of the shown terms."""
         digest = re.search(r'name="terms" value="([^"]+)"', self.get(f"{path}/requests/{number}").text)
         request = re.search(r'name="request" value="([^"]+)"', self.get(f"{path}/requests/{number}").text)
         assert digest
@@ -105,7 +105,7 @@ deadlines._days_left = lambda deadline, now: days_left(deadline, now + datetime.
 from sifu.cli.main import main
 main()
 """
-"""A console for which it is some days later: what is due today is overdue there."""
+"""Program of a console whose clock is some days ahead: a request due today is overdue there."""
 
 
 def start_console(folder: Path, port: int, *options: str, days_later: int = 0) -> subprocess.Popen[bytes]:

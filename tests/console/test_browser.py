@@ -1,4 +1,4 @@
-"""A real browser walks the whole story: system Chromium, driven by Playwright, against `sifu serve`."""
+"""A complete story in a real browser: system Chromium, driven by Playwright, against `sifu serve`."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ pytestmark = [
 ]
 AXE = Path(str(files("axe_core_python").joinpath("axe.min.js"))).read_text(encoding="utf-8")
 PATIENCE = 120_000
-"""Milliseconds; a shared machine may be slow, and a carry-out starts a process."""
+"""Timeout in milliseconds; a shared machine may be slow, and executing a request starts a process."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """A console in a separate process: its address, its folder and every person's token."""
+    """Console in a separate process: its address, its folder and every person's token."""
 
     address: str
     folder: Path
@@ -67,7 +67,7 @@ def served(approved_run: Path, tmp_path: Path) -> Iterator[Served]:
 
 
 def serious_barriers(page: Any) -> list[str]:
-    """Return the serious barriers that axe finds on a page."""
+    """Return the serious accessibility barriers that axe finds on a page."""
     page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true })")
     page.evaluate(AXE)
     violations = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
@@ -82,8 +82,8 @@ def log_in(browser: Any, address: str, secret: str, **options: Any) -> Any:
     page = browser.new_context(**options).new_page()
     page.set_default_timeout(PATIENCE)
     page.goto(f"{address}/login")
-    page.wait_for_function("document.activeElement.id === 'token'")  # the field takes the focus
-    page.keyboard.type(secret)  # everything works by keyboard
+    page.wait_for_function("document.activeElement.id === 'token'")  # the field has the focus
+    page.keyboard.type(secret)  # the page works by keyboard
     page.keyboard.press("Enter")
     page.wait_for_selector(".me")
     return page
@@ -124,15 +124,15 @@ def test_the_story_in_a_browser(served: Served, tmp_path: Path) -> None:
             person.goto(f"{run}/requests/2")
             person.click("button:has-text('Approve')")
             person.wait_for_selector("text=is approved")
-            assert person.evaluate("document.documentElement.scrollWidth") <= 390  # nothing sticks out on a phone
+            assert person.evaluate("document.documentElement.scrollWidth") <= 390  # no horizontal scrolling on a phone
 
-        otto.wait_for_selector("button:has-text('Execute now')")  # the two approvals arrived by themselves
+        otto.wait_for_selector("button:has-text('Execute now')")  # the page shows the two approvals without a reload
         assert otto.evaluate("window.neverLoadedAgain") is True
         otto.check("#confirm-carry-out")
         otto.click("button:has-text('Execute now')")
         otto.wait_for_selector("text=is being executed")
         otto.evaluate("window.neverLoadedAgain = true")
-        otto.wait_for_selector("text=The certificate in words")  # arrives while the page stays
+        otto.wait_for_selector("text=The certificate in words")  # the certificate appears without a reload
         assert otto.evaluate("window.neverLoadedAgain") is True
         with otto.expect_download() as started:
             otto.click("text=Download the evidence")
@@ -147,7 +147,7 @@ def test_the_story_in_a_browser(served: Served, tmp_path: Path) -> None:
         eve.goto(f"{run}/trail")
         eve.wait_for_selector("text=request approved")
 
-        # A page of another site cannot act for a person who is logged in.
+        # A page of another site cannot act for a logged-in person.
         hostile = tmp_path / "hostile.html"
         hostile.write_text(
             f"<form method=post action='{run}/requests'><input name=clients value=client-005></form>"
@@ -163,7 +163,7 @@ def test_the_story_in_a_browser(served: Served, tmp_path: Path) -> None:
 
 
 def test_a_killed_console_loses_nothing(served: Served) -> None:
-    """Killed right after it began to carry a request out: the work continues and is certified."""
+    """After a kill right at the start of a request's execution, the work continues and is certified."""
     address, folder, secrets = served.address, served.folder, served.secrets
     run = sifu.open_run(folder / "north")
     for name in ("ann", "bob"):
@@ -196,11 +196,11 @@ OUT_OF_REACH = """[...document.querySelectorAll('*')].filter(part => part.scroll
 """Scroll areas that cannot be reached by keyboard."""
 LETTERS = """[...document.querySelectorAll('.sheet svg')].filter(svg => svg.clientWidth)
     .map(svg => 7.5 * svg.clientWidth / svg.viewBox.baseVal.width)"""
-"""The smallest messages of each figure of the report, in pixels."""
+"""Size of the smallest text in each figure of the report, in pixels."""
 
 
 def test_an_overdue_request_among_ten_is_seen_first_on_every_screen(tmp_path: Path) -> None:
-    """Pictures of every look are in the folder that SIFU_PICTURES names, for people who want to see them."""
+    """The overdue request comes first on every screen; pictures of the pages go to the folder in SIFU_PICTURES."""
     folder = tmp_path / "desk"
     rows = [([[0.1 * k, 0.2], [0.3, 0.1 * k]], [0, 1]) for k in range(14)]
     clients = {LONG_AND_HOSTILE if k == 0 else f"client-{k:03d}": data for k, data in enumerate(rows)}
@@ -253,7 +253,7 @@ def test_an_overdue_request_among_ten_is_seen_first_on_every_screen(tmp_path: Pa
                     if path.endswith("/report"):
                         messages = page.evaluate(LETTERS)
                         assert len(messages) == len(FIGURES)
-                        assert min(messages) > 9.0, look  # legible without a swipe
+                        assert min(messages) > 9.0, look  # legible without zooming
                         table = page.locator(".scroll:has(caption:text-is('Requests'))")
                         assert table.evaluate("table => table.scrollWidth <= table.clientWidth"), look
                     barriers += serious_barriers(page)
@@ -263,7 +263,7 @@ def test_an_overdue_request_among_ten_is_seen_first_on_every_screen(tmp_path: Pa
                 page.wait_for_selector("text=made from Python with custom data or a custom model")
                 assert page.locator("button:has-text('Execute now')").count() == 0
             page.set_content("<button></button>")
-            assert serious_barriers(page) != []  # control: axe looks
+            assert serious_barriers(page) != []  # control: axe reports barriers on a page that has some
             browser.close()
     finally:
         process.kill()
@@ -279,7 +279,9 @@ PHONE = {"viewport": {"width": 390, "height": 844}}
 def test_a_patient_is_forgotten_by_identity_and_an_approver_signs_in_elsewhere(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Filed by identity, approved after a sign-in through OpenID Connect, executed live, handed over as evidence."""
+    """A request filed by identity is approved after an OpenID Connect sign-in, executed live and handed over as
+    evidence.
+    """
     folder, provider = tmp_path / "desk", ProviderForTests()
     rows = [f"P-{k}-{n},clinic-{k},{(7 * k + 3 * n) % 11},{n % 5},{n % 2}" for k in range(8) for n in range(10)]
     (tmp_path / "patients.csv").write_text("id,clinic,age,dose,ill\n" + "\n".join(rows) + "\n", encoding="utf-8")
@@ -320,7 +322,7 @@ def test_a_patient_is_forgotten_by_identity_and_an_approver_signs_in_elsewhere(
             otto.goto(f"{run}/requests/1")
             otto.check("#confirm-carry-out")
             otto.click("button:has-text('Execute now')")
-            otto.wait_for_selector("text=The certificate in words")  # arrives while the page stays
+            otto.wait_for_selector("text=The certificate in words")  # the certificate appears without a reload
             with otto.expect_download() as started:
                 otto.click("text=Download the evidence")
             started.value.save_as(tmp_path / "evidence.zip")

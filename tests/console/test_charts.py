@@ -1,4 +1,4 @@
-"""The charts of a run at work: axes, the target, the value of every point, and progress against what is predicted."""
+"""Charts of a running job: axes, the target, the value of every point, and progress against the prediction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_accuracy_loss_and_clients_have_axes_values_and_a_target(service: Any) -
     assert [texts(drawing)[0] for drawing in drawings] == ["Training accuracy", "Training loss", "Clients in the round"]
     for drawing, column in zip(drawings, (1, 2, 3), strict=True):
         words = texts(drawing)
-        assert "round" in words  # the axis across
+        assert "round" in words  # the label of the horizontal axis
         figures = [word for word in words if re.fullmatch(r"-?[\d.e-]+(\u00a0%)?", word)]
         assert len(figures) >= 4  # ticks on both axes
         titles = re.findall(r"<title>round (\d+): ([^<]+)</title>", drawing)
@@ -57,7 +57,7 @@ def test_progress_is_against_the_prediction_and_not_the_limit(service: Any) -> N
     assert "of about 57, as predicted; at most 2,000" in panel
     assert 'max="2000"' not in panel
     unknown = replace(live, expected=None)
-    assert "<progress data-field" in render_panel(unknown)  # moves, and tells no share
+    assert "<progress data-field" in render_panel(unknown)  # an indeterminate bar, without a share
     assert expected_words(replace(live, target=0.0, expected=2000)) == "of exactly 2,000"
 
 

@@ -1,4 +1,4 @@
-"""The console without a browser: filing, deciding, executing, and what everybody sees meanwhile."""
+"""The console without a browser: filing, deciding, executing, and what each role sees meanwhile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sifu.store.writer import RunWriter
 
 
 def wait_for_jobs(service: Any, key: str, seconds: float = 120.0) -> list[dict[str, Any]]:
-    """Return the jobs of a run once none is running any more."""
+    """Return the jobs of a run once all of them have ended."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         jobs = service.program("otto").get(f"/api/v1/runs/{key}").json()["jobs"]
@@ -38,11 +38,11 @@ def test_the_whole_story_from_filing_to_evidence(service: Any) -> None:
     rita, ann, bob, otto, eve = (service.browser(name) for name in ("rita", "ann", "bob", "otto", "eve"))
     filed = rita.send(f"/runs/{north}/requests", clients="client-003\nclient-004", request="case-1", deadline_days="10")
     assert "Request case-1: received; it will be examined" in filed.text
-    ann.get(f"/runs/{north}")  # an approver looks
+    ann.get(f"/runs/{north}")  # an approver opens the run's page
     page = ann.get(f"/runs/{north}/requests/1").text
     assert "Not approved yet" in page
     for method in ("<h3>sifu", "<h3>scratch", "<strong>closed_form"):
-        assert method in page  # every way, side by side
+        assert method in page  # every method, side by side
     assert "It needs one more approval" in ann.approve(f"/runs/{north}", 1).text
     execute = {"request": "case-1", "number": "1", "confirm": "yes"}
     assert "needs 1 more" in otto.send(f"/runs/{north}/carry-out", **execute).text
@@ -65,7 +65,7 @@ def test_the_whole_story_from_filing_to_evidence(service: Any) -> None:
         ("planned", "otto"), ("running", "otto"), ("done", "otto"),
     ]  # fmt: skip
     assert sifu.verify_run(service.folder / "north").problems == []
-    assert "case-1" in rita.get("/").text  # she sees what became of it
+    assert "case-1" in rita.get("/").text  # she sees the outcome
     assert "The certificate in words" in rita.get(f"/runs/{north}/requests/1").text
 
 
@@ -89,7 +89,7 @@ def test_verification_and_report_at_a_click(service: Any) -> None:
 def test_a_run_that_was_signed_anew_is_not_shown_but_named(service: Any) -> None:
     south, eve, program = service.key("south"), service.browser("eve"), service.program("eve")
     assert eve.get(f"/runs/{south}").status_code == 200
-    sifu.open_run(service.folder / "south")  # the console's listing makes no key known
+    sifu.open_run(service.folder / "south")  # listing runs in the console records no key as known
     sign_anew(service.folder / "south")
     for answer in (eve.get(f"/runs/{south}"), program.get(f"/api/v1/runs/{south}")):
         assert answer.status_code == 500
@@ -98,7 +98,7 @@ def test_a_run_that_was_signed_anew_is_not_shown_but_named(service: Any) -> None
     assert home.status_code == 200
     assert "cannot be read" in home.text
     assert "key: run" in home.text
-    assert f"/runs/{service.key('north')}" in home.text  # the others are there
+    assert f"/runs/{service.key('north')}" in home.text  # the other runs are listed
     listed = {row["name"]: row for row in program.get("/api/v1/runs").json()["runs"]}
     assert "key: run" in listed["south"]["error"]
     assert listed["north"]["clients"] > 0
@@ -144,7 +144,8 @@ def test_beside_a_process_that_writes_everything_goes_through_the_inbox(service:
         filed = otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-001"], "request": "a"})
         assert filed.json() == {"request": "a", "number": None, "status": "posted"}
         body = {"request": "a", "decision": "approved"}
-        assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).status_code == 400  # which terms?
+        # the decision does not name the terms
+        assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).status_code == 400
         content = messages(service.folder / "north")[0].content
         terms = RequestTerms.from_mapping({name: content[name] for name in TERMS if name in content})
         body["terms"] = terms.digest("a")
@@ -234,9 +235,9 @@ def test_webhooks_tell_each_thing_once_also_after_a_restart(service: Any, monkey
     north = sifu.open_run(service.folder / "north")
     at_service = ConsoleService([service.folder], state_folder(service.folder))
     webhooks = Webhooks(at_service, ["https://tickets.example/hook"], send)
-    assert webhooks.tell() == 0  # what was there before is old news
+    assert webhooks.tell() == 0  # earlier events are not reported
     north.request(["client-001"], "a", deadline_days=2)
-    assert webhooks.tell() == 0  # nothing takes it
+    assert webhooks.tell() == 0  # the receiver is down
     down = False
     assert webhooks.tell() == 2
     assert {(row["event"], row["request"]) for row in told} == {("received", "a"), ("due soon", "a")}
@@ -253,7 +254,7 @@ def test_webhooks_tell_each_thing_once_also_after_a_restart(service: Any, monkey
 
 @pytest.mark.long
 def test_a_failed_job_says_why(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run is in use: the command that was to carry the request out is refused."""
+    """A job that fails because the run is in use reports the reason."""
     south = service.key("south")
     with RunWriter.open(service.folder / "south"):
         started = service.program("otto").post(f"/api/v1/runs/{south}/carry-out", json={"request": "waits"})
@@ -287,7 +288,7 @@ def test_a_stream_tells_what_changes_and_ends_with_its_token(service: Any, monke
 
     async def next_message(stream: Any) -> bytes:
         while (line := await anext(stream)).startswith(b":"):
-            pass  # nothing new yet
+            pass  # no new event yet
         return bytes(line)
 
     async def watch() -> list[bytes]:
@@ -296,12 +297,12 @@ def test_a_stream_tells_what_changes_and_ends_with_its_token(service: Any, monke
         first = streaming.as_message(streaming.live_values(run, who))
         streams = [broadcast.watch(console, who, run, first) for _ in range(20)]
         got = [await anext(stream) for stream in streams]
-        assert list(broadcast._readers) == [key]  # one for all of them
+        assert list(broadcast._readers) == [key]  # one reader serves all viewers
         assert set(got) == {first}
         sifu.open_run(service.folder / "north").request(["client-001"], "a")
         changed = [await next_message(stream) for stream in streams]
         tokens.revoke("eve")
-        assert [line async for line in streams[0] if not line.startswith(b":")] in ([], changed[:1])  # it ends
+        assert [line async for line in streams[0] if not line.startswith(b":")] in ([], changed[:1])  # the stream ends
         for stream in streams:
             await stream.aclose()
         assert not broadcast._readers
@@ -313,7 +314,7 @@ def test_a_stream_tells_what_changes_and_ends_with_its_token(service: Any, monke
 
 
 def test_what_the_console_cannot_carry_out_it_says_how_to(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs on Flower's nodes and runs made from Python: the page and the API say what to do instead."""
+    """For runs on Flower's nodes and runs made from Python, the page and the API say what to do instead."""
     from dataclasses import replace
 
     from sifu.api import Run
@@ -331,7 +332,7 @@ def test_what_the_console_cannot_carry_out_it_says_how_to(service: Any, monkeypa
 
 
 def test_many_who_look_at_a_run_at_work_share_one_look(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run at work writes all the time; a second look within a second gets what the first one read."""
+    """Viewers within a second share one read of a busy run."""
     from sifu.console import live
 
     looks = 0
@@ -357,13 +358,14 @@ def test_many_who_look_at_a_run_at_work_share_one_look(service: Any, monkeypatch
             f"/api/v1/runs/{north}/requests", json={"clients": ["client-001"], "request": "a"}
         )
         assert filed.status_code == 201
-        assert eve.get(f"/api/v1/runs/{north}").json()["waiting"] == 1  # what we did ourselves is seen at once
+        # a change made through the console is visible at once
+        assert eve.get(f"/api/v1/runs/{north}").json()["waiting"] == 1
 
 
 def test_viewers_of_a_run_at_work_share_a_plan_and_lists_do_not_wait_for_it(
     service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While rounds are written, a slow plan is worked out once for all who ask for it; other pages are served."""
+    """While rounds are written, a slow plan is computed once for all viewers, and other pages are served meanwhile."""
     from sifu.console import live
 
     monkeypatch.setattr(live, "FRESH_FOR", 0.0)
@@ -381,7 +383,7 @@ def test_viewers_of_a_run_at_work_share_a_plan_and_lists_do_not_wait_for_it(
     page = f"/runs/{south}/requests/5"
     with RunWriter.open(service.folder / "south") as writer, ThreadPoolExecutor(8) as viewers:
         looking = []
-        for number in range(4):  # each comes after another event
+        for number in range(4):  # each viewer arrives after another event
             writer.record(NewEvent("run note", {"note": number}))
             looking.append(viewers.submit(lambda: service.program("eve").get(page).status_code))
             assert begun.wait(60)
@@ -397,7 +399,7 @@ def test_viewers_of_a_run_at_work_share_a_plan_and_lists_do_not_wait_for_it(
         decision = {"request": "waits", "decision": "verified"}
         assert service.program("ann").post(f"/api/v1/runs/{south}/decisions", json=decision).status_code == 200
         assert service.program("eve").get(page).status_code == 200
-        assert plans == 2  # something other than a round happened
+        assert plans == 2  # an event other than a round invalidates the plan
 
 
 def test_no_more_than_some_results_are_remembered(service: Any) -> None:
@@ -410,7 +412,7 @@ def test_no_more_than_some_results_are_remembered(service: Any) -> None:
 
 
 def test_a_page_of_a_request_that_was_just_begun_is_no_error(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waited when the page was made, and nothing can be planned when the page asks for the rest."""
+    """A request that starts between the page and its figures no longer has a plan; both are still served."""
     from sifu.api import Run
     from sifu.errors import InputError
 
@@ -427,7 +429,7 @@ def test_a_page_of_a_request_that_was_just_begun_is_no_error(service: Any, monke
 
 
 def test_pages_of_requests_whose_figures_were_erased(service: Any) -> None:
-    """The page says where its certificate is, and a plan that no noise bounds anyone on this history."""
+    """The page says that the certificate was erased, and a plan that noise can no longer bound anyone in this history."""
     run = sifu.train(ROUNDS, run=service.folder / "erased", clients=federation(TRUTH))
     run.forget(["c2"], "gone", method="sifu", retention="strict")
     run.purge(figures=True)

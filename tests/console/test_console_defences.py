@@ -16,7 +16,7 @@ from run_tools import small_spec, state
 
 PAGES = ("", "/clients", "/trail", "/requests/1", "/live")
 OVER_ALL = ("/", "/requests", "/overview", "/people", "/trail")
-"""Pages over all runs."""
+"""Pages that cover all runs."""
 
 
 MATRIX: list[tuple[str, str, dict[str, Any], set[str]]] = [
@@ -60,7 +60,7 @@ MATRIX: list[tuple[str, str, dict[str, Any], set[str]]] = [
     ("GET", "/api/v1/runs/SOUTH/requests", {}, {"rita", "ann", "eve", "otto"}),
 ]
 OPEN = {"/login", "/logout", "/api/v1/openapi.json", "/runs/SOUTH/stream"}
-"""Routes for everybody, one that only ends a session, and the stream, which has the rights of /live."""
+"""Routes for everybody, one that only ends a session, and the stream, which needs the rights of /live."""
 
 
 def test_the_table_of_roles_names_every_route() -> None:
@@ -122,7 +122,7 @@ def test_nobody_gets_in_without_a_token_that_works(service: Any, cli: Any) -> No
 
 
 def test_a_session_cannot_be_replayed_after_its_end_and_names_lead_nowhere(service: Any) -> None:
-    """Cookie and form of a person who logged out; and run names that are paths."""
+    """The cookie and form of a logged-out person are refused, and so are run names that are paths."""
     north, otto = service.key("north"), service.browser("otto")
     cookie = otto.client.cookies["sifu_session"]
     csrf = re.search(r'name="csrf" value="([^"]+)"', otto.get("/").text)
@@ -152,7 +152,7 @@ def test_a_session_cannot_be_replayed_after_its_end_and_names_lead_nowhere(servi
 
 
 def test_a_change_needs_the_token_of_its_page(service: Any) -> None:
-    """CSRF: the cookie alone is not enough, for forms and for JSON."""
+    """CSRF: the cookie alone is not enough to change anything, by form or by JSON."""
     north, otto = service.key("north"), service.browser("otto")
     before = state(service.folder / "north")
     for csrf in ({}, {"csrf": ""}, {"csrf": "forged"}):
@@ -225,7 +225,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
 
 @pytest.fixture
 def hostile_service(tmp_path: Path) -> Any:
-    """Return a service with hostile names of clients, its folder, people, reasons and ids, where they can have one."""
+    """Return a service with hostile names of clients, folder and people, and hostile reasons and ids."""
     from sifu.console.app import Settings, make_app
     from sifu.console.tokens import TokenFile, state_folder
 
@@ -269,7 +269,7 @@ def test_hostile_names_are_text_everywhere(hostile_service: Any) -> None:
         assert "49" not in html.unescape(text).split("run &")[-1][:12]
     assert html.escape(HOSTILE).replace("&#x27;", "&#39;").replace("&quot;", "&#34;") in "".join(pages)
     live = hostile_service.program("eve").get(f"/runs/{key}/live").text
-    assert "<img" not in live  # nothing of clients in what is pushed
+    assert "<img" not in live  # pushed updates contain no client names
     metrics = hostile_service.program("eve").get("/metrics").text
     assert 'name="<b>run & {{7*7}}"' in metrics
     assert "img" not in metrics
@@ -314,12 +314,12 @@ def test_sizes_and_rates_are_limited(service: Any) -> None:
     north, program = service.key("north"), service.program("otto")
     huge = {"clients": ["x" * 100] * (LARGEST_BODY // 100)}
     assert program.post(f"/api/v1/runs/{north}/requests", json=huge).status_code == 413
-    parts = (b" " * 10_000 for _ in range(LARGEST_BODY // 10_000 + 2))  # without a length in front
+    parts = (b" " * 10_000 for _ in range(LARGEST_BODY // 10_000 + 2))  # without a content length
     assert program.post(f"/api/v1/runs/{north}/requests", content=parts).status_code == 413
     for _ in range(12):
         last = service.stranger().post("/login", data={"token": "sifu_guess"})
     assert last.status_code == 429
-    assert service.browser("rita")  # wrong logins from an address lock out no one who has a token
+    assert service.browser("rita")  # failed logins from an address do not lock out people with a token
     service.app = make_app(Settings([service.folder], state_folder(service.folder), per_second=1.0, burst=5))
     assert [service.program("eve").get("/api/v1/runs").status_code for _ in range(8)][-1] == 429
 

@@ -1,4 +1,4 @@
-"""Requests that were submitted through the console, examined on the command line as an approver sees them."""
+"""Requests submitted through the console and examined on the command line, as an approver sees them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_command_line_examines_what_the_console_received(service: Any) -> No
     submit(service, "unknown", "nobody")
     listed = run_cli("requests", "list", folder)
     assert "mine was submitted through the console and is not examined yet" in " ".join(listed.out.split())
-    assert len(messages(folder)) == 2  # to list them is not to examine them
+    assert len(messages(folder)) == 2  # listing messages does not examine them
     shown = run_cli("requests", "show", folder, "mine")
     assert shown.code == 0, shown.err
     assert "2 records of client-003" in shown.out
