@@ -1,4 +1,4 @@
-"""Runs repeated from their record, with and without some clients, by code that shares nothing with our bounds."""
+"""Runs repeated from their record, with and without some clients, by code independent of our bounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Vector = np.ndarray
 
 
 class CounterfactualRuns:
-    """One run folder, executed again as often as needed."""
+    """Run folder that can be executed again, with or without some clients."""
 
     def __init__(self, journey: Journey) -> None:
         self.journey = journey
@@ -46,7 +46,7 @@ class CounterfactualRuns:
 
     @cached_property
     def held(self) -> list[tuple[str, frozenset[int]]]:
-        """Owner and rows of each number in the record; a client that joined again has fewer rows."""
+        """Owner and rows of each client number in the record; a client that joined again has fewer rows."""
         joined = [parsed(event) for event in self.record.tables["events"] if event["kind"] == "client joined"]
         request_of = {content["client"]: content.get("request") for content in joined}
         held: dict[str, tuple[str, frozenset[int]]] = {}
@@ -63,7 +63,7 @@ class CounterfactualRuns:
 
     @cached_property
     def data(self) -> list[ClientData]:
-        """The samples of everyone in the record."""
+        """Samples of every client number in the record."""
         data = []
         for number, (owner, rows) in enumerate(self.held):
             whole = self.given[owner]
@@ -72,7 +72,7 @@ class CounterfactualRuns:
         return data
 
     def rows_in(self, node: int) -> set[tuple[str, int]]:
-        """Return every row (whose, which) that took part in training on the path to a node."""
+        """Return every row (owner, index) that took part in training on the path to a node."""
         there = {client for step in path_to(self.record, node) for client in self.record.rounds[step]}
         return {(owner, row) for client in there for owner, rows in [self.held[client]] for row in rows}
 
@@ -82,7 +82,7 @@ class CounterfactualRuns:
         return self._engine(self.spec, self.data)
 
     def _engine(self, spec: sifu.Spec, data: list[ClientData]) -> Engine:
-        """Return the engine of `spec` on these data; each branch has the local rate that is recorded for it."""
+        """Return the engine of `spec` on these data; each branch uses its recorded local rate."""
         first = self.journey.engine(spec, data)
         if not self.record.rates:
             return first
@@ -100,7 +100,7 @@ class CounterfactualRuns:
 
     @cached_property
     def engine_without_gate(self) -> Engine:
-        """The engine without refusals: the counterfactual leaves out whom the run left out, and no other client."""
+        """The engine without refusals: the counterfactual leaves out the replies that the run refused, and no others."""
         server = replace(self.spec.server, update_bound=0.0, rejected="stop")
         return self._engine(replace(self.spec, server=server), self.data)
 
@@ -119,9 +119,10 @@ class CounterfactualRuns:
         return self._engine(self.spec, data)
 
     def engine_without(self, clients: Collection[int]) -> Smaller | None:
-        """Return the engine of a federation that never had `clients`; None if their numbers affect draws for others.
+        """Return the engine of a federation that never had `clients`, or None if random draws would change.
 
-        Participants, batches and noise of training are drawn by a client's number, which would be another one.
+        Participants, batches and training noise are drawn by client number, and the remaining clients would be
+        renumbered.
         """
         drawn = self.spec.local.batch or self.record.facts["clip"] or str(self.spec.server.participation) != "all"
         if drawn and self.journey.family != "closed form":
@@ -133,10 +134,10 @@ class CounterfactualRuns:
     def models(
         self, engine: Engine | Smaller, gone: Collection[int], wanted: Iterable[int], *, may_diverge: bool = False
     ) -> dict[int, Vector | None]:
-        """Return models of the wanted nodes, and of all they are made of, in the counterfactual without `gone`.
+        """Return models of the wanted nodes and their ancestors in the counterfactual without `gone`.
 
-        None for what a heuristic made, and for whatever follows from it. A counterfactual without some clients
-        `may_diverge` where the recorded run did not: its models are None from there on, infinitely far away.
+        Models made by a heuristic, and all that follow from them, are None. A counterfactual without some clients
+        `may_diverge` although the recorded run did not: its models are None from there on, at infinite distance.
         """
         models: dict[int, Vector | None] = {}
         for node in self._needed(wanted):
@@ -198,7 +199,7 @@ class CounterfactualRuns:
         return self._moved_on(engine, total / weight).astype(dtype) if weight else before
 
     def _moved_on(self, engine: Engine | Smaller, mean: Vector) -> Vector:
-        """Move a merge beyond the mean of its groups, by a factor of the spec (docs/theory.md, section 15.4)."""
+        """Scale a merge beyond the mean of its groups by the spec's factor (docs/theory.md, section 15.4)."""
         stretch, fresh = self.spec.groups.stretch, engine.initial_model(0).astype(np.float64)
         moved = fresh + stretch * (mean - fresh)
         stays = (moved < 0.0) & (mean >= 0.0) & (fresh >= 0.0)
@@ -224,27 +225,29 @@ class CounterfactualRuns:
         return vectors
 
     def same(self, model: Vector, other: Vector) -> bool:
-        """Compare bit for bit; masked rounds are executed again without masks, which rounds differently.
+        """Return whether two models agree bit for bit, or up to rounding for masked rounds, which are repeated without
+        masks.
 
-        The same holds for rounds before a client joined again: they are executed again with more clients in a batch.
+        Rounding also differs before a client joined again, because these rounds are repeated with more clients in a
+        batch.
         """
         if self.journey.family == MASKED or (self.journey.gone and self.journey.family != "closed form"):
             return self.close(model, other)
         return np.array_equal(model.astype(np.float64), other)
 
     def close(self, model: Vector, other: Vector) -> bool:
-        """Compare up to rounding: how clients are laid out for a computation follows everyone's counts."""
+        """Return whether two models agree up to rounding: the layout of a computation depends on all clients' counts."""
         if self.journey.family == "closed form":
             return np.array_equal(model, other)
         atol = 1e-4 if self.record.facts["dtype"] == "float32" else 1e-9
         return bool(np.allclose(model, other, rtol=atol, atol=atol))
 
     def touches(self, clients: Collection[int], node: int) -> bool:
-        """Return whether one of `clients` took part on the path to a node."""
+        """Return whether one of `clients` took part in a round on the path to a node."""
         return any(set(clients) & set(self.record.rounds[step]) for step in path_to(self.record, node))
 
     def chains_of(self, request: dict[str, Any]) -> list[list[int]]:
-        """Return, for each client of a request, every number that it had by then."""
+        """Return, for each client of a request, all its numbers up to then."""
         number = {row["name"]: client for client, row in self.record.clients.items()}
         asking = [number[name] for name in json.loads(request["clients"])]
         return [
@@ -256,18 +259,18 @@ class CounterfactualRuns:
         return {client for chain in self.chains_of(request) for client in chain}
 
     def rows_of(self, request: dict[str, Any]) -> set[tuple[str, int]]:
-        """Return the rows (whose, which) that a request is about: those it names, or all that its clients ever had."""
+        """Return the rows (owner, index) of a request: the rows it names, or all that its clients ever had."""
         named = json.loads(request["records"])
         owners = {self.held[client][0] for client in self.clients_of(request)}
         return {(owner, row) for owner in owners for row in named or range(len(self.given[owner].y))}
 
 
 class OtherParticipantsError(AssertionError):
-    """Error of a round executed again that has other participants than the record says."""
+    """Error of a repeated round whose participants differ from the record."""
 
 
 class Smaller:
-    """An engine of fewer clients that goes by the numbers of the larger federation."""
+    """Engine of fewer clients that accepts the client numbers of the larger federation."""
 
     def __init__(self, engine: Engine, stays: Sequence[int]) -> None:
         self.layout, self.initial_model = engine.layout, engine.initial_model
@@ -280,7 +283,7 @@ class Smaller:
 
 
 class AtRates:
-    """Engines of the same clients at several local rates, each for the branches that are recorded with its rate."""
+    """Engines of the same clients at several local rates, chosen by the recorded rate of each branch."""
 
     def __init__(self, engines: dict[int, Engine], of_branch: dict[int, int]) -> None:
         self._engines, self._of_branch, first = engines, of_branch, engines[0]
@@ -300,7 +303,7 @@ class AtRates:
         return cast("Any", self._at(position)).local_updates(model, position, clients, steps)
 
     def _at(self, position: Position) -> Engine:
-        """Return the engine of a branch; groups built again after request k train in branch -k, at its rate."""
+        """Return the engine of a branch; groups rebuilt after request k train in branch -k, at its rate."""
         return self._engines[self._of_branch.get(abs(position.branch), 0)]
 
 
@@ -316,7 +319,7 @@ def _group(row: dict[str, Any]) -> int:
 
 @contextmanager
 def must_not_diverge() -> Iterator[None]:
-    """Raise an assertion if a round that is in the record cannot be executed again."""
+    """Raise an assertion error if a recorded round cannot be executed again."""
     try:
         yield
     except RoundRejectedError as error:

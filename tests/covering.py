@@ -1,4 +1,4 @@
-"""Few of many combinations: every choice of three options occurs, the other combinations are `long`."""
+"""Parameter combinations for tests: a few cover every choice of three options, the others are `long`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 
 
 def covering(*options: Sequence[Any]) -> list[Any]:
-    """Return all combinations of the options as parameters, `long` but for some that cover every choice of three."""
+    """Return all combinations of the options as parameters; mark all `long` except a few that cover every choice of
+    three.
+    """
     combinations = list(itertools.product(*(range(len(values)) for values in options)))
     left = {combination: set(itertools.combinations(enumerate(combination), 3)) for combination in combinations}
     quick = set()

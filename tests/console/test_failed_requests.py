@@ -1,4 +1,4 @@
-"""A request that failed after its rollback: the console says so, shows the way out, and continues it."""
+"""Requests that failed after their rollback: the console reports the failure, offers a remedy, and continues them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHY = "the nodes refuse every round"
 
 
 def fail_once(service: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let the waiting request of a run fail after its rollback, on the command line; return the key of the run."""
+    """Make the waiting request of a run fail after its rollback, on the command line; return the key of the run."""
 
     def refuse(*_: Any) -> bool:
         raise InputError(WHY)
@@ -31,7 +31,7 @@ def fail_once(service: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_failed_request_shows_its_error_and_the_way_out(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert service.browser("otto").get("/").status_code == 200  # read, and cached, before the failure
+    assert service.browser("otto").get("/").status_code == 200  # read and cached before the failure
     before = service.program("otto").get(f"/api/v1/runs/{service.key('south')}/requests/5").json()
     assert (before["state"], before["failure"]) == ("received", "")
     south = fail_once(service, monkeypatch)
@@ -61,7 +61,9 @@ def test_the_console_continues_a_failed_request(service: Any, monkeypatch: pytes
 def test_the_console_withdraws_a_request_whose_head_cannot_be_solved(
     service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only an operator may withdraw it; the page of a request in rounds does not offer a withdrawal."""
+    """Only an operator may withdraw a request whose head cannot be solved; a request trained in rounds offers no
+    withdrawal.
+    """
 
     def fail(*_: Any) -> bool:
         raise np.linalg.LinAlgError("singular matrix")

@@ -1,4 +1,4 @@
-"""Finding things in the console: list of all requests, overview, the people, and the audit trail of all runs."""
+"""Searches in the console: the list of all requests, the overview, the people, and the audit trail of all runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 
 @pytest.fixture
 def busy_service(service: Any) -> Any:
-    """Return a service: three requests wait in one run, one of them overdue; the other run has done four."""
+    """Return a service with three waiting requests in one run, one of them overdue, and four finished ones in the
+    other.
+    """
     north, rita, otto = service.key("north"), service.program("rita"), service.program("otto")
     for person, request, client, days in (
         (rita, "later", "client-001", 20),
@@ -55,14 +57,15 @@ def test_a_list_is_narrowed_by_text_state_run_and_level(busy_service: Any) -> No
     assert sorted(name for level in levels for name in listed(eve.get(f"/requests?level={level}").text)) == sorted(done)
     assert listed(eve.send("/requests", text="no such thing").text) == []
     assert eve.get("/requests?state=overdue").status_code == 200
-    assert len(listed(eve.get("/requests?text=rita").text)) == 8  # control: no name is taken from an address
+    assert len(listed(eve.get("/requests?text=rita").text)) == 8  # control: search terms in the URL are ignored
 
 
 def test_the_csv_is_what_is_shown_and_holds_no_formula(busy_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     eve, north = busy_service.browser("eve"), busy_service.key("north")
     rows = rows_of(eve.send("/requests.csv", text="client-00", run=north).text)
     assert [row["request"] for row in rows] == ["soon", "formula", "later"]
-    assert rows[0] | {"deadline": "", "received": "", "number": ""} == {  # numbered when somebody examined it
+    # a request gets a number when somebody examines it
+    assert rows[0] | {"deadline": "", "received": "", "number": ""} == {
         "run": north, "name": "north", "number": "", "request": "soon", "state": "waiting for approval", "level": "",
         "deadline": "", "overdue": "False", "received": "", "finished": "", "clients": "client-002", "method": "auto",
         "filed_by": "rita", "approvals": "", "approvals_missing": "2",
@@ -119,7 +122,7 @@ def test_people_are_listed_with_what_they_did_and_no_secret(busy_service: Any, c
     approved = dict(re.findall(r'data-label="Name"><span>(\w+) .*?data-label="Approved" class="number">(\d+)<', page))
     assert approved["ann"] == "1"
     assert '<span class="badge neutral">revoked</span>' in page
-    assert "anyone who holds that key" in page  # what an approval cannot prove
+    assert "anyone who holds that key" in page  # the limit of an approval's evidence
     assert "anyone who holds that key" in busy_service.browser("ann").get(f"/runs/{north}/requests/1").text
     for secret in busy_service.secrets.values():
         assert secret not in page

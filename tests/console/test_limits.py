@@ -1,4 +1,4 @@
-"""Limits of the console: hosts, addresses, streams of one person, and bodies that the published schema forbids."""
+"""Limits of the console: hosts, addresses, streams per person, and bodies that the published schema forbids."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_wrong_logins_count_for_a_whole_ipv6_network(service: Any) -> None:
 
     network = [f"2001:db8:0:7:{draw.getrandbits(16):x}::{draw.getrandbits(16):x}" for _ in range(30)]
     assert [attempt(address) for address in network].count(429) >= 15
-    assert attempt("2001:db8:0:8::1") == 401  # the control: the neighbour's network
+    assert attempt("2001:db8:0:8::1") == 401  # control: the neighbouring network
     assert attempt("10.0.0.7") == 401
     assert origin_of({"client": ("fe80::1%eth0", 1)}) == "fe80::/64"
 
@@ -67,7 +67,7 @@ def test_one_person_cannot_take_all_streams(service: Any) -> None:
     assert broadcast.admit(otto) is None
     broadcast.leave(eve)
     assert broadcast.admit(eve) is None
-    # The address refuses, and a stream whose reader left before its first message is counted no more.
+    # The endpoint refuses another stream. A stream whose reader left before its first message no longer counts.
     service.app._app.state.broadcast = broadcast
     answer = service.program("eve").get(f"/runs/{service.key('north')}/stream")
     assert answer.status_code == 429
@@ -121,7 +121,7 @@ VALUES = (
 
 
 def mutate(draw: random.Random, value: Any) -> Any:
-    """Return a value with one thing changed somewhere in it."""
+    """Return a value with one random change."""
     if isinstance(value, dict) and draw.random() < 0.8:
         value, name = dict(value), draw.choice((*value, "terms", "epsilon", "max_rounds", "x"))
         if name in value and draw.random() < 0.3:
@@ -136,7 +136,7 @@ def mutate(draw: random.Random, value: Any) -> Any:
 
 @pytest.mark.parametrize("operation", sorted(SCHEMAS))
 def test_bodies_are_refused_exactly_where_the_schema_forbids_them(operation: str) -> None:
-    """The console agrees with an independent implementation of JSON Schema."""
+    """The console's checks agree with an independent implementation of JSON Schema."""
     assert set(VALID) == set(SCHEMAS)
     draw, judge = random.Random(operation), jsonschema.Draft202012Validator(SCHEMAS[operation])
     outcomes = set()

@@ -1,4 +1,4 @@
-"""Starting the console: this machine alone unless TLS or a word says otherwise, and never without a token."""
+"""Starting the console: on localhost only, unless TLS or an option allows more, and never without a token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sifu.errors import InputError
 
 
 def container_tool() -> str | None:
-    """Return the program that builds and runs containers here, or None."""
+    """Return the program that builds and runs containers on this machine, or None."""
     tools = (shutil.which(name) for name in ("podman", "docker"))
     return next(
         (tool for tool in tools if tool and subprocess.run([tool, "info"], capture_output=True).returncode == 0), None
@@ -109,7 +109,7 @@ def serving(app: Any, binding: Binding, limit: int = 100) -> Iterator[int]:
 
 
 def answer_to(port: int, head: bytes, patience: float = 20.0) -> bytes:
-    """Return a server's answer to bytes; empty if it closes without a word."""
+    """Return a server's answer to `head`; empty if it closes the connection without an answer."""
     with socket.create_connection(("127.0.0.1", port), timeout=patience) as connection:
         connection.sendall(head)
         parts = []
@@ -123,9 +123,9 @@ ASK = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 def test_half_sent_requests_do_not_block_others(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many connections as are allowed send half a head: they are cut off, or make room for others.
+    """Half-sent headers on all allowed connections time out, or make room for others.
 
-    In the control they have unlimited time and all connections to themselves, and others are not answered.
+    In the control, half-sent requests may wait on all connections without a time limit, and others get no answer.
     """
     from sifu.console import serving as slow_requests
 
@@ -148,7 +148,7 @@ def test_half_sent_requests_do_not_block_others(service: Any, monkeypatch: pytes
 
 
 def test_visitors_who_do_not_read_are_cut_off(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many requests on one connection, and not a byte of the answers is taken."""
+    """A visitor who sends many requests on one connection and reads no answer is disconnected."""
     from sifu.console import serving as slow_requests
 
     monkeypatch.setattr(slow_requests, "READ_SECONDS", 0.3)
@@ -157,7 +157,7 @@ def test_visitors_who_do_not_read_are_cut_off(service: Any, monkeypatch: pytest.
         greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         greedy.settimeout(20)
         greedy.connect(("127.0.0.1", port))
-        with pytest.raises(ConnectionError):  # the other side ends it while we still write
+        with pytest.raises(ConnectionError):  # the server closes the connection while the test still writes
             greedy.sendall(ask * 100_000)
         assert answer_to(port, ASK).startswith(b"HTTP/1.1 200")
 
@@ -173,7 +173,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(service: Any, monkeypatch
 
 
 def test_forwarded_addresses_count_from_proxies_alone(service: Any) -> None:
-    """Logins are limited by address: one who says to be another stays the same, unless a proxy says so."""
+    """Failed logins are counted by address: a forwarded address counts only if it comes from a trusted proxy."""
     for proxies, last in (([], b"429"), (["127.0.0.1"], b"401")):
         from sifu.console.app import Settings, make_app
         from sifu.console.tokens import state_folder
@@ -193,7 +193,9 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "console"
 
 
 def nginx_command(folder: Path, outside: int, port: int) -> list[str]:
-    """Return the command for the documented configuration with this machine's ports and its own certificate."""
+    """Return the nginx command for the documented configuration, with this machine's ports and a self-signed
+    certificate.
+    """
     changes = {
         "listen 443": f"listen 127.0.0.1:{outside}",
         "127.0.0.1:8765": f"127.0.0.1:{port}",
@@ -209,7 +211,7 @@ def nginx_command(folder: Path, outside: int, port: int) -> list[str]:
 
 
 def caddy_command(folder: Path, outside: int, port: int) -> list[str]:
-    """Return the same for Caddy, which must not fetch a certificate from elsewhere here."""
+    """Return the Caddy command for the documented configuration, with a local certificate instead of a fetched one."""
     own = f"https://localhost:{outside} {{\n\ttls {folder}/desk.crt {folder}/desk.key"
     text = documented("Caddyfile", {"desk.example.org {": own, "127.0.0.1:8765": f"127.0.0.1:{port}"})
     settings = "{\n\tadmin off\n\tauto_https disable_redirects\n}\n"
@@ -227,7 +229,9 @@ def documented(name: str, changes: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("proxy", ["nginx", "caddy"])
 def test_the_documented_proxy_encrypts_and_tells_who_asks(service: Any, tmp_path: Path, proxy: str) -> None:
-    """Cookies are secure, forms and streams pass, and no visitor chooses the address that logins are counted by."""
+    """Behind the proxy, cookies are secure, forms and streams pass, and visitors cannot choose the address that logins
+    count by.
+    """
     from sifu.console.app import Settings, make_app
     from sifu.console.tokens import state_folder
 
@@ -256,16 +260,16 @@ def test_the_documented_proxy_encrypts_and_tells_who_asks(service: Any, tmp_path
                 assert "Secure" in entered.headers["set-cookie"]
                 assert "No pending" in browser.get("/").text or "pending request" in browser.get("/").text
                 large = browser.post("/login", content=b"token=" + b"x" * (300 << 10), headers=origin)
-                assert large.status_code in (413, 502)  # a proxy may report a connection that we closed
+                assert large.status_code in (413, 502)  # a proxy may report the closed connection as 502
                 with browser.stream("GET", f"/runs/{service.key('north')}/stream") as stream:
                     assert next(stream.iter_lines()).startswith("data: ")
         finally:
-            process.kill()  # asked to end, it would wait for the stream
+            process.kill()  # on SIGTERM it would wait for the stream
             process.wait(20)
 
 
 def make_certificate(folder: Path) -> None:
-    """Write a certificate of this machine for a day, signed with its own key."""
+    """Write a self-signed certificate for this machine, valid for a day."""
     import datetime
 
     from cryptography import x509
@@ -321,12 +325,14 @@ sys.addaudithook(watch)
 from sifu.cli.main import main
 main()
 """
-"""The command line, which tells where it writes."""
+"""The command line with an audit hook that logs where it writes."""
 
 
 @pytest.mark.long
 def test_the_command_of_the_container_writes_to_its_volume_alone(tmp_path: Path) -> None:
-    """Its entry point, environment and health check as they are, with a folder in the place of /runs."""
+    """The entry point, environment and health check of the Containerfile run as they are, with a folder in place of
+    /runs.
+    """
     text = (EXAMPLES.parents[1] / "Containerfile").read_text(encoding="utf-8").replace("/runs", f"{tmp_path}/runs")
     (entry,) = (line.removeprefix("ENTRYPOINT ") for line in text.splitlines() if line.startswith("ENTRYPOINT"))
     (given,) = (line.removeprefix("ENV ") for line in text.splitlines() if line.startswith("ENV"))
@@ -352,12 +358,12 @@ def test_the_command_of_the_container_writes_to_its_volume_alone(tmp_path: Path)
         process.wait()
     places = {line for line in log.read_text().splitlines() if not line.startswith("/dev/null")}
     inside = {line for line in places if line.startswith((f"{tmp_path}/runs", f"{tmp_path}/tmp", "/tmp/"))}
-    assert any(line.startswith(f"{tmp_path}/runs/.sifu-console") for line in inside)  # control: it is watched
+    assert any(line.startswith(f"{tmp_path}/runs/.sifu-console") for line in inside)  # control: the log records writes
     assert places - inside - {str(log)} == set()
 
 
 async def watch(port: int, secret: str, run: str, messages: list[bytes]) -> None:
-    """Read the stream of a run as long as it lasts."""
+    """Read the stream of a run until it ends."""
     with suppress(ConnectionError):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = f"GET /runs/{run}/stream HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {secret}\r\n\r\n"
@@ -368,7 +374,7 @@ async def watch(port: int, secret: str, run: str, messages: list[bytes]) -> None
 
 
 async def dawdle(port: int, number: int) -> None:
-    """Send a part of a request, again and again."""
+    """Send a part of a request again and again."""
     parts = (b"GET / HTTP/1.1\r\nHost: loc", b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\nt")
     while True:
         with suppress(OSError):
@@ -382,7 +388,9 @@ async def dawdle(port: int, number: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("viewers", [50, pytest.param(500, marks=pytest.mark.slow)])
 def test_with_a_crowd_slow_requests_and_kills_others_are_served_and_nothing_is_lost(service: Any, viewers: int) -> None:
-    """People watch, others send halves of requests, some file requests; the console is killed in the middle of it."""
+    """With viewers, half-sent requests and requesters, the console is killed several times; every confirmed request is
+    kept.
+    """
     from sifu.console.streaming import MOST_PER_PERSON
     from sifu.console.tokens import TokenFile, state_folder
 
@@ -395,7 +403,7 @@ def test_with_a_crowd_slow_requests_and_kills_others_are_served_and_nothing_is_l
 
     def file(name: str) -> None:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as program:
-            assert program.get(f"/runs/{north}").status_code == 200  # others are served
+            assert program.get(f"/runs/{north}").status_code == 200  # other visitors are served
             body = {"clients": [name], "request": f"of-{name}"}
             while (answer := program.post(f"/api/v1/runs/{north}/requests", json=body)).status_code == 429:
                 time.sleep(0.2)
@@ -411,14 +419,14 @@ def test_with_a_crowd_slow_requests_and_kills_others_are_served_and_nothing_is_l
         tasks += [asyncio.create_task(dawdle(port, number)) for number in range(viewers // 5)]
         for name in names[:2]:
             await asyncio.to_thread(file, name)
-        # What was filed at the moment of a kill may be in the ledger although its answer was lost.
+        # A request filed at the moment of a kill may be in the ledger although its answer was lost.
         waiting = len(sifu.open_run(service.folder / "north").request_records())
         for _ in range(600):
             told = sum(any(b'"waiting":%d' % waiting in part for part in got) for got in messages)
             if told == viewers:
                 break
             await asyncio.sleep(0.1)
-        assert told == viewers, (messages[0], messages[-1])  # everyone who watches was told
+        assert told == viewers, (messages[0], messages[-1])  # every viewer was notified
         killer = asyncio.get_running_loop().call_later(0.4, process.kill)
         with suppress(httpx.TransportError):
             for name in names[2:]:

@@ -1,4 +1,4 @@
-"""Sign-in through OpenID Connect, against a provider on this machine."""
+"""Sign-in through OpenID Connect, against a provider on localhost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def provider() -> Iterator[ProviderForTests]:
 
 @pytest.fixture
 def signing_service(service: Any, provider: ProviderForTests) -> Any:
-    """Return the service with a provider, and one approver who signs in there."""
+    """Return the service with a provider and one approver who signs in there."""
     TokenFile(state_folder(service.folder)).create("ann@hospital.example", ["approver"], sign_in=True)
     settings = Settings(
         [service.folder], state_folder(service.folder), provider=SignIn(provider.issuer, "sifu", "secret")
@@ -42,7 +42,7 @@ def signing_service(service: Any, provider: ProviderForTests) -> Any:
 
 
 def sign_in(service: Any) -> tuple[Any, Any]:
-    """Send a browser to the provider and back; return the browser, and the console's last answer."""
+    """Send a browser to the provider and back; return the browser and the console's last answer."""
     browser = service.stranger()
     sent = browser.get("/sign-in")
     assert sent.status_code == 302
@@ -73,7 +73,7 @@ def test_an_approver_signs_in_and_approves_under_their_identity(
         (ANN | {"email_verified": False}, 403),
         ({"email": "ann@hospital.example"}, 403),
         ({"email": "eve@hospital.example", "email_verified": True}, 403),
-        ({"email": "otto", "email_verified": True}, 403),  # one with a token does not sign in elsewhere
+        ({"email": "otto", "email_verified": True}, 403),  # a person with a token cannot sign in through the provider
         (ANN | {"iss": "https://other.example"}, 401),
         (ANN | {"aud": "another"}, 401),
         (ANN | {"nonce": "another"}, 401),
@@ -84,7 +84,7 @@ def test_others_do_not_get_in(signing_service: Any, provider: ProviderForTests, 
     provider.claims = claims
     browser, answer = sign_in(signing_service)
     assert answer.status_code == status
-    assert browser.get("/").status_code == 303  # to the door
+    assert browser.get("/").status_code == 303  # back to the login page
 
 
 def test_a_forged_signature_or_a_way_back_without_a_beginning_opens_nothing(
@@ -97,7 +97,7 @@ def test_a_forged_signature_or_a_way_back_without_a_beginning_opens_nothing(
     location = browser.get("/sign-in").headers["location"]
     back = httpx.get(location, follow_redirects=False).headers["location"]
     path = f"/sign-in/back?{urlsplit(back).query}"
-    assert signing_service.stranger().get(path).status_code == 401  # the link in another browser
+    assert signing_service.stranger().get(path).status_code == 401  # the callback link in another browser
     assert browser.get(path.replace("state=", "state=x")).status_code == 401
     provider.signing_key = RSAKey.generate_key(2048, {"kid": "one"})
     assert sign_in(signing_service)[1].status_code == 401
@@ -131,7 +131,7 @@ def test_an_address_belongs_to_the_account_that_first_signed_in(
     TokenFile(state_folder(signing_service.folder)).create("ben@hospital.example", ["approver"], sign_in=True)
     provider.claims = ANN | {"email": "ben@hospital.example"}
     assert sign_in(signing_service)[1].status_code == 403
-    # The way out, which is the control, too: the entry is made again.
+    # The remedy, which is also the control: the entry is created again.
     assert cli("token", "revoke", signing_service.folder, "ann@hospital.example").code == 0
     TokenFile(state_folder(signing_service.folder)).create("ann@hospital.example", ["approver"], sign_in=True)
     provider.claims = ANN | {"sub": "8"}
@@ -150,7 +150,7 @@ def test_a_discovery_document_of_another_issuer_is_refused(
 
 
 def lookalikes(draw: random.Random, address: str) -> set[str]:
-    """Return other addresses that Unicode's compatibility forms or case folding take for this one."""
+    """Return other addresses that become equal to `address` under Unicode compatibility forms or case folding."""
     folded = {}
     for code in range(0x80, 0x30000):
         for message in {chr(code).casefold(), unicodedata.normalize("NFKC", chr(code)).casefold()}:

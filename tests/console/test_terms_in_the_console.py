@@ -1,4 +1,6 @@
-"""Requests at the console: every door takes every term, approvers see all of them, and requesters set only some."""
+"""Terms of requests in the console: every interface accepts every term, approvers see all of them, requesters set only
+some.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ UNUSUAL: dict[str, Any] = {
     "retention": "strict", "reserve": 0.25, "method": "sifu", "level": "none", "max_rounds": 3,
     "release": "now", "target": 0.0,
 }  # fmt: skip
-"""Value that is not the default, for every term except records, which rule joint units out."""
+"""A value other than the default for every term except records, which exclude joint units."""
 CLIENTS = ["client-003", "client-004"]
 
 
 def file_at_every_door(service: Any, door: str, cli: Command) -> None:
-    """File the same unusual request."""
+    """File the same unusual request through one of the interfaces."""
     folder, north = service.folder / "north", service.key("north")
     if door == "command line":
         options = [word for name, value in UNUSUAL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
@@ -49,7 +51,7 @@ def file_at_every_door(service: Any, door: str, cli: Command) -> None:
 
 
 def in_words(name: str, value: Any) -> str:
-    """Return the value of a term as the console shows it: a stored word comes after its meaning."""
+    """Return the value of a term as the console shows it: its meaning, then the stored word in parentheses."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     phrase = terms_on_offer()[name].about.words.get(text)
     return f"{phrase} ({text})" if phrase else text
@@ -57,7 +59,7 @@ def in_words(name: str, value: Any) -> str:
 
 @pytest.mark.parametrize("door", ["command line", "python", "api", "form"])
 def test_what_is_filed_at_any_door_is_approved_planned_and_certified(service: Any, door: str, cli: Command) -> None:
-    """The ledger, the API, the plan, the page, both certificates and what people read of them say the same."""
+    """The ledger, the API, the plan, the page and both certificates agree on the terms, whichever interface filed them."""
     file_at_every_door(service, door, cli)
     folder, north = service.folder / "north", service.key("north")
     terms = RequestTerms.from_mapping(UNUSUAL | {"clients": CLIENTS})
@@ -66,7 +68,7 @@ def test_what_is_filed_at_any_door_is_approved_planned_and_certified(service: An
     shown = service.program("ann").get(f"/api/v1/runs/{north}/requests/1").json()
     assert {name: shown["terms"][name] for name in TERMS} == {
         name: list(value) if isinstance(value := getattr(terms, name), tuple) else value for name in TERMS
-    } | {"records": None}  # their number, where there are some
+    } | {"records": None}  # the number of records, if there are any
     assert sifu.open_run(folder).plan_of("a").terms == terms
     page = service.browser("ann").get(f"/runs/{north}/requests/1").text
     rows = dict(re.findall(r'<td data-label="Term">(\w+)</td><td data-label="Asked for"><span>(.*?)</span></td>', page))
@@ -77,7 +79,7 @@ def test_what_is_filed_at_any_door_is_approved_planned_and_certified(service: An
     for client in CLIENTS:
         assert f"<li>{client}</li>" in page
     assert terms.digest("a") in page
-    assert "σ</dt><dd>0.9<" in page  # the plan has the noise that was asked for
+    assert "σ</dt><dd>0.9<" in page  # the plan has the requested noise
 
     for name in ("ann", "bob"):
         assert service.approve(name, north, 1).status_code == 200
@@ -100,7 +102,7 @@ def test_what_is_filed_at_any_door_is_approved_planned_and_certified(service: An
 
 
 def test_records_are_the_same_at_every_door(service: Any, cli: Command) -> None:
-    """The one term that goes with no joint unit: the ledger, the page, the plan and both certificates agree."""
+    """Records, which exclude joint units, are the same in the ledger, the page, the plan and both certificates."""
     folder, north = service.folder / "north", service.key("north")
     otto, given = service.program("otto"), {"records": [2, 5], "epsilon": 3.0}
     assert (
@@ -130,7 +132,7 @@ def test_records_are_the_same_at_every_door(service: Any, cli: Command) -> None:
 
 
 def test_a_harmless_looking_request_shows_what_it_would_cost(service: Any) -> None:
-    """One round from a fresh model, released at once: the accuracy expected is far below the current one."""
+    """One round from a fresh model, released at once, shows a predicted accuracy far below the current one."""
     run = sifu.open_run(service.folder / "north")
     run.request(["client-003"], "a", method="scratch", max_rounds=1, release="now", target=0.0, actor="otto")
     plan, usual = run.plan_of("a"), run.plan(["client-004"], method="scratch")
@@ -200,7 +202,7 @@ def test_a_requester_may_ask_for_records_and_more_protection(service: Any) -> No
 
 
 def refusals(folder: Path) -> list[str]:
-    """Return the reasons of the submitted requests that were refused."""
+    """Return the reasons for which submitted requests were refused."""
     rows = query(folder, "SELECT payload FROM events WHERE kind = 'letter refused' ORDER BY seq")
     return [json.loads(payload)["reason"] for (payload,) in rows]
 
@@ -211,7 +213,7 @@ def test_a_requester_cannot_take_most_clients_out_of_training(service: Any) -> N
     names = [client.name for client in sifu.open_run(folder).status().clients]
     half = len(names) // 2
     assert rita.post(f"/api/v1/runs/{north}/requests", json={"clients": names[: half + 1]}).status_code == 201
-    for name in names[:half]:  # nor one after the other
+    for name in names[:half]:  # nor by several requests in turn
         otto.get(f"/api/v1/runs/{north}/requests")
         assert rita.post(f"/api/v1/runs/{north}/requests", json={"clients": [name]}).status_code == 201
     otto.get(f"/api/v1/runs/{north}/requests")
@@ -225,7 +227,7 @@ def test_a_requester_cannot_take_most_clients_out_of_training(service: Any) -> N
 
 
 def test_an_answer_tells_requesters_nothing_of_clients_records_and_ids(service: Any) -> None:
-    """Every client, record and id, there or not, gets the same answer and leaves the same list; seeded draws."""
+    """Requests for existing and missing clients, records and ids get the same answer and the same list entry."""
     north, rita, otto = service.key("north"), service.program("rita"), service.program("otto")
     folder, draw, answers, listed = service.folder / "north", random.Random(3), set(), set()
     otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-001"], "request": "of-otto"})
@@ -246,9 +248,9 @@ def test_an_answer_tells_requesters_nothing_of_clients_records_and_ids(service: 
         listed.add((row["status"], len(mine["requests"])))
     assert answers == {(201, json.dumps({"status": "received; it will be examined"}))}
     assert listed == {("posted", 0)}
-    service.program("eve").get(f"/api/v1/runs/{north}/requests")  # an auditor decides nothing
+    service.program("eve").get(f"/api/v1/runs/{north}/requests")  # an auditor's view does not examine them
     assert len(messages(folder)) == 12
-    filed = otto.get(f"/api/v1/runs/{north}/requests").json()["requests"]  # an operator examines them
+    filed = otto.get(f"/api/v1/runs/{north}/requests").json()["requests"]  # an operator's view examines them
     reasons = refusals(folder)
     assert len(filed) - 1 + len(reasons) == 12
     assert any("unknown client" in reason for reason in reasons)
@@ -258,7 +260,7 @@ def test_an_answer_tells_requesters_nothing_of_clients_records_and_ids(service: 
     told = otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["nobody"], "request": "mine"})
     assert "unknown client" in told.json()["error"]  # control: operators are told
     wrong = rita.post(f"/api/v1/runs/{north}/requests", json={"clients": ["x"], "terms": {"epsilon": -1.0}})
-    assert "epsilon" in wrong.text  # what is wrong with the words alone is said
+    assert "epsilon" in wrong.text  # errors in the terms themselves are reported
 
 
 def test_a_submitted_request_keeps_its_id_its_nonces_and_its_withdrawal(service: Any) -> None:
@@ -268,7 +270,7 @@ def test_a_submitted_request_keeps_its_id_its_nonces_and_its_withdrawal(service:
     first, again = rita.post(path, json=body).json(), rita.post(path, json=body).json()
     assert (set(first["nonces"]), again["nonces"]) == ({"2"}, first["nonces"])
     rita.post(path, json={"clients": ["client-004"], "request": "b"})
-    with sifu.open_run(folder).writer():  # a writer takes in other messages, not these
+    with sifu.open_run(folder).writer():  # a writer ingests other messages, not these
         pass
     assert {message.request for message in messages(folder)} == {"a", "b"}
     decided = {"request": "b", "decision": "withdrawn", "reason": "mistyped"}
@@ -283,15 +285,15 @@ def test_a_submitted_request_keeps_its_id_its_nonces_and_its_withdrawal(service:
 
 @pytest.mark.parametrize("person", ["rita", "otto"])
 def test_a_lost_answer_is_repeated_while_the_request_is_open(service: Any, person: str) -> None:
-    """The same person, id and terms again: the same nonces, which open the commitments, until it is settled."""
+    """The same person with the same id and terms gets the same nonces again, until the request is settled."""
     program, path = service.program(person), f"/api/v1/runs/{service.key('north')}/requests"
     body = {"clients": ["client-003"], "request": "a", "terms": {"records": [2, 4]}}
     first = program.post(path, json=body).json()["nonces"]
     assert set(first) == {"2", "4"}
     assert program.post(path, json=body).json()["nonces"] == first
     other = program.post(path, json=body | {"terms": {"records": [2]}}).json()
-    assert other.get("nonces", {}) == {}  # other terms are not the same request
-    service.program("ann").get(path)  # it is examined, and in the ledger
+    assert other.get("nonces", {}) == {}  # other terms make another request
+    service.program("ann").get(path)  # the request is now examined and in the ledger
     assert program.post(path, json=body).json()["nonces"] == first
     run = sifu.open_run(service.folder / "north")
     assert run.committed("a", first) == first
@@ -335,7 +337,7 @@ def test_a_client_of_the_list_leads_to_the_form(service: Any) -> None:
         otto.get(f"/runs/{north}/clients").text,
     )
     assert link
-    assert link[1] not in link[2]  # no name in an address
+    assert link[1] not in link[2]  # the address contains no name
     assert f">{link[1]}</textarea>" in otto.get(link[2]).text
 
 
@@ -400,7 +402,7 @@ def test_odd_forms_are_refused_with_a_sentence(service: Any, body: bytes) -> Non
     headers = {"content-type": "application/x-www-form-urlencoded"}
     for path in (f"/runs/{service.key('north')}/requests", f"/runs/{service.key('north')}/decide"):
         answer = browser.client.post(path, content=body, headers=headers, follow_redirects=False)
-        assert answer.status_code in (303, 400), answer.text  # back to the page, with the sentence
+        assert answer.status_code in (303, 400), answer.text  # redirected to the page with the error message
     assert service.stranger().post("/login", content=body, headers=headers).status_code == 400
     assert "more than 100 fields" in browser.get("/").text
 
@@ -433,7 +435,9 @@ def test_odd_json_is_refused_with_a_sentence(service: Any, body: bytes) -> None:
     ],
 )
 def test_a_term_is_taken_as_it_was_given_or_refused(service: Any, terms: dict[str, Any], words: str) -> None:
-    """2.7 rounds are not two, and an empty list of records is not the whole client."""
+    """A term is stored as given or refused: 2.7 rounds are not rounded, and an empty list of records is not the whole
+    client.
+    """
     body = {"clients": ["client-003"], "request": "a", "terms": terms}
     refused = service.program("otto").post(f"/api/v1/runs/{service.key('north')}/requests", json=body)
     assert refused.status_code == 400, refused.text
@@ -460,7 +464,7 @@ def test_records_are_pasted_in_any_separation() -> None:
 
 
 def test_two_requesters_at_once_do_not_take_more_than_half_out(service: Any) -> None:
-    """Each request alone would be allowed; together they would leave less than half in training."""
+    """Each request alone is allowed, but together they would leave less than half of the clients in training."""
     from concurrent.futures import ThreadPoolExecutor
 
     north = service.key("north")
@@ -476,7 +480,7 @@ def test_two_requesters_at_once_do_not_take_more_than_half_out(service: Any) -> 
 
 
 def test_an_approval_of_one_request_is_of_no_use_for_another(service: Any) -> None:
-    """Neither under the same terms nor after the request was withdrawn and filed again."""
+    """An approval does not transfer to another request with the same terms, nor to one withdrawn and filed again."""
     north, ann, otto = service.key("north"), service.program("ann"), service.program("otto")
     for name, client in (("a", "client-003"), ("b", "client-004")):
         otto.post(f"/api/v1/runs/{north}/requests", json={"clients": [client], "request": name})
@@ -489,14 +493,14 @@ def test_an_approval_of_one_request_is_of_no_use_for_another(service: Any) -> No
     withdrawn = otto.post(f"/api/v1/runs/{north}/decisions", json={"request": "a", "decision": "withdrawn"})
     assert withdrawn.json()["outcome"] == "recorded"
     again = {"clients": ["client-003"], "request": "a", "terms": {"method": "scratch"}}
-    assert otto.post(f"/api/v1/runs/{north}/requests", json=again).status_code == 400  # an id serves once
+    assert otto.post(f"/api/v1/runs/{north}/requests", json=again).status_code == 400  # an id can be used only once
     body = {"request": "a", "decision": "approved", "terms": digests["a"]}
     assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).status_code == 400
     assert sifu.open_run(service.folder / "north").request_record("b").status.approvals == ()
 
 
 def test_one_person_approves_once_and_never_their_own(service: Any) -> None:
-    """Twice at the same moment counts once; a requester who is an approver, too, cannot approve what they filed."""
+    """Two simultaneous approvals by one person count once, and a requester cannot approve their own request."""
     from concurrent.futures import ThreadPoolExecutor
 
     from sifu.console.tokens import TokenFile, state_folder
@@ -519,7 +523,7 @@ def test_one_person_approves_once_and_never_their_own(service: Any) -> None:
 
 @pytest.mark.long
 def test_a_stopped_carry_out_goes_on_under_the_approved_terms(service: Any) -> None:
-    """Killed at several moments: each time the same command ends it, with one certificate."""
+    """After a kill at several moments, the same command finishes the request, with one certificate."""
     import signal
     import subprocess
     import sys
@@ -536,7 +540,8 @@ def test_a_stopped_carry_out_goes_on_under_the_approved_terms(service: Any) -> N
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert subprocess.run(command, env=environment(), capture_output=True).returncode in (0, 2)  # 2: done already
+    # 2: the request was already done
+    assert subprocess.run(command, env=environment(), capture_output=True).returncode in (0, 2)
     status = sifu.open_run(folder).request_record("a").status
     assert (status.status, status.terms.method, status.terms.max_rounds) == ("done", "scratch", 6)
     assert sifu.open_run(folder).verify().problems == []

@@ -1,4 +1,4 @@
-"""Tokens: made and revoked by a command, stored as hashes, read again when they change."""
+"""Tokens: created and revoked by a command, stored as hashes, and read again when the file changes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def test_a_token_is_made_listed_and_revoked_by_commands(tmp_path: Path, cli: Com
     listed = cli("token", "list", tmp_path)
     assert "ann" in listed.out
     assert created["token"] not in listed.out + cli("token", "list", tmp_path, "--format", "json").out
-    assert cli("token", "create", tmp_path, "--name", "ANN", "--role", "auditor").code == 2  # one name, one person
+    # a name belongs to one person, whatever its case
+    assert cli("token", "create", tmp_path, "--name", "ANN", "--role", "auditor").code == 2
     assert cli("token", "revoke", tmp_path, "ann").code == 0
-    assert tokens.owner(created["token"]) is None  # the same reader, without being told
+    assert tokens.owner(created["token"]) is None  # the same reader notices the change
     assert tokens.still_works(owner) is None
     assert cli("token", "revoke", tmp_path, "ann").code == 2
     assert cli("token", "create", tmp_path, "--name", "ann", "--role", "auditor").code == 0
@@ -41,7 +42,7 @@ def test_what_is_not_a_token_opens_nothing(tmp_path: Path, secret: str) -> None:
     tokens = TokenFile(state_folder(tmp_path))
     tokens.create("ann", ["operator"])
     assert tokens.owner(secret) is None
-    assert tokens.owner(tokens.all()[0].hash) is None  # the stored hash is not a way in
+    assert tokens.owner(tokens.all()[0].hash) is None  # the stored hash does not work as a token
 
 
 def test_a_token_for_a_folder_that_is_not_there_creates_none(tmp_path: Path, cli: Command) -> None:

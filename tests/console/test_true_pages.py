@@ -1,4 +1,6 @@
-"""Pages say what is true and what matters first: changed terms, counted approvals, finished jobs, errors in place."""
+"""Pages show the truth and the important things first: changed terms, counted approvals, finished jobs, errors in
+place.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def test_a_request_says_how_many_have_approved_it(service: Any) -> None:
     assert one == [["1 of 2 approvals"]] * len(pages)
     assert both == [["approved"]] * len(pages)
     shown = service.browser("eve").get("/requests?state=waiting+for+approval").text
-    assert "1 of 2" not in shown  # control: once both have approved, it is in no such list
+    assert "1 of 2" not in shown  # control: once both have approved, no such list shows the request
 
 
 def test_a_finished_job_is_not_listed_as_running(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:

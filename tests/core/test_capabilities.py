@@ -1,4 +1,4 @@
-"""Optional methods of engines: declared by inheriting their capability, and refused where they are not."""
+"""Optional methods of engines: declared by inheriting their capability, and refused if undeclared."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ SPEC = small_spec(local={"rate": 0.05, "steps": 3}, stop={"target": 0.0, "max_ro
 
 
 class Misspelt(SimulatedFederation):
-    """An engine that would never be told whom to leave out."""
+    """Engine whose misspelt optional method would never be called."""
 
     def leaves_out(self, clients: Any) -> None:
         raise AssertionError("never called")
 
 
 class Undeclared(SimulatedFederation):
-    """An engine whose optional method is spelt correctly, but not declared."""
+    """Engine whose optional method is spelt correctly but not declared."""
 
     def leave_out(self, clients: Any) -> None:
         raise AssertionError("never called")
 
 
 class Declared(SimulatedFederation, LeavesOut, RunsGroupRounds):
-    """An engine that declares what it has, beside methods that resemble nothing."""
+    """Engine that declares its optional methods, with another method that resembles none of them."""
 
     asked = 0
 
@@ -52,7 +52,7 @@ class Declared(SimulatedFederation, LeavesOut, RunsGroupRounds):
 
 
 class PassedOn:
-    """An engine that wraps another one, and passes on what it does not have itself."""
+    """Wrapper that forwards missing attributes to another engine."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

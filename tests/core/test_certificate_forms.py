@@ -1,4 +1,4 @@
-"""A certificate's public form holds nothing of the forgotten client's data (docs/theory.md, section 12.5)."""
+"""A certificate's public form contains nothing about the forgotten client's data (docs/theory.md, section 12.5)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sifu.requests.request_record import plain_answer
 
 FORBIDDEN_WORDS = ("psi", "drift", "beta", "node", "digest", "hash", "nonce", "smoothness", "confidential")
 ROW = 7_654_321
-"""A row that was to be forgotten, which only the ledger names."""
+"""A row to be forgotten, which only the ledger names."""
 
 
 Body = dict[str, Any]
@@ -31,7 +31,7 @@ Body = dict[str, Any]
 
 @st.composite
 def bodies_with_secrets(draw: st.DrawFn) -> tuple[Body, list[str]]:
-    """Draw an auditor's form with a value seen nowhere else in every confidential field; return it and these values."""
+    """Draw an auditor's form with a unique value in every confidential field; return it and these values."""
     secrets: list[str] = []
     generator = random.Random(draw(st.integers(0, 2**32 - 1)))
 
@@ -115,7 +115,7 @@ def keys_of(value: Any) -> list[str]:
 
 
 def leaks(form: dict[str, Any], secrets: list[str]) -> list[str]:
-    """Return secrets found in the text of a form, and keys that name what must not be there."""
+    """Return the secrets found in the text of a form, and its forbidden keys."""
     text = json.dumps(form)
     leaked = [secret for secret in secrets if secret in text]
     return leaked + [key for key in keys_of(form) if set(key.lower().split("_")) & set(FORBIDDEN_WORDS)]
@@ -131,7 +131,7 @@ def test_the_public_form_holds_no_secret(drawn: tuple[Body, list[str]]) -> None:
 
 @given(bodies_with_secrets())
 def test_the_auditors_form_holds_every_one_of_them(drawn: tuple[Body, list[str]]) -> None:
-    """Negative control: the same search finds all of them in the auditor's form."""
+    """Negative control: the same search finds every secret in the auditor's form."""
     body, secrets = drawn
     assert set(secrets) <= set(leaks(body, secrets))
 
@@ -168,7 +168,8 @@ def test_what_every_certificate_states(drawn: tuple[Body, list[str]]) -> None:
             "clients", "level", "unit", "scope", "epsilon", "delta", "delta_at_most", "calibration", "accounting",
             "sigma", "commitments", "versions", "issued", "premises", "wording",
         } <= set(form)  # fmt: skip
-        # Who was never seen cannot be told from a guess; at level none nothing bounds the attacker.
+        # A client that was never seen cannot be found better than by guessing; at level none nothing bounds the
+        # attacker.
         rate = {"exact": pytest.approx(0.01), "none": None}.get(body["level"], pytest.approx(0.70, abs=0.005))
         assert form["attacker_true_positive_rate_at_1_percent"] == rate
         text = json.dumps(form)
@@ -195,7 +196,9 @@ def test_the_guarantee_is_that_of_the_level(level: str, words: str, drawn: tuple
 
 
 def test_an_infinite_psi_can_be_written_down() -> None:
-    """Heuristics (level `none`) may roll on from a model whose Psi, and so whose charge, is infinite."""
+    """An infinite Psi is written as "inf"; heuristics (level `none`) may continue from a model with an infinite Psi and
+    charge.
+    """
     stated = SubjectStatement(("client-7",), float("inf"), float("inf"), 8.16).to_mapping()
     assert json.loads(canonical_json(stated))["psi"] == "inf"
 
@@ -212,20 +215,22 @@ def test_the_public_form_says_what_stays_on_disk(drawn: tuple[Body, list[str]]) 
 
 @pytest.mark.parametrize(("level", "solved", "says"), [("proven", False, 1), ("exact", True, 0), ("none", False, 0)])
 def test_records_are_compared_with_a_client_that_was_not_there(level: Level, solved: bool, says: int) -> None:
-    """Noise hides all that the client had contributed; the comparison is not with a client that had less."""
+    """With noise, records are compared with a client that was absent, because noise hides the whole contribution."""
     sentences = not_covered_by("client", 1, "all", level, solved=solved, records=2)
     assert sum("took part without these records" in sentence for sentence in sentences) == says
 
 
 def test_what_stays_may_have_been_released() -> None:
-    """A request may go on from the current model, which was released, and training may have had its own noise."""
+    """The remaining models may have been released before and may contain training noise, and the text allows for both."""
     _, remains = what_was_erased("paper", "trained", protection="noise", keeps_updates=False)
     assert "unreleased" not in remains
     assert "without the noise of this one" in remains
 
 
 def test_a_heuristic_under_strict_retention_says_that_its_models_hold_the_client() -> None:
-    """Training continues from the current model, whatever was erased before it."""
+    """A heuristic continues from the current model, so under strict retention its models may still contain the client's
+    part.
+    """
     _, remains = what_was_erased("strict", "trained", protection="nothing", keeps_updates=False)
     assert "may hold the client's part" in remains
     _, noised = what_was_erased("strict", "trained", protection="noise", keeps_updates=False)
@@ -234,7 +239,7 @@ def test_a_heuristic_under_strict_retention_says_that_its_models_hold_the_client
 
 @pytest.mark.parametrize("method", ["scratch", "sifu", "groups", "closed_form"])
 def test_an_exact_promise_about_records_says_what_it_is_compared_with(method: str) -> None:
-    """Only a head in closed form is that of a client that never had the records."""
+    """Only a closed-form head equals the head of a client that never had the records."""
     solved = method == "closed_form"
     words = exact_words("the client", method, 1)
     assert ("without this record" in words) == solved
@@ -256,7 +261,7 @@ def test_words_on_psi_promise_no_more_than_what_it_rests_on() -> None:
 
 
 def said_by(body: Body) -> str:
-    """Return all that a certificate says to people, in lower case, without the premises."""
+    """Return all sentences of a certificate for people, in lower case, without the premises."""
     said = words_of(body)
     lines = [said.guarantee, *said.observers.sentences, *said.not_covered, said.erased, said.remains]
     return " ".join([*lines, *plain_answer(body)]).lower()
@@ -287,7 +292,7 @@ def test_no_clause_on_noise_or_remains_applies_to_a_model_without_the_client(
 
 @given(bodies_with_secrets())
 def test_clauses_on_noise_stay_where_noise_hides_the_client(drawn: tuple[Body, list[str]]) -> None:
-    """The negative control: with noise, each of the clauses is there."""
+    """Negative control: with noise, each of the clauses is present."""
     rate = {"attacker_true_positive_rate_at_1_percent": attacker_rate("proven", 0.35)}
     said = said_by(drawn[0] | {"level": "proven", "retention": "paper"} | rate)
     assert [word for word in NOISE_WORDS if word not in said] == []

@@ -1,4 +1,4 @@
-"""The small pieces: participation draws, keyed generators, layouts, noise, request terms."""
+"""Small pieces of the core: participation draws, keyed generators, layouts, noise, request terms."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def round_key(seed: int, number: int = 1) -> Any:
 
 @given(st.integers(0, 1000), st.sets(st.integers(0, 19), min_size=1))
 def test_a_coin_does_not_move_when_another_client_leaves(seed: int, gone: set[int]) -> None:
-    """The same schedule without W is what Poisson sampling draws without W: the certified counterfactual."""
+    """Poisson sampling without the clients in `gone` draws the same others: the certified counterfactual."""
     everyone, rest = np.arange(20), np.array([i for i in range(20) if i not in gone], dtype=np.int64)
     poisson = Participation("poisson", rate=0.4)
     full = poisson.draw(everyone, round_key(seed))
@@ -67,7 +67,9 @@ def test_control_a_fixed_sample_does_move() -> None:
 
 
 def test_poisson_has_its_rate() -> None:
-    """4,000 draws of 50 coins: the mean rate is known to sqrt(0.25 * 0.75 / 200,000) = 1e-3; four of them."""
+    """4,000 draws of 50 coins: the standard error of the rate is sqrt(0.25 * 0.75 / 200,000) = 1e-3, and four are
+    allowed.
+    """
     poisson = Participation("poisson", rate=0.25)
     total = sum(poisson.draw(np.arange(50), round_key(7, number)).size for number in range(4000))
     assert total / 200_000 == pytest.approx(0.25, abs=4e-3)
@@ -131,7 +133,9 @@ def test_layout_mistakes_are_named() -> None:
 
 
 def test_system_normals_are_normal() -> None:
-    """400,000 draws, not seeded by nature: every bound is six standard errors, so a false alarm has chance 1e-8."""
+    """400,000 draws from the system, which cannot be seeded: every bound is six standard errors, so false alarms are
+    rare (1e-8).
+    """
     draws = SystemNormals().standard_normal(400_001)
     count = draws.size
     assert abs(draws.mean()) < 6 / math.sqrt(count)

@@ -1,4 +1,4 @@
-"""Participants drawn ahead are those that a draw on the spot finds, whatever round comes next."""
+"""Participants drawn ahead equal those drawn on demand, whichever round comes next."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_a_round_that_follows_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> 
     ahead = DrawsAhead(Participation.parse("fixed(30)"), KEY)
     for number in range(4):
         ahead.draw(RoundSetup(np.zeros(1), Position(0, number), SOME))
-    round_stream._helper(round_stream.os.getpid()).submit(int).result()  # what was begun has ended
+    # wait until the draw in the background has ended
+    round_stream._helper(round_stream.os.getpid()).submit(int).result()
     assert drawn == [Position(0, number) for number in range(5)]
     monkeypatch.setattr(round_stream, "MANY", 301)
     ahead.draw(RoundSetup(np.zeros(1), Position(0, 7), SOME))

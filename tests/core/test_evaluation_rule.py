@@ -1,4 +1,4 @@
-"""Rounds at which accuracy is measured: every few, or by the rule in the code of the paper's authors."""
+"""Rounds at which accuracy is measured: every few rounds, or by the rule in the code of the paper's authors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_how_often_is_the_authors_rule(accuracy: float | None, every: int) -> No
     assert [rounds for rounds in range(1, 60) if is_evaluated(AUTHORS, rounds, accuracy)] == list(
         range(every, 60, every)
     )
-    assert is_evaluated(AUTHORS, 60, accuracy)  # the last round always
+    assert is_evaluated(AUTHORS, 60, accuracy)  # the last round is always evaluated
 
 
 def test_without_a_target_it_is_every_twenty_rounds() -> None:

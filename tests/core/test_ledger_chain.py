@@ -1,4 +1,4 @@
-"""The hash chain of a run notices every change to what it holds."""
+"""The hash chain of a run detects every change to its events."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def complaints(events: list[Event]) -> list[str]:
 
 @given(JSON)
 def test_canonical_json_reads_back_and_is_unique(value: object) -> None:
-    """The library, our faster way and a third implementation agree to the byte."""
+    """rfc8785, our faster implementation and a third one agree to the byte."""
     text = canonical_json(value)
     assert read_json(text) == value
     assert canonical_json(read_json(text)) == text == rfc8785.dumps(value) == canonical(value).encode()
@@ -145,7 +145,7 @@ def test_swapped_dropped_and_repeated_events_are_noticed(index: int, data: st.Da
 
 @given(st.integers(0, 4))
 def test_renumbering_does_not_hide_a_dropped_event(index: int) -> None:
-    """Dropping an event and numbering the rest again has broken the hashes instead."""
+    """Dropping an event and renumbering the rest breaks the hashes."""
     events = ledger()
     del events[index]
     assert complaints([replace(event, seq=seq) for seq, event in enumerate(events, start=1)])
@@ -153,7 +153,7 @@ def test_renumbering_does_not_hide_a_dropped_event(index: int) -> None:
 
 @given(st.integers(0, 4))
 def test_an_event_sealed_anew_breaks_the_next_link(index: int) -> None:
-    """A forged event with its own matching commitment and hash is caught by the one after it."""
+    """A forged event with a matching commitment and hash is detected by the event after it."""
     events = ledger()
     previous = events[index - 1].hash if index else GENESIS
     event = events[index]
@@ -162,7 +162,9 @@ def test_an_event_sealed_anew_breaks_the_next_link(index: int) -> None:
 
 
 def test_control_a_chain_without_links_would_not_notice() -> None:
-    """Commitments alone let events be swapped and renumbered: the hash over the previous one is what stops it."""
+    """Negative control: commitments alone would allow swapped and renumbered events; the hash over the previous event
+    does not.
+    """
     events = ledger()
     events[1], events[2] = replace(events[2], seq=2), replace(events[1], seq=3)
     assert all(commit(event.nonce, event.payload) == event.commitment for event in events)
@@ -178,7 +180,7 @@ def test_a_complaint_names_the_event() -> None:
 
 
 def test_commitments_hide_equal_payloads() -> None:
-    """Two events with the same content and other nonces share neither commitment nor hash."""
+    """Two events with equal content and different nonces share neither commitment nor hash."""
     first = seal(GENESIS, 1, "t", "round", {"drift": 0.5}, bytes(32))
     other = seal(GENESIS, 1, "t", "round", {"drift": 0.5}, bytes([1]) * 32)
     assert first.payload == other.payload
@@ -187,7 +189,7 @@ def test_commitments_hide_equal_payloads() -> None:
 
 
 def test_fields_of_an_event_cannot_run_into_each_other() -> None:
-    """Time and kind have no fixed length: moving a character from one to the other must change the hash."""
+    """Time and kind have variable lengths: moving a character from one to the other changes the hash."""
     commitment = bytes(32)
     assert chain(GENESIS, 1, "ab", "c", commitment) != chain(GENESIS, 1, "a", "bc", commitment)
     assert chain(GENESIS, 1, "2", "c", commitment) != chain(GENESIS, 12, "", "c", commitment)

@@ -1,4 +1,4 @@
-"""Premises and the level that follows from them, and from nothing else (docs/theory.md, section 12.2)."""
+"""Premises, and the level that follows from them alone (docs/theory.md, section 12.2)."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ def test_a_psi_beyond_the_range_of_the_rounding_bound_is_conditional(psi: float)
 
 
 def test_where_the_rate_came_from_is_said() -> None:
-    """The plan is taken as given, so an automatic rate keeps the level, but never goes unsaid."""
+    """An automatic rate set by other clients keeps the level, one set by the forgotten client lowers it; the premises
+    state which.
+    """
     assert level(rate_source="others") == "proven"
     assert level(rate_source="forgotten") == "conditional"
     said = {
@@ -116,7 +118,7 @@ def test_where_the_rate_came_from_is_said() -> None:
 
 
 def test_why_a_client_on_another_machine_is_absent_is_trusted() -> None:
-    """Availability is not seen: one client may make another late."""
+    """The reason for a remote client's absence is trusted, because it cannot be seen: one client may delay another."""
     separate = replace(BEST_FACTS, identity=AUTHENTICATED)
     status = {
         facts.identity: premise.status
@@ -183,7 +185,7 @@ def test_failed_and_assumed_never_prove(premises: list[Premise]) -> None:
 
 
 def test_a_failed_preprocessing_premise_is_not_softened_by_exactness() -> None:
-    """`failed` means `none`, whatever the node."""
+    """A failed premise gives level `none`, even if the node is exact."""
     assert level_of([Premise("preprocessing", "failed")], exact=True) == "none"
 
 
@@ -203,14 +205,16 @@ def test_any_mixture_of_defects_is_as_weak_as_its_weakest(facts: list[str], term
 
 
 def test_control_a_level_that_ignores_the_participation_is_caught() -> None:
-    """Dropping one premise from the list is what the tests above would notice."""
+    """Negative control: without the premise on participation the level would be too high."""
     fixed = replace(BEST_FACTS, participation=Participation("fixed", count=5))
     premises = [premise for premise in collect_premises(fixed, MEASURED, **BEST) if premise.name != "counterfactual"]
     assert level_of(premises, exact=False) == "proven" != level(fixed)
 
 
 def test_statements_hold_no_figures_of_clients_data() -> None:
-    """beta, P_i and the certified rate are in `confidential`, which is the auditor's; statements are public."""
+    """Public statements contain no figures from clients' data; beta, P_i and the certified rate are only in the
+    auditor's detail.
+    """
     measured = MeasuredRegularity("smooth", 271.828182845, 3.14159265, 0.0123456789, 0.0057721566)
     for premise in collect_premises(replace(BEST_FACTS, local_rate=0.0123456789), measured, **BEST):
         for figure in ("271.8", "3.1415", "0.00577"):
@@ -219,7 +223,9 @@ def test_statements_hold_no_figures_of_clients_data() -> None:
 
 
 def test_a_layout_by_the_largest_client_lowers_exact_and_nothing_else() -> None:
-    """Noise and the bound on rounding hide the last bits; a model without noise shows them."""
+    """A layout by the largest client lowers only `exact`: noise hides the last bits, and a model without noise shows
+    them.
+    """
     facts = replace(BEST_FACTS, engine=BY_LARGEST_CLIENT)
     premises = collect_premises(facts, MEASURED, **BEST)
     assert level(facts) == "proven"

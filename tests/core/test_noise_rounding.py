@@ -1,4 +1,4 @@
-"""The rounding of an added noise, for those who ask later."""
+"""Bounds on the rounding error of added noise, for clients that ask later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sifu.theory.tracking import SensitivityTracker
 
 
 def exact_distance(vector: np.ndarray, other: np.ndarray) -> Fraction:
-    """Return the squared distance of two vectors of floats, without any rounding."""
+    """Return the squared distance of two vectors of floats without rounding."""
     return sum(
         ((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(vector.tolist(), other.tolist(), strict=True)), Fraction()
     )
@@ -33,7 +33,7 @@ def test_the_same_noise_parts_two_worlds_by_no_more_than_the_allowance() -> None
         gap = after - before - allowed**2
         assert gap <= 0 or gap**2 <= 4 * allowed**2 * before
         grew += after > before
-    # Negative control: without an allowance the claim would be false, often.
+    # Negative control: without the allowance the bound would often be violated.
     assert grew > 50
 
 

@@ -1,4 +1,4 @@
-"""Two observers: every statement says which one it is about, and nothing is claimed for the second without a figure."""
+"""Two observers: every statement names the observer it is about, and claims about the second one need a figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spec of a run: every mistake is named, and what was written reads back (core.spec)."""
+"""Spec of a run: every mistake is named, and a written spec reads back unchanged (core.spec)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECTIONS = {
 
 
 def refused(mapping: Any) -> str:
-    """Return the sentence with which a mapping is refused."""
+    """Return the message with which a mapping is refused."""
     with pytest.raises(InputError) as caught:
         Spec.from_mapping(mapping)
     return str(caught.value)
@@ -191,7 +191,7 @@ FUZZ = st.fixed_dictionaries(
 
 @settings(max_examples=examples(150))
 @given(FUZZ | ANY_JSON)
-@example({"privacy": {"epsilon": 10**400}})  # an integer that no float holds
+@example({"privacy": {"epsilon": 10**400}})  # an integer that exceeds every float
 @example({"local": {"rate": -(10**400)}})
 @example({1: 2})
 @example(None)

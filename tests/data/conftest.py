@@ -1,4 +1,4 @@
-"""Tests of data do not depend on this machine."""
+"""Fixtures that make data tests independent of this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _no_data_of_this_machine(tmp_path_factory, monkeypatch):
-    """Keep SIFU_DATA and the real home from deciding a test."""
+    """Keep SIFU_DATA and the real home directory from influencing a test."""
     monkeypatch.delenv("SIFU_DATA", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
 

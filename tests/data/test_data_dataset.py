@@ -1,4 +1,4 @@
-"""A data set refuses what does not pair up; features come from fixed constants alone."""
+"""Data sets: arrays that do not match are refused, and features use fixed constants only."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_greyscale_images_get_one_channel():
 
 @pytest.mark.parametrize("normalise", ["unit", "standard"])
 def test_a_sample_does_not_depend_on_the_others(normalise):
-    """The premise of a certificate: with or without the other clients' rows, a row's features are the same."""
+    """A row's features are the same with and without the other clients' rows, which is a premise of certificates."""
     digits = load("digits")
     alone = digits.features("train", normalise=normalise, rows=np.array([5]))
     np.testing.assert_array_equal(alone[0], digits.features("train", normalise=normalise)[5])
@@ -147,7 +147,7 @@ def test_digits_have_a_fixed_split_that_covers_them():
     assert first.x_train.dtype == np.uint8
     assert first.x_train.max() == 16
     np.testing.assert_array_equal(first.x_train, second.x_train)
-    # Golden: the split is part of every published result, so it may never move.
+    # Golden: every published result depends on this split, so it must not change.
     assert first.y_train[:8].tolist() == GOLDEN_LABELS
     assert np.unique(first.y_train).size == np.unique(first.y_test).size == 10
     np.testing.assert_array_equal(np.bincount(np.append(first.y_train, first.y_test)), DIGITS_PER_CLASS)

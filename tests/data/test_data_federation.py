@@ -1,4 +1,4 @@
-"""Clients from a split data set, from arrays and from torch; what is wrong is named with its client."""
+"""Clients from a split data set, from arrays and from torch; errors name the client."""
 
 from __future__ import annotations
 

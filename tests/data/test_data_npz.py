@@ -1,4 +1,4 @@
-"""One numpy file: a user's own arrays; never a pickle."""
+"""User arrays from one numpy file, which is never unpickled."""
 
 from __future__ import annotations
 

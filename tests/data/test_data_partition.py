@@ -1,4 +1,4 @@
-"""Every partition is disjoint and of the sizes asked for; each kind keeps its promise."""
+"""Partitions: disjoint, of the requested sizes, and with the properties of their kinds."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ def test_dirichlet_is_nearly_iid_for_large_alpha_and_nearly_one_class_for_small(
 def test_dirichlet_proportions_have_the_moments_of_the_distribution():
     """Each share of Dirichlet(alpha, 10 classes) has variance p(1-p)/(10 alpha + 1), p = 1/10, plus sampling.
 
-    With pools far from empty, 500 clients of 200 samples: the variance of a share is
-    p(1-p) * (1/(10 alpha + 1) * (1 - 1/200) + 1/200). The relative error of a variance over 5,000
-    correlated shares stays below 15 %; the control (half of alpha) is off by 60 % and must fail.
+    With pools that stay far from empty and 500 clients of 200 samples, the variance of a share is p(1-p) * (1/(10 alpha
+    + 1) * (1 - 1/200) + 1/200). The relative error of a variance over 5,000 correlated shares stays below 15 %; the
+    control (half of alpha) is off by 60 % and must fail.
     """
     labels = np.repeat(np.arange(10), 60_000)
     alpha = 0.5
@@ -152,7 +152,7 @@ def test_no_person_is_ever_divided(person_sizes, clients, share, seed):
     try:
         parts = partition("identity", np.zeros(people.size), clients, share, generator(), identity=people)
     except InputError:
-        # Either too few people, or each client's last person overshoots by 19 at most.
+        # Either there are too few people, or each client's last person exceeds its share by at most 19 samples.
         assert clients > len(person_sizes) or (share is not None and clients * (share + 19) > people.size)
         return
     check_disjoint(parts, people.size)

@@ -1,4 +1,4 @@
-"""`load` finds a data set by its name: the digits, a file, or what an installed package provides."""
+"""Lookup of data sets by name with `load`: the digits, a file, or data of an installed package."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OURS = NamedData(two_images, 2, Scale(50.0, (0.5,), (0.25,)), (4, 4))
 
 @pytest.fixture
 def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """Yield the data sets of installed packages, by name; none unless a test adds one."""
+    """Yield the data sets of installed packages by name; there are none unless a test adds one."""
     installed: dict[str, str] = {}
     monkeypatch.setattr(
         sources, "entry_points", lambda group: [EntryPoint(name, value, group) for name, value in installed.items()]
@@ -46,7 +46,7 @@ def test_a_package_provides_a_data_set(packages, tmp_path):
 
 
 def centred_rows(folder, held_out_by):
-    """Return rows from which the mean of all clients was subtracted, as a careless package may."""
+    """Return rows minus the mean over all clients, as a careless package may provide them."""
     x = np.random.default_rng(0).random((12, 3)) + np.repeat(np.arange(3.0), 4)[:, None]
     owners = np.repeat(["a", "b", "c"], 4)
     none = np.zeros((0, 3)), np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""CSV and Parquet: columns for label and client, or one file a client; words by a coding that the spec fixes."""
+"""CSV and Parquet tables: columns for label and client, or one file per client; words are coded as the spec fixes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_one_file_a_client(tmp_path: Path) -> None:
 
 
 def test_the_coding_of_one_client_does_not_depend_on_another(tmp_path: Path) -> None:
-    """The same rows have the same features with any other clients: no client leaves a trace in the coding."""
+    """The features of a client's rows do not depend on the other clients."""
     whole = read_table(write_csv(tmp_path / "a.csv", ROWS), CODING)
     without = read_table(write_csv(tmp_path / "b.csv", [row for row in ROWS if row[0] != "south"]), CODING)
     np.testing.assert_array_equal(without.x_train, whole.x_train[[0, 2]])
@@ -138,7 +138,7 @@ def test_a_run_on_a_table_forgets_and_verifies(tmp_path: Path) -> None:
     run = sifu.train(small_spec(local={"rate": 0.1}) | {"data": data}, run=tmp_path / "run")
     assert [client.name for client in run.status().clients][:2] == ["shop-0", "shop-1"]
     (outcome,) = run.forget(["shop-3"], sigma=0.5, method="sifu")
-    assert outcome.level == "proven"  # two declared classes, fixed coding: no label was counted
+    assert outcome.level == "proven"  # two declared classes and a fixed coding: no label was counted
     assert run.verify().problems == []
     with pytest.raises(InputError, match="given"):
         sifu.train(small_spec() | {"data": data | {"partition": "iid"}}, run=tmp_path / "other")
@@ -256,7 +256,7 @@ def test_rows_kept_for_testing_depend_on_their_own_identity_alone(tmp_path: Path
 
 
 def test_a_test_file_of_strangers_is_named(tmp_path: Path) -> None:
-    """Rows of clients that are not in the run are not measured."""
+    """A test file whose clients are all unknown to the run causes a warning."""
     table, coding = table_file(tmp_path, "c,x,y\np,1,0\nq,2,1\n"), TableCoding("y", "c")
     with pytest.warns(SifuWarning, match="no client of data.test_file .*found test.*leave out its column c"):
         read_table(table, coding, test_file=table_file(tmp_path, "c,x,y\ntest,1,0\n", "strangers.csv"))
@@ -294,7 +294,9 @@ def test_names_with_any_character_are_read_as_they_are_written(names: list[str])
 
 
 def coded_one_by_one(text: str, fill: float) -> list[float] | None:
-    """Return the features of one text of a column with a filler, read without the code under test; None: refused."""
+    """Return the features of one text of a column with a filler, without the code under test; None if it must be
+    refused.
+    """
     plain = text.strip(" \t\ufeff\u200b")
     if plain.lower() in {"", "?", "na", "nan", "-", "."}:
         return [(fill - 2.0) / 3.0, 1.0]
@@ -354,15 +356,16 @@ def test_one_request_parses_the_table_once(tmp_path: Path, monkeypatch: pytest.M
     assert (outcome.level, len(parsed)) == ("exact", 1)
     parsed.clear()
     sifu.open_run(tmp_path / "run").forget(["b"])
-    assert len(parsed) == 1  # parsed again: no rows stay in memory between requests
+    assert len(parsed) == 1  # parsed again, because no rows stay in memory between requests
     write_csv(file, [*rows[:-1], ("P89", "c", 0.25, 1)], "id,c,x,y")
-    with pytest.warns(SifuWarning, match="'c' are not those"):  # noticed, although the table was parsed before
+    # the change is noticed, although the table was parsed before
+    with pytest.warns(SifuWarning, match="'c' are not those"):
         (outcome,) = sifu.open_run(tmp_path / "run").forget(["a"])
     assert (outcome.level, outcome.held_out) == ("exact", None)
 
 
 def _is_trained_on(run: Path, identity: str) -> bool:
-    """Return whether a record of client a is not held out."""
+    """Return whether a record of client a is used for training."""
     try:
         sifu.open_run(run).plan(["a"], records=[identity])
     except InputError:

@@ -1,4 +1,4 @@
-"""Watermarks: ten pixels at the maximum, at places of the client's own, and nothing else."""
+"""Watermarks: ten pixels at the maximum value, at positions specific to the client, and no other change."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_spec_marks_digits_with_their_own_maximum() -> None:
     after = clients_from_spec(Spec.from_mapping({"data": plain | {"watermark": 10}}))
     for plain_client, other in zip(before, after, strict=True):
         assert np.array_equal(plain_client.y, other.y)
-        assert ((other.x == 1.0).all(axis=0)).sum() >= 10  # 16 of 16, scaled to [0, 1]
+        assert ((other.x == 1.0).all(axis=0)).sum() >= 10  # 16 of 16, scaled to 1
         assert (plain_client.x != other.x).any(axis=0).sum() <= 10
 
 

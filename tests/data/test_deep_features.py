@@ -1,4 +1,4 @@
-"""Deep features: the definition, where they are used, and what runs that were made before them keep."""
+"""Deep features: their definition, their use, and the behaviour of runs made before they existed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def by_hand(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute the definition, from the layers of the backbone and numpy."""
+    """Compute deep features from the layers of the backbone and numpy, by the definition."""
     network = public_backbone.make_showing().eval()
     with torch.no_grad():
         first = torch.relu(network.first(torch.tensor(x.copy(), dtype=torch.float32)))
@@ -86,7 +86,7 @@ def test_a_projection_is_drawn_from_the_public_seed() -> None:
     assert projected.features == 7
     np.testing.assert_allclose(projected(x), 10.0 * unit(by_hand(x) @ signs(3, 20, 7).double().numpy()), atol=1e-5)
     assert projected.digest() != specified_map(replace(features, seed=4), (1, 8, 8)).digest()
-    assert specified_map(replace(features, count=30), (1, 8, 8)).features == 20  # there are no more
+    assert specified_map(replace(features, count=30), (1, 8, 8)).features == 20  # the backbone has only 20 features
 
 
 def test_a_sample_has_the_same_bits_whichever_samples_are_next_to_it() -> None:
@@ -99,7 +99,7 @@ def test_a_sample_has_the_same_bits_whichever_samples_are_next_to_it() -> None:
 
 
 def test_efficientnet_shows_the_filtered_channels_of_its_blocks() -> None:
-    """8,384 numbers: 1,280 of the last layer, the rest by hooks on the layers of the last eight blocks."""
+    """EfficientNet gives 8,384 features: 1,280 of the last layer, the rest by hooks on layers of the last eight blocks."""
     torch.manual_seed(0)
     network = EfficientNetLite0(32).eval()
     x, seen = torch.rand(2, 3, 32, 32), []
@@ -152,7 +152,9 @@ def clients_of(count: int = 6) -> list[ClientData]:
 
 
 def test_a_run_without_the_keys_keeps_its_old_meaning(tmp_path: Path) -> None:
-    """Such a run has no `layers` in its record; the same module under a new spec would show its blocks."""
+    """A run without `layers` in its record keeps using the last layer; the same module under a new spec shows its
+    blocks.
+    """
     whole = Spec.to_mapping
 
     def without_the_keys(self: Spec) -> dict[str, Any]:
@@ -234,7 +236,7 @@ def test_a_block_is_a_projection_of_the_tuned_networks_deep_features() -> None:
     from sifu.theory.closed_form.blocks import projection
 
     features = TunedFeatures(public, FeaturesSpec(tune="blocks", block=5, seed=2), 2, 1, 1.0)
-    assert features.network.scores.in_features == 10  # only the last layer is under the scores
+    assert features.network.scores.in_features == 10  # the scores depend only on the last layer
     x, moved = images(4), features.network.flat() + np.float32(0.05)
     tuned = features.through({0: moved})
     by_parts = NetworkFeatures(public.module.of(features.network.tuned_by(moved)), (1, 8, 8), norm=1.0)(x)

@@ -1,4 +1,4 @@
-"""Feature maps: a sample's features are its own, the same anywhere, never too long, and good enough to be worth it."""
+"""Feature maps: features of one sample alone, the same on every machine, of bounded norm, and accurate enough."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL = {"banks": ((6, 3, 2), (4, 5, 1)), "waves": (4, 2, 2), "grey_waves": 3}
 
 
 def maps() -> list[FeatureMap]:
-    """Return one map of each kind, for samples of the same size."""
+    """Return one map of each kind for samples of the same shape."""
     torch.manual_seed(0)
     convolution = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.ReLU(), torch.nn.Dropout(0.5))
     return [
@@ -48,7 +48,7 @@ def maps() -> list[FeatureMap]:
 def client_statistics(
     features: FeatureMap, targets: Targets, fixed: FixedPoint, x: np.ndarray, y: np.ndarray
 ) -> Statistics:
-    """Return (G, H, n, q) of a client's samples, a chunk at a time."""
+    """Return (G, H, n, q) of a client's samples, computed in chunks."""
     encoded = targets.encode(y)
     return statistics_of_chunks(fixed, ((phi, encoded[rows]) for rows, phi in features.chunks(x)))
 
@@ -87,11 +87,11 @@ def test_no_sample_is_longer_than_the_norm(number: int, extreme: str) -> None:
         x[:, :, ::2] = 0
     fixed = fixed_point(features, Targets("classification", 2))
     assert np.all(np.linalg.norm(features(x), axis=1) <= features.norm * (1.0 + 1e-12))
-    fixed.quantised_features(features(x))  # not refused
+    fixed.quantised_features(features(x))  # raises nothing
 
 
 def test_filters_give_the_features_of_plain_python_integers() -> None:
-    """Convolution, deviation, rounding, threshold and sums, written out with Python's integers."""
+    """Convolution, deviation, rounding, threshold and sums agree with a version in Python integers."""
     features = RandomConvolutions((1, 7, 8), banks=((3, 3, 2),), wave_weight=0.0, seed=5)
     (bank,) = features._banks
     image = images(1, (7, 8), seed=2)[0]
@@ -120,7 +120,7 @@ def test_filters_are_whole_numbers_that_sum_to_zero_and_fit_float32(channels: in
     assert np.abs(bank.weights).sum(axis=1).max() * 255 < 2**24
     largest = math.sqrt(float((bank.weights**2).sum(axis=1).max()) * bank.taps) * bank.gain
     assert largest * max(bank.areas) <= 2**24
-    assert largest < 2**22  # what rounding by addition needs
+    assert largest < 2**22  # the limit of rounding by addition
 
 
 def test_bytes_and_255ths_are_the_same_images() -> None:
@@ -153,7 +153,7 @@ def test_maps_are_known_by_their_digest() -> None:
 
 
 def test_drawn_numbers_are_the_same_on_every_machine() -> None:
-    """Golden: x86-64 and ARM gave these numbers; filters of the default map follow from them."""
+    """Golden: x86-64 and ARM gave these normals and this digest of the default map."""
     assert drawn_normals(0, "filters", 2).tolist() == GOLDEN_NORMALS
     normals = drawn_normals(1, "many", 40_000)
     assert abs(normals.mean()) < 4.0 / 200.0
@@ -164,7 +164,8 @@ def test_drawn_numbers_are_the_same_on_every_machine() -> None:
 def test_cosines_of_the_table_are_not_near_a_tie() -> None:
     wave = np.cos(2.0 * math.pi * np.arange(2**16) / 2**16)
     steps = np.ldexp(wave, WAVE_BITS)
-    assert np.abs(np.abs(steps - np.floor(steps)) - 0.5).min() > 2.0 ** (WAVE_BITS - 53) * 100  # last bits of a cosine
+    # far more than the last bits of a cosine
+    assert np.abs(np.abs(steps - np.floor(steps)) - 0.5).min() > 2.0 ** (WAVE_BITS - 53) * 100
 
 
 def test_fourier_features_have_a_gaussian_kernel() -> None:
@@ -194,14 +195,14 @@ def test_a_module_that_is_changed_later_changes_no_features() -> None:
 
 
 class RemembersTokens(torch.nn.Module):
-    """An embedding whose every token but the first one keeps what was seen: no sample from [0, 1) shows it."""
+    """Embedding that remembers every token except token 0, so that samples from [0, 1) do not reveal it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table, self.seen = torch.nn.Embedding(9, 4), 0.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the means of the rows of tokens."""
+        """Return the mean embedding of each row of tokens."""
         tokens = x.long()
         self.seen += 0.1 * float((tokens > 0).sum())
         return self.table(tokens).mean(1) + self.seen * (tokens > 0).any(1, keepdim=True)
@@ -212,12 +213,12 @@ def test_modules_are_compared_on_real_samples_of_the_right_type() -> None:
     features = NetworkFeatures(RemembersTokens(), (6,))
     with pytest.raises(InputError, match="depends on other samples"):
         list(features.chunks(tokens))
-    zeros = np.zeros((5, 6), dtype=np.int64)  # the negative control: token 0 alone shows nothing
+    zeros = np.zeros((5, 6), dtype=np.int64)  # negative control: token 0 alone reveals nothing
     assert len(list(NetworkFeatures(RemembersTokens(), (6,)).chunks(zeros))) == 1
 
 
 class Tokens(torch.nn.Module):
-    """Rows of a table of tokens, whose parameters cannot hold the largest ids exactly."""
+    """Embedding whose parameter type cannot represent the largest token ids exactly."""
 
     def __init__(self, kind: torch.dtype, converts: bool) -> None:
         super().__init__()
@@ -225,7 +226,7 @@ class Tokens(torch.nn.Module):
         self.table, self.converts = torch.nn.Embedding(3000, 4, dtype=kind), converts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the means of the rows of tokens."""
+        """Return the mean embedding of each row of tokens."""
         rows: torch.Tensor = self.table(x.long() if self.converts else x)
         return rows.mean(1)
 
@@ -233,7 +234,7 @@ class Tokens(torch.nn.Module):
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16])
 @pytest.mark.parametrize("converts", [False, True])
 def test_token_ids_reach_a_module_as_they_are(kind: torch.dtype, converts: bool) -> None:
-    """An id of 2,999 would be another one in a type of eleven binary digits; an embedding takes integers alone."""
+    """Token ids reach the module as integers: float16, with eleven significant bits, would change an id of 2,999."""
     tokens = np.random.default_rng(0).integers(2000, 3000, (5, 6))
     module = Tokens(kind, converts)
     expected = module(torch.as_tensor(tokens)).double().detach().numpy()

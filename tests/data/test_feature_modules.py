@@ -1,4 +1,4 @@
-"""Modules of the user in a spec, the folder that keeps features, softmax heads on image features without Python."""
+"""User modules in a spec, the cache of features, and softmax heads on image features without Python."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ make = Counting
 
 @pytest.fixture
 def backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a file with a factory in the current folder, as a user has it."""
+    """Write a file with a factory into the current folder, as a user would."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     allowed = ("make", "other", "nothing")
@@ -84,7 +84,7 @@ def test_a_module_of_the_users_and_what_its_change_does(backbone: Path, tmp_path
         changed(backbone, other)
         with pytest.raises(InputError, match="feature map"):
             sifu.open_run(tmp_path / "run").evaluate()
-    sifu.open_run(tmp_path / "run").forget(["client-003"])  # from statistics alone: the module is not run
+    sifu.open_run(tmp_path / "run").forget(["client-003"])  # served from statistics alone: the module is not run
     changed(backbone, BACKBONE.format(seed=1))
     sifu.open_run(tmp_path / "run").evaluate()
 
@@ -122,7 +122,9 @@ def test_a_module_that_fails_is_one_sentence(backbone: Path, tmp_path: Path, kin
 def test_nothing_of_a_module_runs_without_consent(
     backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command
 ) -> None:
-    """Nothing runs in training, nor in a command on a run that was trained with consent."""
+    """A module runs neither in training nor in a later command without consent, even if the run was trained with
+    consent.
+    """
     spec = tmp_path / "spec.toml"
     spec.write_text(
         '[data]\nname = "digits"\nclients = 6\n[model]\nkind = "ridge"\n'
@@ -176,7 +178,7 @@ def test_features_are_kept_in_a_folder_and_have_the_same_bits(tmp_path: Path, mo
     assert cached.digest() == fresh.digest()
     monkeypatch.undo()
     (file,) = (tmp_path / "kept").iterdir()
-    file.write_bytes(file.read_bytes()[:1000])  # cut off: computed again
+    file.write_bytes(file.read_bytes()[:1000])  # a truncated file is computed again
     np.testing.assert_array_equal(first, np.concatenate([phi for _, phi in cached.chunks(x)]))
     assert [path.suffix for path in (tmp_path / "kept").iterdir()] == [".npy"]
 
@@ -195,7 +197,7 @@ def test_a_run_with_kept_features_is_the_same_run(tmp_path: Path) -> None:
 
 
 def test_a_client_beyond_memory_is_computed_in_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of a client that does not fit is kept, and its evaluation is that of one that does."""
+    """Features of a client that exceeds memory are not kept, and its evaluation gives the same accuracy."""
     generator = np.random.default_rng(0)
     clients = [ClientData(f"c{k}", generator.normal(size=(700, 3)), generator.integers(0, 2, 700)) for k in range(2)]
     spec = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs": 2}}
@@ -217,7 +219,9 @@ def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_softmax_on_image_features_is_proven_without_python(tmp_path: Path) -> None:
-    """Images, a spec, the command line: the same [features] as a closed-form head, trained in rounds under SIFU."""
+    """With images, a spec and the command line, a softmax head uses the [features] of closed-form heads, in rounds
+    under SIFU.
+    """
     folder = tmp_path / "run"
     spec = tmp_path / "spec.toml"
     spec.write_text(
@@ -233,14 +237,14 @@ def test_softmax_on_image_features_is_proven_without_python(tmp_path: Path) -> N
 
 
 class _MinusTheMean(torch.nn.Module):
-    """Module that standardises by whatever lies in the batch: everybody's data shape everybody's features."""
+    """Module that subtracts the batch mean, so that each sample's features depend on the others."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x - x.mean(dim=0)
 
 
 class _Remembers(torch.nn.Module):
-    """Module that keeps a running mean outside of its state, where no digest sees it."""
+    """Module that keeps a running mean outside its state, where no digest covers it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,7 +274,7 @@ def test_modules_that_look_at_each_sample_by_itself_are_not_refused() -> None:
 
 
 class _ChangesLater(torch.nn.Module):
-    """Module that counts its calls, and turns its outputs round after a number of them."""
+    """Module that counts its calls and reverses its outputs after `good_calls` of them."""
 
     def __init__(self, calls: list[int], good_calls: int) -> None:
         super().__init__()
@@ -285,7 +289,7 @@ class _ChangesLater(torch.nn.Module):
 
 
 class _ChangesForEveryCopy(_ChangesLater):
-    """Module that counts the calls of all its copies, in a place that is not copied."""
+    """Module that counts the calls of all its copies in a class variable."""
 
     everywhere: ClassVar[list[int]] = []
 

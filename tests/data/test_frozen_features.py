@@ -1,4 +1,4 @@
-"""Frozen features: the module is applied to each sample alone, and certificates of a head on them are proven."""
+"""Frozen features: the module is applied to each sample separately, and certificates of a head on them are proven."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def digit_clients(count: int, samples: int) -> tuple[ClientData, ...]:
 
 
 def filters(count: int) -> torch.nn.Module:
-    """Return a module of random filters, and means over 2 x 2 regions of what they see."""
+    """Return a module of random filters followed by means over 2 x 2 regions."""
     torch.manual_seed(0)
     convolution = torch.nn.Conv2d(1, count, 3, padding=1, dtype=torch.float64)
     return torch.nn.Sequential(convolution, torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
@@ -43,7 +43,7 @@ def test_features_of_a_sample_do_not_depend_on_the_samples_beside_it() -> None:
     whole = frozen_features(clients, mixing)
     alone = frozen_features([ClientData("one", clients[1].x[2:3], clients[1].y[2:3])], mixing)
     np.testing.assert_allclose(alone[0].x[0], whole[1].x[2], rtol=1e-12)
-    assert mixing.training  # left as it was
+    assert mixing.training  # the mode is unchanged
     # Negative control: in training mode batch norm and dropout would make them differ.
     with torch.no_grad():
         single, all_ = (mixing(torch.as_tensor(x)).numpy() for x in (clients[1].x[2:3], clients[1].x))
@@ -51,7 +51,7 @@ def test_features_of_a_sample_do_not_depend_on_the_samples_beside_it() -> None:
 
 
 class Remembers(torch.nn.Module):
-    """Samples divided by the largest one so far, which is kept in an attribute or in a variable of the class."""
+    """Module that divides samples by the largest one so far, kept in an attribute or a class variable."""
 
     largest = 0.0
 

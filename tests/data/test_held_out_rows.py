@@ -20,7 +20,7 @@ Row = tuple[str, float, float, int]
 
 
 def drawn_rows(seed: int, count: int = 60) -> list[Row]:
-    """Return rows of two clients; about a third are equal to another row of the same client."""
+    """Return rows of two clients; about a third duplicate another row of the same client."""
     generator = np.random.default_rng(seed)
     rows: list[Row] = []
     for _ in range(count):
@@ -50,7 +50,7 @@ def sides(rows: list[Row], rule: str, seed: int) -> list[bool]:
 
 
 def moved_rows(rule: str) -> int:
-    """Count how often leaving one row out moves another one, over seeded tables with equal rows."""
+    """Count how often removing one row changes whether another is held out, over seeded tables with duplicates."""
     moved = 0
     for seed in range(40):
         rows = drawn_rows(seed)
@@ -63,7 +63,7 @@ def moved_rows(rule: str) -> int:
 
 def test_no_row_changes_the_side_of_another() -> None:
     assert moved_rows("content") == 0
-    assert moved_rows("number") > 1000  # the control: rows drawn by their number move
+    assert moved_rows("number") > 1000  # control: rows drawn by their index change often
 
 
 def test_a_label_elsewhere_that_is_no_whole_number_moves_no_row() -> None:
@@ -121,7 +121,7 @@ def test_a_new_run_draws_by_content(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_newcomer_do_not_follow_from_the_name_of_its_file(tmp_path: Path) -> None:
-    """The same client trains on the same rows, wherever its file is; a run that drew by the file's name keeps them."""
+    """A newcomer's training rows do not depend on the name of its file; runs that drew by file name keep their rows."""
     run = sifu.train(spec_of(write(tmp_path / "table.csv", drawn_rows(1))), run=tmp_path / "run")
     text = "x,z,y\n" + "".join(f"{x},{z},{y}\n" for _, x, z, y in drawn_rows(2))
     files = [tmp_path / "a.csv", tmp_path / "b.csv"]

@@ -1,4 +1,4 @@
-"""Malformed and unusual tables: each is read as meant, or refused in one line that says where and what to do."""
+"""Malformed and unusual tables: each is read as intended, or refused in one line with the place and the remedy."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_tables_that_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=words) as refused:
         read_table(path, TableCoding.from_spec(DataSpec(name="table", label="y", client="c", **keys)))
     assert "\n" not in str(refused.value)
-    if not name.endswith("words"):  # those are about the spec
+    if not name.endswith("words"):  # these messages concern the spec
         assert "a.csv" in str(refused.value)
 
 

@@ -1,4 +1,4 @@
-"""Models of Hugging Face as backbones, for images and texts, made here from a configuration."""
+"""Hugging Face models as backbones for images and texts, built here from a configuration."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TEXTS = ["good film", "not a good book", "very very bad", "", "an unknown word",
 
 
 def test_deep_features_of_a_text_are_the_means_over_its_tokens(text_model: Path) -> None:
-    """Each text alone, without padding, through the library's own tokenizer and model."""
+    """Each text goes separately, without padding, through the library's own tokenizer and model."""
     features = specified_map(FeaturesSpec(kind="transformers", model=str(text_model), size=8), (8,))
     assert features.features == 3 * 16
     rows = features(tokenised(str(text_model), TEXTS, 8))
@@ -68,7 +68,7 @@ def test_loading_a_model_prints_nothing(text_model: Path, capfd: pytest.CaptureF
     assert bars.is_progress_bar_enabled()
     specified_map(FeaturesSpec(kind="transformers", model=str(text_model), size=8), (8,))
     assert capfd.readouterr() == ("", "")
-    assert bars.is_progress_bar_enabled()  # other users of the library keep theirs
+    assert bars.is_progress_bar_enabled()  # other users of the library keep their progress bars
     transformers.AutoModel.from_pretrained(text_model)
     assert "Loading weights" in capfd.readouterr().err
 
@@ -92,7 +92,7 @@ def test_images_are_prepared_as_the_model_says(image_model: Path) -> None:
     deep = specified_map(FeaturesSpec(kind="transformers", model=str(image_model)), (3, 16, 16))
     assert deep.features == 3 * 16
     np.testing.assert_allclose(deep(x), deep(x[..., ::-1].copy()), atol=1e-4)
-    assert specified_map(chosen, (1, 8, 8))(x[:, :1, :8, :8]).shape == (3, 16)  # grey and smaller
+    assert specified_map(chosen, (1, 8, 8))(x[:, :1, :8, :8]).shape == (3, 16)  # grey and smaller images
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "model.safetensors", "config.json"])

@@ -1,8 +1,8 @@
-"""Runner of what documents show, each in a separate process that is forked after all imports.
+"""Runner of the commands and programs in documents; each runs in a process forked after all imports.
 
 A task is a line of JSON on standard input: the folder to work in, and either a command line of `sifu`, the text of a
-program or the path of one. Its status and what it printed are the answer, a line of JSON on standard output. Commands
-are parsed as Typer built them before the forks, which takes longer than most of them.
+program or the path of one. The answer is a line of JSON on standard output, with its status and output. Typer builds
+the parsers before the forks, because that takes longer than most commands.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ NEEDED_LATER = (
     "sifu.plots",
     "sifu.report",
 )
-"""Modules that commands import when they need them; a fork begins with all of them."""
+"""Modules that commands import lazily; imported before the forks."""
 PATIENCE = 600
-"""Seconds after which a process is taken to hang."""
+"""Seconds after which a process counts as hanging."""
 
 
 def work(command: str = "", text: str = "", path: str = "") -> None:
@@ -56,7 +56,7 @@ def work(command: str = "", text: str = "", path: str = "") -> None:
 
 
 def run_forked(folder: str, **task: str) -> dict[str, Any]:
-    """Return status and output of a task that runs in a folder, in a separate process."""
+    """Run a task in `folder`, in a separate process; return its status and output."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = os.fork()
         if child == 0:

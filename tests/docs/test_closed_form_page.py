@@ -1,4 +1,4 @@
-"""The figures of networks in docs/closed-form.md and docs/related-work.md are in the tables that were measured."""
+"""The figures of networks in docs/closed-form.md and docs/related-work.md occur in the measured tables."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_related_work_shows_the_frozen_last_layer() -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_other_figures_are_noticed(name: str) -> None:
-    """The negative control."""
+    """Negative control: changed figures are noticed."""
     assert len(differing_cells(page().replace("90.1, 89.9", "91.1, 89.9"))) == 1
     text = (ROOT / name).read_text(encoding="utf-8")
     others = [row | {"accuracy": "12.3"} for row in read_rows()]

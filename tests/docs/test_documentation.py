@@ -28,13 +28,13 @@ def commands(page: str) -> list[str]:
 
 
 class Reader:
-    """Reader who types what a page shows, in one folder; `sifu` and Python were started before (`command_lines.py`)."""
+    """Reader that runs what a page shows in one folder; `sifu` and Python are already imported (`command_lines.py`)."""
 
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
         self.process, self.folder = process, folder
 
     def run(self, **task: str) -> Any:
-        """Return what a task printed to standard output; the task must succeed."""
+        """Run a task, which must succeed; return its standard output."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(json.dumps({"folder": str(self.folder)} | task), file=self.process.stdin, flush=True)
@@ -45,7 +45,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[subprocess.Popen[str]]:
-    """Start Python with everything imported, which forks for every task."""
+    """Start a Python process that has imported everything and forks for every task."""
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, str(ROOT / "tests" / "docs" / "command_lines.py")]
     with subprocess.Popen(
@@ -56,7 +56,7 @@ def process() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def reader(process: subprocess.Popen[str], tmp_path: Path) -> Reader:
-    """Return a reader that types into an empty folder."""
+    """Return a reader with an empty folder."""
     return Reader(process, tmp_path)
 
 

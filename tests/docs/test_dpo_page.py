@@ -1,4 +1,4 @@
-"""The commands of the data-protection officer's page run, and what it says about rows holds."""
+"""The commands of the data-protection officer's page run, and its statements about rows hold."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def delete_rows(pattern: str) -> None:
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command) -> Command:
-    """Write the table of docs/your-csv.md and its proposed spec into an empty folder."""
+    """Write the table of docs/your-csv.md and its proposed spec into an empty folder; return the command."""
     monkeypatch.chdir(tmp_path)
     (example,) = blocks("docs/your-csv.md", "python")
     exec(example, {})
@@ -41,13 +41,13 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command) -> Comm
 
 
 def train(cli: Command, *options: str) -> None:
-    """Train `heart-run` with the declaration that the page on tables asks for."""
+    """Train `heart-run` with the declaration that docs/your-csv.md asks for."""
     answer = cli("train", "heart.toml", "--run", "heart-run", "--set", "data.preprocessing=fixed", *options)
     assert answer.code == 0, answer.err
 
 
 def held_out_identity() -> str:
-    """Return a patient of south whose row is kept for testing."""
+    """Return the identity of a patient of south whose row is held out for testing."""
     run = sifu.open_run("heart-run")
     for number in range(60, 120):
         try:
@@ -85,7 +85,7 @@ def test_rows_of_those_who_left_are_not_needed(table: Command) -> None:
 
 
 def test_rows_that_are_needed_are_missed(table: Command) -> None:
-    """The negative control: rows that the page tells you to keep."""
+    """Negative control: deleting rows that the page tells the reader to keep has consequences."""
     train(table)
     complete = TABLE.read_text(encoding="utf-8")
     delete_rows("^P0061,")
@@ -110,7 +110,7 @@ def test_rows_that_are_needed_are_missed(table: Command) -> None:
 )
 def test_other_ways_need_the_rows_of_those_who_stay(table: Command, method: str, options: list[str]) -> None:
     train(table, *(part for option in options for part in ("--set", option)))
-    again = "scratch" if method == "groups" else method  # two groups are both hit by the second request
+    again = "scratch" if method == "groups" else method  # the second request hits both groups
     assert table("forget", "heart-run", "--client", "west", "--method", method).code == 0
     delete_rows(",west,")
     assert table("forget", "heart-run", "--client", "south", "--method", again).code == 0

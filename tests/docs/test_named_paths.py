@@ -13,7 +13,7 @@ NAMED = re.compile(
 
 
 def missing_paths(text: str, home: Path = ROOT) -> Iterator[str]:
-    """Yield named files that are neither in the repository nor in the folder of the document."""
+    """Yield named files that exist neither in the repository nor in the folder of the document."""
     for name in NAMED.findall(text):
         if not (ROOT / name).exists() and not (home / name).exists():
             yield name

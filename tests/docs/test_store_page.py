@@ -1,4 +1,4 @@
-"""docs/store.md is complete: the author of a verifier meets nothing that it does not name."""
+"""docs/store.md is complete: it names everything that the author of a verifier needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "store.md"
 
 
 def rows_of(section: str) -> dict[str, str]:
-    """Return the rows of the first table of a section: the first cell, and the rest."""
+    """Return the first table of a section: the first cell of each row, and the rest."""
     text = re.split(rf"^## {re.escape(section)}.*$", PAGE.read_text(encoding="utf-8"), flags=re.M)[1].split("\n## ")[0]
     return dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", text, flags=re.M))
 

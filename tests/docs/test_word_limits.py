@@ -34,13 +34,13 @@ LIMITS = {
     "docs/security.md": 2500,
     "docs/your-csv.md": 1100,
 }
-"""The most words of each document, code and tables included. A new page gets a line of its own."""
+"""Largest number of words of each document, including code and tables. A new page needs an entry."""
 REFERENCES = {"docs" + "/theory.md", "docs/store.md", "docs/api.md"}
 """Pages without a limit. The first name is in two parts, because a citation of that page names a section."""
 
 
 def count_words(text: str) -> int:
-    """Return the number of words; the rules of a table and other marks are none."""
+    """Return the number of words; table rules and other marks do not count."""
     return sum(bool(re.search(r"\w", word)) for word in text.split())
 
 

@@ -1,13 +1,13 @@
-"""A bad week of a federation on Flower, in network namespaces: delay, loss, kills, a straggler, a node that is gone.
+"""A bad week of a Flower federation, in network namespaces: delay, loss, kills, a straggler and a lost node.
 
     python tests/engines/flower/bad_week.py [--delay 0.04] [--jitter 0.02] [--loss 0.02] [--folder FOLDER]
 
-For root on Linux (`lossy_network`); it takes five to fifteen minutes. SuperLink and each of five SuperNodes have a
-network namespace of their own, TLS and node authentication are on. site-2 takes ten times as long to train as the
-others, and `server.wait` closes rounds without it. While the federation trains, two requests are filed and held; one is
+It needs root on Linux (`lossy_network`) and takes five to fifteen minutes. SuperLink and each of five SuperNodes have
+separate network namespaces, with TLS and node authentication. site-2 takes ten times as long to train as the others,
+and `server.wait` closes rounds without it. While the federation trains, two requests are filed and held; one is
 withdrawn and one approved while the server runs. Then every process is killed once: each SuperNode, the ServerApp,
-SuperLink. site-4 never comes back. Nothing is repaired by hand: processes are started again as their units would. At
-the end the folder, its certificates and the heads that clients kept must verify, and what it cost is printed as JSON.
+SuperLink. site-4 never comes back. Nothing is repaired by hand: processes are restarted as their service units would.
+At the end the folder, its certificates and the heads that clients kept must verify, and the cost is printed as JSON.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from test_flower_deployment import (
 import sifu
 
 NODES, PACE, SLOW, GONE = 5, 1.0, 2, 4
-"""Number of nodes; seconds of training; the node that takes ten times as long; the one that never comes back."""
+"""Number of nodes; seconds of training; the node that takes ten times as long; the node that never comes back."""
 RESTART = 10.0
-"""Seconds until a unit starts its process again."""
+"""Seconds until a service unit restarts its process."""
 SLEEPING_TRAIN = """    def train(arrays):
         time.sleep(float(context.node_config["pace"]))
 """
 
 
 class Scattered(Deployment):
-    """A deployment whose nodes have namespaces of their own; everything else is where SuperLink is."""
+    """Deployment whose nodes have separate namespaces; all other processes share SuperLink's."""
 
-    PRELOADED = False  # a fork would be in no namespace
+    PRELOADED = False  # a fork would not run in the namespace
 
     def __init__(self, folder: Path, network: LossyNetwork) -> None:
         super().__init__(folder, network.address(0))
@@ -61,7 +61,7 @@ class Scattered(Deployment):
         return self._network.inside(int(name.removeprefix("node")) + 1 if name.startswith("node") else 0)
 
     def node(self, number: int) -> None:
-        """Start a SuperNode that keeps the heads it is shown."""
+        """Start a SuperNode that keeps the ledger heads it is shown."""
         pace = PACE * (10.0 if number == SLOW else 1.0)
         kept = self.folder / f"heads-{number}.jsonl"
         self.supernode(
@@ -70,7 +70,7 @@ class Scattered(Deployment):
 
 
 class BadWeek:
-    """The federation, and what happens to it."""
+    """The federation and the events of the week."""
 
     def __init__(self, deployment: Scattered, folder: Path, rounds: int) -> None:
         self._deployment, self._began = deployment, time.monotonic()
@@ -88,25 +88,25 @@ class BadWeek:
         print(f"{time.monotonic() - self._began:6.0f} s  {line}", flush=True)
 
     def serve(self) -> None:
-        """Start a server, as its unit would."""
+        """Start a server, as its service unit would."""
         self._servers += 1
         self._deployment.flwr_run(self._app, self.server)
 
     @property
     def server(self) -> str:
-        """The latest server's name."""
+        """Name of the latest server."""
         return f"server-{self._servers}"
 
     def counted(self) -> int:
-        """Return the number of rounds that a client took part in."""
+        """Return the number of rounds with at least one participant."""
         return len(query(self.run, "SELECT DISTINCT node FROM participation"))
 
     def wait_for_round(self, after: int) -> None:
-        """Wait until a round more than `after` counted, or nothing is left to do."""
+        """Wait until more than `after` rounds counted, or everything is done."""
         self._deployment.wait_for(lambda: self.done() or self.counted() > after, "the next round")
 
     def done(self) -> bool:
-        """Return whether everything is done; restart what stopped before that, as its unit would."""
+        """Return whether everything is done; until then, restart stopped processes as their service units would."""
         self._start_stopped_nodes()
         if self._deployment.processes[self.server].poll() is None:
             return False
@@ -117,7 +117,7 @@ class BadWeek:
         return False
 
     def _start_stopped_nodes(self) -> None:
-        """Start stopped nodes again, as their unit does: SuperLink refuses a killed node that comes back too soon."""
+        """Restart stopped nodes as their service units do: SuperLink refuses a killed node that comes back too soon."""
         now = time.monotonic()
         for number in range(GONE):
             process = self._deployment.processes.get(f"node{number}")
@@ -127,7 +127,7 @@ class BadWeek:
                 self._deployment.node(number)
 
     def kill(self, what: str, drop: Callable[[], None], again: Callable[[], None] | None) -> None:
-        """Kill something, start it again, and count the seconds until the next round counts."""
+        """Kill something, start it again, and measure the seconds until the next round counts."""
         self.say(f"{what} is killed{'' if again else ' for good'}")
         before, began = self.counted(), time.monotonic()
         drop()
@@ -137,18 +137,18 @@ class BadWeek:
         self.paused[what] = round(time.monotonic() - began, 1)
 
     def sifu(self, *words: object) -> None:
-        """Run a command during the server's work, which must hand it over."""
+        """Run a command while the server runs; the command must hand it over to the server."""
         ended = self._deployment.sifu(*words)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         self.say(ended.stdout.strip().splitlines()[0])
 
     def kill_node(self, number: int) -> None:
-        """Kill a SuperNode, in the middle of whatever it does."""
+        """Kill a SuperNode, whatever it is doing."""
         again = None if number == GONE else (lambda: self._deployment.node(number))
         self.kill(f"node{number}", lambda: self._deployment.kill(f"node{number}", signal.SIGKILL), again)
 
     def kill_server(self) -> None:
-        """Kill the ServerApp; the stream of `flwr run` goes with it."""
+        """Kill the ServerApp and the log stream of `flwr run`."""
 
         def drop() -> None:
             for server in running(self._deployment.processes["superlink"].pid, "flwr-serverapp"):
@@ -158,7 +158,7 @@ class BadWeek:
         self.kill("the ServerApp", drop, self.serve)
 
     def kill_superlink(self) -> None:
-        """Kill SuperLink, and with it the ServerApp and the stream."""
+        """Kill SuperLink, the ServerApp and the log stream."""
 
         def drop() -> None:
             self._deployment.kill("superlink", signal.SIGKILL)
@@ -171,7 +171,7 @@ class BadWeek:
         self.kill("SuperLink", drop, again)
 
     def happen(self) -> dict[str, object]:
-        """Run the week from the first round to the last, and return what it cost."""
+        """Run the week from the first round to the last, and return its cost."""
         self.serve()
         self.wait_for_round(0)
         self.say("the first round counted; two requests are filed")
@@ -179,7 +179,7 @@ class BadWeek:
         self.sifu("request", self.run, "--clients", "site-3", "--id", "taken-back", "--actor", "ann")
         self._deployment.wait_for(lambda: len(statuses(self.run)) == 2, "the inbox")
         self.wait_for_round(self.counted())
-        assert statuses(self.run)["held"] == "received", statuses(self.run)  # a round later it still waits
+        assert statuses(self.run)["held"] == "received", statuses(self.run)  # it still waits a round later
         self.sifu("requests", "decide", self.run, "taken-back", "withdrawn", "--actor", "ann")
         self.sifu("requests", "decide", self.run, "held", "approved", "--actor", "ben")
         self._deployment.wait_for(lambda: statuses(self.run)["held"] in ("running", "done"), "the request")
@@ -192,7 +192,7 @@ class BadWeek:
         return self.account()
 
     def account(self) -> dict[str, object]:
-        """Check that everything verifies; return what was lost and the time spent waiting."""
+        """Check that everything verifies; return the losses and the time spent waiting."""
         run = self.run
         assert statuses(run) == {"held": "done", "taken-back": "withdrawn"}, statuses(run)
         check(run)
@@ -231,12 +231,12 @@ class BadWeek:
 
 
 def _kind(what: str) -> str:
-    """Return an incident without its numbers."""
+    """Return the text of an incident with its numbers replaced."""
     return re.sub(r"[\d.]+", "#", what)[:70]
 
 
 def main() -> None:
-    """Make the network, let it happen, print the account."""
+    """Make the network, run the week, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--delay", type=float, default=0.04, help="seconds each way")
     parser.add_argument("--jitter", type=float, default=0.02, help="up to this many seconds more")
@@ -246,7 +246,7 @@ def main() -> None:
         "--folder", type=Path, default=None, help="where everything is kept; a temporary one if not given"
     )
     chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # on SIGTERM the started processes are ended, too
     folder = chosen.folder or Path(tempfile.mkdtemp(prefix="bad-week-"))
     (folder / "processes").mkdir(parents=True)
     with LossyNetwork(NODES + 1, chosen.delay, chosen.jitter, chosen.loss) as network:

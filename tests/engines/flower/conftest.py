@@ -1,4 +1,4 @@
-"""These tests need Flower (the extra `flower`); without it they are skipped."""
+"""Tests that need Flower (the extra `flower`); without it they are skipped."""
 
 from __future__ import annotations
 

@@ -34,13 +34,13 @@ from flwr.supernode.cli import flower_supernode
 sys.argv[0] = "flower-supernode"
 flower_supernode()
 """
-"""Flower's own SuperNode with other times, which are fixed in its code. It looks for messages and for a lost SuperLink
-more often, and is given up half a minute after a kill: that would be half of what these tests take. A process for a
-message has ten minutes to start, not half of one: the machine may be busy."""
+"""Flower's own SuperNode with other timings, which are constants in its code. It polls for messages and for a lost
+SuperLink more often, and SuperLink gives it up half a minute after a kill; the usual times would double the duration of
+these tests. A process for a message has ten minutes instead of half a minute to start, because the machine may be busy.
+"""
 
 PATIENCE = 900.0
-"""Seconds after which a process is taken to hang. Other work may share the machine: nothing else may depend on how
-quick it is."""
+"""Seconds after which a process counts as hanging. The machine may be busy, so no test may depend on its speed."""
 
 MARK = "SIFU_TEST_DEPLOYMENT"
 WARDEN = f"""
@@ -59,12 +59,13 @@ while quiet < 2 and time.monotonic() < end:
             pass
     time.sleep(0.1)
 """
-"""Waits until the tests are gone, however they ended, and ends every process of their deployment: Flower's own outlive
-the one that started them, and are known by the environment they inherit."""
+"""Program that waits until the tests have ended, however they ended, and kills every process of their deployment.
+Flower's processes outlive the one that started them; the environment they inherit identifies them.
+"""
 
 
 def free_port() -> int:
-    """Return a free port below those that the system hands out: no other program gets it before it is used."""
+    """Return a free port below the system's ephemeral range, so that no other program gets it before it is used."""
     while True:
         port = random.SystemRandom().randrange(12_000, 30_000)
         with socket.socket() as listener, contextlib.suppress(OSError):
@@ -73,7 +74,7 @@ def free_port() -> int:
 
 
 def make_certificates(folder: Path, *addresses: str) -> None:
-    """Write an authority (ca.crt) and its certificate (server.pem, server.key) for loopback and `addresses`."""
+    """Write an authority (ca.crt) and a certificate (server.pem, server.key) for loopback and `addresses`."""
     now = datetime.datetime.now(datetime.UTC)
     authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
@@ -123,7 +124,7 @@ def make_node_key(path: Path) -> None:
 
 
 def descendants(parent: int) -> list[int]:
-    """Return the processes that `parent` started, and those they started."""
+    """Return the processes that `parent` started, directly or indirectly."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -151,10 +152,10 @@ def running(parent: int, program: str) -> list[int]:
 
 
 class Deployment:
-    """The processes of one federation; everything is ended by `close`. Nodes know SuperLink by an address.
+    """Processes of one federation; `close` ends all of them. `address` is the address at which nodes reach SuperLink.
 
-    SuperLink and SuperNodes are started as ever. What they start, and commands, are forks where `PRELOADED` is set.
-    Forks have also imported the modules `ALSO`. `NODE` is the command that starts a SuperNode.
+    SuperLink and SuperNodes start as usual. If `PRELOADED` is set, the processes that they start, and commands, are
+    forks. Forks have also imported the modules `ALSO`. `NODE` is the command that starts a SuperNode.
     """
 
     PRELOADED = True
@@ -193,7 +194,7 @@ class Deployment:
         )
 
     def inside(self, name: str) -> list[str]:
-        """Return the words in front of a process's command that say where it runs; none, as it runs on this machine."""
+        """Return a command prefix that selects where a process runs; none, because it runs on this machine."""
         return []
 
     def start(self, name: str, *command: object, stdin: socket.socket | None = None) -> subprocess.Popen[bytes]:
@@ -218,7 +219,7 @@ class Deployment:
         return self.call(self.program("sifu"), *arguments)
 
     def program(self, name: str) -> Path:
-        """Return the path of a command of Flower's or ours."""
+        """Return the path of a command of Flower or sifu."""
         return (self.folder / "bin" if self.PRELOADED else BIN) / name
 
     def superlink(self) -> None:
@@ -232,7 +233,7 @@ class Deployment:
 
     @property
     def listens_on(self) -> str:
-        """Address to listen on: loopback alone, unless nodes are elsewhere."""
+        """Address to listen on: loopback, unless nodes are elsewhere."""
         return "127.0.0.1" if self.address == "127.0.0.1" else "0.0.0.0"
 
     def _answers(self) -> bool:
@@ -240,7 +241,7 @@ class Deployment:
         return self.call(sys.executable, "-S", "-c", connect).returncode == 0
 
     def register(self, key: str) -> None:
-        """Tell SuperLink of a node's key."""
+        """Register a node's key with SuperLink."""
         ended = self.call(self.program("flwr"), "supernode", "register", self.folder / f"{key}.pub", "here")
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
@@ -258,7 +259,7 @@ class Deployment:
         return self.start(name, self.program("flwr"), "run", app, "here", "--stream")
 
     def kill(self, name: str, number: int) -> None:
-        """End a process and what it started, also in sessions of their own (a ServerApp outlives its SuperLink)."""
+        """End a process and its descendants, also in other sessions (a ServerApp outlives its SuperLink)."""
         process = self.processes.pop(name)
         for pid in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
             with contextlib.suppress(ProcessLookupError):
@@ -266,20 +267,20 @@ class Deployment:
         process.wait(timeout=PATIENCE)
 
     def wait_for(self, condition: object, what: str) -> None:
-        """Wait until the condition holds; a federation that hangs shows its logs."""
+        """Wait until the condition holds; on a timeout, show all logs."""
         end = time.monotonic() + PATIENCE
         while not condition():  # type: ignore[operator]
             assert time.monotonic() < end, f"{what} took more than {PATIENCE} s\n{self.logs()}"
             time.sleep(0.5)
 
     def logs(self) -> str:
-        """Return the end of everybody's output."""
+        """Return the end of every process's output."""
         return "\n".join(
             f"--- {path.name}\n{path.read_text(errors='replace')[-2500:]}" for path in self.folder.glob("*.log")
         )
 
     def close(self) -> None:
-        """End everything that is still there."""
+        """End all remaining processes."""
         self._warden.communicate(timeout=PATIENCE)
         for process in self.processes.values():
             process.wait(timeout=PATIENCE)

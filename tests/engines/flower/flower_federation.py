@@ -1,4 +1,4 @@
-"""One seeded problem, on the embedded engine and on Flower's messages."""
+"""One seeded problem on the embedded engine and on Flower's messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HASTY = Patience(timeout=0.05, pause=0.0, poll=0.01)
 
 
 def small_spec(**sections: object) -> Spec:
-    """Return the spec of eight clients with a few digits each."""
+    """Return a spec with eight clients of a few digits each."""
     base = {
         "seed": 3,
         "data": {"clients": 8, "samples_per_client": 12},
@@ -36,7 +36,7 @@ def small_spec(**sections: object) -> Spec:
 
 
 def grid_of(data: list[object]) -> MemoryGrid:
-    """Return a node for each client's data, under ids that tell nothing of the order."""
+    """Return a grid with a node for each client's data; the node ids do not reveal the clients' order."""
     grid = MemoryGrid()
     for place, client in enumerate(data):
         mine = ReadyClient(client.name, client.x, client.y)  # type: ignore[attr-defined]
@@ -76,10 +76,10 @@ def both_engines(
 
 
 def everyone(engine: object) -> np.ndarray:
-    """Return all clients."""
+    """Return the numbers of all clients."""
     return np.arange(len(engine.clients))  # type: ignore[attr-defined]
 
 
 def linear(spec: Spec, **local: object) -> Spec:
-    """Return the spec with other local training."""
+    """Return the spec with other settings of local training."""
     return replace(spec, local=replace(spec.local, **local))  # type: ignore[arg-type]

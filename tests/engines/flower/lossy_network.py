@@ -1,10 +1,10 @@
-"""Network namespaces joined by a relay that delays and loses packets: a bad network on one machine, for root on Linux.
+"""Network namespaces with a relay that delays and loses packets: a bad network on one machine, for root on Linux.
 
     with LossyNetwork(count, delay=0.04, jitter=0.02, loss=0.02) as network:
         subprocess.run([*network.inside(2), "ping", network.address(0)])
 
-Every namespace has its own TUN device. The relay, in user space, reads the packets of all, drops a share of them
-and hands on the others late and in order; so it needs no kernel with `tc netem`.
+Every namespace has its own TUN device. The relay runs in user space: it reads all packets, drops a share of them and
+forwards the others late and in order. So no kernel with `tc netem` is needed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LossyNetwork:
         return f"10.77.0.{number + 1}"
 
     def inside(self, number: int) -> list[str]:
-        """Return the words in front of a command that put it into a namespace."""
+        """Return the command prefix that runs a command in a namespace."""
         return ["ip", "netns", "exec", self._names[number]]
 
     def __enter__(self) -> LossyNetwork:
@@ -68,7 +68,7 @@ class LossyNetwork:
 
 
 def _device(tag: str, number: int, namespace: str) -> int:
-    """Return the relay's end of a namespace's network device."""
+    """Return the relay's end of a namespace's TUN device."""
     end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     name = f"s{tag}{number}"
     fcntl.ioctl(end, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI))
@@ -80,7 +80,7 @@ def _device(tag: str, number: int, namespace: str) -> int:
 
 
 def relay(tag: str, delay: float, jitter: float, loss: float, namespaces: list[str]) -> None:
-    """Hand packets from one namespace to another until this process is ended."""
+    """Forward packets between namespaces until this process is ended."""
     ends = [_device(tag, number, namespace) for number, namespace in enumerate(namespaces)]
     print("ready", flush=True)
     on_the_way: list[tuple[float, int, int, bytes]] = []
@@ -100,7 +100,7 @@ def relay(tag: str, delay: float, jitter: float, loss: float, namespaces: list[s
             _, _, to, packet = heapq.heappop(on_the_way)
             try:
                 os.write(ends[to], packet)
-            except OSError:  # a full queue loses packets, too
+            except OSError:  # a full queue also loses packets
                 continue
 
 

@@ -1,4 +1,4 @@
-"""A grid in memory: every node is a ClientApp that answers at once, late, wrongly, or never."""
+"""Grid in memory: every node is a ClientApp that answers at once, late, wrongly, or never."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Trouble = Callable[[Message], Message | None]
 
 
 class MemoryGrid(Grid):
-    """Nodes by id, each with its ClientApp, its public key and perhaps some trouble."""
+    """Nodes by id, each with its ClientApp, its public key and an optional fault."""
 
     def __init__(self) -> None:
         self.apps: dict[int, object] = {}
@@ -25,7 +25,7 @@ class MemoryGrid(Grid):
         self.received: list[Message] = []
         self.contexts: dict[int, Context] = {}
         self._replies: dict[str, Message] = {}
-        # Messages can be made only inside a task of Flower's; this is one.
+        # Messages can be made only inside a Flower task, so this pretends to be one.
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
     def add(self, node: int, app: object, key: bytes = b"", **config: object) -> None:
@@ -69,7 +69,7 @@ class MemoryGrid(Grid):
         context = self.contexts.setdefault(node, Context(1, node, self.configs[node], RecordDict(), {}))
         try:
             return self.apps[node](message, context)  # type: ignore[operator]
-        except Exception as error:  # as Flower does: the node's failure is a reply
+        except Exception as error:  # as in Flower, a node's failure is a reply
             return Message(Error(2, str(error)), reply_to=message)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -82,7 +82,7 @@ class MemoryGrid(Grid):
 
 
 def lost(message: Message) -> Message:
-    """Return the reply for a node that is gone: error 5, and SuperLink's own id as its sender."""
+    """Return the reply for a lost node: error 5, with SuperLink's own id as its sender."""
     reply = Message(Error(5, "node unavailable"), reply_to=message)
     reply.metadata.__dict__["_src_node_id"] = 1
     return reply

@@ -1,10 +1,10 @@
-"""Short-lived programs of a deployment, without the seconds that each of them takes to import Flower and torch.
+"""Short-lived programs of a deployment, started without the seconds that importing Flower and torch takes.
 
-SuperExec starts a process for every message, and `flwr` and `sifu` are processes too. They remain Flower's and sifu's
-own entry points, with the arguments, environment, folder and outputs they were started with. Only the interpreter is
-another: instead of a new one that imports everything, a fork of this process, which has imported it, has no threads and
-has never run any of them. `write_programs` puts a script in the place of each program. It hands everything over, stays
-as long as the fork, and ends as the fork ends; if it is killed, so is the fork.
+SuperExec starts a process for every message, and `flwr` and `sifu` are processes too. Each runs Flower's or sifu's own
+entry point with its own arguments, environment, folder and outputs, but in a fork of this process instead of a new
+interpreter. This process has imported everything, has no threads and has never run any of the programs.
+`write_programs` replaces each program by a script. The script passes everything to the fork, lives as long as it, and
+returns its exit code; if the script is killed, so is the fork.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENTRY_POINTS = {
 }
 ALSO = ("numpy", "torch", "sifu.engines.flower.exchange", "sifu.engines.flower.ready", "sifu.server.flower_app")
 STANDS_FOR = "for-"
-"""A fork is named after the process of the script that it stands for; `deployment.descendants` reads that."""
+"""Prefix of a fork's process name, followed by the pid of its script; `deployment.descendants` reads it."""
 SCRIPT = """#!{python} -SE
 import json, os, signal, socket, sys
 link = socket.socket(socket.AF_UNIX)
@@ -48,7 +48,7 @@ sys.exit(code)
 
 
 def write_programs(folder: Path, address: str) -> None:
-    """Write scripts that ask the process at `address` for each of the programs."""
+    """Write a script for each program that asks the process at `address` to run it."""
     folder.mkdir()
     for name in ENTRY_POINTS:
         (folder / name).write_text(SCRIPT.format(python=sys.executable, address=address, name=name))
@@ -56,7 +56,7 @@ def write_programs(folder: Path, address: str) -> None:
 
 
 def fork_for_scripts(listener: socket.socket) -> str:
-    """Fork for each script; return only in the forks, with the name of the program to be, never in this process."""
+    """Fork for each script; return only in the forks, with the name of the program to run."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         link, _ = listener.accept()
@@ -82,12 +82,12 @@ def fork_for_scripts(listener: socket.socket) -> str:
     os.environ.clear()
     os.environ.update(environment)
     sys.argv, sys.path[0] = arguments, str(Path(sys.executable).parent)
-    sys.modules["numpy"].random.seed()  # as new as in a new process; Python's own generator sees to that
+    sys.modules["numpy"].random.seed()  # a new state, as in a new process; Python reseeds its own generator
     return str(name)
 
 
 def guard(link: socket.socket, fork: int) -> None:
-    """Hand the script's signals to its fork, kill that when the script is gone, and tell the script how it ended."""
+    """Forward the script's signals to its fork, kill the fork when the script ends, and report the fork's exit code."""
     ended = os.pidfd_open(fork)
     while ended not in select.select([link, ended], [], [])[0]:
         for number in link.recv(8) or [signal.SIGKILL]:
@@ -99,7 +99,7 @@ def guard(link: socket.socket, fork: int) -> None:
 
 
 def run(entry_point: Callable[[], object]) -> None:
-    """Exit as `sys.exit(entry_point())` does, without tearing down imported modules: that alone would take a second."""
+    """Exit as `sys.exit(entry_point())` does, without tearing down imported modules, which takes about a second."""
     try:
         code = entry_point()
     except SystemExit as ended:
@@ -114,7 +114,7 @@ def run(entry_point: Callable[[], object]) -> None:
 
 
 def main() -> None:
-    """Import what the programs import and the named modules, then answer the socket given as this process's input."""
+    """Import the modules of the programs and the named ones, then serve the socket given as standard input."""
     entry_points = {}
     for module in (*ALSO, *sys.argv[1:]):
         importlib.import_module(module)

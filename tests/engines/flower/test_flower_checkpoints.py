@@ -1,4 +1,4 @@
-"""Clients on Flower keep the signed heads they are shown, and take no part in a fork of the ledger."""
+"""Clients on Flower: they keep the signed heads they are shown, and refuse to take part in a fork of the ledger."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ SPEC = small_spec(data={"clients": 3, "samples_per_client": 8}, local={"steps": 
 
 
 class StopError(Exception):
-    """Exception that ends the server."""
+    """Exception that stops the server."""
 
 
 class Federation:
-    """Three nodes, each with a file for its checkpoints, and the server's settings."""
+    """Three nodes, each with a checkpoint file, and the server's settings."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.run = folder, folder / "run"
@@ -70,7 +70,7 @@ def test_every_client_keeps_what_it_is_shown(federation: Federation, cli: Comman
     assert all(CHECKPOINT in message.content[CONFIG] for message in messages)
     for node, file in federation.files.items():
         kept = read_witness(file)
-        assert len(kept) >= 6  # one a round
+        assert len(kept) >= 6  # one per round
         assert all(checkpoint.holds for checkpoint in kept)
         latest = json.loads(str(federation.grid.contexts[node].state[STATE][LATEST]))
         assert latest["seq"] == kept[-1].seq
@@ -84,7 +84,7 @@ def test_every_client_keeps_what_it_is_shown(federation: Federation, cli: Comman
 
 
 def test_clients_take_no_part_in_a_fork(federation: Federation, tmp_path: Path) -> None:
-    """The operator keeps a copy of the run, lets it go on, and then puts the copy back in its place."""
+    """The operator copies the run, continues it, and then puts the copy back; clients refuse to train on it."""
     with pytest.raises(StopError):
         federation.serve(until=3)
     shutil.copytree(federation.run, tmp_path / "copy")
@@ -94,14 +94,14 @@ def test_clients_take_no_part_in_a_fork(federation: Federation, tmp_path: Path) 
     (tmp_path / "copy").rename(federation.run)
     federation.grid.received.clear()
     before = query(federation.run, "SELECT COUNT(*) FROM participation")
-    for _ in range(3):  # also when its ledger has become longer than the one that was shown
+    for _ in range(3):  # also when its ledger has become longer than the one shown before
         with pytest.raises(NoClientResponseError):
             federation.serve()
     assert query(federation.run, "SELECT COUNT(*) FROM participation") == before  # no client trained on it
     reasons = {str(reply.error.reason) for reply in federation.grid.received if reply.has_error()}
     assert any("an older state of the run was put back" in reason for reason in reasons)
     assert any("does not follow from event" in reason for reason in reasons)
-    # A node that was started again has its file; one without a file has forgotten, and is the control.
+    # A restarted node has its file; a node without a file has forgotten the head, and is the control.
     federation.grid.contexts.clear()
     with pytest.raises(NoClientResponseError):
         federation.serve()
@@ -112,7 +112,7 @@ def test_clients_take_no_part_in_a_fork(federation: Federation, tmp_path: Path) 
 
 
 def test_a_fork_shown_to_two_clients_is_found_by_either(federation: Federation, tmp_path: Path, cli: Command) -> None:
-    """One branch is shown to some clients, the other to others; each file tells on the other branch."""
+    """If two branches are shown to different clients, the file of either client reveals the fork."""
     with pytest.raises(StopError):
         federation.serve(until=3)
     other = tmp_path / "other"
@@ -182,7 +182,7 @@ def test_what_may_follow_what_was_kept() -> None:
         follow(kept, signed(key, 6, "b"), [])
     with pytest.raises(
         InputError, match="does not follow from event 5"
-    ):  # signed, as an operator with two histories can
+    ):  # signed by the operator, who has both histories
         follow(kept, signed(key, 6, "b"), [], (5, [["2026-01-01T00:00:00Z", "rounds", "c" * 64]]))
     for shown, words in (
         (signed(key, 5, "b"), "two heads for event 5"),

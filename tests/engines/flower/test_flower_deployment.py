@@ -1,7 +1,6 @@
-"""One SuperLink and four SuperNodes on loopback, TLS and node authentication on: `make test-flower`.
+"""One SuperLink and four SuperNodes on loopback, with TLS and node authentication: `make test-flower`.
 
-All tests share the processes, since starting them takes longer than what is tested. What is killed is killed by
-SIGKILL.
+All tests share the processes, because starting them takes longer than the tests. Processes are killed by SIGKILL.
 """
 
 from __future__ import annotations
@@ -116,12 +115,12 @@ def start_node(federation: Deployment, number: int) -> None:
 
 
 def numpy_client(masked: bool = False, held: int = -1, gate: Path = Path()) -> str:
-    """Return CLIENT, filled in."""
+    """Return the program CLIENT with these settings."""
     return CLIENT.replace("MASKED", str(masked)).replace("HELD", str(held)).replace("GATE", repr(str(gate)))
 
 
 def new_app(federation: Deployment, folder: Path, rounds: int, **config: str) -> tuple[Path, Path]:
-    """Write an app as `sifu flower new` does, for `rounds` rounds; return it and the folder of its run."""
+    """Write an app for `rounds` rounds with `sifu flower new`; return it and the folder of its run."""
     app, run = folder / "app", folder / "run"
     assert federation.sifu("flower", "new", app, "--run", run).returncode == 0
     spec = app / "spec.toml"
@@ -139,7 +138,7 @@ def new_app(federation: Deployment, folder: Path, rounds: int, **config: str) ->
 def numpy_app(
     federation: Deployment, folder: Path, rounds: int, client: str, marker: str = "", nodes: int = NODES, **config: str
 ) -> tuple[Path, Path]:
-    """Write the app with clients and a model in numpy, and every node on its list."""
+    """Write an app with a model and clients in numpy, and admit every node."""
     app, run = new_app(federation, folder, rounds, **config)
     spec = app / "spec.toml"
     text = spec.read_text().replace('kind = "softmax"', 'kind = "python"').replace('rate = "auto"', "rate = 0.1")
@@ -152,14 +151,14 @@ def numpy_app(
 
 
 def admit(federation: Deployment, run: Path, nodes: int) -> None:
-    """Put the first nodes on the run's list."""
+    """Add the first nodes to the run's client list."""
     for number in range(nodes):
         key = fingerprint_of_file(federation.folder / f"node{number}.pub")
         ask_for_change(run, {"do": "add", "name": f"site-{number}", "key": key})
 
 
 def query(run: Path, sql: str) -> list[tuple]:
-    """Return rows of the run's database; none before there is one."""
+    """Return rows of the run's database; none if there is no database yet."""
     if not (run / "run.db").exists():
         return []
     with sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True) as database:
@@ -188,7 +187,7 @@ def finish(federation: Deployment, name: str) -> None:
 
 
 def check(run: Path) -> None:
-    """Check that the run verifies, offline, and that no round is there twice."""
+    """Check that the run and its certificates verify offline, and that no round occurs twice."""
     result = sifu.open_run(run).verify()
     assert result.problems == [], result.problems
     for path in (run / "certificates").iterdir():
@@ -198,7 +197,7 @@ def check(run: Path) -> None:
 
 
 def never_sampled_after(run: Path, client: int, request: str) -> bool:
-    """Return whether a client took part in no round after the noise of its request."""
+    """Return whether a client took part in no round after the noise for its request."""
     noised = query(run, f"SELECT noise_node FROM requests WHERE request = '{request}'")[0][0]
     return not query(run, f"SELECT node FROM participation WHERE client = {client} AND node > {noised}")
 
@@ -214,19 +213,20 @@ def test_a_federation_forgets_twice_while_it_trains_whatever_is_killed(federatio
     assert federation.sifu("request", run, "--clients", "site-3", "--id", "two").returncode == 0
     gate.touch()
     federation.wait_for(marker.exists, "the kill in mid-rollback")
-    federation.kill("first-run", signal.SIGKILL)  # SuperLink would notice in a minute; nothing has to wait for that
+    # SuperLink would take a minute to notice; the test does not wait for that
+    federation.kill("first-run", signal.SIGKILL)
     check(run)
     assert statuses(run)["one"] == "planned"
     assert query(run, "SELECT COUNT(*) FROM nodes WHERE kind = 'noise'") == [(0,)]
     federation.flwr_run(app, "second-run")
     federation.wait_for(lambda: statuses(run).get("two") in ("running", "done"), "the second request")
     assert statuses(run)["one"] == "done"
-    # SuperLink and with it the ServerApp are killed in mid-retraining; a new run continues from the store.
+    # SuperLink and the ServerApp are killed in the middle of retraining; a new run continues from the store.
     federation.kill("superlink", signal.SIGKILL)
     federation.kill("second-run", signal.SIGKILL)
     check(run)
     federation.superlink()
-    # The forgotten party comes back with a fresh key that SuperLink takes in, but our list does not.
+    # The forgotten client returns with a new key that SuperLink accepts, but that is not on our list.
     make_node_key(federation.folder / "fresh")
     federation.register("fresh")
     federation.supernode("fresh", f"partition-id=1 num-partitions={NODES}")
@@ -247,7 +247,8 @@ def test_a_federation_forgets_twice_while_it_trains_whatever_is_killed(federatio
 def test_the_ready_app_trains_forgets_and_proves(federation: Deployment, tmp_path: Path) -> None:
     app, run = new_app(federation, tmp_path, 1, linger="600.0")
     spec = app / "spec.toml"
-    spec.write_text(spec.read_text().replace('sigma = "auto"', "sigma = 0.5"))  # auto sees that one round saves nothing
+    # auto would find that one round saves nothing
+    spec.write_text(spec.read_text().replace('sigma = "auto"', "sigma = 0.5"))
     for number in (0, 2, 3):
         key = federation.folder / f"node{number}.pub"
         assert federation.sifu("clients", "add", run, "--name", f"site-{number}", "--key", key).returncode == 0
@@ -278,8 +279,8 @@ def test_masked_rounds_with_a_node_killed_in_the_middle(federation: Deployment, 
     check(run)
     reader = sifu.open_run(run).reader()
     part = reader.participation()
-    # Every drift that came is the true one, recomputed here from the clients' data; the others are infinite. Whose
-    # did not come is told, and so is a round that was dropped.
+    # Every reported drift is the true one, recomputed here from the clients' data; missing drifts are infinite.
+    # Incidents name the clients whose drifts are missing, and a dropped round.
     models = {0: np.zeros(4)}
     for node in range(1, 4):
         here = part.between(node, node)
@@ -295,7 +296,7 @@ def test_masked_rounds_with_a_node_killed_in_the_middle(federation: Deployment, 
 
 
 def trained(model: np.ndarray, part: int) -> np.ndarray:
-    """Return the model after training by a client of CLIENT."""
+    """Return the model after local training by a client of the program CLIENT."""
     random = np.random.default_rng(part)
     x, y = random.normal(size=(20, 4)), random.normal(size=20) + part
     return model - 0.1 * x.T @ (x @ model - y) / 20

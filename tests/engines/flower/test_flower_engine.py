@@ -76,7 +76,7 @@ def test_rounds_agree_with_the_embedded_engine(name: str) -> None:
 
 
 def test_a_client_drawn_for_another_number_gives_another_model() -> None:
-    """The negative control: with batches, the number a client is drawn for matters."""
+    """Negative control: with batches, the number under which a client is drawn matters."""
     spec = small_spec(local={"batch": 4})
     _, flower, _ = both_engines(spec)
     model = flower.initial_model(0)

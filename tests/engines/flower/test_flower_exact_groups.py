@@ -1,7 +1,7 @@
-"""Groups on four real SuperNodes, TLS and node authentication on: own models, and adapters of a language model.
+"""Groups on four real SuperNodes with TLS and node authentication: a user's models, and adapters of a language model.
 
-Each of them forgets a client while the server is killed by SIGKILL in the middle of it, and the run verifies. SuperLink
-is killed in the middle of a round of the second.
+Each run forgets a client, the server is killed by SIGKILL meanwhile, and the run verifies. In the second run, SuperLink
+is also killed during a round.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from test_flower_exact_ways import NODES, exact_app, forget_with_a_kill, nodes
 import public_backbone
 import sifu
 
-__all__ = ["nodes"]  # a fixture: this file has its own processes
+__all__ = ["nodes"]  # a fixture: this file starts its own processes
 
 pytestmark = pytest.mark.flower
 TROUBLE = """
@@ -132,6 +132,6 @@ def test_groups_tune_adapters_of_a_language_model_and_forget_without_a_round_wha
         solves = [event.content["solve"]["asked"] for event in reader.events() if "solve" in event.content]
         size = reader.group_layout.size
     assert solves == [NODES, 0]  # statistics were sent once
-    assert size == 8 * 2 + 2 * 8 + 8 * 3 + 3  # the adapter and a last layer that is thrown away
-    # The round of the groups, and both solves: nothing was done twice, in whichever run of the app it was done.
+    assert size == 8 * 2 + 2 * 8 + 8 * 3 + 3  # the adapter and a last layer that is discarded
+    # The groups' round and both solves: no run of the app repeated the work of another.
     assert query(run, "SELECT COUNT(*) FROM events WHERE kind IN ('group rounds', 'rounds')") == [(3,)]

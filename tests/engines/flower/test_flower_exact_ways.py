@@ -1,6 +1,6 @@
-"""The exact ways on four real SuperNodes, TLS and node authentication on: heads with plain and masked sums.
+"""Exact methods on four real SuperNodes with TLS and node authentication: heads with plain and masked sums.
 
-Each of them forgets a client, something is killed by SIGKILL at a bad moment, and the run verifies.
+Each run forgets a client, a process is killed by SIGKILL at a bad moment, and the run verifies.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 def exact_app(
     nodes: Deployment, folder: Path, spec: dict, client: str, server: str, marker: Path, **config: str
 ) -> tuple[Path, Path]:
-    """Write an app of a spec, whose server kills itself once in a rollback; every node is on its list."""
+    """Write an app for a spec, whose server kills itself once during a rollback; admit every node."""
     app, run = new_app(nodes, folder, 1, **config)
     (app / "spec.toml").write_text(commented_toml(Spec.from_mapping(spec)))
     (app / "federation" / "client_app.py").write_text(client)
@@ -93,11 +93,11 @@ def levels(run: Path) -> list[tuple]:
 
 
 def forget_with_a_kill(nodes: Deployment, app: Path, run: Path, marker: Path, name: str) -> None:
-    """Forget a client; the server is killed in the middle of the rollback, and the next one carries the request out."""
+    """Forget a client; the server is killed during the rollback, and the next one executes the request."""
     assert nodes.sifu("request", run, "--clients", "site-1", "--id", "leave").returncode == 0
     nodes.flwr_run(app, f"{name}-killed")
     nodes.wait_for(marker.exists, "the kill in the forget")
-    nodes.kill(f"{name}-killed", signal.SIGKILL)  # SuperLink would notice in a minute
+    nodes.kill(f"{name}-killed", signal.SIGKILL)  # SuperLink would take a minute to notice
     check(run)
     assert statuses(run) == {"leave": "planned"}
     nodes.flwr_run(app, f"{name}-again")
@@ -125,7 +125,7 @@ def test_plain_heads_survive_a_killed_superlink_and_do_without_a_node_that_never
 ) -> None:
     gate = tmp_path / "gate"
     app, run = head_app(nodes, tmp_path, tmp_path / "killed", gate, masked=False)
-    (tmp_path / "killed").touch()  # the server need not kill itself here
+    (tmp_path / "killed").touch()  # the server does not kill itself in this test
     nodes.flwr_run(app, "plain-1")
     nodes.wait_for(gate.with_suffix(".reached").exists, "the message for statistics")
     nodes.kill("superlink", signal.SIGKILL)
@@ -136,7 +136,7 @@ def test_plain_heads_survive_a_killed_superlink_and_do_without_a_node_that_never
     finish(nodes, "plain-2")
     assert kept_sum(run).digest() == true_digest([0, 1, 2, 3])
     check(run)
-    # It never returns; what comes back in its place has another key, which is on no list.
+    # It never returns; its replacement has another key, which is on no list.
     nodes.kill("node3", signal.SIGKILL)
     make_node_key(nodes.folder / "fresh")
     nodes.register("fresh")

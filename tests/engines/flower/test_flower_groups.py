@@ -1,4 +1,4 @@
-"""Groups on Flower: one round of all groups in the same messages, and what each group would do alone, to the bit."""
+"""Groups on Flower: a round of all groups shares its messages, and each group gets the same bits as alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_groups_together_do_what_each_would_do_alone(sections: dict, masked: boo
         grid.sent.clear()
         together = run_group_rounds(flower, models, place, groups)  # type: ignore[arg-type]
         kinds = [message.metadata.message_type for message in grid.sent]
-        # One batch of messages for all groups: a kind is never sent again after another kind.
+        # One batch of messages for all groups: a kind never recurs after another kind.
         assert (
             sorted(set(kinds), key=kinds.index) == ([PREPARE, MASKED_TRAIN] if masked else [TRAIN])[: len(set(kinds))]
         )
@@ -85,7 +85,7 @@ def test_a_group_closes_by_itself_so_that_nobody_of_another_decides_whose_answer
         results = run_group_rounds(flower, models_of(flower, 3), Position(0, 0), groups)  # type: ignore[arg-type]
         noted = [incident.what for incident in flower.take_incidents() if incident.client]
         assert len(noted) == len(silent)
-        # Seven of nine have answered in the second case, too: not enough of this group, so it keeps waiting.
+        # In the second case seven of nine have answered, but too few of this group, so it keeps waiting.
         assert all(what.startswith(reason) for what in noted)
         assert [result.participants.tolist() for result in results[::2]] == [[0, 3, 6], [2, 5, 8]]
 
@@ -110,7 +110,7 @@ def test_a_run_with_groups_records_the_events_of_the_embedded_engine(tmp_path: P
     fed = Federation(tmp_path, spec)
     fed.serve()
     separate_rounds = [message for message in fed.grid.sent if message.metadata.message_type == TRAIN]
-    assert len(separate_rounds) == 6 * 8  # everybody trains once a round, separately and together
+    assert len(separate_rounds) == 6 * 8  # every client trains once per round, in separate rounds and in joint ones
     embedded = sifu.train(spec, run=tmp_path / "embedded")
     name = fed.data[2].name
     sifu.open_run(fed.run_folder).request([name], "one", method="groups")
@@ -124,7 +124,7 @@ def test_a_run_with_groups_records_the_events_of_the_embedded_engine(tmp_path: P
         with run.reader() as reader:
             skipped = ("clients admitted", "incidents")
             listed = [event.kind for event in reader.events() if event.kind not in skipped]
-            return [kind for kind, _ in itertools.groupby(listed)]  # slow rounds are written in several events
+            return [kind for kind, _ in itertools.groupby(listed)]  # slow rounds are recorded in several events
 
     assert kinds(on_flower) == kinds(embedded)
     with on_flower.reader() as first, embedded.reader() as second:
@@ -136,7 +136,7 @@ def test_a_run_with_groups_records_the_events_of_the_embedded_engine(tmp_path: P
 def test_masked_groups_of_fewer_than_three_are_refused_before_training(
     tmp_path: Path, count: int, enough: bool
 ) -> None:
-    """A masked round of two is dropped: such a group would never learn anything, and count in the merge."""
+    """A masked round of two is dropped, so such a group would learn nothing and yet count in the merge."""
     spec = small_spec(groups={"count": count, "rounds": 1}, stop={"max_rounds": 2, "target": 0.0},
                       privacy={"noise": "seeded"})  # fmt: skip
     fed = Federation(tmp_path, spec, masked_updates=True)
