@@ -193,7 +193,7 @@ class Truth(CounterfactualRuns):
         return self.models(self.engine, (), self.record.nodes)
 
     def check_replay(self) -> None:
-        """Check that executing the run again gives every model in the folder bit for bit, including noise and merges."""
+        """Check that repeating the run gives every model in the folder bit for bit, including noise and merges."""
         for node, model in self.on_disk().items():
             again = self.real[node]
             if again is not None and not self.same(again, model):

@@ -100,7 +100,7 @@ class CounterfactualRuns:
 
     @cached_property
     def engine_without_gate(self) -> Engine:
-        """The engine without refusals: the counterfactual leaves out the replies that the run refused, and no others."""
+        """The engine without refusals: the counterfactual leaves out the replies that the run refused, no others."""
         server = replace(self.spec.server, update_bound=0.0, rejected="stop")
         return self._engine(replace(self.spec, server=server), self.data)
 
@@ -236,7 +236,7 @@ class CounterfactualRuns:
         return np.array_equal(model.astype(np.float64), other)
 
     def close(self, model: Vector, other: Vector) -> bool:
-        """Return whether two models agree up to rounding: the layout of a computation depends on all clients' counts."""
+        """Return whether two models agree up to rounding: layouts of computations depend on all clients' counts."""
         if self.journey.family == "closed form":
             return np.array_equal(model, other)
         atol = 1e-4 if self.record.facts["dtype"] == "float32" else 1e-9

@@ -380,7 +380,7 @@ def test_a_folder_that_is_there_is_not_overwritten(own_trained: Path, tmp_path: 
 def test_a_backup_without_the_key_of_its_run_is_refused(
     own_trained: Path, tmp_path: Path, content: bytes | None
 ) -> None:
-    """Without the private key everything else verifies, so its absence would only be noticed at the next certificate."""
+    """Without the private key everything else verifies, so only the next certificate would show its absence."""
     from sifu.store.keys import create_key
 
     sifu.open_run(own_trained).backup(tmp_path / "good.zip")

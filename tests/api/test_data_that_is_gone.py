@@ -20,7 +20,7 @@ NAMES = ("budapest", "cleveland", "long-beach", "va", "zurich")
 
 
 def rows_of(names: tuple[str, ...] = NAMES) -> tuple[Any, Any, Any]:
-    """Return twelve rows of each client; the clients alternate, so that each one's rows lie between the others' rows."""
+    """Return twelve rows of each client; clients alternate, so that each one's rows lie between others' rows."""
     rng = np.random.default_rng(3)
     client = np.array([name for _ in range(12) for name in NAMES])
     y = rng.integers(0, 2, client.size)
@@ -74,7 +74,7 @@ def again(run: sifu.Run) -> sifu.Run:
 def test_a_leaver_whose_rows_are_gone_is_forgotten_as_if_they_were_there(
     tmp_path: Path, method: str, kind: str
 ) -> None:
-    """Rows are removed from the middle of the file; the models equal, bit for bit, those made with the complete file."""
+    """Rows are removed from the middle of the file; the models equal those of the complete file bit for bit."""
     models = []
     for name in ("as it was", "rows gone"):
         (tmp_path / name).mkdir()
@@ -195,7 +195,7 @@ def test_the_command_line_forgets_with_the_data_gone(tmp_path: Path, cli: Comman
 
 @pytest.mark.parametrize("change", ["nothing", "values", "order", "gone"])
 def test_held_out_rows_of_a_changed_file_are_not_measured(tmp_path: Path, change: str) -> None:
-    """The request needs no row of the file and is executed; accuracy is measured only on a file with the recorded rows."""
+    """The request needs no row of the file and is executed; only a file with the recorded rows is measured."""
     run, source = trained(tmp_path, "closed_form", "table", held_out=0.25)
     assert run.status().held_out is not None
     header, *lines = source.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Premises of certificates on records that were restored from a backup or signed late, also with groups and statistics."""
+"""Premises of certificates on records restored from a backup or signed late, also with groups and statistics."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ PLAIN: dict[str, Any] = {"data": {"preprocessing": "fixed"}, "model": {"kind": "
 def test_no_request_measures_training_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, features: dict[str, Any], records: list[int] | None, keep: str
 ) -> None:
-    """No request measures accuracy on training rows, even if it needs data; training and `evaluate` do (the control)."""
+    """No request measures accuracy on training rows, even if it needs data; training and `evaluate` do."""
     spec = PLAIN | ({"features": features} if features else {}) | {"keep": {"statistics": keep}}
     run = sifu.train(spec, run=tmp_path / "run", clients=columns_of())
     assert run.status().accuracy is not None

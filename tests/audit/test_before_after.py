@@ -160,7 +160,7 @@ def test_a_summary_counts_attempts() -> None:
 
 @pytest.fixture(scope="module")
 def head_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Make a run that forgets a client and then a record; export all three releases, public samples and the candidates."""
+    """Make a run that forgets a client, then a record; write its three releases, public samples and candidates."""
     folder = tmp_path_factory.mktemp("heads")
     files = {name: folder / f"{name}.safetensors" for name in ("first", "second", "third")}
     run = sifu.train(RIDGE_SPEC, run=folder / "run")

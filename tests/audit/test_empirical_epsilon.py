@@ -52,7 +52,7 @@ def test_a_fully_used_budget_is_nearly_shown(epsilon: float, share: float) -> No
 
 @pytest.mark.long
 def test_the_bound_is_wrong_as_seldom_as_it_says() -> None:
-    """Of 500 audits of a mechanism exactly at its epsilon, each with an error rate of one in ten, at most 75 are wrong."""
+    """At most 75 of 500 audits are wrong for a mechanism exactly at its epsilon, with an error rate of one in ten."""
     epsilon, delta, mistake = 1.0, 0.01, 0.1
     mu = 1.0 / exact_multiplier(epsilon, delta)
     wrong = sum(

@@ -1,4 +1,4 @@
-"""Exact certificates against the counterfactual without the client: equal digests, and attacks no better than chance."""
+"""Exact certificates against the counterfactual without the client: equal digests, attacks at chance level."""
 
 from __future__ import annotations
 

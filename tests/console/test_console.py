@@ -429,7 +429,7 @@ def test_a_page_of_a_request_that_was_just_begun_is_no_error(service: Any, monke
 
 
 def test_pages_of_requests_whose_figures_were_erased(service: Any) -> None:
-    """The page says that the certificate was erased, and a plan that noise can no longer bound anyone in this history."""
+    """The page says that the certificate was erased, and a plan says that noise bounds nobody in this history."""
     run = sifu.train(ROUNDS, run=service.folder / "erased", clients=federation(TRUTH))
     run.forget(["c2"], "gone", method="sifu", retention="strict")
     run.purge(figures=True)

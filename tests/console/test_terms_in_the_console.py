@@ -59,7 +59,7 @@ def in_words(name: str, value: Any) -> str:
 
 @pytest.mark.parametrize("door", ["command line", "python", "api", "form"])
 def test_what_is_filed_at_any_door_is_approved_planned_and_certified(service: Any, door: str, cli: Command) -> None:
-    """The ledger, the API, the plan, the page and both certificates agree on the terms, whichever interface filed them."""
+    """The ledger, the API, the plan, the page and both certificates agree on the terms from every interface."""
     file_at_every_door(service, door, cli)
     folder, north = service.folder / "north", service.key("north")
     terms = RequestTerms.from_mapping(UNUSUAL | {"clients": CLIENTS})

@@ -221,7 +221,7 @@ def test_records_are_compared_with_a_client_that_was_not_there(level: Level, sol
 
 
 def test_what_stays_may_have_been_released() -> None:
-    """The remaining models may have been released before and may contain training noise, and the text allows for both."""
+    """The remaining models may have been released before and may contain training noise; the text allows both."""
     _, remains = what_was_erased("paper", "trained", protection="noise", keeps_updates=False)
     assert "unreleased" not in remains
     assert "without the noise of this one" in remains

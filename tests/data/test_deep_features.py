@@ -99,7 +99,7 @@ def test_a_sample_has_the_same_bits_whichever_samples_are_next_to_it() -> None:
 
 
 def test_efficientnet_shows_the_filtered_channels_of_its_blocks() -> None:
-    """EfficientNet gives 8,384 features: 1,280 of the last layer, the rest by hooks on layers of the last eight blocks."""
+    """EfficientNet gives 8,384 features: 1,280 of the last layer, the rest from layers of the last eight blocks."""
     torch.manual_seed(0)
     network = EfficientNetLite0(32).eval()
     x, seen = torch.rand(2, 3, 32, 32), []
