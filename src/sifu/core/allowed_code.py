@@ -1,7 +1,7 @@
-"""Consent to run code that a spec names: given by the operator in the environment, never by a spec or a run folder.
+"""Consent to run code that a spec names, which only the operator gives, never a spec or a run folder.
 
-A spec may come from anyone. Importing the file it names would run any code in the working directory. The operator must
-therefore first allow the function by its name: `sifu --allow-code backbone:make ...`, or
+A spec may come from anyone. Importing a file that it names would run whatever code that file contains. The operator
+must therefore first allow the function by its name: `sifu --allow-code backbone:make ...`, or
 `sifu.allow_code("backbone:make")`.
 """
 

@@ -4,7 +4,8 @@ Every sentence is true for anyone who may read it. A public certificate reveals 
 whether a model was erased, and neither do the sentences.
 
 Certificates contain none of these sentences. They are generated from the fields of a certificate whenever it is read,
-so a better wording changes no certificate. `WORDING` counts the versions; a certificate names the version of its time.
+so a better wording changes no certificate. `WORDING` counts the versions; a certificate names the version that was
+current when it was issued.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def what_was_done(body: Mapping[str, Any]) -> str:
 def exact_words(whom: str, method: str, records: int | None) -> str:
     """Return the meaning of level `exact` for `whom`, or for records of one client.
 
-    Only a head in closed form equals that of a federation whose client never had the records. With other methods, all
+    Only a closed-form head equals the head of a federation whose client never had the records. With other methods, all
     earlier contributions of the client are forgotten as well.
 
     Args:
@@ -79,10 +80,10 @@ WORDING = 6
 """Version of the wording and the rules of claims.
 
 Raise it with every change to a sentence of this file, `observers.py` or `premise_sentences.py`, or to the premises of a
-claim. A certificate is recomputed by the rules of its time (docs/theory.md, section 12.1). Version 3 counts all clients
-that have left so far, certifies the initial model as a fresh one, and records how held-out rows were drawn. Version 4
-distinguishes two observers, version 5 leaves out sentences that do not apply, and version 6 says what a guarantee over
-all releases leaves open; their rules are those of version 3.
+claim. A certificate is recomputed by the rules of the version it names (docs/theory.md, section 12.1). Version 3 counts
+all clients that have left so far, certifies the initial model as a fresh one, and records how held-out rows were drawn.
+Version 4 distinguishes two observers, version 5 leaves out sentences that do not apply, and version 6 states the limits
+of a guarantee over all releases. Versions 4 to 6 keep the rules of version 3.
 """
 RULES_COUNT_ALL = 3
 """First version whose rules count all clients that have left so far."""
@@ -158,7 +159,7 @@ CLOSED_FORM_NOT_COVERED = (
     "Any copy that was kept of the client's features (features.cache keeps them), of its statistics, or of a sum with "
     "them, still holds them.",
 )
-"""Limits of a head in closed form; they replace those of training in rounds."""
+"""Limits of a head in closed form; they replace the limits of training in rounds."""
 
 RECORDS_GUARANTEE = (
     "This is about records of a client that stays: all that it had contributed was forgotten, and it joined again with "
@@ -227,7 +228,7 @@ def not_covered_by(
     noised: bool = True,
     all_releases: bool = False,
 ) -> list[str]:
-    """Return the sentences that state what is not covered; only those that apply.
+    """Return the sentences that apply about what the guarantee does not cover.
 
     Args:
         unit: `client` if the guarantee covers each client separately, `joint` if it covers them together. Ignored for a
@@ -332,7 +333,7 @@ def what_was_erased(
 
 @dataclass(frozen=True)
 class CertificateWords:
-    """A certificate in sentences, in the current wording."""
+    """Sentences of a certificate, in the current wording."""
 
     guarantee: str
     observers: Observers

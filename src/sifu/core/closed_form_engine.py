@@ -34,7 +34,8 @@ def recorded_fixed_point(spec: Spec, layout: ModelLayout) -> FixedPoint:
 def recorded_blocks(spec: Spec, layout: ModelLayout) -> Blocks:
     """Return the layout of the groups' blocks in a run's features: one for a merge, none if no group tunes.
 
-    A block has the width in the spec, unless the network's output is narrower.
+    A block has the width in the spec. If the spec says 0, if the network's output is narrower, or for a merge, it has
+    the width of that output.
 
     >>> spec = Spec.from_mapping({"features": {"block": 4}, "groups": {"count": 2, "rounds": 1}})
     >>> head = [ModelLayout(("weight", "bias"), ((features, 3), (3,))) for features in (18, 9)]
@@ -50,13 +51,13 @@ def recorded_blocks(spec: Spec, layout: ModelLayout) -> Blocks:
 
 
 def places_of_head(spec: Spec, layout: ModelLayout, groups: Collection[int]) -> Integers:
-    """Return the places of the head's features, given the groups that have a network, and of the constant."""
+    """Return the indices of the head's features and of the constant, given the groups that have a network."""
     blocks = recorded_blocks(spec, layout)
     return blocks.left(groups if spec.features.tune == "blocks" else range(1 if groups else 0))
 
 
 def head_layout(fixed: FixedPoint) -> ModelLayout:
-    """Return the layout of weight and bias, the same as that of other linear models."""
+    """Return the layout of weight and bias, which all linear models share."""
     return ModelLayout(("weight", "bias"), ((fixed.features, fixed.outputs), (fixed.outputs,)), "float64")
 
 
@@ -122,7 +123,7 @@ class StatisticsEngine(Protocol):
     ) -> Iterator[tuple[int, Statistics | Rows | Rejection | None]]:
         """Yield each client with its checked statistics or rows, in the order of `clients`.
 
-        A refused client has a rejection instead, and one that does not answer has None.
+        The value is a rejection for a refused client, and None for a client that does not answer.
         """
         ...
 
@@ -132,7 +133,7 @@ class MaskedSum:
     """Sum of the statistics of `clients`, which reveals no single client's statistics.
 
     `rejections` name clients that were refused before they sent anything. `sent` counts the messages with masked
-    statistics, including those of dropped attempts.
+    statistics, including messages of dropped attempts.
     """
 
     statistics: Statistics

@@ -56,8 +56,8 @@ Reason = Literal[
 class Rejection:
     """A refused reply, with the reason.
 
-    `client` is the name of a known client, or the name that an unknown one gave. `left_out` says that the round lacks a
-    client it had asked.
+    `client` is the name of a known client, or the name that an unknown one gave. `left_out` is True if the round asked
+    the client and accepted no reply from it.
     """
 
     position: Position
@@ -155,7 +155,7 @@ class Engine(Protocol):
 
     @property
     def facts(self) -> TrainingFacts:
-        """Facts of the training for the theorems."""
+        """Facts about the training that the theorems need."""
         ...
 
     def initial_model(self, branch: int) -> Vector:
@@ -298,8 +298,8 @@ def run_group_rounds(
 ) -> list[RoundResult]:
     """Run one round of each group from its own model, all at the same position.
 
-    No client is in two groups and draws are keyed by client. The results are therefore, bit for bit, those of each
-    group on its own, and together they form one round of the federation.
+    No client is in two groups and draws are keyed by client. Each group therefore gets, bit for bit, the result it
+    would get alone, and together the results form one round of the federation.
 
     Args:
         engine: Engine that runs the rounds.

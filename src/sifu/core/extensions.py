@@ -49,7 +49,8 @@ class SpecKey:
         name: Section and key, "server.clip" for example.
         default: Value that means off; its type is the type of the key.
         comment: One line for readers of the spec.
-        demands: Function that yields, for a spec, whether each condition on the value holds, and the words for it.
+        demands: Function that yields, for a spec, each condition on the value: whether it holds, and a description of
+            valid values.
         sets: Field of `RoundExtras` that takes the value, or None if only the extension reads it.
     """
 

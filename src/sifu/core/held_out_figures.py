@@ -1,4 +1,4 @@
-"""Figures of a model on held-out rows, which no client trained with."""
+"""Figures of a model on held-out rows, which no client trained on."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class HeldOutFigures:
     Attributes:
         rows: Number of rows.
         accuracy: Accuracy of a classification.
-        auc: AUC on a table; with several classes the mean of one against the rest.
-        f1: F1 on a table; with several classes their mean.
+        auc: AUC on a table; with several classes, the mean of the one-against-rest AUCs.
+        f1: F1 on a table; with several classes, the mean over the classes.
         calibration_error: Calibration error on a table, if the model gives probabilities.
-        mean_squared_error: Error of a regression, in squares of the target's unit.
+        mean_squared_error: Mean squared error of a regression, in the squared unit of the target.
         r2: Share of the target's variance on these rows that a regression explains.
         positive: Class that AUC and F1 of two classes refer to; "" where they are means.
     """

@@ -22,7 +22,7 @@ def key_fingerprint(pem: bytes) -> str:
     """Return the SHA-256 of a public key in PEM (SubjectPublicKeyInfo), in hexadecimal.
 
     The input must be one key and nothing else. With a second block or a header, a program that checks a signature might
-    read another key than the one named here and accept a stranger as a client.
+    read a key other than the hashed one and accept a stranger as a client.
 
     Raises:
         InputError: If the input is not exactly one public key in the standard form.

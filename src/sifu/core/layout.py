@@ -1,8 +1,8 @@
 """A model as one flat vector, and the names and shapes that turn it back into arrays.
 
 Every norm, mean and noise is taken over *all* parameters at once, so models are passed as flat vectors. Files and
-engines keep the layout with them. A client's reply holds its model array by array and is read in place as one flat
-vector, which saves a copy for every reply.
+engines store the layout beside the vector. A client's reply holds its model array by array and is read in place as one
+flat vector, which saves a copy for every reply.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ModelPieces:
 
 
 def model_pieces(arrays: Mapping[str, NDArray[Any]], layout: ModelLayout) -> ModelPieces:
-    """Return named arrays as one model; wrong names, types or shapes give a model that every gate refuses."""
+    """Return named arrays as one model; missing names, wrong types or shapes give a model that every gate refuses."""
     ours = [array.dtype for name, array in arrays.items() if name in layout.names]
     other = next((dtype for dtype in ours if dtype != np.dtype(layout.dtype)), None)
     if other is not None:

@@ -90,7 +90,7 @@ def _number(digits: str) -> int | float:
 
 
 def finite_or_text(value: float | None) -> float | str | None:
-    """Return a float that JSON can represent; an infinite or undefined one becomes a word."""
+    """Return a finite number or None unchanged, and an infinity or NaN as text, which JSON can represent."""
     return value if value is None or math.isfinite(value) else str(value)
 
 
@@ -111,7 +111,7 @@ def commit(nonce: bytes, payload: bytes) -> bytes:
 
 
 def chain(previous: bytes, seq: int, time: str, kind: str, commitment: bytes) -> bytes:
-    """Return the hash of an event, which the next one includes."""
+    """Return the hash of an event; the hash of the next event covers it."""
     text = b"\0".join([str(seq).encode(), time.encode(), kind.encode()])
     return hashlib.sha256(previous + text + b"\0" + commitment).digest()
 
@@ -128,13 +128,13 @@ class Event:
     commitment: bytes
     hash: bytes
     signature: bytes | None = None
-    """The operator's signature over this event and so over all before it; None where the key was not available."""
+    """Operator's signature over this event, and thereby over all earlier events; None if the key was not available."""
     sealed: bytes | None = None
     """Measurements on clients' data. The payload only commits to them with a salt, so they can be erased."""
 
     @property
     def head(self) -> str:
-        """`SEQ:HASH`, the name of the end of a ledger."""
+        """`SEQ:HASH`, which identifies the ledger up to this event."""
         return f"{self.seq}:{self.hash.hex()}"
 
     @cached_property

@@ -30,8 +30,8 @@ def delta_of_budget(
 ) -> float:
     """Return the delta at epsilon once the budget is fully used.
 
-    It is 0 where nothing needs hiding, and 1 where nothing is hidden. It is never between 0 and 1e-10: noise in
-    floating point cannot achieve less.
+    It is 0 if nothing needs to be hidden, and 1 if nothing is hidden. It is never between 0 and 1e-10, because
+    floating-point noise cannot achieve less.
 
     Args:
         epsilon: Budget of the request.
@@ -57,7 +57,7 @@ def delta_of_budget(
 def delta_of_charges(
     epsilon: float, charges: Iterable[float], protection: Protection, training_noise: TrainingNoise | None
 ) -> float:
-    """Return the delta at epsilon that this request's release reached, by the charges actually spent.
+    """Return the delta at epsilon that this request's release reached, computed from the charges actually spent.
 
     The result is rounded up to four digits, and never between 0 and 1e-10. It reveals Psi, so only the auditor's copy
     contains it.
@@ -90,7 +90,7 @@ GUESSING = 0.01
 def attacker_rate(level: Level, multiplier: float) -> float | None:
     """Return the largest true-positive rate of an attacker with 1 % false alarms, rounded up to four digits.
 
-    At level `exact` it is 0.01, that of a blind guess. At level `none` there is no bound.
+    At level `exact` it is 0.01, the rate of a blind guess. At level `none` there is no bound.
 
     >>> attacker_rate("proven", 0.3501), attacker_rate("exact", 0.3501), attacker_rate("none", 0.3501)
     (0.702, 0.01, None)
@@ -116,8 +116,8 @@ StartsFrom = Literal["rule", "current", "fresh", "initial", "merge", "any"]
 Figures = Literal["unused", "erasable", "needed"]
 """Permission to purge the recorded figures of rounds after a method has executed a request.
 
-`unused` figures may be erased, because the method's certificates need none; `erasable` ones if the operator chooses so;
-`needed` ones never.
+`unused`: the figures may be erased, because the method's certificates need none. `erasable`: they may be erased if the
+operator chooses to. `needed`: they are never erased.
 """
 
 

@@ -1,8 +1,8 @@
-"""Two observers of a run: one sees only the releases from a request on, the other also kept earlier ones.
+"""Two observers of a run: one sees only releases from a request on, and the other also kept earlier releases.
 
-A certificate covers the first. The second can compare a release from before the request with a later one; the
-difference contains what was deleted. Plans, certificates, reports, the evidence, audits and the console print the two
-statements of this module and no others.
+A certificate covers the first observer. The second one can compare a release from before the request with a later
+release, and the difference can reveal the deleted data. Plans, certificates, reports, the evidence, audits and the
+console print the two statements of this module and no others.
 """
 
 from __future__ import annotations

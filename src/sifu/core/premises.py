@@ -4,8 +4,8 @@ Each premise has one of four statuses: `met` (by construction, or measured as an
 clients or declared by the operator; every certificate says so), `assumed` (the level is at most `conditional`) or
 `failed` (the level is `none`). The level is computed from the premises alone; nobody can set it.
 
-The module first has each single premise, then the list of premises of each kind of guarantee: a model released with
-noise, noise in training, and no noise at all (heads in closed form, merged groups, heuristics).
+The module first defines the single premises, then the list of premises for each kind of guarantee: a model released
+with noise, noise in training, and no noise at all (heads in closed form, merged groups, heuristics).
 """
 
 from __future__ import annotations
@@ -118,16 +118,16 @@ def level_of(premises: Sequence[Premise], *, exact: bool, fresh: bool = False) -
 RateSource = Literal["given", "others", "forgotten", "anew", "fixed"]
 """Source of the local rate.
 
-It was given, or determined by the data of clients without (`others`) or with (`forgotten`) the forgotten ones, or
-recomputed from the remaining clients for training from a fresh model (`anew`). A head in closed form has no rate
-(`fixed`).
+`given`: the operator set it. `others` and `forgotten`: clients' smoothness bounds determined it; without the forgotten
+clients it would be the same (`others`) or may differ (`forgotten`). `anew`: it was recomputed from the remaining
+clients for training from a fresh model. `fixed`: a head in closed form has no rate.
 """
 
 INITIAL_MODELS: Mapping[str, Status] = {fact.DRAWN_FROM_SEED: "met", fact.MADE_BY_OPERATOR: "trusted"}
 PREPROCESSING: Mapping[str, Status] = {fact.FIXED_CONSTANTS: "met", fact.DECLARED_FIXED: "trusted"}
-"""Statuses for sources that no client's data can have shaped: of the initial model, and of the preprocessing.
+"""Status of the premises on the initial model and on preprocessing, by source; any other source is `assumed`.
 
-No rollback undoes preprocessing. With any other source the premise is assumed.
+No rollback undoes preprocessing.
 """
 IDENTITIES = {
     fact.IN_PROCESS: (),
@@ -143,7 +143,7 @@ ENGINES = {
     fact.ON_A_REPEATING_GPU: (Premise("deterministic device", "trusted"),),
     fact.ON_NODES: (Premise("engine", "trusted"),),
 }
-"""Premises by the inputs of a round's bits; none is needed where they are the participants' data by construction."""
+"""Premises by what the bits of a round depend on; none is needed if that is only the participants' data."""
 RATE_SOURCES: Mapping[RateSource, Status] = {
     "given": "trusted", "others": "met", "forgotten": "assumed", "anew": "met", "fixed": "met"
 }  # fmt: skip
@@ -152,7 +152,7 @@ RATE_SOURCES: Mapping[RateSource, Status] = {
 def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> tuple[Premise, ...]:
     """Return the premises about everything before the first round; they matter to every method and level.
 
-    The guarantee takes hyper-parameters as given.
+    The guarantee holds for the given hyper-parameters.
 
     Args:
         facts: Facts of the training.
@@ -185,9 +185,9 @@ def preprocessing_premise(facts: TrainingFacts) -> Premise:
 class RecordHistory:
     """Restorations of the record and late signatures before a certificate.
 
-    `complete` counts restorations from a backup that ends with the anchor kept elsewhere, `older` those from a backup
-    that may be older than the run. `vouched` counts how often the operator vouched for events written without a
-    signature.
+    `complete` counts restorations from a backup that ends with the anchor kept elsewhere. `older` counts restorations
+    from a backup that may be older than the run. `vouched` counts how often the operator vouched for events written
+    without a signature.
     """
 
     complete: int = 0
@@ -226,10 +226,11 @@ def replies_premise(left_out: int) -> tuple[Premise, ...]:
 def record_premises(history: RecordHistory, *, merge: bool = False) -> tuple[Premise, ...]:
     """Return the premises on a record that may lack events; empty for an unbroken, fully signed record.
 
-    Releases that the record does not contain are charged to nobody. A backup that ends with an anchor lacks nothing up
-    to there. It cannot show that the original run did not continue: both runs would then spend the same budget. A merge
-    of groups spends no budget, so such releases do not matter to it, but the members of groups do (docs/theory.md,
-    section 15.2). Until an event is signed, anyone who can write to the folder can change it.
+    Releases that the record does not contain are charged to no budget. A backup that ends with an anchor is complete up
+    to that anchor. It cannot show that the original run stopped there; if that run continued, both runs spend the same
+    budget. A merge of groups spends no budget, so missing releases do not affect it, but it relies on the recorded
+    members of the groups (docs/theory.md, section 15.2). Until an event is signed, anyone who can write to the folder
+    can change it.
 
     Args:
         history: Restorations and late signatures.
@@ -251,7 +252,7 @@ def outside_premises(facts: TrainingFacts) -> Iterator[Premise]:
 
 
 def noise_premise(noise: str) -> Premise:
-    """Return the premise that nobody can reproduce the noise; noise from an unknown source may be known to someone."""
+    """Return the premise that nobody can reproduce the noise; it fails for seeded noise and for unknown sources."""
     if noise == "system":
         return Premise("noise", "met")
     return Premise("noise", "failed", "seeded" if noise == "seeded" else "")
@@ -270,7 +271,7 @@ class MeasuredRegularity:
 
 
 def regularity_premise(facts: TrainingFacts, measured: MeasuredRegularity) -> Premise:
-    """Return the premise on the theorem that bounds L and on the measurements it needs."""
+    """Return the premise on the regularity of the local losses, from the run's measurements or its assumed factor."""
     if measured.kind == "assumed":
         return Premise("regularity", "assumed", values={"factor": measured.assumed_factor})
     if not facts.smooth_model:

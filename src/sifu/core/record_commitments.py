@@ -1,9 +1,9 @@
-"""Commitments to the identities of forgotten records: they let a person check that a certificate covers a record.
+"""Commitments to the identities of forgotten records, with which a person checks that a certificate covers a record.
 
     commitment = SHA-256(nonce || run, request, client and identity as canonical JSON)
 
-The nonce is random, 32 bytes, and given to the person when the request is filed. The run keeps only the commitment, so
-its files do not reveal the identities.
+The nonce consists of 32 random bytes and is given to the person when the request is filed. The run keeps only the
+commitment, so its files do not reveal the identities.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def record_commitment(run: str, request: str, client: str, identity: str, nonce:
     Args:
         run: Id of the run.
         request: Id of the request.
-        client: Name that the client first joined under.
+        client: Name under which the client first joined.
         identity: Value of the column `data.id`, or the row number as text.
         nonce: 64 hexadecimal digits.
 
@@ -44,7 +44,7 @@ def record_commitment(run: str, request: str, client: str, identity: str, nonce:
         64 hexadecimal digits.
 
     Raises:
-        InputError: If the nonce is not one.
+        InputError: If `nonce` is not 64 hexadecimal digits.
     """
     if not HEX.fullmatch(nonce):
         raise InputError(f"a nonce has {2 * NONCE_BYTES} hexadecimal digits (0-9, a-f), found {nonce[:80]!r}")

@@ -55,7 +55,7 @@ class Wait:
 
     @property
     def closes_early(self) -> bool:
-        """True if a round can close before the time of all clients is up."""
+        """True if a round can close without waiting for the remaining clients."""
         return self.share is not None or self.count is not None
 
     def enough(self, asked: int) -> int:
@@ -143,7 +143,7 @@ class ReplyGate:
         self._refused: list[Rejection] = []
 
     def take(self, reply: Reply) -> Rejection | None:
-        """Accept a reply (None) or return its rejection; nothing of a refused reply is kept."""
+        """Accept a reply and return None, or return its rejection; a refused reply is not kept."""
         client = self._known(reply.client)
         reason = self._refusal(client, reply)
         if reason is None and client is not None:
@@ -156,7 +156,7 @@ class ReplyGate:
         return rejection
 
     def finish(self) -> tuple[Rejection, ...]:
-        """Return every rejection of the round after the last reply; drop the whole round if the rules say so.
+        """Return every rejection of the round after the last reply; drop the whole round if the rules require it.
 
         A duplicate or unsolicited reply does no harm. The round is dropped only if a client is missing.
         """
@@ -215,7 +215,7 @@ def vector_refusal(
     limit: float = LARGEST_UPDATE,
     start_norm: float = math.inf,
 ) -> Reason | None:
-    """Return why a model cannot be used, or None; nothing is converted, so no code of its sender can run.
+    """Return why a model cannot be used, or None; the object is not converted first, so no code of its sender runs.
 
     Args:
         vector: Object that the client sent.
@@ -242,9 +242,10 @@ def vector_refusal(
 
 
 def _length_at_most(model: ModelPieces) -> float:
-    """Return an upper bound of the norm, about 1 % too large; NaN or infinite if an entry is or squares overflow.
+    """Return an upper bound of the norm, about 1 % too large.
 
-    A sum of 2^15 squares in float32 has a relative error of at most 2^15 / 2^24, and squares below 1e-38 are lost.
+    The bound is NaN or infinite if an entry is, or if squares overflow. A sum of 2^15 squares in float32 has a relative
+    error of at most 2^15 / 2^24, and squares below 1e-38 may round to zero.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         squares = sum(float(part @ part) for part in model.slices(LOOKED_AT))

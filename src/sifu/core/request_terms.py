@@ -23,7 +23,7 @@ MOST_ROUNDS = 10**9
 
 
 def later_term(default: Any) -> Any:
-    """Return the field of a term added after requests had been approved without it; digests omit its default."""
+    """Return a dataclass field for a term that older approvals do not contain; digests omit its default value."""
     return field(default=default, metadata={"later": True})
 
 
@@ -50,9 +50,10 @@ class RequestTerms:
         retention: Rule for models from before the rollback.
         reserve: Fraction of the budget kept for later requests.
         method: Name of a method, or `auto` to choose one when the request is executed.
-        level: Lowest accepted level; None means `conditional`, and `none` for a heuristic requested by name.
-        max_rounds: Replaces `stop.max_rounds` in the retraining of this request; 0 for the spec's.
-        target: Replaces `stop.target`; None for the spec's. With 0, exactly `max_rounds` rounds run at any accuracy.
+        level: Lowest accepted level; None means `conditional`, or `none` for a heuristic requested by name.
+        max_rounds: Replaces `stop.max_rounds` in the retraining of this request; 0 keeps the spec's value.
+        target: Replaces `stop.target`; None keeps the spec's value. With 0, exactly `max_rounds` rounds run, whatever
+            the accuracy.
         release: With `now` the model is released before any round, and the rounds to the target follow.
         records: Rows of the one client's data to forget, counted from 0 in the data it first joined with. The client
             stays with the rest. If empty, clients are forgotten completely.
@@ -152,7 +153,7 @@ class RequestTerms:
     def to_mapping(self) -> dict[str, Any]:
         """Return plain values, ready for JSON; `sigma` is a text that is the same for 1 and 1.0.
 
-        A `later_term` with its default value is omitted, as in ledgers from before it existed.
+        A `later_term` with its default value is omitted, as in ledgers that were written before the term existed.
         """
         sigma = self.sigma if self.sigma == "auto" else str(float(self.sigma))
         terms = asdict(self) | {"clients": list(self.clients), "sigma": sigma, "records": list(self.records)}
@@ -202,7 +203,7 @@ class RequestTerms:
 
 FIGURES = ("epsilon", "delta", "reserve", "target")
 CHOICES = {name: offered.choices for name, offered in terms_on_offer().items() if offered.choices and name != "level"}
-"""Terms whose value is one of a few words, with these words."""
+"""Allowed words of each term whose value must be one of a few words."""
 TERMS: tuple[str, ...] = tuple(term.name for term in fields(RequestTerms))
 """Names of all terms, clients first."""
 LATER_TERMS = frozenset(term.name for term in fields(RequestTerms) if "later" in term.metadata)
@@ -210,7 +211,7 @@ LATER_TERMS = frozenset(term.name for term in fields(RequestTerms) if "later" in
 
 
 BUDGET_TERMS = ("epsilon", "delta", "sigma", "unit", "scope", "calibration", "reserve")
-"""Terms of the budget; they are meaningless for a model without noise that the client did not influence."""
+"""Terms of the budget; they have no meaning if the client did not influence the model and no noise was added."""
 
 
 def terms_words(terms: Mapping[str, Any], *, budget: bool = True) -> str:
@@ -252,7 +253,7 @@ def is_request_id(request: object) -> bool:
 
 
 def check_request_id(request: str) -> str:
-    """Return a valid id of a request; refuse others, because the id becomes a file name."""
+    """Return `request` if it is a valid id; refuse it otherwise, because the id becomes a file name."""
     if not is_request_id(request):
         raise InputError(
             f"request id {request!r} cannot be used: write 1 to 64 letters, digits, dots, dashes or underscores, "

@@ -6,20 +6,20 @@ participants (the counterfactual of docs/theory.md, section 2.2 is "the same sch
 drawn from a running generator: each stream is keyed by its purpose and place.
 
 Certified noise never comes from these generators but from the operating system's entropy, drawn and added in float64.
-Every certified normal is made from bytes requested for this one draw; they are used once and never logged. A seeded
-generator is for experiments only and caps a certificate at `none`.
+Each certified draw requests its own bytes, uses them once and never logs them. A seeded generator is for experiments
+only and caps a certificate at `none`.
 
 The steps of a round (docs/theory.md, section 2.1):
 
     draw      select the participants: keyed by the place, the same on every engine
     collect   obtain the participants' results for the model they receive
-    gate      select the usable ones; a reply is not trusted, and a refusal is recorded
+    gate      accept the usable results; a reply is not trusted, and a refusal is recorded
     average   mean = sum_i w_i theta_i with w_i = |D_i| / sum_j |D_j|, and every drift ||theta_i - mean||
     step      theta + g (mean - theta), in float64, then rounded to the model's own type (eq. 5)
 
 `draw` and `step` are the same for all engines and implemented here. An engine implements the three steps between them
 (`RoundSteps`). It may train and average in one pass where no single model needs a check. A batched GPU program runs all
-five at once; its tests hold it to the same results.
+five at once; tests check that it gives the same results.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SystemNormals:
 
 
 def noise_source(source: NoiseSource, seed: int, branch: int) -> NormalSource:
-    """Return the source of a noise edge; only `seeded` uses `seed`."""
+    """Return the source of a request's noise; only the source `seeded` uses `seed`."""
     if source == "seeded":
         return keyed_generator(seed, "seeded noise", branch)
     return SystemNormals()
@@ -92,8 +92,8 @@ def noise_source(source: NoiseSource, seed: int, branch: int) -> NormalSource:
 def add_noise(model: Vector, noise_std: float, normals: NormalSource) -> Vector:
     """Return theta + N(0, sigma^2 I), computed in float64, then rounded to the model's own type.
 
-    For the clients that this noise hides, rounding the sum is post-processing and costs nothing. For clients that ask
-    later the rounding must be accounted for (`noise_rounding`).
+    For the clients that this noise hides, rounding the sum is post-processing and costs nothing. For clients whose
+    requests come later, the rounding must be accounted for (`noise_rounding`).
     """
     noisy = model.astype(np.float64) + noise_std * normals.standard_normal(model.size)
     return noisy.astype(model.dtype)
@@ -102,8 +102,9 @@ def add_noise(model: Vector, noise_std: float, normals: NormalSource) -> Vector:
 def noise_rounding(noisy: Vector) -> float:
     """Return a bound on how much the rounding of `theta + xi` can increase the distance to the counterfactual.
 
-    For a client that asks later this noise is part of the plan (docs/theory.md, section 6.5). `noisy` is the rounded
-    sum, whose norm is off by a factor 1 + u, which `norm_up` covers.
+    For a client whose request comes later, this noise is part of the plan (docs/theory.md, section 6.5). `noisy` is the
+    rounded sum; rounding changes its norm by a factor of at most 1 + u, where u is the unit roundoff, and `norm_up`
+    covers that.
     """
     return up(UNIT_ROUNDOFF * up(2.0 * norm_up(noisy) + ROUNDING_HOLDS_UP_TO))
 
@@ -132,11 +133,11 @@ class RoundSetup:
 
 @dataclass(frozen=True)
 class Average:
-    """Mean of a round minus its initial model, and every participant's distance to the mean, rounded up.
+    """Mean of a round minus the model at its start, and every participant's distance to the mean, rounded up.
 
-    `rounding` bounds floating-point errors (see `RoundResult`). `updates` are the averaged updates, where known.
-    `gram_errors` bounds the errors of the differences in `gram`, one bound per participant. `not_finite` lists the
-    places of participants whose model has a NaN or an Inf; if it is not empty, or if the mean overflowed, the other
+    `rounding` bounds floating-point errors (see `RoundResult`). `updates` holds the participants' updates, if they are
+    known. `gram_errors` bounds the errors of the differences in `gram`, one bound per participant. `not_finite` lists
+    the places of participants whose model has a NaN or an Inf; if it is not empty, or if the mean overflowed, the other
     fields are meaningless.
     """
 
@@ -163,7 +164,7 @@ class AcceptedModels:
 
 
 class HasParticipants(Protocol):
-    """Accepted replies of a round, which name their participants."""
+    """Accepted replies of a round, with the indices of their participants."""
 
     @property
     def participants(self) -> ClientIndices:
@@ -204,7 +205,7 @@ class RoundSteps(Protocol[Collected, Accepted]):
         ...
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Collected:
-        """Return the results of the drawn clients, of which there is at least one."""
+        """Return the results of the drawn clients; at least one client is drawn."""
         ...
 
     def gate(
@@ -214,7 +215,7 @@ class RoundSteps(Protocol[Collected, Accepted]):
         ...
 
     def average(self, setup: RoundSetup, accepted: Accepted) -> Average | None:
-        """Return the mean and the drifts of the accepted results, or None if the round does not count after all."""
+        """Return the mean and the drifts of the accepted results, or None if the round does not count."""
         ...
 
 
@@ -272,8 +273,8 @@ def gate_replies(
     """Check replies one by one.
 
     With `averaging`, the entries of all replies are first checked together: ||theta_i - theta|| <= ||theta_i - mean|| +
-    ||mean - theta|| bounds each update. If this is at most half the limit for all of them, no reply is read again, and
-    the average is returned as well.
+    ||mean - theta|| bounds each update. If the bound is at most half the limit for every reply, no reply is read again,
+    and the average is returned as well.
 
     Args:
         steps: Steps of the engine.
@@ -282,7 +283,7 @@ def gate_replies(
         replies: Replies to check.
         rules: Limits of updates, and the treatment of refused replies.
         forgotten: Clients whose replies are always refused.
-        averaging: Function that averages models; None to check each reply on its own.
+        averaging: Function that averages models; None to check each reply separately.
 
     Returns:
         The accepted models, or None if there are none, and the refused replies.

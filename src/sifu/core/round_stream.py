@@ -6,7 +6,7 @@ engines are streamed round by round. The results are the same, and a consumer ma
 
 The participants of the next round are drawn on another core during training. A draw reads every client's score
 (`sifu.theory.participation`) and depends only on the round's position, so it can start before the previous round has
-ended. Rounds mostly follow each other; a draw for another position is discarded and repeated.
+ended. A draw made ahead for a position that does not come next is discarded.
 """
 
 from __future__ import annotations
@@ -93,8 +93,9 @@ class RoundsWanted:
 class StreamedRound:
     """One round of a stream, with the fields of `RoundResult`; `fetch_model` returns the model after it.
 
-    `distance` is ||model - origin||. `evaluation` is that of the active clients where the stop rule needs it. A `lost`
-    round has no participants although clients were asked; it does not count towards `stop.max_rounds`.
+    `distance` is ||model - origin||. `evaluation` covers `RoundsWanted.evaluated`, or the active clients, where the
+    stop rule needs it. A `lost` round has no participants although clients were asked; it does not count towards
+    `stop.max_rounds`.
     """
 
     participants: ClientIndices
@@ -146,7 +147,7 @@ def stream_rounds(
 ) -> Iterator[StreamedRound]:
     """Yield rounds of any engine from `model` until `wanted.stop.max_rounds`; refuse a model that is not finite.
 
-    A round has an evaluation exactly where `is_evaluated` requires one.
+    A round has an evaluation where `is_evaluated` requires one, unless `wanted.evaluated` is empty.
 
     Args:
         engine: Engine that runs the rounds.
@@ -169,8 +170,8 @@ def stream_group_rounds(
 ) -> Iterator[list[StreamedRound]]:
     """Yield one round of every group at a time, for groups that train separately at the same positions.
 
-    No client is in two groups and draws are keyed by client, so together they are rounds of the federation. An engine
-    that does not run ahead runs them by `run_group_rounds`.
+    No client is in two groups and draws are keyed by client, so together they are rounds of the federation. If the
+    engine cannot run ahead, `run_group_rounds` runs each of them.
 
     Args:
         engine: Engine that runs the rounds.
@@ -237,7 +238,7 @@ def rounds_one_by_one(
         position: Position of the first round.
         active: Clients that may take part.
         wanted: Results to include.
-        evaluate: Function that evaluates a model; None from it means that no client answered.
+        evaluate: Function that evaluates a model; it returns None if no client answered.
     """
     active = np.array(active)
     active.flags.writeable = False  # an engine may rely on equal clients in all rounds
@@ -268,7 +269,7 @@ MANY = 20_000
 
 
 class DrawsAhead:
-    """Draws with the result of `sifu.core.round.draw`; with many clients, the next draw is made ahead of time."""
+    """Source of the participants that `sifu.core.round.draw` gives; with many clients it draws the next round ahead."""
 
     def __init__(self, participation: Participation, key: int) -> None:
         self._participation, self._key = participation, key

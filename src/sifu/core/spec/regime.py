@@ -15,7 +15,7 @@ from sifu.core.spec.sections import NETWORK_FEATURES, RIDGE, FeaturesSpec, Ridge
 from sifu.errors import InputError
 
 Demand = tuple[str, bool, str]
-"""A key, whether its value is valid, and the words for valid values."""
+"""Condition on a key: its name, whether its value is valid, and a description of valid values."""
 Found = TypeVar("Found")
 
 
@@ -37,7 +37,7 @@ class SentSettings:
 
 
 class Regime:
-    """One kind of training. The base class implements training in rounds; subclasses override what differs."""
+    """Kind of training. The base class implements training in rounds; subclasses override the differences."""
 
     name: ClassVar[str]
     exact_method: ClassVar[str] = "scratch"
@@ -53,9 +53,9 @@ class Regime:
     records_figures: ClassVar[bool] = True
     """True if the record holds figures of rounds, such as drifts and Psi."""
     ends_early: ClassVar[bool] = True
-    """True if a request whose rounds cannot be finished may end with the model it has reached."""
+    """True if a request that cannot finish its rounds may end with the model it has reached."""
     releases_with_noise: ClassVar[bool] = False
-    """True if the distances of releases are known, and releases contain nothing else that depends on clients' data."""
+    """True if the distances between releases can be computed and releases contain nothing else from clients' data."""
     trusted: ClassVar[tuple[str, ...]] = ()
     """Premises about groups in a certificate that rest on trust in the operator."""
 
@@ -167,7 +167,7 @@ class Regime:
         return ""
 
     def why_figures_stay(self) -> str:
-        """Return why the record must keep its figures even if the operator would give them up; empty if it need not."""
+        """Return why the record must keep its figures even if the operator would erase them, or an empty string."""
         return ""
 
     def sent_settings(self) -> SentSettings:
@@ -233,7 +233,7 @@ class ClosedForm(Regime):
         return self.spec.features.kind in NETWORK_FEATURES
 
     def demands(self) -> Iterator[Demand]:
-        """Yield the conditions of a sum over all clients, for which settings of rounds have no meaning."""
+        """Yield the conditions on the head, and the required values of settings that only rounds use."""
         ridge, server, kind = self.spec.ridge, self.spec.server, self.spec.model.kind
         r = ridge.regularisation
         yield "ridge.regularisation", r == "auto" or 1e-12 <= r <= 1e6, "in 1e-12 to 1e6, or auto"
@@ -290,11 +290,11 @@ class ClosedForm(Regime):
         return 1
 
     def most_rounds(self, release: str, max_rounds: int) -> float:
-        """Return infinity: a solve is one round, whatever the terms."""
+        """Return infinity: the terms do not limit a request, because a solve is always one round."""
         return math.inf
 
     def settled(self, rate: float, keep: Literal["clients", "sum"] = "clients", features: int = 0) -> dict[str, Any]:
-        """Return the sections with exactly one round, the solve, at any accuracy, and the penalty of wide heads."""
+        """Return the sections with one round (the solve), the kept statistics, and the fixed penalty of a wide head."""
         ridge, penalty = self.spec.ridge, penalty_of(self.spec.ridge, features)
         stop = replace(self.spec.stop, target=0.0, min_rounds=1, max_rounds=1, evaluate_every=1)
         kept = keep if self.spec.keep.statistics == "auto" else self.spec.keep.statistics
@@ -318,7 +318,7 @@ class ClosedForm(Regime):
         """Accept every client: its statistics are added to the sum."""
 
     def why_not_compared(self) -> str:
-        """Return why a request is not compared with Scratch: that would measure the solved head, which noise hides."""
+        """Return why a request is not compared with Scratch: doing so would measure the head that noise hides."""
         return "it would measure the solved head, which release.noise hides" if self.spec.release.noise != 0.0 else ""
 
     def why_figures_stay(self) -> str:
@@ -337,7 +337,7 @@ class ClosedForm(Regime):
 def penalty_of(ridge: RidgeSpec, features: int) -> float | None:
     """Return the relative penalty r of a head on `features` features; None if cross-validation is to choose it.
 
-    Cross-validation reduces G to tridiagonal form, in minutes for 8,000 features and in every request again. Wide heads
+    Cross-validation reduces G to tridiagonal form in every request, which takes minutes for 8,000 features. Wide heads
     have a fixed penalty instead.
 
     >>> penalty_of(RidgeSpec(), 2048), penalty_of(RidgeSpec(), 8384), penalty_of(RidgeSpec(regularisation=0.1), 8384)
@@ -363,7 +363,7 @@ class TunedNetworks(ClosedForm):
         return spec.features.tune != "none"
 
     def demands(self) -> Iterator[Demand]:
-        """Yield the conditions of groups that tune a network, then those of the head."""
+        """Yield the conditions on groups that tune a network, then the conditions on the head."""
         spec, features = self.spec, self.spec.features
         yield "groups.count", spec.groups.count > 0, "at least 2 with features.tune: groups tune the network"
         yield "groups.rounds", spec.groups.rounds > 0, "at least 1 with features.tune, for example 12"
@@ -378,7 +378,7 @@ class TunedNetworks(ClosedForm):
         yield from super().demands()
 
     def why_not_compared(self) -> str:
-        """Return why a request is not compared with Scratch: it takes too long."""
+        """Return why a request is not compared with Scratch: groups would tune the network again."""
         return "groups would tune the network again"
 
     def why_no_groups(self) -> str:
@@ -411,7 +411,7 @@ _REGIMES: list[type[Regime]] = [Rounds, Groups, ClosedForm, TunedNetworks]
 
 
 def add_regime(regime: type[Regime]) -> None:
-    """Add a regime; it takes precedence over those added before."""
+    """Add a regime; it takes precedence over regimes added before."""
     _REGIMES.append(regime)
 
 

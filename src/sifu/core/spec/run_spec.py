@@ -12,10 +12,11 @@ But the first training also needs common rounds: with a fifth of the clients per
 of test accuracy below plain training on CIFAR-10 iid after R = 320, 360 and 400 of 480. R is therefore at most two
 thirds of the largest number of rounds, and at most 150 / sqrt(p) where a share p of the clients takes part.
 
-S = 10 keeps nine tenths after one client leaves, and twenty groups were no better. A group needs a few participants per
-round: with a fifth of the clients, ten groups of ten took twice the rounds of five groups of twenty; with one client in
-twenty, five groups took up to two and a half times the rounds of two. A group must also see enough of the task: with a
-hundred classes and a thousand images per group nothing was saved (`paper/results/groups.csv`).
+With S = 10, nine tenths of the training remain after one client leaves; twenty groups were no better. A group needs a
+few participants per round: with a fifth of the clients, ten groups of ten took twice the rounds of five groups of
+twenty; with one client in twenty, five groups took up to two and a half times the rounds of two. A group must also see
+enough of the task: with a hundred classes and a thousand images per group nothing was saved
+(`paper/results/groups.csv`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ LARGEST_SHARE = Fraction(2, 3)
 TRIED, REACHED = 16, 15
 """Number of tasks that tested the rule (`paper/results/groups.csv`), and of those on which a request finished."""
 USUAL_COST, COSTS = 0.1693, (8 / 240, 100 / 120)
-"""Rounds of one client's request over Scratch's rounds: the median over all tasks, and the smallest and largest."""
+"""Rounds of one client's request divided by Scratch's rounds, over all tasks: the median, the smallest, the largest."""
 
 
 FORMER_KEYS = {"server.clip": 0, "server.noise": 0, "keep.updates_every": 0, "local.calibration_steps": 0}
@@ -213,7 +214,7 @@ KINDS: dict[Any, tuple[Any, str]] = {
 
 
 def _cast(hint: Any, value: Any, name: str) -> Any:
-    """Return `value` converted to the type `hint`; refuse it with a sentence otherwise."""
+    """Return `value` converted to the type `hint`; raise an `InputError` if it does not fit."""
     if typing.get_origin(hint) is Literal:
         if value in typing.get_args(hint) and not isinstance(value, bool):
             return value
@@ -242,7 +243,7 @@ def _cast(hint: Any, value: Any, name: str) -> Any:
 
 
 def _take_extensions(mapping: Any) -> tuple[Any, tuple[tuple[str, Any], ...]]:
-    """Split plain values into the product's own keys and those of extensions that are not off."""
+    """Split plain values into sifu's own keys and the keys of extensions that are switched on."""
     if not isinstance(mapping, Mapping):
         return mapping, ()  # `_parse` reports the error
     own, taken = dict(mapping), {}
@@ -270,7 +271,7 @@ def _take_extensions(mapping: Any) -> tuple[Any, tuple[tuple[str, Any], ...]]:
 class Spec(Sections):
     """A complete run.
 
-    `extensions` holds the keys that other packages add to sections (`sifu.core.extensions`), where they are not off.
+    `extensions` holds the keys that other packages add to sections (`sifu.core.extensions`) and that are switched on.
     """
 
     @property
@@ -364,7 +365,7 @@ def _toml_value(value: object) -> str:
 
 
 def number_of_groups(clients: int, taking_part: float = 1.0) -> int:
-    """Return S for this many clients, of which a share takes part in a round.
+    """Return the number S of groups, given the number of clients and the share of them that takes part in a round.
 
     >>> [number_of_groups(clients) for clients in (4, 20, 50, 1000)], number_of_groups(100, 0.2)
     ([2, 4, 10, 10], 5)
@@ -373,7 +374,7 @@ def number_of_groups(clients: int, taking_part: float = 1.0) -> int:
 
 
 def separate_rounds(max_rounds: int, taking_part: float) -> int:
-    """Return R, given the largest number of rounds and the share of clients that take part in a round.
+    """Return the number R of separate rounds, given the most rounds and the share of clients that take part in a round.
 
     >>> separate_rounds(2000, 1.0), separate_rounds(2000, 0.2), separate_rounds(40, 1.0)
     (150, 335, 26)

@@ -27,7 +27,7 @@ NETWORK_FEATURES = ("pretrained", "transformers", "module")
 """Feature maps computed by networks, which a GPU speeds up."""
 
 OLD_NETWORKS = {"layers": "last", "size": 128, "mirror": False, "count": 0}
-"""Behaviour of runs recorded before these keys of `[features]` existed."""
+"""Values that reproduce runs recorded before these keys of `[features]` existed."""
 
 
 def recorded_features(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -314,7 +314,7 @@ class KeepSpec:
 
     @property
     def kept_statistics(self) -> Literal["clients", "sum"]:
-        """Statistics that the run keeps, with `auto` resolved by its engine."""
+        """Statistics that the run keeps; `auto`, which a settled spec no longer has, counts as `clients`."""
         return "sum" if self.statistics == "sum" else "clients"
 
 
