@@ -155,7 +155,7 @@ def seal(previous: bytes, seq: int, time: str, kind: str, payload: Any, nonce: b
 
 
 def seal_commitment(salt: bytes, content: bytes) -> str:
-    """Return SHA-256(salt || content), the name of a sealed part in a payload; it reveals nothing without the salt."""
+    """Return SHA-256(salt || content), the commitment to a sealed part; it reveals nothing without the salt."""
     return hashlib.sha256(salt + content).hexdigest()
 
 

@@ -23,7 +23,7 @@ LATE = "late: "
 
 @dataclass(frozen=True)
 class Wait:
-    """Condition that closes a round: a `share` of the asked clients, a `count` of answers, or `seconds`."""
+    """Condition that closes a round: a `share` of the asked clients, a `count` of answers, `seconds`, or all."""
 
     share: float | None = None
     count: int | None = None

@@ -13,7 +13,7 @@ LONGEST_ACTOR = 120
 
 
 def actor_name(given: str | None = None) -> str:
-    """Return the given name, or that in the environment, or that of the user of this machine.
+    """Return the given name, or else the name in the environment, or else the login name of this process.
 
     Raises:
         InputError: If the name is too long, blank, or not printable.
@@ -30,7 +30,7 @@ def actor_name(given: str | None = None) -> str:
 
 
 def same_person(actor: str) -> str:
-    """Return a normal form of a name, equal for spellings that differ in case, spaces, or look-alike characters.
+    """Return a normal form of a name, equal for spellings that differ in case, spaces or Unicode compatibility forms.
 
     >>> same_person(" Ann  LEE") == same_person("\uff21nn Lee"), same_person("Rene\u0301") == same_person("Ren\u00e9")
     (True, True)

@@ -1,7 +1,8 @@
 """Backups: a run in one uncompressed zip file, with a list of its files and their digests.
 
-A backup may come from a stranger, so restoring it executes nothing. Only file names of a run are accepted, only regular
-files, and no more bytes than the list says; every digest is checked. The run folder appears only when it is complete.
+A backup may come from a stranger, so restoring it executes nothing. Restoring accepts only regular files with the file
+names of a run, and no more bytes than the list states. Every digest is checked. The run folder appears only when it is
+complete.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, dict[str, Any]]:
 
 
 def _unpack_one(archive: zipfile.ZipFile, info: zipfile.ZipInfo, listed: dict[str, Any], target: Path) -> None:
-    """Unpack one file, and never read more bytes than the list says."""
+    """Unpack one file without reading more bytes than the list states."""
     if info.compress_type != zipfile.ZIP_STORED or info.file_size != listed["bytes"]:
         raise ValueError(f"{info.filename} is compressed, or not as long as the list says")
     digest, left = hashlib.sha256(), int(listed["bytes"])

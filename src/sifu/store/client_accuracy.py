@@ -1,9 +1,9 @@
 """Cached accuracy of the current model, per client and on held-out rows, in one small file.
 
-A plan reads from it how the accuracy changes when some clients are no longer counted; `sifu status` shows the figures
-on held-out rows. No certificate depends on the file, so it is not part of the ledger and may be lost. It is deleted
-when a client in it is rolled back, and written again, without that client and its held-out rows, when retraining ends.
-Without it, plans assume that the model is equally accurate for all clients.
+Plans use it to compute how the accuracy changes when some clients are no longer counted. `sifu status` shows the
+figures on held-out rows. No certificate depends on the file, so it is not part of the ledger and may be lost. It is
+deleted when a client in it is rolled back, and written again, without that client and its held-out rows, when
+retraining ends. Without it, plans assume that the model is equally accurate for all clients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLUMNS = ("clients", "samples", "correct")
 
 @dataclass(frozen=True)
 class Standing:
-    """Number of samples of each client, and of correct predictions of the model of `node` among them."""
+    """Number of each client's samples, and number of them that the model of `node` predicts correctly."""
 
     node: int
     clients: Integers
@@ -36,7 +36,7 @@ class Standing:
     held_out: HeldOutFigures | None = None
 
     def gain_without(self, leaving: set[int]) -> float:
-        """Return the increase in accuracy if `leaving` are not counted; 0 if no client is left."""
+        """Return the increase in accuracy if the clients `leaving` are not counted; 0 if no samples remain."""
         stays = ~np.isin(self.clients, list(leaving))
         total, left = int(self.samples.sum()), int(self.samples[stays].sum())
         if left == 0:

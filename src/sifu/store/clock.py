@@ -12,7 +12,7 @@ from sifu.errors import InputError, RunDamagedError
 from sifu.store.reader import RunReader
 
 CLOCK_SET = "clock set"
-"""Kind of the event by which the operator confirms the clock, whatever the time of the event before it."""
+"""Kind of the event by which the operator confirms the clock; its time may differ by any amount from earlier events."""
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 BEHIND = datetime.timedelta(hours=1)
 """Tolerated difference between the clocks of several machines."""
@@ -55,7 +55,7 @@ def clock_problem(last: str, now: str) -> str | None:
 
 
 def time_after(last: str, now: str) -> str:
-    """Return the time for an event that follows one at time `last`.
+    """Return the time of a new event, given the time `last` of the event before it and the clock's time `now`.
 
     Raises:
         RunDamagedError: If the clock cannot be right.

@@ -67,8 +67,8 @@ def _schema() -> str:
 def rest_of_a_run(folder: Path) -> bool:
     """Return whether a folder without a database used to be a run.
 
-    It was one if it holds files that are written only after the database. While a run is being created, a marker file
-    exists, and the database is written last.
+    It did if it holds other files of a run and no marker of an unfinished creation. A creation writes the marker first,
+    puts the database in place after all other files, and then deletes the marker.
     """
     if (folder / DATABASE).exists() or (folder / ".creating").exists():
         return False
@@ -264,7 +264,7 @@ def transaction(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") 
 
 
 class Memory:
-    """Cache of values derived from a run, each with the state of the run it was computed in."""
+    """Cache of values derived from a run, each stored with the state of the run that it was computed from."""
 
     def __init__(self) -> None:
         self._answers: dict[Any, tuple[Any, Any]] = {}
@@ -275,7 +275,7 @@ class Memory:
         Args:
             question: Key of the value.
             state: State of the run that the value must belong to.
-            work: Function that computes the value from the one of an earlier state, or from None.
+            work: Function that computes the value, given the cached value of an earlier state or None.
         """
         state_then, answer = self._answers.get(question, (None, None))
         if question not in self._answers or state_then != state:
@@ -291,8 +291,8 @@ class Memory:
 class RunConnection:
     """A run's database, open until the end of its `with` block or until `close`.
 
-    Errors of a damaged database become `RunDamagedError`. Several connections can share the cache `shared`; each uses
-    only what its own reads confirm.
+    Errors of a damaged database become `RunDamagedError`. Several connections can share the cache `shared`; each uses a
+    cached value only if its own reads confirm it.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class RunConnection:
         self.close()
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Return a context manager within which all reads see the same instant."""
+        """Return a context manager within which all reads see the same state of the database."""
         return transaction(self.connection, "DEFERRED")
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -345,7 +345,7 @@ class RunConnection:
     def state(self) -> tuple[object, int]:
         """Return a value that changes with every write.
 
-        The first part changes when another connection writes, the second when this one does.
+        The first part changes when another connection writes, and the second when this connection writes.
         """
         others = int(self.query("PRAGMA data_version")[0][0])
         if others != self._others:

@@ -1,13 +1,13 @@
 """Figures of rounds that a purge erased, and the values that replace them.
 
-Drifts and smoothness are functions of the data. Somebody who has all other clients' data could check a guess of a
-forgotten record against them. A purge overwrites the figures of forgotten clients, and of rounds that are no longer
-in the history of any model. From then on Psi is unbounded there; it is still 0 for clients that took no part.
+Drifts and smoothness are functions of the data. Somebody who has all other clients' data could use them to check a
+guess of a forgotten record. A purge overwrites the figures of forgotten clients, and of rounds that are no longer in
+the history of any model. From then on Psi is unbounded there; it is still 0 for clients that took no part.
 
 If the operator chooses (`sifu purge --figures`), a purge also erases the figures behind certificates with noise, and
-what events say about them. These certificates are no longer recomputed. The record then states that a request
-resumed from the last model before it. The history of that model contains every round of the true source, so no Psi is
-too small.
+the parts of events that state them. These certificates are no longer recomputed. The record then names, as the source
+of each request, the last model before that request. The history of that model contains every round of the true source,
+so no Psi is too small.
 
 `sifu.requests.figures_policy` decides which runs allow either kind of purge.
 """
@@ -60,7 +60,7 @@ def not_recomputed(reader: RunReader) -> dict[str, str]:
 
 
 def no_certificate(reader: RunReader, request: str, form: str) -> InputError:
-    """Return the error that says why a requested certificate does not exist.
+    """Return the error that explains why a certificate does not exist.
 
     Args:
         reader: Reader of the run.
@@ -179,10 +179,10 @@ def check_rest(events: Sequence[Event]) -> Iterator[str]:
 
 
 def kept_nodes(reader: RunReader, tip: int, *, by_choice: bool) -> set[int]:
-    """Return the nodes whose figures a purge leaves: those on the path of `tip`.
+    """Return the nodes whose figures a purge keeps: the nodes on the path to `tip`.
 
-    A purge of all figures leaves them only if the last request started this path from a fresh model, because the path
-    then contains no forgotten client.
+    A purge of all figures keeps them only if the last request started this path from a fresh model, because no
+    forgotten client took part on such a path. Otherwise it keeps none.
 
     Args:
         reader: Reader of the run.
@@ -197,7 +197,8 @@ def kept_nodes(reader: RunReader, tip: int, *, by_choice: bool) -> set[int]:
 def erase_figures(connection: sqlite3.Connection, path: Collection[int], forgotten: Collection[int]) -> None:
     """Overwrite the figures of forgotten clients, and of all rounds that are not on `path`.
 
-    For requests that resumed from a trained model, also overwrite their source and their noise, and delete its cost.
+    For requests off `path` that added noise to a trained model, also overwrite the source and the noise, and delete the
+    charges.
 
     Args:
         connection: Database of the run.
@@ -239,7 +240,7 @@ def is_erased(row: NodeRow, part: ParticipationRows) -> bool:
 
 
 def last_erased(reader: RunReader) -> tuple[int, set[int]]:
-    """Return the last node that the latest purge of figures covered (-1 if none), and the clients it concerned."""
+    """Return the last node that the latest purge of figures covered (-1 if none), and the clients it covered."""
     for (text,) in reader.query("SELECT payload FROM events WHERE kind = ? ORDER BY seq DESC", (PURGED,)):
         payload = json.loads(text)
         if payload.get(FIGURES_ERASED):

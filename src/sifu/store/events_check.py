@@ -1,4 +1,4 @@
-"""Replay of the ledger from its first event, and the check that every event is one that sifu writes.
+"""Replay of the ledger from its first event, and the check that sifu could have written every event.
 
 All checks that need an earlier state of the run use `ReplayedLedger`. It depends only on the events, never on the
 current tables.
@@ -121,7 +121,7 @@ class ReplayedLedger:
 
     @cached_property
     def certificates(self) -> dict[tuple[str, str], tuple[str, str]]:
-        """Digest of each certificate and the operator's key at its time, by request and form."""
+        """Digest of each certificate and the operator's key when it was issued, by request and form."""
         issued, public_key = {}, ""
         for event in self.events:
             content = event.content
@@ -232,7 +232,7 @@ class _Checked:
 def check_events(reader: RunReader) -> Iterator[str]:
     """Yield a problem for each event that has an unknown kind, makes a forbidden change, or restores erased data.
 
-    Events that this process checked on another connection are skipped if all of them are unchanged.
+    Events that this process has already checked are skipped, provided that all of them are unchanged.
     """
     ledger = ReplayedLedger.of(reader)
     checked: _Checked | None = reader.shared.earlier(CHECKED)
@@ -347,7 +347,7 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
 
 
 def _badly_undone(content: dict[str, Any], before: ReplayedTables, past: _Past) -> Iterator[str]:
-    """Yield a problem if the decision undoes a request other than the running one, or one whose head is solved."""
+    """Yield a problem if a decision undoes a request that is not running or whose head is already solved."""
     request = str(content["request"])
     row = before.rows["requests"].get((request,), {})
     if row.get("status") != "running":

@@ -83,7 +83,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_all_atomically(contents: Mapping[Path, bytes | memoryview]) -> None:
-    """Replace files of one folder, each completely or not at all; sync the folder once."""
+    """Replace files, each completely or not at all, and sync each of their folders once."""
     for path, content in contents.items():
         temporary = path.with_name(TEMPORARY_PREFIX + path.name)
         with room_to_write(path):
@@ -135,7 +135,7 @@ def stored_path(folder: Path, kind: str, key: int | str) -> Path:
         key: Node of a model, or name of another file.
 
     Raises:
-        RunDamagedError: If the name is not one of this kind; a forged database may name any file.
+        RunDamagedError: If no file of this kind can have the name; a forged database may name any file.
     """
     name = key if isinstance(key, str) else f"{key}.safetensors"
     if not STORED[kind].fullmatch(name):
@@ -209,7 +209,7 @@ def read_tensors(path: Path, what: str, digest: str | None, parse: Callable[[dic
         parse: Function of the tensors by name.
 
     Raises:
-        RunDamagedError: If the file cannot be read, has another digest, or has other content.
+        RunDamagedError: If the file cannot be read, has another digest, or is not what `parse` expects.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -286,7 +286,7 @@ def _is_harmless(entry: os.DirEntry[str]) -> bool:
 
 
 def linked_files(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield each stored file that has other hard links, with their number: they keep the content when it is deleted."""
+    """Yield each stored file that has other hard links, and their number; they keep its content when it is deleted."""
     for kind in STORED:
         try:
             with os.scandir(folder / kind) as entries:
@@ -350,7 +350,7 @@ def create_private(path: Path) -> int:
 
 
 def private_folder(path: Path, parents: bool = False) -> None:
-    """Create a folder for its owner only, under any umask and durably; an existing folder stays unchanged."""
+    """Create a folder durably that only its owner can access, under any umask; leave an existing folder unchanged."""
     above = path.absolute().parent
     if parents and not above.exists():
         above.mkdir(parents=True, exist_ok=True)

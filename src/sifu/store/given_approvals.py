@@ -1,8 +1,8 @@
 """Approvals recorded in the ledger: who filed a request, who approved its terms, and how many approvals are missing.
 
 A request is approved when its approvals are complete; if the spec demands none, every request is approved. Only
-approved requests change what a run trains or releases: while a request to forget clients waits, rounds and solves leave
-these clients out.
+approved requests change what a run trains or releases: while an approved request to forget clients waits, rounds and
+solves leave these clients out.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def approvals_needed(reader: RunReader) -> int:
 
 
 def unapproved(reader: RunReader) -> dict[str, int]:
-    """Return the requests that lack approvals, with the number each lacks."""
+    """Return the number of missing approvals of each request that lacks some."""
     needed = approvals_needed(reader)
     if needed == 0:
         return {}
@@ -90,15 +90,15 @@ def approved_requests(reader: RunReader) -> list[RequestRow]:
 
 
 def leaving_requests(reader: RunReader) -> list[RequestRow]:
-    """Return the waiting requests whose clients are left out: the approved ones, and those of a restored backup.
+    """Return the waiting requests whose clients are left out: approved ones, and those that a restoration filed again.
 
-    The latter were executed once, and their certificates were issued.
+    Requests filed again were executed before the restoration, and their certificates were issued.
     """
     return _waiting(reader, restored_requests(reader))
 
 
 def restored_requests(reader: RunReader) -> set[str]:
-    """Return the ids of the requests that were brought back with a backup, from their certificates."""
+    """Return the ids of the requests that restorations of the run filed again."""
     rows = reader.query("SELECT payload FROM events WHERE kind = ?", (RESTORED,))
     return {request for (payload,) in rows for request in read_json(payload)["requests"]}
 

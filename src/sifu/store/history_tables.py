@@ -136,7 +136,7 @@ TURN_SECONDS = 10.0
 
 @contextmanager
 def _in_turn() -> Iterator[None]:
-    """Let the threads of a process read many rows one after the other; the interpreter could switch at every row."""
+    """Let threads read many rows one after the other; otherwise the interpreter could switch threads at every row."""
     mine = _TURN.acquire(timeout=TURN_SECONDS)
     try:
         yield
@@ -146,7 +146,7 @@ def _in_turn() -> Iterator[None]:
 
 
 class HistoryReader(RunConnection):
-    """Reader of all nodes and participations. Rows are only ever added, so only new ones are read."""
+    """Reader of all nodes and participations. Only a purge changes rows, so otherwise only new rows are read."""
 
     _path: tuple[list[NodeRow], dict[int, int]] = ([], {})
     """The path that was followed last, and the depth of each of its nodes."""
@@ -224,7 +224,7 @@ class HistoryReader(RunConnection):
         return ParticipationRows(*(table[name] for name in PARTICIPATION_DTYPE.names or ())).sorted()
 
     def everyone(self) -> ParticipationRows:
-        """Return all participations by (node, client). Rows are only ever added, so only new ones are read."""
+        """Return all participations by (node, client); only rows that are not cached are read."""
         rows: ParticipationRows = self.memory.answer("everyone", self.state(), self._with_new_rows)[-1]
         return rows
 

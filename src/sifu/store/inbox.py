@@ -26,12 +26,12 @@ LARGEST_MESSAGE_BYTES = 1 << 20
 SUBMITTED = "submitted"
 """Kind of a message that waits until a person has examined it; a writer does not ingest it."""
 MESSAGE_NAME = re.compile(r".*\..*\.json", re.DOTALL)
-"""Kind, id and ending; kind and id are checked when the message is read."""
+"""Pattern KIND.ID.json of message files; kind and id are checked when the message is read."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """An inbox message: a request of some `kind` under an id. `content` is None if the file is not a valid message."""
+    """An inbox message of some `kind` with an id. `content` is None if the file is not a valid message."""
 
     kind: str
     id: str
@@ -40,7 +40,7 @@ class Message:
     posted: float = 0.0
     """Time of posting, in seconds since 1970."""
     trouble: str = ""
-    """Reason why the file cannot be opened (permissions, a failing disk); the file stays until it can be."""
+    """Reason why the file cannot be opened (permissions, a failing disk); the file stays until it can be opened."""
 
     @property
     def request(self) -> str:

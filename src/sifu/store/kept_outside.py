@@ -4,7 +4,7 @@ A run folder cannot prove which key should have signed it: the whole folder can 
 key of every run that is created or opened is therefore remembered in a file of the user, as ssh does in `known_hosts`.
 The entry is stored under the run's id, which the first event names and which copies, moves and backups keep. From then
 on the run must be signed with that key, or with a successor that the key signed for (`sifu key rotate`). The folder's
-path is remembered as well: a different run in the same place is refused. Opening, verifying, writing and restoring a
+path is remembered as well: a different run in the same folder is refused. Opening, verifying, writing and restoring a
 run store this entry; listing runs does not. `sifu key accept` accepts a change deliberately.
 
 A witness is a file, a command or a URL that receives signed checkpoints of a run. The run is later compared with the
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A run as last seen here: its keys, latest last, and whether its private key was encrypted."""
+    """A run as last seen here: its keys in order, whether its private key was encrypted, and its folder."""
 
     keys: tuple[str, ...]
     encrypted: bool

@@ -255,7 +255,7 @@ def write_head(folder: Path, event: Event) -> None:
 
 
 def announce_head(folder: Path, before: str, event: Event) -> None:
-    """Write to the file `head` which event is about to be committed, after the current last one.
+    """Write the current last event to the file `head`, and after it the event that is about to be committed.
 
     If the process is killed now, either of the two may be the last event of the database.
     """
@@ -314,7 +314,7 @@ def signs_of_an_older_database(reader: RunReader, *, head_may_be_missing: bool =
 
 
 _seen: dict[bytes, tuple[int, str]] = {}
-"""The event that each certificate names, by the SHA-256 of the certificate: the same ones are read at every opening."""
+"""Event that each certificate names, keyed by the certificate's SHA-256; every opening of a run needs these events."""
 _MOST_SEEN = 100_000
 
 
@@ -396,7 +396,7 @@ class Checkpoint:
             run: Id of the run.
             event: Event that the checkpoint names.
             public_key: Key that signed it.
-            signature: Signature as hex; None for the event's own.
+            signature: Signature as hex; None to use the event's own signature.
         """
         signature = (event.signature or b"").hex() if signature is None else signature
         return Checkpoint(run, event.seq, event.hash.hex(), event.time, public_key, signature)
@@ -520,7 +520,7 @@ def check_checkpoints(reader: RunReader, only_last: bool = False) -> Iterator[st
 
 
 def check_covered(reader: RunReader) -> Iterator[str]:
-    """Yield a problem if a signature does not cover the last events."""
+    """Yield a problem if no signature covers the last events."""
     tail = unsigned_tail(reader.events())
     if tail is not None:
         yield f"signatures: {uncovered(tail)}"
@@ -544,7 +544,7 @@ def latest_checkpoint(reader: RunReader) -> Checkpoint | None:
     if not rows:
         return None
     seq, time, digest, signature = rows[0]
-    # The old key signs the event of a rotation, which names it.
+    # The event of a rotation is signed with the old key, which it names.
     old = reader.query("SELECT payload FROM events WHERE seq = ? AND kind = ?", (seq, ROTATED))
     key = str(read_json(old[0][0])["old_key"]) if old else reader.value("public_key")
     return Checkpoint(reader.value("run"), int(seq), bytes(digest).hex(), str(time), key, bytes(signature).hex())

@@ -1,4 +1,4 @@
-"""The last error of a request that is running: a small file for people, on which no claim depends.
+"""Note of the last error that interrupted a running request, in a small file on which no claim depends.
 
 A request runs from its rollback to its certificate. If an error interrupts it, the error is noted here; the next
 attempt deletes it. Losing the file does no harm.
@@ -19,7 +19,7 @@ LONGEST = 1000
 
 
 def note_failure(folder: Path, request: str, error: BaseException) -> None:
-    """Note the error that interrupted a running request; a full disk loses the note, never the error itself."""
+    """Note the error that interrupted a running request; if the note cannot be written, it is skipped."""
     words = " ".join(str(error).split()) or "no further information"
     sentence = words if isinstance(error, SifuError) else f"{type(error).__name__}: {words}"
     with suppress(OSError, SifuError):

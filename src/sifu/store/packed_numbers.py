@@ -1,4 +1,4 @@
-"""Whole numbers in fewer bytes, exactly: the numbers of statistics files (docs/store.md, section 5a).
+"""Lossless packing of the whole numbers in statistics files (docs/store.md, section 5a).
 
 Statistics are int64 and rows int32, but most of their high bytes only repeat the sign. A number of 2h bytes is divided
 into its lower half, h unchanged bytes, and its upper half, a signed number of h bytes. Upper halves are stored in runs
@@ -15,13 +15,13 @@ from sifu.errors import InputError
 
 Numbers = NDArray[np.signedinteger]
 RUN = 64
-"""Numbers whose upper halves have the same width."""
+"""Number of values in a run; their upper halves share one width."""
 COUNT_TYPE = np.dtype("<u8")
-"""Type of the first number of packed content: how many numbers follow."""
+"""Type of the first number of packed content, which counts the numbers that follow."""
 
 
 def pack(numbers: Numbers, before: bytes = b"", after: bytes = b"") -> memoryview:
-    """Return int32 or int64 numbers in packed form, between two other contents.
+    """Return int32 or int64 numbers in packed form, preceded by `before` and followed by `after`.
 
     >>> len(pack(np.arange(6400, dtype=np.int64))), 8 * 6400
     (25708, 51200)

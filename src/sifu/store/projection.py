@@ -25,7 +25,8 @@ from sifu.theory.facts import ClientProfile
 class RequestRow:
     """A row of `requests`.
 
-    `method` is the requested method (`terms.method`), and the one that was used once the request is executed.
+    `method` is the requested method (`terms.method`) until the request is executed, and from then on the method that
+    was used.
     """
 
     request: str
@@ -57,7 +58,7 @@ class RequestRow:
 
     @property
     def waits(self) -> bool:
-        """True while the request has yet to be executed."""
+        """True while the request waits for its execution."""
         return self.status in ("received", "verified", "planned")
 
     def lacks_head(self, tip: int) -> bool:
@@ -189,12 +190,12 @@ ROWS: dict[str, Any] = {
 }
 """Row type of each table; every column is a field of the same name."""
 LISTED = (*STORED, "group_models", "merges", "evaluations", "rejections")
-"""Tables whose rows events list, each under the table's name."""
+"""Tables whose new rows an event lists under the name of the table."""
 
 
 @functools.lru_cache(4096)
 def _read_terms(text: str) -> RequestTerms:
-    """Return the terms of a request.
+    """Parse the terms of a request.
 
     Raises:
         ValueError: If the stored terms are invalid. They were then changed by hand, so this is not an `InputError`.
@@ -220,7 +221,7 @@ PARSED = {
 }
 """Columns of each table that need a parser."""
 WRITTEN = {table: {column.name: column.type in JSON_PARSERS for column in fields(ROWS[table])} for table in LISTED}
-"""Columns of the tables whose rows events list, and whether each is JSON."""
+"""Columns of each table in `LISTED`, and whether each column holds JSON."""
 
 
 def read_row(table: str, values: dict[str, Any]) -> Any:
@@ -229,7 +230,7 @@ def read_row(table: str, values: dict[str, Any]) -> Any:
 
 
 DECIDED = {f"request {status}": status for status in ("verified", "planned", "refused", "withdrawn")}
-"""Kinds of events that change only the status of a request, with the new status."""
+"""New status of a request, by the kind of event that decides on it."""
 
 UNDONE = "undone"
 """Key of the payload of a refusal or withdrawal that ends a running request."""
@@ -341,7 +342,7 @@ class NewModel:
     kept: bool
     psi_max: float = 0.0
     layout: ModelLayout | None = None
-    """Layout if it differs from that of the run, as for a network that a group tunes."""
+    """Layout if it differs from the run's layout, as for a network that a group tunes."""
 
 
 def insert_clients(connection: sqlite3.Connection, clients: Iterable[tuple[int, ClientProfile]]) -> None:
@@ -403,7 +404,7 @@ class NewEvent:
         certificates: Certificates by request and form.
         joined: A client that joins the run.
         joined_digest: Digest of the samples of this client.
-        for_good: True to erase dropped content also from free pages and log of the database, with the report.
+        for_good: True to erase dropped content also from the database's free pages and log, and to delete the report.
     """
 
     kind: str
@@ -433,7 +434,7 @@ class NewEvent:
         return {**self.payload, **{name: part for name, part in parts.items() if part}}
 
     def files(self) -> Iterator[tuple[str, int | str]]:
-        """Yield kind and key of the files that belong to the run once this is recorded; some may exist already."""
+        """Yield kind and key of the files that belong to the run once the event is recorded; some may exist."""
         yield from (("models", model.node) for model in self.models)
         yield from (("updates", updates.file) for updates in self.updates)
         yield from (("statistics", row["file"]) for row in self.statistics)

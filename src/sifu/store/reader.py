@@ -2,7 +2,7 @@
 
 A client that had some of its records forgotten joins again with the remaining ones. It becomes a new row of `clients`
 with a new name, and its event `client joined` names the request. Only the requests hold the removed row numbers, so
-that an engine that loads the client's data again can drop these rows again. Rows keep the numbers that they had when
+that an engine can drop these rows whenever it loads the client's data again. Rows keep the numbers that they had when
 the client first joined.
 """
 
@@ -50,7 +50,7 @@ TUNED_LAYOUT = "tuned_layout"
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """Turn errors from records that cannot be interpreted into `RunDamagedError`, with its own exit code."""
+    """Turn errors from records that cannot be interpreted into `RunDamagedError`, which has its own exit code."""
     try:
         yield
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError, InputError) as error:
@@ -61,7 +61,7 @@ def readable(folder: Path) -> Iterator[None]:
 
 
 class RunReader(HistoryReader):
-    """The recorded facts of a run. Verification starts from a new reader with an empty cache."""
+    """Reader of the recorded facts of a run. Verification starts from a new reader with an empty cache."""
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class RunReader(HistoryReader):
 
     @property
     def group_layout(self) -> ModelLayout:
-        """Layout of the groups' models: that of the tuned network if groups tune one, otherwise that of the model."""
+        """Layout of the groups' models: the tuned network's layout if groups tune one, otherwise the model's layout."""
         tuned = self.spec["features"].get("tune", "none") != "none"
         return self._layout(TUNED_LAYOUT if tuned else "layout")
 
@@ -198,9 +198,9 @@ class RunReader(HistoryReader):
         return sorted(rows, key=lambda row: steps.get(("request received", row.request), 0))
 
     def steps(self) -> dict[tuple[str, str], int]:
-        """Return the event number of each (kind, request).
+        """Return the number of the first event of each (kind, request), for receipts, rollbacks and completions.
 
-        Events are only ever added, so each is read once.
+        Each event is read once, because events are only added.
         """
         steps: dict[tuple[str, str], int] = self.memory.answer("steps", self.state(), self._with_new_steps)
         return steps
@@ -239,7 +239,7 @@ class RunReader(HistoryReader):
         return self._rows("subjects")
 
     def charges(self) -> list[ChargeRow]:
-        """Return the privacy cost of each noise edge for each subject."""
+        """Return the privacy cost of each addition of noise for each subject."""
         return self._rows("charges")
 
     def evaluations(self) -> list[EvaluationRow]:
@@ -442,7 +442,8 @@ def next_name(name: str, taken: list[str]) -> str:
 def names_now(reader: RunReader) -> dict[str, str]:
     """Return the current name of every client that joined again, by each of its earlier names.
 
-    While its request is running, a client keeps the name used in the request: repeating the command continues it.
+    While its request is running, a client keeps the name used in the request, so that repeating the command continues
+    the request.
     """
     clients, now = reader.clients(), dict[str, str]()
     running = {row.request for row in reader.requests() if row.status == "running"}

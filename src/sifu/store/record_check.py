@@ -1,6 +1,6 @@
 """Check, at every opening for writing, that the ledger is intact and that the small tables agree with it.
 
-Clients and rounds are not checked here, because there can be a million of them. Code that uses them checks them as well
+Clients and rounds are not checked here, because there can be a million of them. Code that uses them checks them
 (`sifu.verify.integrity`).
 """
 
@@ -26,7 +26,7 @@ from sifu.store.sealed import check_sealed
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 Check = Callable[[RunReader], Iterable[str]]
-"""A check, which yields a sentence for each problem."""
+"""Check of a run that yields a sentence for each problem."""
 
 
 def check_record(reader: RunReader) -> None:
@@ -64,7 +64,7 @@ def check_database(reader: RunReader) -> Iterator[str]:
 def check_schema(reader: RunReader) -> Iterator[str]:
     """Yield a problem for each difference from sifu's schema.
 
-    A trigger could change what is written, and an additional table could keep what was erased.
+    A trigger could change written data, and an additional table could keep erased data.
     """
     for problem in schema_problems(reader.connection):
         yield f"database: {problem}"

@@ -24,8 +24,8 @@ from sifu.store.reader import RELEASED, RunReader
 class ReleaseRow:
     """One release: its event, the node of the solved head, its noise, its file, and the participating clients.
 
-    The distances are those of docs/theory.md, section 14.7, by client; `record_distances` holds the maximum over the
-    client's records. A purge of all figures erases both.
+    `distances` holds the distances of docs/theory.md, section 14.7, by client, and `record_distances` the maximum over
+    each client's records. A purge of all figures erases both.
     """
 
     seq: int
@@ -92,7 +92,8 @@ def released_model(reader: RunReader, node: int | None = None) -> Vector:
     """Return the released model, or the released version of `node`.
 
     Raises:
-        InputError: If the run adds noise to releases, and the latest release is not that of `node`.
+        InputError: If the run adds noise to releases, and nothing was released yet or the latest release is of another
+            node.
     """
     if release_noise(reader) == 0.0:
         return reader.load_model(reader.tip if node is None else node)
@@ -124,7 +125,7 @@ def write_release(folder: Path, layout: Any, node: int, vector: Vector) -> str:
 
 
 def unnamed_releases(reader: RunReader) -> Sequence[Path]:
-    """Return the files in `releases/` other than that of the latest release."""
+    """Return the files in `releases/` other than the file of the latest release."""
     rows = releases(reader)
     named = release_path(reader.folder, rows[-1].node) if rows else None
     folder = reader.folder / files.RELEASES

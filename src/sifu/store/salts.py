@@ -81,7 +81,7 @@ def outlived(reader: RunReader) -> set[int]:
 
 
 def salts_to_erase(reader: RunReader) -> set[int]:
-    """Return the clients whose salt must be erased: those of `outlived`, except clients of a request without a head.
+    """Return the clients whose salt must be erased: all in `outlived`, except clients of a request without a head.
 
     Such a request may still be refused or withdrawn; its clients then take part again, with the samples they had.
     """
@@ -92,7 +92,7 @@ def salts_to_erase(reader: RunReader) -> set[int]:
 
 
 def erase_salts(reader: RunReader) -> None:
-    """Erase the salts of all forgotten clients, and of clients that were never recorded."""
+    """Erase the salts of the clients in `salts_to_erase`, and of clients that were never recorded."""
     salts = read_salts(reader.folder)
     gone = salts_to_erase(reader) if salts else set()
     stay = {client: salt for client, salt in salts.items() if client not in gone and client < len(reader.clients())}

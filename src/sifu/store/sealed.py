@@ -16,7 +16,7 @@ PURGED = "purged"
 ALL_FIGURES = "all_figures"
 """Payload key of a purge that also erased the figures behind certificates with noise (`sifu purge --figures`)."""
 OF_THE_FORGOTTEN = ("request done", "comparison", JOINED, PURGED)
-"""Kinds of events that may reveal data of clients forgotten earlier, by a measurement or a digest over their data."""
+"""Kinds of events with measurements or digests that may reveal data of clients forgotten earlier."""
 
 
 def split_sealed(payload: dict[str, Any]) -> tuple[bytes, bytes] | None:
@@ -37,12 +37,12 @@ def split_sealed(payload: dict[str, Any]) -> tuple[bytes, bytes] | None:
 
 
 def erased_by_purges(events: Iterable[Event]) -> dict[int, int]:
-    """Return the events whose sealed part a purge erased, each with the number of the first purge that did.
+    """Return the number of the purge that erased the sealed part of an event, by event number.
 
-    A purge erases every measurement made before the last rollback, when a forgotten client was still taking part. It
-    also erases later measurements on the data of forgotten clients. A purge of all figures erases every
-    sealed part. Any other purge keeps the distances of releases, because later certificates compose the cost of all
-    releases from them.
+    A purge erases every measurement up to the last rollback, because a forgotten client was still taking part. It also
+    erases later events that may reveal data of forgotten clients (`OF_THE_FORGOTTEN`). Before the first rollback it
+    erases nothing. A purge of all figures erases every sealed part. Any other purge keeps the distances of releases,
+    because later certificates compose the cost of all releases from them.
     """
     erased: dict[int, int] = {}
     before: list[Event] = []

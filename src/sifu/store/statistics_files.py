@@ -70,7 +70,7 @@ class NewUpdates:
         return replace(self, salts=np.frombuffer(b"".join(salts), dtype=np.uint8).reshape(len(salts), SALT_BYTES))
 
     def content(self) -> bytes:
-        """Return the content of the file, which updates and salts determine completely."""
+        """Return the content of the file; the same updates and salts give the same bytes."""
         from safetensors.numpy import save
 
         rows = zip(self.clients.tolist(), self.values, strict=True)
@@ -140,7 +140,7 @@ def only_clients(folder: Path, row: UpdatesRow, stay: Sequence[int]) -> NewUpdat
 
 @dataclass(frozen=True)
 class OwnStatistics:
-    """Each client's own statistics, of features that the groups' networks computed.
+    """Each client's own statistics of the features that the groups' networks computed.
 
     Attributes:
         fixed: Fixed-point format of the numbers.
@@ -185,7 +185,7 @@ class OwnStatistics:
         return any(row.is_rows for row in self.rows.get(client, {}).values())
 
     def lacking(self, client: int, parts: Iterable[Part]) -> tuple[Part, ...]:
-        """Return those of `parts` that are not stored for a client."""
+        """Return the parts that a client must send for `parts`, in the form that is stored for it."""
         own = self.rows.get(client, {})
         return tuple(part for part in self._in_form(parts, of_rows=self._keeps_rows(client)) if part not in own)
 
@@ -217,8 +217,8 @@ class OwnStatistics:
     def read(self, folder: Path, client: int, parts: Iterable[Part]) -> Statistics | Rows:
         """Return these parts of a client's statistics with all other entries zero, after checking each file's digest.
 
-        Rows hold all features that the networks of these parts computed. If `parts` has a pair of groups without the
-        parts of each group, apply `only` to the sum.
+        A client that is stored as rows gives all features that the networks of these parts computed. If `parts` has a
+        pair of groups without the parts of each group, apply `only` to the sum.
 
         Args:
             folder: Folder of the run.
@@ -259,7 +259,7 @@ class OwnStatistics:
         """Convert a client's message to the form in which its other parts are stored.
 
         Raises:
-            InputError: If the client sent statistics, and rows are stored for it.
+            InputError: If the client sent statistics although rows are stored for it.
         """
         if isinstance(sent, Rows) and client in self.rows and not self._keeps_rows(client):
             return total(self.fixed, [sent])
@@ -270,7 +270,7 @@ class OwnStatistics:
     def completed(
         self, folder: Path, client: int, sent: Statistics | Rows, parts: Iterable[Part], lacking: Sequence[Part]
     ) -> Statistics | Rows:
-        """Return `parts` of a client's statistics, the missing ones as sent and the others as stored.
+        """Return `parts` of a client's statistics: `lacking` parts as the client sent them, other parts as stored.
 
         Args:
             folder: Folder of the run.
@@ -338,8 +338,7 @@ class OwnStatistics:
 def can_be_used(row: StatisticsRow, networks: Iterable[int]) -> bool:
     """Return whether the statistics in a file can be used together with these networks.
 
-    A file with one part must have been computed with no other networks than these, a file with all parts with exactly
-    these.
+    A file with one part may depend on these networks only. A file with all parts must depend on exactly these networks.
     """
     nodes = tuple(networks)
     return row.trunks == nodes if row.part is None else set(row.trunks) <= set(nodes)
@@ -351,7 +350,7 @@ PUBLIC = "public"
 
 @dataclass(frozen=True)
 class StatisticsRow:
-    """A row of `statistics`: an existing file, of one client or of the sum of several.
+    """A row of `statistics`: an existing file with the statistics of one client or the sum over several.
 
     `node` is the last node recorded by the event that wrote the file.
     """
@@ -449,12 +448,12 @@ def part_name(part: Part) -> str:
 
 
 def heading(fixed: FixedPoint, part: Part | None = None) -> bytes:
-    """Return the first line of a file of statistics, or of one part of them."""
+    """Return the first line of a file of statistics, complete or with one part."""
     return f"sifu statistics 2 {fixed.describe()}{'' if part is None else f' part={part_name(part)}'}\n".encode()
 
 
 def begins_as_expected(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> bool:
-    """Return whether a file of statistics begins with the line of this fixed point."""
+    """Return whether a file of statistics begins with the heading for this fixed-point format."""
     expected = heading(fixed)
     with stored_path(folder, "statistics", row.file).open("rb") as file:
         found = file.read(len(expected))

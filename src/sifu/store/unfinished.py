@@ -5,7 +5,7 @@ The database of a new run gets its final name only when it is complete; until th
 A copy holds the operator's key, and may hold data that has been erased since. Its name identifies it in any folder. The
 process that writes it holds a lock on it, which the kernel releases when the process ends: a copy without a lock is
 abandoned. A backup can be written anywhere, so the run records its path before the copy begins. Every command that
-writes to a run deletes abandoned copies: the recorded one, and those next to the run folder.
+writes to a run deletes abandoned copies: the recorded copy, and copies next to the run folder.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def unfinished_restoration(folder: Path) -> AbstractContextManager[Path]:
 
 
 def unfinished_copies(run: Path) -> Iterator[UnfinishedCopy]:
-    """Yield abandoned copies: the one that the run recorded, and those next to its folder."""
+    """Yield abandoned copies: the copy that the run recorded, and copies next to its folder."""
     noted = _noted(run)
     if noted is not None and not noted.parent.is_dir():
         yield UnfinishedCopy(noted, reachable=False)
@@ -255,7 +255,7 @@ def remove_copies_in(folder: Path) -> list[str]:
 
 
 def remove_unfinished_copies(run: Path) -> tuple[str, ...]:
-    """Delete abandoned copies, the recorded one and those next to the run; the caller must hold the run's lock.
+    """Delete abandoned copies: the recorded copy, and copies next to the run. The caller must hold the run's lock.
 
     The record stays while the folder it names does not exist: the copy may be on a disk that is not mounted.
 
@@ -273,7 +273,7 @@ def remove_unfinished_copies(run: Path) -> tuple[str, ...]:
 
 
 def _noted(run: Path) -> Path | None:
-    """Return the recorded path of an unfinished backup, or None; a forged record can name nothing but such a copy."""
+    """Return the recorded path of an unfinished backup, or None; a path without the name of such a copy is ignored."""
     try:
         path = Path(files.read_plain(run / COPYING_FILE).decode().rstrip("\n"))
     except (OSError, UnicodeDecodeError):
@@ -299,7 +299,7 @@ def _hold(path: Path) -> int | None:
 
 
 def _is_held(path: Path) -> bool:
-    """Return whether a process is writing a copy; False if only the copy of the database is left."""
+    """Return whether a process is writing a copy, or the copy cannot be opened; False if only its database is left."""
     try:
         descriptor = _hold(path)
     except OSError:

@@ -1,8 +1,8 @@
 """Write access to a run: every state change is one event in one transaction, under one lock.
 
-Files of models and updates are written before the transaction that names them, and deleted after the one that drops
-them. A process killed in between leaves a stray file, which the next opening removes. There is never a row without
-its file.
+Files of models and updates are written before the transaction that names them, and deleted after the transaction that
+drops them. A process killed in between leaves a stray file, which the next opening removes. There is never a row
+without its file.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ REPORT = "report"
 
 
 class RunWriter(RunReader):
-    """The single process that may change a run."""
+    """Write access to a run, which one process at a time can hold."""
 
     def __init__(
         self, folder: Path, connection: sqlite3.Connection, lock: files.WriterLock, shared: Memory | None = None
@@ -88,7 +88,7 @@ class RunWriter(RunReader):
         self._new_spec: Mapping[str, Any] | None = None
         """Spec of a run that is being created, while its table of values is still empty."""
         self.copies_removed: tuple[str, ...] = ()
-        """Unfinished copies of a run that were deleted when this one was opened."""
+        """Unfinished copies of a run that were deleted when this run was opened."""
         self.written_sum: tuple[str, Statistics] | None = None
         """Sum of statistics that this process has just written, with the digest of its file, for the next solve."""
 
@@ -102,6 +102,7 @@ class RunWriter(RunReader):
 
         Raises:
             InputError: If the folder is not empty.
+            RunDamagedError: If the folder holds a run whose database is missing.
             RunBusyError: If another process has just created a run there.
         """
         kept_outside.witness_targets()
@@ -212,7 +213,7 @@ class RunWriter(RunReader):
             writer._remove_strays()
             writer.export_certificates()
             finish_rotation(folder, writer.value("public_key"))
-            for name in ("", files.CERTIFICATES, files.TIMESTAMPS):  # for example a key whose writing was interrupted
+            for name in ("", files.CERTIFICATES, files.TIMESTAMPS):  # a write may have been interrupted
                 files.remove_temporary(folder / name)
             writer.copies_removed = unfinished.remove_unfinished_copies(folder)
             if (folder / SCRUB_FILE).exists():  # an erasure was interrupted: finish it first
@@ -224,7 +225,7 @@ class RunWriter(RunReader):
         return writer
 
     def close(self) -> None:
-        """Notify the timestamp authority and the witnesses, then close the database and release the lock."""
+        """Request timestamps and notify the witnesses of new events, then close the database and release the lock."""
         try:
             if self._recorded:
                 authority = timestamp_authority()
@@ -296,7 +297,7 @@ class RunWriter(RunReader):
         """Return the signer of events; its key is read when first needed.
 
         Args:
-            public_key: Public key of a run that is being created; otherwise the recorded one.
+            public_key: Public key of a run that is being created; None to use the recorded key.
         """
         if self._signer is None:
             self._signer = Signer(self.folder, public_key or self.value("public_key"))
@@ -313,7 +314,7 @@ class RunWriter(RunReader):
             self.record(NewEvent(KEY_LOST, {"reason": signer.reason}))
 
     def now(self) -> str:
-        """Return the current time, or that of the last event if the clock is behind it."""
+        """Return the current time, or the time of the last event if the clock is behind it."""
         return max(utc_now(), str(self.query("SELECT MAX(time) FROM events")[0][0]))
 
     def _clients_now(self, payload: dict[str, Any]) -> dict[str, str]:
@@ -402,7 +403,7 @@ class RunWriter(RunReader):
         return event
 
     def _what_is_kept(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Erase the figures that a purge erases, and return digests of the remaining rows and clients for its event."""
+        """Erase figures as a purge demands, and return digests of the remaining rows and clients for its event."""
         rates, by_choice = self.local_rates, ALL_FIGURES in payload
         if payload.get(FIGURES_ERASED):
             rates = {node: rate for node, rate in rates.items() if node == max(rates)}
