@@ -39,8 +39,8 @@ CLIENTS_FILE = "clients.json"
 UNUSABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
 """Exceptions raised by a damaged database. The second one occurs if SQLite's message quotes names that are not text."""
 FAILED_DISK = (
-    "the disk failed under the run's database (disk I/O error): see to it and run the command again; what was recorded "
-    "before is there"
+    "the disk failed under the run's database (disk I/O error): check the disk and run the command "
+    "again; earlier records are intact"
 )
 APPLICATION_ID = 0x51F0  # marks the file as a sifu database, so that other programs' databases are refused
 

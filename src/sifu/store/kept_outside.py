@@ -352,7 +352,7 @@ class WitnessPost:
                 tell(target, checkpoint)
             except (OSError, ValueError, subprocess.SubprocessError) as error:
                 log.warning(
-                    "the witness %s did not take event %d (%s); nothing is lost, the next one covers it",
+                    "the witness %s did not accept event %d (%s); nothing is lost, the next event covers it",
                     target[:80],
                     checkpoint.seq,
                     error,

@@ -459,7 +459,7 @@ class Signer:
         if self.key is None:
             if not self._said:
                 log.warning(
-                    "what is written now has no signature: %s. Nothing is lost; with the key, sifu sign covers it",
+                    "events written now have no signature: %s. Nothing is lost; sign them later with sifu sign",
                     self.reason,
                 )
             self._said = True

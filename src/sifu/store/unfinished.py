@@ -247,9 +247,9 @@ def remove_copies_in(folder: Path) -> list[str]:
         try:
             _remove(path)
         except OSError as error:
-            log.warning("an unfinished copy of a run, %s, cannot be taken away: %s", path, error.strerror)
+            log.warning("an unfinished copy of a run, %s, cannot be deleted: %s", path, error.strerror)
             continue
-        log.warning("took away %s: an interrupted backup or restore left it, with a copy of the operator's key", path)
+        log.warning("deleted %s: an interrupted backup or restore left it, with a copy of the operator's key", path)
         removed.append(str(path))
     return removed
 

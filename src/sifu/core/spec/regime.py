@@ -207,7 +207,7 @@ class Groups(Regime):
 
     def why_figures_stay(self) -> str:
         """Return why the record must keep its figures: merged models are derived from them."""
-        return "it has a head in closed form or groups, whose models and sums are told by them"
+        return "it has a head in closed form or groups, whose models and sums are verified from them"
 
 
 class ClosedForm(Regime):
@@ -323,7 +323,7 @@ class ClosedForm(Regime):
 
     def why_figures_stay(self) -> str:
         """Return why the record must keep its figures: sums are derived from them."""
-        return "it has a head in closed form or groups, whose models and sums are told by them"
+        return "it has a head in closed form or groups, whose models and sums are verified from them"
 
     def sent_settings(self) -> SentSettings:
         """Return the settings of a head: its feature map and its targets."""
