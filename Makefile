@@ -55,9 +55,13 @@ test-paper: $(VENV)/.dev $(VENV)/.paper  ## the tests of the paper's experiments
 paper: $(VENV)/.paper    ## installs the paper's experiments and runs a small one; its numbers mean nothing
 	$(BIN)/sifu-bench run sequential --scale smoke --datasets digits --device cpu --out build/bench-sequential
 
-# Three files at a time on two cores: half of the time processes wait for each other.
+# Three files at a time on two cores: half of the time processes wait for each other. Files that take longest come first,
+# in the order given: by default xdist begins with the files of most tests, and would end with the longest one alone.
+FLOWER := tests/engines/flower
+LONGEST := $(addprefix $(FLOWER)/test_flower_,deployment.py exact_groups.py tuned.py exact_ways.py)
+OTHERS := $(filter-out $(LONGEST),$(wildcard $(FLOWER)/test_*.py))
 test-flower: $(VENV)/.flower  ## everything that needs Flower, with real SuperLink and SuperNode processes on loopback
-	$(TEST_ENV) FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m pytest tests/engines/flower paper/tests/test_flower*.py -m "not slow" -n 3 --dist loadfile
+	$(TEST_ENV) FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m pytest $(LONGEST) paper/tests/test_flower*.py $(OTHERS) -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder
 
 FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.dev       ## every fuzz target for FUZZ_SECONDS (default ten minutes each), one after the other
