@@ -131,7 +131,10 @@ def fixed_generators(seed: int, device: torch.device | str = "cpu") -> Iterator[
     place = torch.device(device)
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     with kept_settings(), torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
-        torch.manual_seed(seed)
+        if torch.accelerator.is_available():
+            torch.manual_seed(seed)
+        else:  # the same state; manual_seed would format the stack for each kind of device that is not there
+            torch.default_generator.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         random.seed(seed)
         try:
