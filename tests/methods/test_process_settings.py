@@ -55,6 +55,7 @@ def test_settings_of_the_process_do_not_reach_the_next_client(what: str, tmp_pat
     """A setting that the leaver's samples turn on is off again for the next client, in tuning and in features."""
     turn, is_on = SETTINGS[what]
     before = is_on()
+    network = Large if what == "threads" else Network  # a small one trains with one thread, whatever is set
 
     def setting(network: Network, rows: Tensor) -> float:
         if float(rows.max()) > 2.0:
@@ -68,7 +69,7 @@ def test_settings_of_the_process_do_not_reach_the_next_client(what: str, tmp_pat
             clients["client-1"] = (2.5 * scale * clients["client-1"][0], clients["client-1"][1])
             clients["client-4"] = (clients["client-4"][0] / 3.0, clients["client-4"][1])
             folder = tmp_path / str(scale)
-            run = sifu.train(OWN, run=folder, model=lambda: Large(setting), clients=clients)
+            run = sifu.train(OWN, run=folder, model=lambda: network(setting), clients=clients)
             (outcome,) = run.forget(["client-1"], "gone", method="scratch")
             assert outcome.level == "exact"
             models.append(released(run.folder))
