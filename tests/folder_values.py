@@ -1,4 +1,4 @@
-"""Every value that a run folder holds, by the place it has: columns of tables, paths in payloads and certificates."""
+"""Values in a run folder by place: columns of tables, paths in payloads and certificates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ JSON_COLUMNS = {"events.payload", "sealed.content", "certificates.content", "run
 
 
 def values_by_place(folder: Path) -> dict[str, list[Any]]:
-    """Return values in the order of their rows; lists and objects are entered, and items of a list share a place."""
+    """Return values by place, in the order of their rows; nested lists and objects are expanded, and items of a list
+    share a place.
+    """
     places: dict[str, list[Any]] = defaultdict(list)
     with closing(sqlite3.connect(folder / "run.db")) as connection:
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
@@ -57,6 +59,6 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def places_that_differ(first: Path, second: Path) -> set[str]:
-    """Return the places whose values are not the same in two folders."""
+    """Return the places whose values differ between two folders."""
     here, there = values_by_place(first), values_by_place(second)
     return {place for place in here.keys() | there.keys() if here.get(place) != there.get(place)}

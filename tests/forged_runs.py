@@ -1,4 +1,4 @@
-"""Tools of a forger: edited rows, events added or rebuilt with every hash, certificates signed again."""
+"""Tools of a forger: edited rows, added or rebuilt events with matching hashes, re-signed certificates."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def execute(folder: Path, *statements: str) -> None:
 def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = True) -> None:
     """Recompute every digest, commitment and hash after the tables were edited; `edit` may change payloads too.
 
-    With the operator's key every event is signed again, as an operator who cheats would do; without it, signatures
-    that no longer hold are taken away.
+    With the operator's key every event is signed again, as a cheating operator would do; without it, invalid signatures
+    are removed.
     """
     connection = connect(folder)
     reader = RunReader(folder)
@@ -48,7 +48,7 @@ def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = Tr
         sealed = connection.execute("SELECT salt, content FROM sealed WHERE seq = ?", (seq,)).fetchone()
         if sealed is not None:
             content |= json.loads(sealed[1])
-        if "rows" in content and nonce:  # of events without one a purge erased the salt
+        if "rows" in content and nonce:  # events without a nonce lost their salt in a purge
             first, last = content["rows"]["first"], content["rows"]["last"]
             content["rows"]["digest"] = rows_digest(
                 reader.node_rows(first, last),
@@ -76,7 +76,7 @@ def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = Tr
             edit(kind, content)
         if sealed is not None:
             private = canonical_json({key: content.pop(key) for key in SEALED_KEYS if key in content})
-            if content.get(SEALED) == stated:  # unless that is what was edited
+            if content.get(SEALED) == stated:  # unless the seal itself was edited
                 content[SEALED] = seal_commitment(sealed[0], private)
             connection.execute("UPDATE sealed SET content = ? WHERE seq = ?", (private.decode(), seq))
         event = seal(previous, seq, time, kind, content, nonce)
@@ -104,7 +104,7 @@ def signature_over(folder: Path, connection: sqlite3.Connection, event: Event) -
 
 
 def replace_certificate(folder: Path, request: str, form: str, text: str) -> None:
-    """Put another certificate into file, table and ledger, and rebuild the chain."""
+    """Replace a certificate in its file, the table and the ledger, and rebuild the chain."""
     certificate_path(folder, request, form).write_text(text)
     connection = connect(folder)
     connection.execute(
@@ -121,7 +121,7 @@ def replace_certificate(folder: Path, request: str, form: str, text: str) -> Non
 
 
 def resign_everything(folder: Path) -> None:
-    """Issue every certificate again over the chain as it is now, with the key in the folder."""
+    """Issue every certificate again over the current chain, with the key in the folder."""
     for number in range(len(RunReader(folder).requests())):
         reader = RunReader(folder)
         request = reader.requests()[number]
@@ -147,7 +147,9 @@ def resign_everything(folder: Path) -> None:
 
 
 def sign_anew(folder: Path, *, run: str | None = None) -> str:
-    """Divide all drifts by a hundred and sign the whole chain with another key, under another id if one is given."""
+    """Divide all drifts by a hundred and sign the whole chain with another key, under another run
+    id if one is given.
+    """
     execute(folder, "UPDATE participation SET drift = drift / 100")
     (folder / KEY_FILE).unlink()
     public = create_key(folder)
@@ -164,7 +166,7 @@ def sign_anew(folder: Path, *, run: str | None = None) -> str:
 
 
 def add_event(folder: Path, kind: str, payload: dict[str, Any]) -> None:
-    """Seal an event behind the last one and change the tables as it says."""
+    """Append a sealed event and change the tables accordingly."""
     connection = connect(folder)
     seq, previous, time = connection.execute("SELECT seq, hash, time FROM events ORDER BY seq DESC LIMIT 1").fetchone()
     payload = dict(payload)

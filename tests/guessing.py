@@ -1,4 +1,4 @@
-"""An adversary with a run folder and all other clients' data, who tries guesses of a forgotten record out."""
+"""Adversary with a run folder and all other clients' data, who tests guesses of a forgotten record."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ RANDOM = (
     "*.commitments.*", "events.request done.certificates.*", "run.head", "file head", "file salts.json",
     "file operator.key", "file models/*", "file statistics/*", "file updates/*",
 )  # fmt: skip
-"""Places that differ between any two runs: random bytes and times, digests of salted content, files of those who
-stay."""
+"""Places that differ between any two runs: random bytes, times, digests of salted content, files of
+remaining clients.
+"""
 RIDGE: dict[str, Any] = {
     "data": {"preprocessing": "fixed"},
     "model": {"kind": "ridge", "outputs": 3},
@@ -47,15 +48,15 @@ NETWORK = ROUNDS | {
 }
 GONE, ROW, TRUTH = 2, 3, 1
 OUTLIER = 12
-"""A guess so far from the other samples that rounding is not bounded at the rate of `ROUNDS`."""
+"""Number of a guess so far from the other samples that rounding is not bounded at the rate of `ROUNDS`."""
 GUESSES = range(12)
-"""Guesses of one record: each of three labels, with the features it has and with three others."""
+"""Guesses of one record: each of three labels, with the true features and with three others."""
 DIGITS = 6
-"""A figure of as many digits tells one guess from the others."""
+"""Digits of a figure that suffice to distinguish guesses."""
 
 
 def federation(guessed: int, steepest: int = GONE) -> list[ClientData]:
-    """Return everyone's data, with the adversary's guess of one record of the leaving client; up to 2, of its label."""
+    """Return all clients' data with the adversary's guess of one record; guesses 0 to 2 change only its label."""
     generator = np.random.default_rng(5)
     clients = []
     for number in range(5):
@@ -70,7 +71,7 @@ def federation(guessed: int, steepest: int = GONE) -> list[ClientData]:
 
 
 def figures(folder: Path) -> set[str]:
-    """Return digests, and figures of many digits, that the folder holds or that can be derived from its files."""
+    """Return the digests and the figures of many digits in a folder."""
     held: set[str] = set()
     for values in values_by_place(folder).values():
         for value in values:
@@ -84,7 +85,7 @@ def figures(folder: Path) -> set[str]:
 
 
 def worked_out(folder: Path) -> set[str]:
-    """Return what an adversary derives from its own federation: also digests of statistics and models without salts."""
+    """Return what an adversary derives from its own federation, including unsalted digests of statistics and models."""
     held = figures(folder)
     with RunReader(folder) as reader:
         for node in reader.models():
@@ -99,7 +100,7 @@ def worked_out(folder: Path) -> set[str]:
 
 
 def guess(spec: dict[str, Any], folder: Path, label: int) -> set[str]:
-    """Return everything that comes of a federation with this guess, before the client leaves it and after."""
+    """Return all figures of a federation with this guess, before and after the client leaves."""
     run = sifu.train(spec, run=folder, clients=federation(label))
     before = worked_out(folder)
     if spec is RIDGE:
@@ -108,7 +109,9 @@ def guess(spec: dict[str, Any], folder: Path, label: int) -> set[str]:
 
 
 def in_bytes(folder: Path, given: set[str]) -> set[str]:
-    """Return the figures and digests in the bytes of some file, free pages included, as text or as a number."""
+    """Return the figures and digests that occur in the bytes of any file, free pages included, as
+    text or as a number.
+    """
     held = b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
 
     def forms(figure: str) -> list[bytes]:
@@ -120,7 +123,7 @@ def in_bytes(folder: Path, given: set[str]) -> set[str]:
 
 
 def confirmed(folder: Path, guesses: dict[int, set[str]]) -> set[int]:
-    """Return the guesses for which the folder has a figure that no other guess gives."""
+    """Return the guesses for which the folder contains a figure that no other guess gives."""
     there = figures(folder) | worked_out(folder)
     others = {label: set().union(*(guesses[other] for other in guesses if other != label)) for label in guesses}
     only = {label: given - others[label] for label, given in guesses.items()}

@@ -1,15 +1,15 @@
-"""Scripted jobs with a fault at chosen points of them: python faulty_runs.py FOLDER JSON
+"""Scripted jobs with faults at chosen points: python faulty_runs.py FOLDER JSON
 
-The job: train, three requests, a joint one, a strict purge; as it says, also clients that join a closed-form head,
-groups that are built again, a witness, timestamps and a backup. A point is a write, fsync, rename, unlink, truncation
-or SQLite statement (COMMIT included) of that job. At each chosen point the process is killed before it (and after the
-last one of a command: after any other is before the next, the disk is the same), or the call fails with ENOSPC or EIO,
-or half of its bytes are written. What is then on disk is verified, the job continues until it ends, and the run is
-verified and compared with the uninterrupted one.
+The job: training, three requests, a joint one, a strict purge; some jobs add clients that join a closed-form head,
+rebuilt groups, a witness, timestamps and a backup. A point is a write, fsync, rename, unlink, truncation or SQLite
+statement (COMMIT included) of that job. At each chosen point the process is killed before the point, or the call fails
+with ENOSPC or EIO, or half of its bytes are written. After the last point of a command the process is also killed;
+elsewhere the disk would be the same as before the next point. Then the disk is verified, the job continues to its end,
+and the run is verified and compared with the uninterrupted one.
 
-Everything is imported once; every attempt is a fork. An attempt begins with the disk as it was before the command that
-the point is in. Its clock and its random bytes are the same in every attempt, so that two faults often leave the very
-same bytes: what has gone on from them once, with real time and chance, is not repeated. Prints one JSON object.
+Everything is imported once; every attempt is a fork. An attempt starts with the disk before the command that contains
+the point. Clock and random bytes are the same in every attempt, so that two faults often leave the same bytes; the
+continuation from them, with real time and random bytes, is not repeated. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from sifu.store import database, keys, writer
 
 FAULTS = ("kill before", "kill after", "ENOSPC", "EIO", "short write")
 STOPPED, BROKEN = 75, 1
-"""Exit codes of an attempt: an error that was told in a sentence, and one that was not."""
+"""Exit codes of an attempt: an error with a message, and any other error."""
 FROZEN = writer.utc_now()
-"""The time of every event of an attempt: not before that of the run it begins with, which an earlier step made."""
+"""Time of every event of an attempt; it is not before the times in the run that the attempt starts with."""
 
 
 class Point:
-    """Counter of the points of a job, with the fault at the n-th."""
+    """Counter of the points of a job that triggers the fault at the n-th point."""
 
     def __init__(self, at: int | None, fault: str) -> None:
         self.count, self.at, self.fault = 0, at, fault
         self.names: list[str] = []
 
     def around(self, name: str, call: Callable[[], Any], half: Callable[[], Any] | None = None) -> Any:
-        """Do the call, with the fault if this is its point."""
+        """Make the call, or trigger the fault if this is the chosen point."""
         self.count += 1
         self.names.append(name)
         if self.count != self.at:
@@ -78,7 +78,7 @@ class Point:
 
 
 class FaultyConnection(sqlite3.Connection):
-    """A connection whose statements that change something are points."""
+    """Connection whose modifying statements are points."""
 
     point: Point
 
@@ -93,7 +93,7 @@ class FaultyConnection(sqlite3.Connection):
 
 
 class FaultyStream(io.FileIO):
-    """A file whose writes are points."""
+    """File whose writes are points."""
 
     point: Point
 
@@ -104,7 +104,7 @@ class FaultyStream(io.FileIO):
 
 
 def install(point: Point) -> None:
-    """Put the points in."""
+    """Install the points in the modules that write."""
     FaultyConnection.point = FaultyStream.point = point
     for name in ("fsync", "replace", "rename", "unlink", "ftruncate", "rmdir", "mkdir"):
         real = getattr(os, name)
@@ -120,7 +120,7 @@ def install(point: Point) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """Fault and its place: the n-th point of a step of the job."""
+    """Fault and its location: the n-th point of a step of the job."""
 
     step: int
     at: int
@@ -132,7 +132,7 @@ class Fault:
 
 
 def attempt(folder: Path, job: dict[str, Any], steps: tuple[int, int | None], point: Point | None = None) -> int:
-    """Run steps of the job in a child; its exit code, negative if a signal ended it."""
+    """Run steps of the job in a child; return its exit code, negative if a signal ended it."""
     child = os.fork()
     if child == 0:
         code = 0
@@ -142,7 +142,7 @@ def attempt(folder: Path, job: dict[str, Any], steps: tuple[int, int | None], po
                 install(point)
             work(folder, job, *steps)
         except (SifuError, OSError, sqlite3.OperationalError) as error:
-            # What the command line makes a sentence of; anything else is a bug.
+            # The command line turns these into messages; any other error is a bug.
             code = STOPPED if isinstance(error, SifuError | OSError) else BROKEN
             if code == BROKEN or point is None:
                 traceback.print_exc()
@@ -156,7 +156,7 @@ def attempt(folder: Path, job: dict[str, Any], steps: tuple[int, int | None], po
 
 
 def make_repeatable() -> None:
-    """Use the same clock, keys and random bytes in every attempt: equal faults leave equal bytes."""
+    """Use the same clock, keys and random bytes in every attempt, so that equal faults leave equal bytes."""
     numbers = itertools.count()
 
     def drawn(count: int | None = None) -> bytes:
@@ -169,7 +169,9 @@ def make_repeatable() -> None:
 
 
 def forget_keys(folder: Path) -> None:
-    """Begin with no known keys, in this process and its children: every attempt makes another run at the same place."""
+    """Start without known keys, in this process and its children, because every attempt makes another run in the same
+    place.
+    """
     known = folder.with_name(f"{folder.name}.known_keys")
     known.unlink(missing_ok=True)
     os.environ["SIFU_KNOWN_KEYS"] = str(known)
@@ -196,7 +198,7 @@ def names_of_points(folder: Path, job: dict[str, Any], step: int) -> list[str]:
 
 
 def copy_all(source: Path, target: Path) -> None:
-    """Copy a run folder with what lies outside it."""
+    """Copy a run folder with its files outside."""
     if source.exists():
         shutil.copytree(source, target)
     for place in (kept_by_witness, backup_of):
@@ -205,17 +207,17 @@ def copy_all(source: Path, target: Path) -> None:
 
 
 def remove_all(folder: Path) -> None:
-    """Remove a run folder with what lies outside it."""
+    """Remove a run folder with its files outside."""
     shutil.rmtree(folder, ignore_errors=True)
     kept_by_witness(folder).unlink(missing_ok=True)
     backup_of(folder).unlink(missing_ok=True)
 
 
 def state_on_disk(folder: Path) -> str:
-    """Return a digest of everything that a fault left, byte for byte.
+    """Return a digest of all bytes that a fault left.
 
-    Left out are the process number in `lock`, the index of SQLite's log, which the next process rebuilds, and in the
-    log itself what every process draws again: its salts, and the checksums over them.
+    It excludes the process id in `lock`, the index of SQLite's log, which the next process rebuilds, and the random
+    salts in the log with the checksums over them.
     """
     digest = hashlib.sha256()
     paths = [*sorted(folder.rglob("*")), kept_by_witness(folder), backup_of(folder), *folder.parent.glob(".tmp-*")]
@@ -231,9 +233,10 @@ def state_on_disk(folder: Path) -> str:
 
 
 def _without_salts(log: bytes) -> bytes:
-    """Drop what depends on salts from a log of SQLite.
+    """Remove everything that depends on salts from a SQLite log.
 
-    See https://www.sqlite.org/fileformat2.html#walformat: a header of 32 bytes, one of 24 before every page.
+    See https://www.sqlite.org/fileformat2.html#walformat: a header of 32 bytes, and a header of 24 bytes before every
+    page.
     """
     if len(log) < 32:
         return log
@@ -244,7 +247,7 @@ def _without_salts(log: bytes) -> bytes:
 
 
 def differences(path: Path, uninterrupted: Path) -> list[str]:
-    """Return how a run differs from the one nothing happened to, and what is wrong with it alone."""
+    """Return the differences between a run and the uninterrupted one, and its own problems."""
     wrong = []
     expected, recorded = scalars(uninterrupted), scalars(path)
     wrong += [f"table {table} differs" for table, rows in expected.items() if recorded[table] != rows]
@@ -254,14 +257,14 @@ def differences(path: Path, uninterrupted: Path) -> list[str]:
 
 
 def at_once(folder: Path) -> list[str]:
-    """Return what is wrong before anything continues: nothing, except a permanent erasure that is not finished."""
+    """Return the problems before the job continues, except those about an unfinished permanent erasure."""
     if not (folder / "run.db").exists():
         return []
     return [f"at once: {problem}" for problem in problems_of(folder) if "permanent" not in problem]
 
 
 class Matrix:
-    """A job, the disk before each of its steps, and every fault that is tried on it."""
+    """Job, the disk before each of its steps, and all faults tried on it."""
 
     def __init__(self, base: Path, job: dict[str, Any]) -> None:
         self.base, self.job = base, job
@@ -271,7 +274,7 @@ class Matrix:
         self.points: list[list[str]] = []
         for step in range(len(steps_of(job))):
             copy_all(self.uninterrupted, self.before(step))
-            work(self.uninterrupted, job, step, step + 1)  # which also imports everything
+            work(self.uninterrupted, job, step, step + 1)  # this also imports everything
             copy_all(self.before(step), base / "counted")
             self.points.append(names_of_points(base / "counted", job, step))
             remove_all(base / "counted")
@@ -285,11 +288,11 @@ class Matrix:
         ]
 
     def before(self, step: int) -> Path:
-        """Return the folder with what was on disk before a step."""
+        """Return the folder with the disk before a step."""
         return self.base / f"before-{step}"
 
     def attempt_all(self, chosen: Iterable[Fault], parent: Path | None = None) -> dict[str, Any]:
-        """Try these faults, in a separate folder; return how many of each there were, and what went wrong."""
+        """Try these faults in a separate folder; return their counts and what went wrong."""
         done: dict[str, int] = {}
         wrong: list[str] = []
         gone_on: set[tuple[int, str]] = set()
@@ -316,7 +319,7 @@ class Matrix:
         }
 
     def _problems(self, folder: Path, fault: Fault, gone_on: set[tuple[int, str]]) -> list[str]:
-        """Return what is wrong after a fault, at once and at the end."""
+        """Return the problems after a fault, before and after the job continues."""
         point = Point(fault.at, fault.fault)
         problems = []
         if attempt(folder, self.job, (fault.step, fault.step + 1), point) == BROKEN:

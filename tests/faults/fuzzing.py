@@ -1,12 +1,11 @@
-"""Fuzzer of what strangers may hand over: python fuzzing.py TARGET SECONDS [--corpus FOLDER] [--seed N]
+"""Fuzzer of inputs from strangers: python fuzzing.py TARGET SECONDS [--corpus FOLDER] [--seed N]
 
-Targets: spec, certificate, store, backup, or all of them. Inputs are mutated from a corpus that grows by every input
-whose answer (the sentence without its figures) was not seen before, so that rare branches are mutated further. What
-counts as a failure:
+Targets: spec, certificate, store, backup, or all of them. Inputs are mutated from a corpus. An input joins the corpus
+if its answer (the message without its figures) is new, so that rare branches are mutated further. Failures are:
 
-* an exception that is not one of ours, or an input that takes longer than `LONGEST` seconds;
+* an exception that is not a SifuError, or an input that takes longer than `LONGEST` seconds;
 * code run: a process, an import, a compilation, or a file written outside the folders given (an audit hook watches);
-* a certificate or database that verifies although what it says was changed.
+* a certificate or database that verifies although its content was changed.
 
 Prints one JSON object per target; a failing input is saved next to the corpus. Exit code 1 if there was any.
 """
@@ -49,18 +48,18 @@ TOKENS = [
 
 
 class Watch:
-    """Watcher for code that runs because of an input."""
+    """Audit hook that finds code run because of an input."""
 
     ALWAYS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pty.spawn", "ctypes.dlopen")
 
     def __init__(self) -> None:
         self.on, self.found, self.allowed = False, "", ""
         for encoding in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
-            bytes(4).decode(encoding)  # JSON may come in any of them; Python imports them when they are met
+            bytes(4).decode(encoding)  # JSON may use any of these encodings; Python imports each when it first occurs
         sys.addaudithook(self.hook)
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Watch the events that Python's audit reports."""
+        """Check an event of Python's audit."""
         if not self.on:
             return
         if event in self.ALWAYS or event.startswith(("socket.connect", "pickle.")):
@@ -81,26 +80,26 @@ class Watch:
 
 
 class Target:
-    """One thing that reads what a stranger wrote."""
+    """Reader of an input that a stranger wrote."""
 
     def __init__(self, folder: Path, run: Path) -> None:
         self.folder, self.original = folder, run
 
     def seeds(self) -> list[bytes]:
-        """Return the inputs to begin with."""
+        """Return the initial inputs."""
         raise NotImplementedError
 
     def check(self, content: bytes) -> str:
-        """Read the input; return what was said, raise what must not happen."""
+        """Read the input; return the answer, or raise if something forbidden happened."""
         raise NotImplementedError
 
     def mutate(self, content: bytes, rng: random.Random) -> bytes:
-        """Return a change that knows the form; by default none."""
+        """Return the input after a change that respects its format; by default unchanged."""
         return content
 
 
 class SpecFile(Target):
-    """A TOML file."""
+    """Spec in a TOML file."""
 
     def seeds(self) -> list[bytes]:
         lines = commented_toml(Spec()).splitlines()
@@ -126,7 +125,7 @@ class SpecFile(Target):
 
 
 class CertificateFile(Target):
-    """A signed certificate in a separate file."""
+    """Signed certificate in a separate file."""
 
     def __init__(self, folder: Path, run: Path) -> None:
         super().__init__(folder, run)
@@ -156,7 +155,7 @@ class CertificateFile(Target):
 
 
 class Store(Target):
-    """The database of a run folder whose other files are untouched."""
+    """Database of a run folder whose other files are unchanged."""
 
     def __init__(self, folder: Path, run: Path) -> None:
         super().__init__(folder, run)
@@ -216,7 +215,7 @@ class Store(Target):
 
 
 class Backup(Target):
-    """A backup that is restored."""
+    """Backup that is restored."""
 
     def __init__(self, folder: Path, run: Path) -> None:
         super().__init__(folder, run)
@@ -228,7 +227,7 @@ class Backup(Target):
         return [self.content]
 
     def mutate(self, content: bytes, rng: random.Random) -> bytes:
-        """Change a file in it, or its list of files; digests are made to fit, so that the checks behind them run."""
+        """Change a file in the backup or its list of files; update the digests, so that the checks behind them run."""
         try:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 members = {name: archive.read(name) for name in archive.namelist()}
@@ -270,7 +269,7 @@ def holds(folder: Path) -> str:
 
 
 def answer_of(call: Callable[[], str]) -> str:
-    """Return the answer of a call, or the text of one of our errors."""
+    """Return the answer of a call, or the text of its SifuError."""
     try:
         return call()
     except SifuError as error:
@@ -278,7 +277,7 @@ def answer_of(call: Callable[[], str]) -> str:
 
 
 def dumped(path: Path) -> Any:
-    """Return all rows of all tables, types included."""
+    """Return all rows of all tables, with their types."""
     connection = sqlite3.connect(path)
     try:
         names = sorted(name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'"))
@@ -297,7 +296,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def changed(value: Any, rng: random.Random, new: Any) -> Any:
-    """Return a copy with one value somewhere in it replaced, taken away or doubled."""
+    """Return a copy with one value somewhere in it replaced, removed or duplicated."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         key = rng.choice(sorted(value))
         if rng.random() < 0.1:
@@ -312,7 +311,7 @@ def changed(value: Any, rng: random.Random, new: Any) -> Any:
 
 
 def mutated(content: bytes, other: bytes, rng: random.Random) -> bytes:
-    """Return the content after a few changes of bytes: set, insert, cut, repeat, swap, splice."""
+    """Return the content after a few byte operations: set, insert, cut, repeat, swap, splice."""
     for _ in range(rng.choice([1, 1, 1, 2, 3, 6])):
         at = rng.randrange(len(content) + 1)
         length = rng.choice([1, 1, 2, 4, 16, 100, 4096])
@@ -339,7 +338,7 @@ def mutated(content: bytes, other: bytes, rng: random.Random) -> bytes:
 
 
 def kind_of(answer: str) -> str:
-    """Return an answer without its figures, names and places."""
+    """Return an answer without its figures, names and paths."""
     return re.sub(r"'[^']*'|\"[^\"]*\"|[0-9a-f]{16,}|[-+]?\d[\d.e+-]*|/\S+", "_", answer)[:80]
 
 
@@ -352,7 +351,7 @@ TARGETS: dict[str, type[Target]] = {
 
 
 def make(name: str, folder: Path, run: Path) -> Target:
-    """Return the target of this name, working in `folder`; everything it imports is imported."""
+    """Return the target of this name, working in `folder`, after all its imports."""
     target = TARGETS[name](folder, run)
     for content in target.seeds():
         answer_of(lambda content=content: target.check(content))  # type: ignore[misc]
@@ -360,7 +359,7 @@ def make(name: str, folder: Path, run: Path) -> Target:
 
 
 def try_one(target: Target, watch: Watch, content: bytes) -> tuple[str, str]:
-    """Return (answer, problem) of one input; the problem is empty if all is well."""
+    """Return (answer, problem) for one input; the problem is empty if there is none."""
 
     def too_long(*_: object) -> None:
         raise TimeoutError(f"longer than {LONGEST} s")
@@ -370,7 +369,7 @@ def try_one(target: Target, watch: Watch, content: bytes) -> tuple[str, str]:
     watch.found, watch.on = "", True
     try:
         answer = answer_of(lambda: target.check(content))
-    except Exception as error:  # whatever it is, it should have been one of ours
+    except Exception as error:  # any other exception is a failure
         return "", f"{type(error).__name__}: {error}"[:400]
     finally:
         watch.on = False
@@ -380,7 +379,7 @@ def try_one(target: Target, watch: Watch, content: bytes) -> tuple[str, str]:
 
 
 def fuzz(name: str, seconds: float, run: Path, corpus: Path | None, seed: int) -> dict[str, Any]:
-    """Try inputs until the time is up."""
+    """Try inputs until the time is over; return the counts and failures."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="sifu-fuzz-") as parent:
         folder = Path(parent)

@@ -1,12 +1,12 @@
 """Power losses replayed: python power_loss.py FOLDER JSON, started with LD_PRELOAD of io_log.c
 
-Every command that writes is run once, and each of its calls that change files is logged with its bytes. A power loss at
-a call leaves what was synced before it. Of the rest, each folder may have kept any number of its first changes of
-names, and each file any of its writes, in part or in whole: later ones without earlier ones, too. Such a disk is
-written out, and the same command is run on it; it must end the work. After the last call everything acknowledged
-must be there at once. As a check of the log itself, a disk that lost nothing must be the one that the command left.
+Every command that writes runs once, and each of its calls that change files is logged with its bytes. A power loss at a
+call keeps everything synced before it. Of the unsynced changes, each folder may keep any number of its first name
+changes, and each file any of its writes, in part or in whole, also later ones without earlier ones. Such a disk is
+written out, and the same command runs on it and must finish the work. After the last call everything acknowledged must
+exist at once. As a check of the log itself, a disk that lost nothing must equal the one that the command left.
 
-Prints one JSON object: the number of power losses and of calls for each command, and what was wrong.
+Prints one JSON object: the number of power losses and of calls for each command, and the problems found.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from sifu.run import training
 
 ROOT = 0
 DRAWN = ("known", "run events", "again events")
-"""Results that another attempt may record otherwise: ids and keys are random, and an attempt may be recorded."""
+"""Results that may differ in another attempt: ids and keys are random, and the attempt itself may be recorded."""
 REBUILT = "-shm"
-"""SQLite's index of its log, which no power loss keeps and the next process rebuilds."""
+"""Suffix of SQLite's index of its log, which no power loss keeps and the next process rebuilds."""
 
 
 @dataclass
 class Change:
-    """One change of the disk: a name in a folder, bytes or the size of a file, or a sync of either."""
+    """One change of the disk: a name in a folder, bytes or size of a file, or a sync of either."""
 
     kind: str
     node: int
@@ -60,7 +60,7 @@ class Disk:
 
     @staticmethod
     def read(root: Path) -> Disk:
-        """Return what is in a folder."""
+        """Return the content of a folder."""
         disk = Disk()
         disk._read(root, ROOT)
         return disk
@@ -77,7 +77,7 @@ class Disk:
                     self.files[number] = path.read_bytes()
 
     def write(self, root: Path, node: int = ROOT) -> None:
-        """Write everything into a folder, which is emptied first."""
+        """Empty a folder and write everything into it."""
         if node == ROOT:
             for entry in root.iterdir():
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -99,7 +99,7 @@ class Disk:
 
 
 def read_log(log: bytes, root: Path, before: Disk) -> list[Change]:
-    """Return the changes of a log, each about the file or folder that had its path at the time."""
+    """Return the changes in a log, each with the file or folder that had its path at the time."""
     names: dict[str, int] = {str(root): ROOT}
 
     def know(node: int, path: str) -> None:
@@ -130,7 +130,7 @@ def read_log(log: bytes, root: Path, before: Disk) -> list[Change]:
             entry(path, number)
         elif op in ("rename", "link"):
             moved = {place: number for place, number in names.items() if place == path or place.startswith(f"{path}/")}
-            if op == "rename":  # the new name is there before the old one is gone
+            if op == "rename":  # the new name exists before the old one is removed
                 entry(other, names[path])
                 entry(path, None)
                 for place, number in moved.items():
@@ -158,7 +158,7 @@ def _records(log: bytes) -> Iterator[tuple[str, int, str, str, bytes]]:
 def after_power_loss(before: Disk, changes: list[Change], keep: Callable[[str], float]) -> Disk:
     """Return a disk that a power loss after these changes may leave.
 
-    `keep` draws how much of what was not synced is there, as a share: of a folder's changes of names, and of a write.
+    `keep` draws which share of the unsynced changes survives: of a folder's name changes, and of a write.
     """
     disk = Disk(dict(before.files), {number: dict(names) for number, names in before.folders.items()})
     synced = {change.node: at for at, change in enumerate(changes) if change.kind == "sync"}
@@ -237,7 +237,7 @@ def called(root: Path, arguments: list[str], log: Path | None = None, fault: tup
 
 
 def result_of(root: Path) -> dict[str, Any]:
-    """Return what the commands so far acknowledged: tables of each run, and the other files by name."""
+    """Return what the commands so far acknowledged: the tables of each run, and other files by name."""
     result: dict[str, Any] = {}
     for place in ("run", "again"):
         if (root / place / "run.db").exists():
@@ -256,7 +256,7 @@ def result_of(root: Path) -> dict[str, Any]:
 
 
 def lose_power(root: Path, job: dict[str, Any]) -> dict[str, Any]:
-    """Try power losses in every command of a job."""
+    """Try power losses in every command of a job; return their counts and the problems."""
     draw = random.Random(job["seed"])
     lost: dict[str, Any] = {}
     wrong: list[str] = []
@@ -291,14 +291,16 @@ def lose_power(root: Path, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def what_is_wrong(root: Path, arguments: list[str], done: dict[str, Any], acknowledged: bool) -> str | None:
-    """Return what is wrong after a power loss, at once where the command was done, and after it was run again."""
+    """Return the first problem after a power loss: at once if the command was done, otherwise after
+    running it again.
+    """
     if acknowledged:
         there = result_of(root)
         return next(
             (f"{name} is lost: {str(there.get(name))[:300]}" for name in done if there.get(name) != done[name]), None
         )
     code = called(root, arguments)
-    if code not in (0, 2):  # 2: it is there already
+    if code not in (0, 2):  # 2: already done
         return f"again it ends with {code}: {(root.parent / 'printed').read_text()[-600:]}"
     there = result_of(root)
     differing = [name for name in done if there.get(name) != done[name] and name not in DRAWN]

@@ -1,17 +1,17 @@
 """Random faults in every command that writes: python tests/faults/random_faults.py --each 300 --jobs 4 --log FILE.jsonl
 
-Each scenario is a list of commands that leaves out no command that writes. A trial draws a command and one of
+The scenarios together contain every command that writes. A trial draws a command and one of
 
-* a kill: the process is killed before one of its calls that change files;
+* a kill before one of its calls that change files;
 * a failing call: the disk is full, at that call or from then on, or an I/O error, or half of the bytes are written;
-* a power loss: of what was not synced before that call, any part is lost (`power_loss.py`).
+* a power loss: any part of the changes not synced before that call is lost (`power_loss.py`).
 
-Afterwards everything that earlier commands acknowledged must be there, and the same command must finish the work: the
-run verifies and records what the uninterrupted run does. A failing call must end in a sentence.
+Afterwards everything that earlier commands acknowledged must exist, and the same command must finish the work: the run
+verifies and records what the uninterrupted run does. A failing call must end in an error message.
 
-Each share prepares its scenario in its own folder and is a line of the log as soon as it ends; the next call makes
-those that are missing. `--seed` draws others. Prints the counts; exit code 3 if anything was lost. Needs Linux and a C
-compiler.
+Each share of trials prepares its scenario in its own folder and adds a line to the log when it ends; a repeated call
+makes the missing shares. `--seed` draws other faults. Prints the counts; the exit code is 3 if anything was lost. Needs
+Linux and a C compiler.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from shares import Line, Share, work_off
 from sifu.run import group_training, training
 
 KILL, FULL, BROKEN, FULL_FROM_NOW, HALF = 1, 2, 3, 4, 5
-"""Faults of io_log.c."""
+"""Numbers of the faults in io_log.c."""
 KINDS = ("kill", "failing call", "power loss")
 EACH_SHARE = 20
 """Trials of each kind in a share."""
 INTERRUPTED = "interrupted"
-"""First word of a command that is killed while its request runs: it prepares the next one."""
+"""First word of a command that is killed while its request runs, to prepare the next command."""
 UNTRIED = "untried"
-"""First word of a command that is never interrupted, because it draws secret noise: another attempt differs."""
+"""First word of a command that is never interrupted: it draws secret noise, so another attempt differs."""
 NOISE = small_spec(
     local={"rate": 0.05, "steps": 3},
     privacy={"noise": "seeded"},
@@ -173,7 +173,7 @@ def write_inputs(root: Path) -> None:
 
 @dataclass
 class Command:
-    """A command of a scenario: the disk before it, its calls, and what it acknowledged."""
+    """Command of a scenario: the disk before it, its calls, and what it acknowledged."""
 
     words: str
     before: Disk
@@ -184,12 +184,12 @@ class Command:
 
     @property
     def arguments(self) -> list[str]:
-        """Its command line."""
+        """Words of the command line."""
         return self.words.split()
 
 
 class Scenario:
-    """A scenario in a folder, with every command run once."""
+    """Scenario in a folder, after every command ran once."""
 
     def __init__(self, root: Path, commands: list[str]) -> None:
         self.root, self.log = root, root.parent / "log"
@@ -224,7 +224,7 @@ class Scenario:
             self.commands.append(Command(words, before, acknowledged, done, changes, calls))
 
     def _interrupt(self, arguments: list[str]) -> None:
-        """Kill a command of which the request has begun, at the first call at which it leaves it running."""
+        """Kill a command at the first tried call that leaves its request running."""
         before = Disk.read(self.root)
         for at in range(20, 2000, 10):
             before.write(self.root)
@@ -235,7 +235,7 @@ class Scenario:
         raise RuntimeError(f"{' '.join(arguments)}: no kill left the request running")
 
     def trial(self, kind: str, draw: random.Random) -> tuple[str, str | None]:
-        """Try one drawn fault; return what it was, and what is wrong after it."""
+        """Try one random fault; return its description and the problem after it."""
         command = draw.choice(self.commands)
         if kind == "power loss":
             at = len(command.changes) if draw.random() < 0.25 else draw.randrange(len(command.changes))
@@ -258,7 +258,7 @@ class Scenario:
         return told, self._lost(command, code == 0) or self._unfinished(command)
 
     def _lost(self, command: Command, done: bool) -> str | None:
-        """Return what is lost of what was acknowledged: by the command itself if it is done, or before it."""
+        """Return what is lost of the acknowledged results, including the command's own if it is done."""
         there, expected = result_of(self.root), command.done if done else command.acknowledged
         for name, value in expected.items():
             found = there.get(name)
@@ -266,7 +266,7 @@ class Scenario:
                 if not done and (found or [])[: len(value)] != value:
                     return f"{name} are lost: {str(found)[:300]}"
             elif name in ("run", "again"):
-                # Until a permanent erasure is finished, verification says so, and files may be left over.
+                # Until a permanent erasure is finished, verification reports it, and files may be left over.
                 problems = found if isinstance(found, list) else []
                 unverified = [] if any("permanent" in problem for problem in problems) else problems
                 if found is None or unverified or (done and found != value):
@@ -274,14 +274,14 @@ class Scenario:
             elif name in ("tokens", "known"):
                 if not done and found != value and not set(value) <= set(found or ()):
                     return f"{name} are lost: {found}"
-            elif found is None or found < 0.9 * value:  # drawn salts and times change the size of an archive
+            elif found is None or found < 0.9 * value:  # random salts and times change the size of an archive
                 return f"{name} is lost: {found}"
         return None
 
     def _unfinished(self, command: Command) -> str | None:
-        """Run the command again; return in what the result differs from that of the uninterrupted command."""
+        """Run the command again; return how the result differs from the uninterrupted command's."""
         code = called(self.root, command.arguments)
-        if code not in (0, 2):  # 2: it is there already
+        if code not in (0, 2):  # 2: already done
             return f"again it ends with {code}: {self.printed}"
         there = result_of(self.root)
         for name, value in command.done.items():
@@ -295,7 +295,7 @@ class Scenario:
 
 
 def share_of(name: str, commands: list[str], number: int, seed: int, each: int) -> Callable[[Path], Line]:
-    """Return the work of a share: prepare the scenario, and try faults of each kind."""
+    """Return a function that prepares the scenario of a share and tries faults of each kind."""
 
     def work(folder: Path) -> Line:
         (folder / "disk").mkdir()
@@ -339,7 +339,7 @@ def main() -> int:
             Share(f"{name} {chosen.seed}", number, len(parts), share_of(name, commands, number, chosen.seed, each))
             for number, each in enumerate(parts)
         ]
-    import torch  # once, for every child
+    import torch  # imported once, for every child
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="sifu-faults-") as parent:
@@ -355,7 +355,7 @@ def main() -> int:
 
 
 def with_log_of_calls() -> None:
-    """Start this program again with io_log.c loaded, unless it is."""
+    """Start this program again with io_log.c loaded, unless it is loaded already."""
     if hasattr(ctypes.CDLL(None), "io_log_fault"):
         return
     shim = Path(tempfile.mkdtemp(prefix="sifu-io-log-")) / "io_log.so"

@@ -1,4 +1,4 @@
-"""A fault at any point of a run leaves a run that continues and records what the uninterrupted one does."""
+"""Faults at any point of a run: the run can be continued and then records what the uninterrupted one does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ JOB: dict[str, Any] = {
 
 
 def matrix(folder: Path, **more: Any) -> dict[str, Any]:
-    """Run the program, which compares every run it makes with the uninterrupted one."""
+    """Run the program, which compares every run it makes with the uninterrupted one; return its result."""
     ended = subprocess.run(
         [sys.executable, str(PROGRAM), str(folder), json.dumps(JOB | more)],
         env=environment(),
@@ -70,7 +70,7 @@ CLOSED_FORM: dict[str, Any] = {
 
 @pytest.mark.parametrize("every", [193, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_crash_matrix_of_a_closed_form_head(tmp_path: Path, every: int) -> None:
-    """A solve, a client that joins, subtractions, solves again."""
+    """Faults in a solve, a client that joins, subtractions, and new solves."""
     result = matrix(tmp_path, **CLOSED_FORM, every=every)
     assert sum(result["faults"].values()) >= 4
 
@@ -88,7 +88,9 @@ TUNED_NETWORKS: dict[str, Any] = {
 
 @pytest.mark.parametrize("every", [397, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_crash_matrix_of_networks_that_groups_tune(tmp_path: Path, every: int) -> None:
-    """Separate rounds, statistics, dropped blocks, a network tuned again and everyone's statistics through it."""
+    """Faults in separate rounds, statistics, dropped blocks, a network tuned again, and statistics recomputed through
+    it.
+    """
     result = matrix(tmp_path, **TUNED_NETWORKS, every=every)
     assert sum(result["faults"].values()) >= 4
 
@@ -111,7 +113,7 @@ GROUPS: dict[str, Any] = {
 
 @pytest.mark.parametrize("every", [311, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_crash_matrix_of_groups(tmp_path: Path, every: int) -> None:
-    """Separate rounds, merges, erased groups and groups built again."""
+    """Faults in separate rounds, merges, erased groups and rebuilt groups."""
     result = matrix(tmp_path, **GROUPS, every=every)
     assert sum(result["faults"].values()) >= 4
 
@@ -128,7 +130,9 @@ OUTSIDE: dict[str, Any] = {
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the authority is openssl's")
 @pytest.mark.parametrize("every", [167, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_crash_matrix_of_witnesses_timestamps_and_backups(tmp_path: Path, every: int) -> None:
-    """Nothing that leaves the run contradicts it, nothing of it is lost, and no half-finished copy stays."""
+    """After any fault the witness, timestamps and backup agree with the run, nothing is lost, and no partial copy
+    remains.
+    """
     pytest.importorskip("rfc3161_client")
     result = matrix(tmp_path, **OUTSIDE, every=every)
     assert sum(result["faults"].values()) >= 4
@@ -137,13 +141,15 @@ def test_the_crash_matrix_of_witnesses_timestamps_and_backups(tmp_path: Path, ev
 @pytest.mark.slow
 @pytest.mark.parametrize("share", range(4))
 def test_every_point_of_the_crash_matrix(tmp_path: Path, share: int) -> None:
-    """Four shares of one matrix; together they are every fault at every point."""
+    """Four shares of one matrix together contain every fault at every point."""
     result = matrix(tmp_path, every=4, share=share)
     assert sum(result["faults"].values()) >= 3 * result["points"] // 4
 
 
 def test_only_equal_bytes_count_as_the_same_state(own_trained: Path) -> None:
-    """One continuation stands for every fault that left the very same disk; a bit, name or mode makes another state."""
+    """One continuation represents all faults that left the same disk; a different bit, name or mode
+    is another state.
+    """
     states = {state_on_disk(own_trained)}
     model = next(path for path in sorted((own_trained / "models").rglob("*")) if path.is_file())
     content = model.read_bytes()
@@ -168,7 +174,7 @@ def test_only_equal_bytes_count_as_the_same_state(own_trained: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["torn", "zeros at the end", "two swapped", "an older one", "empty"])
 def test_torn_and_reordered_writes_of_models_are_noticed(run_with_requests: Path, tmp_path: Path, damage: str) -> None:
-    """If a disk acknowledges writes it has not done, the file is refused, never used."""
+    """If a disk acknowledged writes that it did not make, the file is refused, never used."""
     folder = copy_run(run_with_requests, tmp_path / "run")
     run = sifu.open_run(folder)
     tip = int(run.reader().value("tip"))

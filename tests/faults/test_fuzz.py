@@ -1,7 +1,7 @@
-"""Inputs that strangers may hand over: specs, certificates, databases, backups. A sentence or an answer, nothing else.
+"""Inputs from strangers (specs, certificates, databases, backups): each gets a message or an answer.
 
-Here a fixed sample of inputs, and what longer runs of `fuzzing.py` (`make fuzz`) found worth keeping: one input for
-each different answer, and inputs that once went wrong.
+The tests try a fixed sample of inputs and the corpus from longer runs of `fuzzing.py` (`make fuzz`): one input for each
+different answer, and inputs that once failed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ mutations = st.lists(
 
 
 def mutated(content: bytes, changes: Any) -> bytes:
-    """Set a few bytes, insert some, or cut off everything after a place."""
+    """Set a few bytes, insert some, or cut the content off at a place."""
     for place, value, how in changes:
         at = place % max(1, len(content))
         if how == "set":
@@ -63,13 +63,13 @@ def mutated(content: bytes, changes: Any) -> bytes:
 
 
 def answers(call: Callable[[], Any]) -> None:
-    """Check that only our own errors come out."""
+    """Check that a call raises only SifuErrors."""
     with contextlib.suppress(SifuError):
         call()
 
 
 def fuzz(strategy: Any, check: Callable[[Any], None]) -> None:
-    """Try a fixed sample."""
+    """Try a fixed sample of inputs."""
     QUICK(given(strategy)(check))()
 
 
@@ -126,7 +126,7 @@ def test_certificates(run_with_requests: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole_database(run_with_requests: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run whose log is folded into its database."""
+    """Return a run whose write-ahead log is merged into its database."""
     import sqlite3
 
     folder = tmp_path_factory.mktemp("fuzz") / "run"
@@ -138,7 +138,7 @@ def whole_database(run_with_requests: Path, tmp_path_factory: pytest.TempPathFac
 
 
 def test_databases(whole_database: Path) -> None:
-    """A damaged database is refused with a sentence, or verification says what it finds; nothing crashes."""
+    """A damaged database is refused with a message, or verification reports the damage; nothing crashes."""
     content = (whole_database / "run.db").read_bytes()
 
     def check(changes: Any) -> None:
@@ -171,7 +171,7 @@ def test_backups(whole_database: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["spec", "certificate", "store", "backup"])
 def test_what_fuzzing_found_before(run_with_requests: Path, tmp_path: Path, target: str) -> None:
-    """Every input of the corpus is answered: no other error, no code run, nothing changed that verifies."""
+    """Every input of the corpus gets an answer: no other error, no code run, and no changed input that verifies."""
     fuzzed = make(target, tmp_path, run_with_requests)
     watch = Watch()
     watch.allowed = str(tmp_path.resolve())
@@ -200,7 +200,7 @@ def test_the_fuzzer_itself(run_with_requests: Path, tmp_path: Path, target: str)
 
 
 def test_code_that_runs_is_noticed(tmp_path: Path) -> None:
-    """The control of the fuzzer: a target that runs what it reads, one that writes elsewhere, one that fails."""
+    """Control of the fuzzer: it notices a target that runs its input, one that writes elsewhere, and one that fails."""
     watch = Watch()
     watch.allowed = str(tmp_path.resolve() / "inside")
 

@@ -1,4 +1,6 @@
-"""A power loss at any call of any command that writes: the same command ends the work, nothing acknowledged is lost."""
+"""Power losses at any call of commands that write: the same command finishes the work, and nothing acknowledged is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ THEN = [
 
 
 def lose_power(folder: Path, commands: list[list[str]], losses: int, **more: Any) -> dict[str, Any]:
-    """Compile the log, run the program, and return what it found."""
+    """Compile the call log, run the program, and return its result."""
     shim = folder / "io_log.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", shim, HERE / "io_log.c", "-ldl"], check=True)
     job = {"spec": SPEC, "commands": commands, "losses": losses, "seed": 1} | more
@@ -69,6 +71,6 @@ def test_no_power_loss_costs_anything(tmp_path: Path, losses: int) -> None:
 
 
 def test_a_folder_that_is_not_synced_loses_what_was_acknowledged(tmp_path: Path) -> None:
-    """The negative control."""
+    """Negative control: without a sync of the folder, acknowledged work is lost."""
     (wrong,) = lose_power(tmp_path, FIRST[1:2], 0, folders_unsynced=True)["wrong"]
     assert "run is lost" in wrong

@@ -1,4 +1,4 @@
-"""Random kills, failing calls and power losses in every command that writes (`random_faults.py`, a sample of it)."""
+"""Random kills, failing calls and power losses in every command that writes: a sample of `random_faults.py`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READ_ONLY = {
     "clients list", "doctor", "key show", "methods", "plan", "requests list", "requests show", "status", "token list",
     "verify",
 }  # fmt: skip
-"""Commands that write nothing, or only the file that they are told to write."""
+"""Commands that write nothing, or only the file named in their arguments."""
 ELSEWHERE = {
     "clients sign": "writes one file, on a client's machine",
     "demo": "train, forget and verify in a new folder",
@@ -54,7 +54,7 @@ def test_nothing_is_lost_and_the_same_command_finishes(scenario: str, each: int,
 
 
 def test_a_command_that_syncs_nothing_is_caught(tmp_path: Path) -> None:
-    """The negative control: what was acknowledged is lost with the power."""
+    """Negative control: without syncs, acknowledged work is lost with the power."""
     (line,) = faults(tmp_path, "--only", "table", "--each", "4", "--unsynced")
     assert any("power lost" in problem and "lost" in problem.partition(": ")[2] for problem in line["wrong"])
 

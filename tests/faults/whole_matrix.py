@@ -1,8 +1,8 @@
 """The whole crash matrix in several processes: python tests/faults/whole_matrix.py --jobs 4 --log FILE.jsonl
 
-Every fault at every point of the four jobs of `test_crash_matrix.py`, in shares of faults that follow each other. Each
-share is a line of the log as soon as it ends, and the next call makes those that are missing. Prints what they say
-together; exit code 3 if a fault lost something. The runs are made in the folder for temporary files (`TMPDIR`).
+Every fault at every point of the four jobs of `test_crash_matrix.py`, in shares of consecutive faults. Each share adds
+a line to the log when it ends, and a repeated call makes the missing shares. Prints the combined result; the exit code
+is 3 if a fault lost something. The runs are made in the folder for temporary files (`TMPDIR`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from test_crash_matrix import CLOSED_FORM, GROUPS, JOB, OUTSIDE
 from shares import Line, Share, cut, options, work_off
 
 FAULTS = 48
-"""Faults of a share: they take half a minute or less."""
+"""Number of faults in a share, which takes half a minute or less."""
 JOBS = {"sifu": JOB, "closed form": JOB | CLOSED_FORM, "groups": JOB | GROUPS}
 if shutil.which("openssl"):
     JOBS["witness, timestamps, backup"] = JOB | OUTSIDE
 
 
 def main() -> int:
-    """Make what is missing, and say what all of it says."""
+    """Make the missing shares and print the combined result."""
     chosen = options(__doc__)
     with tempfile.TemporaryDirectory(prefix="sifu-faults-") as parent:
         matrices = {}

@@ -1,11 +1,11 @@
-"""Bit-exact digests of one seeded run on every engine: proof that moving code changed no number.
+"""Bit-exact digests of one seeded run on every engine: they show that a refactoring changed no number.
 
     python tests/house/digests.py            compares this machine with digests.json
     python tests/house/digests.py --record   writes the digests of this machine into it
 
 Floating point depends on the hardware and on the libraries, so digests are kept for each `machine_key`. Record a new
-machine at a commit that is known to be good; record a known machine again only after a change that was meant to change
-numbers, and say so in the commit.
+machine at a commit that is known to be good; record a known machine again only after an intended change of numbers, and
+say so in the commit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "engines/flower", "installed"))
 if not Path("/dev/nvidia0").exists():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # has to be said before anything imports triton
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # must be set before anything imports triton
 
 import numpy as np
 import torch
@@ -42,12 +42,12 @@ RECORDED = Path(__file__).resolve().with_name("digests.json")
 ROUNDS = 4
 
 Digest = dict[str, str]
-"""One SHA-256 of the last model's bytes and one of the scalars of every round."""
+"""SHA-256 digests of the last model's bytes and of the scalars of every round."""
 
 
 @dataclass(frozen=True)
 class RandomClient:
-    """A client with random data."""
+    """Client with random data."""
 
     name: str
     x: np.ndarray
@@ -55,7 +55,7 @@ class RandomClient:
 
 
 def random_clients(kind: str, shape: tuple[int, ...], count: int = 6, samples: int = 9) -> tuple[RandomClient, ...]:
-    """Return clients of unequal sizes, with labels of three classes, of two, or real targets."""
+    """Return clients of unequal sizes, with labels of three classes or two, or real targets."""
     generator = np.random.default_rng(11)
     clients = []
     for number in range(count):
@@ -71,13 +71,13 @@ def random_clients(kind: str, shape: tuple[int, ...], count: int = 6, samples: i
 
 
 class Hasher:
-    """Hasher of numbers, exactly as they are."""
+    """Hasher of the exact bytes of numbers."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
 
     def add(self, *values: Any) -> None:
-        """Add integers as int64, everything else as float64, with their number in front."""
+        """Add integers as int64 and everything else as float64, preceded by their number."""
         for value in values:
             array = np.asarray(value)
             array = array.astype("<i8" if array.dtype.kind in "iub" else "<f8")
@@ -85,12 +85,12 @@ class Hasher:
             self._hash.update(array.tobytes())
 
     def hex(self) -> str:
-        """Return the digest of everything added so far, in 64 digits."""
+        """Return the digest of everything added so far, as 64 hexadecimal digits."""
         return self._hash.hexdigest()
 
 
 def digest_of_rounds(engine: Any, *, want_gram: bool = True, want_updates: bool = True, rounds: int = ROUNDS) -> Digest:
-    """Digest a few rounds of two branches; a client leaves before the second."""
+    """Return digests of a few rounds of two branches; a client leaves before the second branch."""
     scalars, models = Hasher(), Hasher()
     everyone = np.arange(len(engine.clients))
     for branch, active in enumerate((everyone, everyone[1:])):
@@ -138,7 +138,7 @@ BATCHES = {"rate": 0.05, "steps": 4, "batch": 4, "momentum": 0.9}
 
 
 def lanes(shape: tuple[int, ...], own: Any, **sections: dict[str, Any]) -> Callable[[], Digest]:
-    """Return a case of the GPU's kernels: on a GPU where there is one, otherwise in Triton's interpreter."""
+    """Return a case of the GPU kernels, on a GPU if there is one, otherwise in Triton's interpreter."""
 
     def case() -> Digest:
         from sifu.engines.sim.lanes import lane_engines
@@ -172,7 +172,9 @@ def _released(run: sifu.Run) -> np.ndarray[Any, Any]:
 
 
 def request() -> Digest:
-    """Digest a linear run with a request to the middle and seeded noise: released models and recorded rounds."""
+    """Return digests of a linear run with a request in the middle and seeded noise: released models and recorded
+    rounds.
+    """
     spec = small_spec(
         server={"participation": "poisson(0.6)"}, local={"weight_decay": 0.1}, privacy={"noise": "seeded"}
     )
@@ -240,7 +242,7 @@ CASES: dict[str, Callable[[], Digest]] = {
 
 
 def interpreted() -> bool:
-    """Return whether the GPU's kernels run in Triton's interpreter."""
+    """Return whether the GPU kernels run in Triton's interpreter."""
     return os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
 
 
@@ -254,7 +256,7 @@ def missing(name: str) -> str:
 
 
 def machine_key() -> str:
-    """Return what digests depend on: processor, its instructions as torch and BLAS use them, torch, numpy, a GPU."""
+    """Return what digests depend on: processor, instruction sets of torch and BLAS, torch, numpy and GPU."""
     blas = sorted({str(library.get("architecture", library["internal_api"])) for library in threadpool_info()
                    if library["user_api"] == "blas"})  # fmt: skip
     capability = torch.backends.cpu.get_cpu_capability()
@@ -264,7 +266,7 @@ def machine_key() -> str:
 
 @contextmanager
 def one_thread() -> Any:
-    """Limit the threads to one: sums are split by threads, so bits depend on their number."""
+    """Limit the threads to one, because sums are split by threads and their bits depend on the number."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -287,7 +289,7 @@ def recorded() -> dict[str, dict[str, Digest]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compare, or record."""
+    """Compare the digests of this machine, or record them."""
     everything = recorded()
     key = machine_key()
     here = {name: digest(name) for name in CASES if not missing(name)}

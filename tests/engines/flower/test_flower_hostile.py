@@ -1,4 +1,4 @@
-"""Hostile replies over Flower's wire: none of them moves the model, whatever a node sends."""
+"""Hostile replies over Flower's wire: no reply of a hostile node changes the model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def one_entry(value: float) -> Callable[[Any], Any]:
 
 
 def code(reply: Message) -> Message:
-    """Put a pickle into the bytes of an array: reading it must not run it."""
+    """Put a pickle into the bytes of an array; reading the array must not run it."""
     arrays = reply.content["arrays"]
     name = next(iter(arrays))
     evil = b"\x80\x04\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x02id\x94\x85\x94R\x94."
@@ -99,7 +99,7 @@ HOSTILE: dict[str, Change] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_node_changes_nothing(name: str) -> None:
-    """The round is that of the embedded engine without this client, and says why the client is missing."""
+    """The round equals the embedded engine's round without this client, and the client's absence is reported."""
     embedded, flower, grid = both_engines(small_spec(server={"rejected": "reply"}))
     grid.trouble[NODE] = lambda message: HOSTILE[name](grid.answer(message))
     model = flower.initial_model(0)
@@ -115,7 +115,7 @@ def test_a_hostile_node_changes_nothing(name: str) -> None:
 
 
 def test_an_honest_node_is_in_the_round() -> None:
-    """The control: the same way without a change."""
+    """Control: an unchanged reply on the same path is accepted."""
     _, flower, grid = both_engines(small_spec(server={"rejected": "reply"}))
     grid.trouble[NODE] = lambda message: values(lambda vector: vector)(grid.answer(message))
     result = flower.run_round(flower.initial_model(0), Position(0, 0), everyone(flower))

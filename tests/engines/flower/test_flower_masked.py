@@ -1,4 +1,4 @@
-"""Masked rounds: the same model and the same Psi, and a server that holds no single update."""
+"""Masked rounds: the same model and the same Psi, and a server that receives no single update."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PROBLEMS = {
 }
 
 
-# -- the arithmetic ----------------------------------------------------------------------------------------
+# -- arithmetic --------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=examples(60), deadline=None, derandomize=True)
@@ -82,7 +82,7 @@ def test_updates_beyond_the_range_are_refused_and_never_clipped() -> None:
         assert not fixed.fits(np.array([value]))
         with pytest.raises(InputError, match="not sent"):
             fixed.words(np.array([value]), 3)
-    # The largest that fits does not wrap around, for as many clients as there are samples.
+    # The largest update that fits does not wrap around, with as many clients as samples.
     total = np.sum([fixed.words(np.array([-1024.0]), 1) for _ in range(100)], axis=0, dtype=np.uint64)
     assert fixed.mean(total, 100, 100) == [-1024.0]
     with pytest.raises(InputError, match="no range fits"):
@@ -137,7 +137,7 @@ def test_delta_of_the_client_is_delta_of_the_server(name: str) -> None:
 
 
 def received_arrays(grid: MemoryGrid) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield every array the server was ever sent, with the kind of message it answered."""
+    """Yield every array that the server received, with the kind of message it answered."""
     for reply in grid.received:
         for record in reply.content.values() if reply.has_content() else ():
             for array in record.values() if isinstance(record, ArrayRecord) else ():
@@ -145,7 +145,7 @@ def received_arrays(grid: MemoryGrid) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def readable_subsets(grid: MemoryGrid, fixed: FixedPoint, samples: int) -> list[int]:
-    """Return sizes of the sets of received vectors whose sum is a sum of updates: only everybody's may be."""
+    """Return sizes of the sets of received vectors whose sum is a sum of updates; only the full set may be one."""
     words = [array for kind, array in received_arrays(grid) if kind == MASKED_TRAIN]
     sizes = []
     for size in range(1, len(words) + 1):
@@ -156,7 +156,7 @@ def readable_subsets(grid: MemoryGrid, fixed: FixedPoint, samples: int) -> list[
 
 
 def test_the_server_holds_no_single_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server process received nothing but masked words and numbers."""
+    """The server process receives only masked words and numbers."""
     _, masked, grid = both_engines(small_spec(), masked=True)
     _, plain, _ = both_engines(small_spec())
     model = masked.initial_model(0)
@@ -175,7 +175,7 @@ def test_the_server_holds_no_single_update(monkeypatch: pytest.MonkeyPatch) -> N
     samples = sum(client.samples for client in masked.clients)
     fixed = FixedPoint.of(model, samples)
     assert readable_subsets(grid, fixed, samples) == [8]
-    # The words of one client tell nothing of its update: all 64 bits are fair coins (5 standard deviations).
+    # The words of one client reveal nothing about its update: all 64 bits are fair coins (5 standard deviations).
     updates = plain.local_updates(model, Position(0, 0), everyone(plain), 3)
     for words, update in zip((array for _, array in arrays), updates, strict=True):
         bits = np.unpackbits(words.view(np.uint8))
@@ -183,7 +183,7 @@ def test_the_server_holds_no_single_update(monkeypatch: pytest.MonkeyPatch) -> N
         signs = np.sign(words[:-1].view(np.int64)) * np.sign(update)
         assert abs(signs.mean()) < 5 / np.sqrt(signs.size)
 
-    # The negative control: without masks the same look finds every single update.
+    # Negative control: without masks the same search finds every single update.
     monkeypatch.setattr(masking, "mask", lambda words, *rest: words)
     grid.received.clear()
     masked.run_round(model, Position(0, 1), everyone(masked))
@@ -191,7 +191,7 @@ def test_the_server_holds_no_single_update(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def _when(grid: MemoryGrid, node: int, kind: str, act: object) -> None:
-    """Let something happen to the messages of one kind to one node."""
+    """Apply `act` to messages of one kind to one node."""
 
     def trouble(message: Message) -> Message | None:
         return act(message) if message.metadata.message_type == kind else grid.answer(message)  # type: ignore[operator]
@@ -232,7 +232,7 @@ def test_an_update_out_of_range_or_a_mask_that_does_not_cancel_refuses_the_round
 
     def enlarged(message: Message) -> Message:
         reply = grid.answer(message)
-        reply.content["metrics"]["fits"] = 0  # as a client whose update has diverged says
+        reply.content["metrics"]["fits"] = 0  # the reply of a client whose update has diverged
         return reply
 
     _when(grid, node_of(5), PREPARE, enlarged)
@@ -286,7 +286,7 @@ def _usual(answer: dict[str, np.ndarray]) -> ClientApp:
 def test_an_app_that_existed_before_is_masked_too() -> None:
     grid, targets = MemoryGrid(), [np.array([k, 1.0 - k]) for k in range(4)]
     for number, target in enumerate(targets):
-        # Names in another order than the alphabet's, and one array is two-dimensional.
+        # The names are not in alphabetical order, and one array is two-dimensional.
         grid.add(number, _usual({"z": target[:1], "a": target[1:].reshape(1, 1)}))
     profiles = [WireProfile(f"site-{k}", 10, 1) for k in range(4)]
     design, _ = own_blueprint(
@@ -315,7 +315,8 @@ def test_a_client_tells_one_distance_a_round_masks_once_and_sends_nothing_in_the
         app(ask, context)
     first = app(_message({"w": np.zeros(2)}, DRIFT_QUERY), context).content["metrics"]["drift"]
     assert first == pytest.approx(5**0.5)
-    app(_message({"w": np.zeros(2)}, DRIFT_QUERY), context)  # the answer may have been lost
+    # the same question again is allowed, because the answer may have been lost
+    app(_message({"w": np.zeros(2)}, DRIFT_QUERY), context)
     with pytest.raises(InputError, match="another mean"):
         app(_message({"w": np.ones(2)}, DRIFT_QUERY), context)
     with pytest.raises(InputError, match="restarted"):
@@ -363,7 +364,7 @@ def test_a_lost_report_makes_psi_unbounded_for_that_client_alone(tmp_path: Path)
 
     def restarted(message: Message) -> Message:
         if message.content["config"]["round"] == 6:
-            fed.grid.contexts.pop(victim, None)  # the node was killed after its masked update went out
+            fed.grid.contexts.pop(victim, None)  # the node was killed after it sent its masked update
         return fed.grid.answer(message)
 
     _when(fed.grid, victim, DRIFT_QUERY, restarted)
@@ -406,7 +407,7 @@ def test_a_lie_about_the_drift_moves_nobody_elses_psi(tmp_path: Path, lie: float
     fed.serve()
     a, b = psi_of(honest.run_folder), psi_of(fed.run_folder)
     np.testing.assert_array_equal(np.delete(a, 2), np.delete(b, 2))
-    assert b[2] > 0.0  # a client that took part is never at zero, whatever it says
+    assert b[2] > 0.0  # a participant never has Psi zero, whatever it reports
     if not lie >= 0.0:
         assert np.isinf(b[2])
     assert sifu.open_run(fed.run_folder).verify().problems == []

@@ -1,4 +1,4 @@
-"""Every method executes a request over Flower's messages, through the same code as on the embedded engine."""
+"""Requests of every method over Flower's messages, through the same code as on the embedded engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sifu.methods.registry import METHODS
 
 
 def spec_for(method: str) -> object:
-    """Return a spec that the method can work with; seeded noise, so that both engines draw the same."""
+    """Return a spec that the method supports, with seeded noise, so that both engines draw the same noise."""
     sections: dict = {"keep": {"updates_every": 2}, "privacy": {"noise": "seeded"}}
     if method == "groups":
         sections["groups"] = {"count": 3, "rounds": 2}
@@ -25,7 +25,7 @@ def spec_for(method: str) -> object:
     return small_spec(stop={"max_rounds": 6, "target": 0.0, "evaluate_every": 3}, **sections)
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {"closed_form"}))  # whose heads are solved, not trained
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"closed_form"}))  # closed-form heads are solved, not trained
 def test_a_request_ends_as_on_the_embedded_engine(tmp_path: Path, method: str) -> None:
     spec = spec_for(method)
     fed = Federation(tmp_path, spec)  # type: ignore[arg-type]
@@ -34,7 +34,7 @@ def test_a_request_ends_as_on_the_embedded_engine(tmp_path: Path, method: str) -
     sifu.open_run(fed.run_folder).request([name], "one", method=method)
     fed.grid.sent.clear()
     embedded = sifu.train(spec, run=tmp_path / "embedded")  # type: ignore[arg-type]
-    # Seeded noise certifies nothing; both have to be told that this is meant.
+    # Seeded noise certifies nothing, so both engines need the explicit level `none`.
     embedded.forget([name], "one", method=method, level="none")
     done = fed.serve(level="none")
     assert done == ["one"]

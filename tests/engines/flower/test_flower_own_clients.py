@@ -1,4 +1,6 @@
-"""ClientApps that existed before, functions of any framework, the ready app, and the strategy that only records."""
+"""Clients without sifu's ready app: existing ClientApps, functions of any framework, and the strategy that only
+records.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ TARGETS = [np.array([1.0, 2.0]), np.array([3.0, -1.0]), np.array([0.0, 4.0]), np
 
 
 def usual_app(target: np.ndarray, samples: int) -> ClientApp:
-    """Return a ClientApp as Flower's own examples have it: it knows nothing of us."""
+    """Return a ClientApp like those of Flower's own examples, without any sifu code."""
     app = ClientApp()
 
     @app.train()
@@ -60,7 +62,7 @@ def function_app(target: np.ndarray, samples: int, name: str) -> ClientApp:
 
 
 def _with_profile(app: ClientApp, number: int, samples: int) -> ClientApp:
-    """Add a profile to one app for all nodes: what differs is asked of the node's own context."""
+    """Add a profile to an app that all nodes share: each node's name and sample count come from its context."""
     nodes = {100 + number: (f"site-{number}", samples)}
     return add_profile(app, lambda context: nodes[context.node_id][0], lambda context: nodes[context.node_id][1])
 
@@ -88,7 +90,7 @@ def test_clients_of_any_kind_take_part_forget_and_are_conditional(tmp_path: Path
     for _ in range(5):
         expected = sum(w * (expected + 0.5 * (t - expected)) for w, t in zip(weights, TARGETS, strict=True))
     np.testing.assert_allclose(reader.load_model(reader.tip), expected, atol=1e-12)
-    # Two of them know nothing of several models at once: all are rehearsed with one by one.
+    # Two clients cannot evaluate several models in one message, so every client is asked for one model at a time.
     assert [evaluation.samples for evaluation in reader.evaluations() if evaluation.subset.startswith(REHEARSED)] == [
         100
     ] * 3
@@ -149,7 +151,7 @@ def test_the_server_holds_nothing_of_a_client_that_is_left_out() -> None:
 
 
 def test_a_function_that_hands_out_a_trained_model_is_found_out() -> None:
-    """A server and clients in one process may share a module: Scratch would begin with what was trained."""
+    """A server that shares a module with its clients would start Scratch from trained weights; it is refused."""
     kept = {"w": np.zeros(2)}
     handed_out = FreshModels(lambda: kept, 0, ModelLayout(("w",), ((2,),), "float64"))
     fresh = handed_out(1)

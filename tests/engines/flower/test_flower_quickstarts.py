@@ -1,5 +1,6 @@
-"""Apps in the manner of Flower's quickstarts run as they are, or with the diff of docs/flower-app.md: PyTorch with
-BatchNorm, Lightning's loop, and scikit-learn."""
+"""Apps like Flower's quickstarts (PyTorch with BatchNorm, a Lightning loop, scikit-learn), unchanged or with the diff
+of docs/flower-app.md.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def share_of(context: Context) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Net(nn.Module):
-    """A small network with a layer whose state holds a whole number."""
+    """Small network with a layer whose state contains an integer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class Net(nn.Module):
 
 
 def torch_app() -> ClientApp:
-    """Return an app in the manner of Flower's PyTorch quickstart."""
+    """Return an app like Flower's PyTorch quickstart."""
     app = ClientApp()
 
     @app.train()
@@ -124,7 +125,7 @@ def sklearn_app(*, evaluates: bool = True) -> ClientApp:
 
 
 def grid_with(app: Callable[[], ClientApp], nodes: int = 4) -> MemoryGrid:
-    """Return nodes that all run the same app, as Flower has it."""
+    """Return a grid whose nodes all run the same app, as in Flower."""
     grid = MemoryGrid()
     for number in range(nodes):
         grid.add(100 + number, app(), **{"partition-id": number, "num-partitions": nodes})
@@ -160,10 +161,10 @@ def test_a_pytorch_app_trains_forgets_and_is_certified_as_it_is(tmp_path: Path) 
     assert central == [1, 2, 3, 4]
     assert "central evaluation after 4 rounds: {'accuracy': 0.5}" in told
     state = saved[-1].to_torch_state_dict()
-    Net().load_state_dict(state)  # whole: the counter of BatchNorm, too
+    Net().load_state_dict(state)  # the state is complete, with the counter of BatchNorm
     assert state["layers.1.num_batches_tracked"] == 0
     assert np.isfinite(state["layers.1.running_mean"].numpy()).all()
-    # Noise would make a variance of BatchNorm negative, and every output NaN.
+    # Scratch, because noise would make a variance of BatchNorm negative and every output NaN.
     run.request(["node-102"], "leaves", method="scratch")
     grid.sent.clear()
     assert serve_on_flower(grid, settings, make, HASTY) == ["leaves"]
@@ -273,7 +274,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 class LitNet(nn.Module):
-    """Module in the manner of a LightningModule: it says what a step is and which optimiser takes it."""
+    """Module like a LightningModule: it defines the training step and the optimiser."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -316,7 +317,7 @@ def lightning_app() -> ClientApp:
 
 
 def patched(files: dict[str, str]) -> tuple[dict[str, str], int]:
-    """Return an app with the diff of the page, and the number of lines it changes or adds."""
+    """Return an app with the diff of the page applied, and the number of lines that the diff changes or adds."""
     (diff,) = re.findall(r"```diff\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
     changed, name, before, stays, count = dict(files), "", "", False, 0
     for line in diff.splitlines():
@@ -379,7 +380,7 @@ def test_a_quickstart_forgets_with_at_most_five_changed_lines(
 def test_scratch_is_exact_with_keys_and_declared_preprocessing_only(
     tmp_path: Path, cli: Command, with_spec: bool, preprocessing: str, keyed: bool, level: str
 ) -> None:
-    """The conditions in docs/flower-app.md are necessary and sufficient."""
+    """The conditions for an exact Scratch in docs/flower-app.md are necessary and sufficient."""
     run, grid = tmp_path / "run", grid_with(torch_app)
     config: dict[str, object] = {"run": str(run), "wait": 0.2, "insecure-identity": not keyed}
     if with_spec:
@@ -430,7 +431,9 @@ def test_an_app_with_the_diff_is_built_by_flower(tmp_path: Path) -> None:
 
 
 def test_clients_that_are_told_no_rate_take_one_step_along_their_update(tmp_path: Path) -> None:
-    """Flower's scikit-learn quickstart is such a case: its `train_config` is empty."""
+    """Without a rate in `train_config`, as in Flower's scikit-learn quickstart, a client's update counts as one step at
+    rate 1.
+    """
     run, first = tmp_path / "run", [np.zeros((10, 64)), np.zeros(10)]
     config = {"run": str(run), "insecure-identity": True, "wait": 0.1}
 
@@ -457,7 +460,9 @@ def test_what_the_strategy_cannot_do_is_refused(tmp_path: Path) -> None:
 
 
 def test_flare_starts_flower_with_an_option_that_flower_refuses() -> None:
-    """This is why NVIDIA FLARE does not run these apps (docs/flower.md). If it fails, try FLARE's simulator again."""
+    """FLARE starts Flower with a refused option, so it cannot run these apps (docs/flower.md). If this fails, try FLARE
+    again.
+    """
     flare = pytest.importorskip("nvflare.app_opt.flower")
     (option,) = {"--serverappio-api-address"} & {
         word.strip("\"'f{},") for path in Path(flare.__file__).parent.rglob("*.py") for word in path.read_text().split()

@@ -1,4 +1,4 @@
-"""Slow clients and rounds in which every training fails: no round waits for nothing, and nothing ends quietly."""
+"""Slow clients, and rounds in which every training fails: no round waits in vain, and no failure is silent."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from sifu.errors import InputError, NoClientResponseError
 from sifu.theory.facts import CLOSED_EARLY
 
 PATIENT = Patience(timeout=600.0, pause=0.0, poll=0.01)
-"""Patience with which a test that waits for a slow client does not end."""
+"""Patience that does not end a test that waits for a slow client."""
 
 
 class Slow:
-    """A node that works on a message until it is `released`."""
+    """Node that holds a message until it is `released`."""
 
     def __init__(self, grid: MemoryGrid, node: int) -> None:
         self._grid, self._messages = grid, []
@@ -36,7 +36,7 @@ class Slow:
         self._messages.append(message)
 
     def release(self) -> None:
-        """Answer all that waits."""
+        """Answer all held messages."""
         for message in self._messages:
             self._grid._replies[message.metadata.message_id] = self._grid.answer(message)
         self._messages = []
@@ -136,7 +136,7 @@ def test_waiting_is_for_flower(tmp_path: Path) -> None:
 
 
 class FailingTraining:
-    """Nodes whose training fails while everything else works, until `mended`."""
+    """Nodes whose training fails, while everything else works, until `mended`."""
 
     def __init__(self, grid: MemoryGrid) -> None:
         self._grid, self.rounds, self.mended = grid, 0, False
@@ -164,11 +164,11 @@ def test_rounds_in_which_every_training_fails_stop_the_run_with_the_clients_own_
     with run.reader() as reader:
         rounds = [row.node for row in reader.nodes_by_number().values() if row.node.kind == "round"]
     counted = [node for node in rounds if node.regularity.total_samples > 0]
-    assert len(counted) == 8  # the five that were lost did not use up max_rounds
+    assert len(counted) == 8  # the five lost rounds do not count towards max_rounds
     assert len(rounds) == 13
     assert run.status().phase == "ready"
     assert run.verify().problems == []
-    fed.serve()  # and neither do they when the run is opened again
+    fed.serve()  # nor do they when the run is opened again
     with run.reader() as reader:
         assert len([row for row in reader.nodes_by_number().values() if row.node.kind == "round"]) == 13
 

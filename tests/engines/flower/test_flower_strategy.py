@@ -1,4 +1,4 @@
-"""Every argument and method of Flower's FedAvg is honoured by `ForgettingFedAvg`, or refused with a sentence."""
+"""Arguments and methods of Flower's FedAvg: `ForgettingFedAvg` honours each, or refuses it with a message."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROUNDS = 3
 
 
 def mean_app(number: int, wrong: bool = False) -> ClientApp:
-    """Return a client as Flower's examples have it; a `wrong` one answers with something that is not a number."""
+    """Return a client like those of Flower's examples; a `wrong` one answers with NaN."""
     app = ClientApp()
 
     @app.train()
@@ -61,7 +61,7 @@ def four_nodes(wrong: int = -1) -> MemoryGrid:
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the patience: nodes in memory answer at once."""
+    """Shorten the patience, because nodes in memory answer at once."""
     monkeypatch.setattr("sifu.server.flower_app.Settings.patience", Patience(timeout=0.05, pause=0.0, poll=0.01))
 
 
@@ -70,7 +70,7 @@ Start = Callable[..., Result]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    """Start a strategy with some arguments on four nodes."""
+    """Return a function that starts a strategy with some arguments on four nodes."""
 
     def begin(
         grid: MemoryGrid | None = None,
@@ -92,7 +92,7 @@ def context_of(folder: Path, **config: object) -> Context:
 
 
 def asked(grid: MemoryGrid, kind: str) -> list[int]:
-    """Return how many nodes each round's messages of a kind went to."""
+    """Return, for each round, how many nodes received a message of a kind."""
     rounds: dict[int, set[int]] = {}
     for message in grid.sent:
         if message.metadata.message_type == kind and "client" in message.content["config"]:
@@ -105,14 +105,14 @@ def check_fraction_train(start: Start, folder: Path) -> None:
     grid = four_nodes()
     start(grid, options={"fraction_train": 0.5})
     assert sifu.open_run(folder / "run").spec.server.participation == "poisson(0.5)"
-    assert asked(grid, TRAIN) == [4, 1, 2]  # all were counted before the first round
+    assert asked(grid, TRAIN) == [4, 1, 2]  # the first round needs every node's sample count
 
 
 def check_fraction_evaluate(start: Start, folder: Path) -> None:
     grid = four_nodes()
     start(grid, options={"fraction_evaluate": 0.5})
     assert asked(grid, EVALUATE)[1:] == [2] * (ROUNDS - 1)
-    # The initial model and each round's, and no noised copies: their evaluators would differ from the model's.
+    # Evaluations of the initial model and of each round's model; noised copies would be evaluated by other nodes.
     assert sum(message.metadata.message_type == EVALUATE for message in grid.sent) == 2 * (1 + ROUNDS)
 
 
@@ -123,7 +123,7 @@ def check_min_evaluate_nodes(start: Start, folder: Path) -> None:
 
 
 def test_noise_is_rehearsed_if_everyone_evaluates(start: Start) -> None:
-    """Without a sample, noised copies are evaluated, too: what noise costs can be predicted."""
+    """If every node evaluates, noised copies are evaluated too, so that the cost of noise can be predicted."""
     grid = four_nodes()
     start(grid, options={"fraction_evaluate": 0.5, "min_evaluate_nodes": 4})
     assert sum(message.metadata.message_type == EVALUATE for message in grid.sent) > 4 * (1 + ROUNDS)
@@ -170,7 +170,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("argument", inspect.signature(FedAvg).parameters)
 def test_every_argument_is_honoured_or_refused(argument: str, start: Start, tmp_path: Path) -> None:
-    """An argument that a new version of Flower brings fails here."""
+    """Every argument of FedAvg is honoured or refused; a new argument in a later version of Flower fails here."""
     if argument in REFUSED:
         with pytest.raises(
             InputError, match=f"{argument} = 'other' does not apply to ForgettingFedAvg: .*{REFUSED[argument]}"
@@ -245,7 +245,7 @@ def test_metrics_and_log_are_those_of_fedavg(
     result = start(grid, evaluate_fn=central, **configs)
     assert seen == [0, 1, 2, 3]
     assert result.evaluate_metrics_serverapp[0]["norm"] == 0.0
-    # The refused reply of the fourth client counts neither for the model nor for the metrics.
+    # The refused reply of the fourth client counts neither in the model nor in the metrics.
     loss = (10 * 0 + 20 * 1 + 30 * 2) / 60
     assert [metrics["train_loss"] for metrics in result.train_metrics_clientapp.values()] == pytest.approx([loss] * 3)
     own = (20 * 1 + 30 * 2 + 40 * 3) / 100
@@ -278,7 +278,7 @@ def test_metrics_that_cannot_be_aggregated_do_not_stop_a_run(start: Start, tmp_p
 
 
 def test_no_client_that_knows_nothing_of_us_is_asked_what_it_cannot_answer(start: Start) -> None:
-    """Flower logs a traceback for every message that an app has no function for."""
+    """Clients without sifu code get only the messages they can answer; Flower logs a traceback for any other."""
     grid = four_nodes()
     start(grid)
     assert {message.metadata.message_type for message in grid.sent} == {TRAIN, EVALUATE}

@@ -1,4 +1,6 @@
-"""Networks that groups tune over Flower's messages: forgetting takes no round, and leaves what others made alone."""
+"""Networks that groups tune over Flower's messages: forgetting takes no round and leaves other groups' networks
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ MODULE, ADAPTED = "public_backbone:make", "public_backbone:make_with_adapter"
 
 
 def tuned_spec(tune: str = "blocks", **sections: Any) -> Spec:
-    """Return a spec of eight clients with a few digits each; three groups tune twelve features of them."""
+    """Return a spec with eight clients of a few digits each; three groups tune a backbone of twelve features."""
     sifu.allow_code(MODULE, ADAPTED)
     usual: dict[str, Any] = {
         "model": {"kind": "ridge", "outputs": 10},
@@ -77,7 +79,7 @@ def trainings(fed: Federation) -> dict[str, int]:
 
 
 def forget(fed: Federation, name: str) -> None:
-    """Execute a request of one client; `grid.sent` then holds the messages that this took."""
+    """Execute a request of one client; afterwards `grid.sent` contains only the messages of this request."""
     run = sifu.open_run(fed.run_folder)
     run.request([name], "gone")
     fed.grid.sent.clear()
@@ -89,7 +91,7 @@ def forget(fed: Federation, name: str) -> None:
 
 
 def networks_of(folder: Path) -> dict[int, np.ndarray]:
-    """Return the tuned network of each group, as far as it is kept."""
+    """Return the kept tuned network of each group."""
     with RunReader(folder) as reader:
         kept = reader.models()
         return {row.grp: reader.load_model(node) for node, row in reader.group_models().items() if node in kept}
@@ -159,7 +161,8 @@ def test_blocks_forget_without_a_round_and_are_those_of_a_world_without_the_clie
         blocks = recorded_blocks(Spec.from_mapping(reader.spec), reader.layout)
     whole = kept_sum(never.run_folder)
     assert kept_sum(fed.run_folder) == drop(whole, blocks, {group})
-    assert kept_sum(fed.run_folder) != whole  # a hit group has a network in the counterfactual, too
+    # negative control: in the counterfactual the client's group still has a network
+    assert kept_sum(fed.run_folder) != whole
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -170,7 +173,7 @@ def test_a_merge_forgets_in_one_round_of_statistics(tmp_path: Path, masked: bool
     forget(fed, fed.data[2].name)
     kinds = (PREPARE_STATISTICS, SEND_MASKED_STATISTICS) if masked else (STATISTICS,)
     assert trainings(fed) == dict.fromkeys(kinds, 7)
-    # The merge travels, not the networks that it was made of; and only to those who compute with it.
+    # Only the merge is sent, not the networks it was made of, and only to clients that compute with it.
     for message in fed.grid.sent:
         carried = [name for name in message.content if name.startswith(NETWORK)]
         assert carried == ([] if kind_of(message) in (SEND_MASKED_STATISTICS, "query.sifu_profile") else ["network-0"])
@@ -210,7 +213,7 @@ def test_a_network_that_was_struck_is_tuned_again_and_asked_for_once(tmp_path: P
     group = group_of_client(fed.run_folder, name)
     rest = sum(group_of_client(fed.run_folder, client.name) == group for client in fed.data if client.name != name)
     kinds = (PREPARE_STATISTICS, SEND_MASKED_STATISTICS) if masked else (STATISTICS,)
-    solves = 2 if masked else 1  # without anyone's own statistics the forget itself takes a round
+    solves = 2 if masked else 1  # without clients' separate statistics the forget itself needs a round
     assert trainings(fed) == {TRAIN: 2 * rest} | dict.fromkeys(kinds, 7 * solves)
     assert networks_of(fed.run_folder).keys() == {0, 1, 2}
     assert np.any(kept_sum(fed.run_folder).gram != drop_of(fed.run_folder, group))
@@ -228,10 +231,10 @@ def drop_of(folder: Path, group: int) -> np.ndarray:
     ("module", "trainable", "tuned"), [(MODULE, "all", 492), (MODULE, "4", 444), (ADAPTED, "4.down,4.up", 96)]
 )
 def test_only_what_is_tuned_travels(tmp_path: Path, module: str, trainable: str, tuned: int) -> None:
-    """The bytes of every message grow with what is tuned, not with the network; adapters are one case of it."""
+    """Messages contain only the tuned parameters, not the whole network; adapters are one case."""
     fed = plain(tmp_path, tuned_spec(features={"module": module, "trainable": trainable}))
     fed.serve()
-    size = 4 * (tuned + 12 * 10 + 10)  # and a last layer that is thrown away
+    size = 4 * (tuned + 12 * 10 + 10)  # plus a last layer that is discarded
     network = public_backbone.make_with_adapter() if module == ADAPTED else public_backbone.make()
     assert tuned <= sum(parameter.numel() for parameter in network.parameters())
     for message in (*fed.grid.sent, *fed.grid.received):
@@ -299,7 +302,7 @@ def test_a_node_that_never_returns_is_absent_and_one_with_another_key_does_not_r
     stranger = fed.grid.apps[fed.nodes[gone]]
 
     def replaced() -> None:
-        """Remove the node after the first separate round, and add one with another key in its place."""
+        """Remove the node after the first separate round, and add one with another key."""
         del fed.grid.apps[fed.nodes[gone]]
         fed.grid.add(77, stranger, new_key(tmp_path, "stranger")[1])
 
@@ -314,7 +317,8 @@ def test_a_node_that_never_returns_is_absent_and_one_with_another_key_does_not_r
     )
     fed.grid.sent.clear()
     fed.serve()
-    assert fed.contacted() >= {"stranger"}  # with its new key on the list it is the same client, and in the next head
+    # with its new key on the list it is the same client again, and part of the next head
+    assert fed.contacted() >= {"stranger"}
     assert "absent" not in last_solve(fed.run_folder)
     sound(fed.run_folder)
 
@@ -325,12 +329,12 @@ def test_a_straggler_is_late_in_rounds_apart_and_in_the_head(tmp_path: Path) -> 
     fed.grid.trouble[fed.nodes[late]] = lambda message: None if kind_of(message) == TRAIN else fed.grid.answer(message)
     fed.serve(patience=replace(HASTY, wait=Wait.parse("60%")))
     assert (late, True) in [(client, what.startswith("late")) for client, what in incidents_of(fed.run_folder)]
-    assert "absent" not in last_solve(fed.run_folder)  # it was late for two rounds, and sent its statistics
+    assert "absent" not in last_solve(fed.run_folder)  # it was late for two rounds but sent its statistics
     sound(fed.run_folder)
 
 
 class KilledError(Exception):
-    """Stand-in for a kill."""
+    """Error that stands for a kill."""
 
 
 def killed() -> None:
@@ -363,7 +367,7 @@ def test_a_server_that_is_killed_in_a_forget_loses_nothing(
     def record(self: RunWriter, kind: str, *rest: Any) -> Any:
         recorded = usual(self, kind, *rest)
         if kind == event:
-            killed()  # before anything is committed
+            killed()  # before any commit
         return recorded
 
     with monkeypatch.context() as patched:
@@ -395,7 +399,7 @@ def test_a_client_that_joins_later_touches_statistics_only(tmp_path: Path) -> No
     assert all(np.array_equal(networks[group], before[group]) for group in before)
     forget(fed, newcomer.name)
     assert trainings(fed) == {}
-    assert networks_of(fed.run_folder).keys() == before.keys()  # it was in no group while they tuned
+    assert networks_of(fed.run_folder).keys() == before.keys()  # the newcomer was in no group during tuning
 
 
 def test_adapters_of_a_language_model_are_tuned_forgotten_and_all_that_travels(tmp_path: Path) -> None:
@@ -410,7 +414,7 @@ def test_adapters_of_a_language_model_are_tuned_forgotten_and_all_that_travels(t
     fed.serve()
     with RunReader(fed.run_folder) as reader:
         adapters = reader.group_layout.size
-    assert adapters == 2 * 2 * 8 + 8 * 3 + 3  # and a last layer that is thrown away; the model has 240 parameters
+    assert adapters == 2 * 2 * 8 + 8 * 3 + 3  # with a last layer that is discarded; the model has 240 parameters
     for message in (*fed.grid.sent, *fed.grid.received):
         if kind_of(message) == TRAIN:
             assert sum(array.numpy().size for array in message.content[ARRAYS].values()) == adapters
@@ -436,7 +440,7 @@ def language_spec(model: Path, **features: Any) -> Spec:
 
 
 def test_four_nodes_tune_adapters_of_a_transformer_on_their_texts(tmp_path: Path) -> None:
-    """Strings stay on the nodes, adapters travel, and the run is that of the embedded engine on the same texts."""
+    """Texts stay on the nodes, adapters are sent, and the run equals the embedded engine's run on the same texts."""
     pytest.importorskip("transformers")
     spec = language_spec(save_text_model(tmp_path / "model", WORDS))
     sites = [reviews(number) for number in range(4)]
@@ -456,7 +460,7 @@ def test_four_nodes_tune_adapters_of_a_transformer_on_their_texts(tmp_path: Path
     networks, other = networks_of(fed.run_folder), networks_of(tmp_path / "other")
     for tuned, vector in networks_of(tmp_path / "embedded").items():
         np.testing.assert_allclose(networks[tuned], vector, rtol=0, atol=1e-5)
-    assert np.abs(networks[group] - other[group]).max() > 1e-4  # other texts tune other adapters
+    assert np.abs(networks[group] - other[group]).max() > 1e-4  # different texts give different adapters
     np.testing.assert_allclose(head_of(fed.run_folder), head_of(tmp_path / "embedded"), rtol=0, atol=1e-3)
     forget(fed, "site-1")
     assert trainings(fed) == {}

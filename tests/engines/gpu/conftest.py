@@ -1,4 +1,4 @@
-"""Kernels run on a GPU where there is one, and in Triton's interpreter otherwise (see the conftest above)."""
+"""Fixtures for GPU kernels, which run on a GPU if there is one and in Triton's interpreter otherwise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sifu.theory.participation import Participation
 
 @dataclass(frozen=True)
 class SomeClient:
-    """A client with random data."""
+    """Client with random data."""
 
     name: str
     x: np.ndarray
@@ -38,7 +38,7 @@ def some_clients(seed: int, count: int, samples: int, shape: tuple[int, ...], cl
 
 @pytest.fixture
 def make_federation() -> Callable[..., tuple[SimulatedFederation, tuple[SomeClient, ...]]]:
-    """Return a maker of a small federation of a ConvNet or a softmax regression, and its data."""
+    """Return a function that makes a small federation of a ConvNet or a softmax regression, with its data."""
 
     def make(
         model: ConvNet | tuple[int, int],

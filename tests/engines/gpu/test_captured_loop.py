@@ -1,4 +1,4 @@
-"""Groups tune networks on a device, a GPU where there is one: held against the plain loop."""
+"""Tuning of networks by groups on a device (a GPU if there is one), compared with the plain loop."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def network_of(public: nn.Module | None = None) -> TunedNetwork:
 
 
 def rounds_of(engine: Any, rounds: int = 2, groups: list[np.ndarray] = GROUPS) -> list[np.ndarray]:
-    """Return the models of groups after rounds from the public network."""
+    """Return the models of the groups after some rounds from the public network."""
     start = engine.initial_model(0)
     wanted = RoundsWanted(
         StopSpec(0.0, 0, 3 + rounds, 2**62), start.astype(np.float64), evaluated=np.zeros(0, np.int64)
@@ -85,7 +85,7 @@ def test_groups_tune_as_the_plain_loop_does(training: LocalTraining, lanes: int)
 def test_a_group_has_the_same_bits_whoever_is_in_the_others_and_whatever_lanes_there_are() -> None:
     training = LocalTraining(0.05, 2, 4, 0.9)
     whole = rounds_of(TuningOnDevice(clients_of(), network_of(), training, 1, DEVICE, lanes=3))[0]
-    # Other data, another size and another place of everyone else.
+    # All other clients have other data, sizes and positions.
     others = clients_of((7, 4, 9, 5, 31))
     alone = TuningOnDevice(others, network_of(), training, 1, DEVICE, lanes=2)
     assert np.array_equal(rounds_of(alone, groups=[GROUPS[1], GROUPS[0]])[1], whole)
@@ -96,7 +96,7 @@ def test_a_group_has_the_same_bits_whoever_is_in_the_others_and_whatever_lanes_t
 
 
 def test_batches_are_filled_up_with_a_clients_own_samples() -> None:
-    """A sample that makes NaN of everything spoils its own client's group, and no other one."""
+    """A sample that turns everything into NaN affects its own client's group and no other."""
     clients = clients_of()
     clients[0] = replace(clients[0], x=np.full_like(clients[0].x, np.finfo(np.float32).max))
     engine = TuningOnDevice(
@@ -110,10 +110,10 @@ def test_batches_are_filled_up_with_a_clients_own_samples() -> None:
 
 
 class Overflowing(nn.Module):
-    """Module that returns its input, and NaN for numbers that cannot be doubled."""
+    """Module that returns its input, or NaN for numbers whose double overflows."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return infinity minus infinity where doubling overflows."""
+        """Return the input; where doubling overflows, infinity minus infinity gives NaN."""
         return x + (2 * x - 2 * x)
 
 
@@ -128,25 +128,25 @@ def test_layers_that_draw_are_keyed_by_their_place() -> None:
 
 
 class Remembering(nn.Module):
-    """Module that adds what it saw before to what it sees."""
+    """Module whose output depends on earlier inputs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen = 0.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a sum with the past."""
+        """Return the input plus a sum over earlier inputs."""
         self.seen = self.seen + 0.01 * x.detach().mean()
         return x + self.seen
 
 
 class RememberingTogether(Remembering):
-    """The same with one memory for all copies, in a tensor that is changed where it is."""
+    """Module like `Remembering`, with one memory for all copies, in a tensor that is changed in place."""
 
     everyones: ClassVar[dict[torch.device, torch.Tensor]] = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a sum with the past of all copies."""
+        """Return the input plus a sum over the earlier inputs of all copies."""
         seen = self.everyones.setdefault(x.device, torch.zeros((), device=x.device))
         seen.add_(0.01 * x.detach().mean())
         return x + seen
@@ -198,7 +198,7 @@ def test_a_run_tuned_on_a_gpu_forgets_exactly_and_says_that_its_bits_are_trusted
     if DEVICE == "cpu":
         monkeypatch.setattr(devices, "GPU", "cpu")
         monkeypatch.setattr(devices, "why_no_gpu", lambda: None)
-    # A drawn key may put client-3 into a group alone, which is not built again.
+    # A random key could put client-3 into a group by itself, which is not rebuilt.
     monkeypatch.setattr("sifu.store.unfinished._group_key", lambda spec: bytes(32))
     run = sifu.train(spec_of(), run=tmp_path / "run", clients=clients_of(), device="cuda", precision="bfloat16")
     assert isinstance(run.engine(), TunedOnDevice)
@@ -209,8 +209,8 @@ def test_a_run_tuned_on_a_gpu_forgets_exactly_and_says_that_its_bits_are_trusted
     assert run.rebuild() == 1
     assert run.verify().problems == []
     assert sifu_verifier.verify(tmp_path / "run") == []
-    # A CPU does better than what the run was begun with; a run begun there is not tuned further on a GPU. Forgetting
-    # reads files alone, so it works there too.
+    # A run begun on a GPU may continue on a CPU, which is more precise; a run begun on a CPU is not tuned further on a
+    # GPU. Forgetting only reads files, so it works there too.
     sifu.open_run(tmp_path / "run", clients=clients_of(), device="cpu").forget(["client-1"], "next")
     sifu.train(spec_of(), run=tmp_path / "cpu", clients=clients_of(), device="cpu")
     begun_on_cpu = sifu.open_run(tmp_path / "cpu", clients=clients_of(), device="cuda")
@@ -233,7 +233,9 @@ def whole_sum(folder: Path) -> Statistics:
 def test_both_counterfactuals_have_the_same_bits_on_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int, precision: str
 ) -> None:
-    """The leaver is the largest client: a layout that followed from it would show."""
+    """The run and its counterfactual agree bit for bit although the leaver is the largest client, whose size a layout
+    could show.
+    """
     if DEVICE == "cpu":
         monkeypatch.setattr(devices, "GPU", "cpu")
         monkeypatch.setattr(devices, "why_no_gpu", lambda: None)
@@ -251,7 +253,7 @@ def test_both_counterfactuals_have_the_same_bits_on_the_device(
     hit = {group_of(bytes(32), leaver, 2)}
     expected = drop(whole_sum(tmp_path / "never"), blocks, hit)
     assert whole_sum(tmp_path / "run") == expected
-    # The negative control: one sample of a client that stays is another one.
+    # Negative control: one sample of a remaining client differs.
     changed = everyone[:-1]
     stays = next(n for n, client in enumerate(changed) if group_of(bytes(32), client.name, 2) not in hit)
     changed[stays] = replace(changed[stays], y=(changed[stays].y + 1) % 3)
@@ -260,7 +262,7 @@ def test_both_counterfactuals_have_the_same_bits_on_the_device(
 
 
 def test_control_a_device_that_does_not_repeat_its_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise of the size of rounding in what a lane returns, as sums in a changing order would bring it."""
+    """Negative control: noise of the size of rounding, as from sums in a changing order, is refused."""
     engine = TuningOnDevice(clients_of(), network_of(), LocalTraining(0.05, 2, 4), 1, DEVICE)
     train, calls = captured_loop._Lane.train, []
 

@@ -1,4 +1,4 @@
-"""Lanes as the paper's authors train: clipped steps, networks without ReLU, accuracy looked at by their rule."""
+"""Lanes in the setting of the paper's authors: clipped steps, networks without ReLU, their evaluation rule."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def one_round(federation: Any, data: Any) -> np.ndarray:
 
 
 def round_of_the_loop(federation: Any) -> np.ndarray:
-    """Return the same step as the plain loop takes it."""
+    """Return the same step computed by the plain loop."""
     start = federation.initial_model(0)
     return federation.run_round(start, HERE, np.arange(len(federation.clients))).model - start
 
 
 def check_clipping(make_federation: Any, model: Any, training: LocalTraining, tolerance: float, **options: Any) -> None:
-    """Compare with the loop under the same bound; without it, and with another, the loop's step is another."""
+    """Check a clipped step against the loop; without the bound, or with another bound, the loop's step must differ."""
     federation, data = make_federation(model, training=training, strategy="loop", **options)
     step = one_round(federation, data)
     scale = np.abs(step).max()
@@ -91,12 +91,14 @@ def test_clipped_steps_of_linear_models(make_federation: Any, samples: int, feat
 
 
 def test_channels_are_stored_in_eights() -> None:
-    """Three channels into four once came out wrong on an H200: kernels are compiled for multiples of 8 alone."""
+    """Output channels are padded to multiples of 8; a convolution of three channels into four was once wrong on an
+    H200.
+    """
     network = ConvNet((2, 6, 6), (Convolution(3, 1), Convolution(9, 1)), (5,), 3)
     layout = DeviceLayout.of(network)
     assert [(place.channels_in, place.channels_out) for place in layout.convolutions] == [(4, 8), (8, 16)]
     assert np.unique(layout.entries).size == network.parameters
-    assert in_flight(3, 27, 16) == 1  # two passes
+    assert in_flight(3, 27, 16) == 1  # 27 rows need two passes
     assert in_flight(3, 72, 16) == in_flight(3, 16, 16) == 3
 
 
@@ -111,7 +113,7 @@ def test_a_bound_that_is_never_reached_changes_nothing(make_federation: Any) -> 
 
 @pytest.mark.parametrize("start", [0, 21])
 def test_accuracy_is_looked_at_when_it_is_due(make_federation: Any, start: int) -> None:
-    """An evaluation that the device did not expect when it ran ahead is made on demand, as the loop makes it."""
+    """An evaluation that the device did not plan when it ran ahead is made on demand, as in the loop."""
     federation, data = make_federation((6, 3), clients=5, samples=40, dtype="float64")
     begin, active = federation.initial_model(0), np.arange(5)
     stop = StopSpec(target=0.42, max_rounds=70, evaluation="authors")
@@ -132,4 +134,4 @@ def test_accuracy_is_looked_at_when_it_is_due(make_federation: Any, start: int) 
         engine.close()
     assert seen == looked(federation)
     gaps = np.diff(list(seen))
-    assert len(set(gaps.tolist())) > 2  # the rule changes its mind on the way
+    assert len(set(gaps.tolist())) > 2  # the rule changes its interval on the way

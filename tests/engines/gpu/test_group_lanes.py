@@ -1,4 +1,4 @@
-"""A group is a lane: groups that train separately run together and come to the bits of groups that run one by one."""
+"""Groups as lanes: groups trained separately in one program get the bits of groups trained one by one."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def test_groups_together_have_the_bits_of_each_alone(make_federation: Any, parti
     together = all_rounds(engine, models, GROUPS)
     separate = [all_rounds(engine, [model], [members]) for model, members in zip(models, GROUPS, strict=True)]
     assert together == [[group[number][0] for group in separate] for number in range(ROUNDS)]
-    # One group by `run_rounds`, with slots for all clients: the same bits again.
+    # One group by `run_rounds`, with slots for all clients, has the same bits.
     wanted = RoundsWanted(StopSpec(0.0, 0, ROUNDS, 2**40), start.astype(np.float64))
     plain = [done.fetch_model().tobytes() for done in engine.run_rounds(start, Position(0, 0), GROUPS[0], wanted)]
     assert plain == [rounds[0][3] for rounds in together]
-    # Negative control: bits do differ between groups.
+    # Negative control: different groups have different bits.
     assert together[0][0][3] != together[0][2][3]
     engine.close()
 

@@ -1,4 +1,4 @@
-"""The schedule drawn on the device is the one that every other engine draws."""
+"""Schedules drawn on the device: the same as on every other engine."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_participants_batches_and_dropout_are_those_of_the_other_engines(partici
 
 
 def test_another_seed_draws_others() -> None:
-    """Negative control: the comparison above can fail."""
+    """Negative control: another seed draws other participants."""
     drawing = Drawing(3, Participation("fixed", count=3), 2, 2, 0)
     everyone = torch.ones((2, CLIENTS), dtype=torch.bool)
     zero = torch.zeros(2, dtype=torch.int64)

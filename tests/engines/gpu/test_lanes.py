@@ -1,4 +1,4 @@
-"""Lanes agree with the embedded engine round by round, drop out one by one, and pass errors on."""
+"""Lanes: they agree with the embedded engine round by round, end one by one, and pass errors on."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def in_threads(works: list[Callable[[], Any]]) -> list[Any]:
 
 
 def compare(federations: list[Any], data: list[Any], rounds: int, tolerance: float, updates_every: int = 0) -> None:
-    """Compare lanes of one group with each federation alone."""
+    """Compare the lanes of one group with each federation trained alone."""
     engines = lane_engines(federations, data, DEVICE)
     active = np.arange(len(federations[0].clients))[1:]
     start = [federation.initial_model(0).astype(np.float64) for federation in federations]
@@ -104,7 +104,7 @@ def compare(federations: list[Any], data: list[Any], rounds: int, tolerance: flo
     ids=["pooled, dropout", "padded, no hidden layer", "many channels", "odd channels"],
 )
 def test_networks(make_federation: Any, network: ConvNet) -> None:
-    """Between them they take every form of a weight gradient, with images and with activations."""
+    """Together the networks use every form of a weight gradient, on images and on activations."""
     federations = [make_federation(network, seed=seed) for seed in (1, 2)]
     compare([federation for federation, _ in federations], [data for _, data in federations], 2, 1e-5, updates_every=2)
 
@@ -165,7 +165,7 @@ def test_local_updates_and_single_rounds(make_federation: Any) -> None:
 
 
 def test_lanes_that_are_done_drop_out(make_federation: Any) -> None:
-    """Lanes of different lengths; the longest ends although the others are gone."""
+    """Lanes have different lengths, and the longest ends after the others have left."""
     federations = [make_federation((6, 3), seed=seed, clients=5, dtype="float64") for seed in range(5)]
     engines = lane_engines([federation for federation, _ in federations], [data for _, data in federations], DEVICE)
 
@@ -219,7 +219,7 @@ def test_what_cannot_be_a_lane_is_refused(make_federation: Any) -> None:
 
 
 def test_a_network_in_float64_is_refused(make_federation: Any) -> None:
-    """It would be computed in float32, and its facts would say float64."""
+    """A float64 network is refused: lanes would compute it in float32, and its facts would state float64."""
     network = ConvNet((2, 6, 6), (Convolution(3, 1),), (), 3)
     federation, data = make_federation(network, dtype="float64")
     with pytest.raises(InputError, match=r"float32 on a GPU, found model.dtype = 'float64'.*device cpu"):
@@ -227,7 +227,9 @@ def test_a_network_in_float64_is_refused(make_federation: Any) -> None:
 
 
 def test_a_program_is_freed_with_its_last_user() -> None:
-    """Its graphs would otherwise be freed by a collection, perhaps while another thread captures."""
+    """A program is freed with its last reference, not by a later collection, perhaps while another thread captures a
+    graph.
+    """
     network = ConvNet((2, 6, 6), (Convolution(3, 1),), (), 3)
     images, labels = torch.zeros(4, 6, 6, 2, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
     images = with_border(network, images)
@@ -250,7 +252,7 @@ def test_the_collector_rests_until_the_last_capture_is_done() -> None:
     try:
         with without_collector():
             pass
-        assert not gc.isenabled()  # a caller that had turned it off still finds it off
+        assert not gc.isenabled()  # a caller that had disabled the collector finds it disabled
     finally:
         gc.enable()
 
@@ -264,7 +266,7 @@ def test_slots_hold_every_likely_draw() -> None:
 
 
 def test_noise_that_protects_nobody_is_refused(make_federation: Any) -> None:
-    """Lanes draw keyed noise: a run whose certificate would say otherwise must not get an engine."""
+    """Lanes draw keyed noise, so a run whose certificates promise protection by noise gets no lane engine."""
     honest, data = make_federation((6, 3), dtype="float64", clipping=Clipping(0.02, 1.0, "seeded", 1))
     (engine,) = lane_engines([honest], [data], DEVICE)
     engine.close()
@@ -284,7 +286,7 @@ def test_certificates_hear_of_a_lower_precision(make_federation: Any) -> None:
 
 @pytest.mark.parametrize("slots", [1, 5, 20, 100])
 def test_a_lane_is_summed_alike_whoever_runs_beside_it(slots: int) -> None:
-    """Otherwise two runs of one seed would differ by the pace of their neighbours' threads."""
+    """The order of a lane's sums does not depend on the other lanes; otherwise runs of one seed could differ."""
     network = ConvNet((2, 6, 6), (Convolution(3, 1),), (), 3)
 
     def forms(lanes: int) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Rounds run ahead of their consumer change nothing: not a bit, not an error, not who may stop when."""
+"""Rounds computed ahead of their consumer: they change no bit, no error and no stopping point."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.long
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NETWORK = ConvNet((1, 4, 4), (Convolution(2, 1),), (), 2)
 LINEAR = (6, 3)
-"""Model for lanes by themselves: faster, but its sums depend on how many lanes run together."""
+"""Model for single lanes: faster, but its sums depend on how many lanes run together."""
 CHUNK, ROUNDS = 2, 5
 
 
@@ -44,7 +44,7 @@ def stream_of(engine: Any, start: np.ndarray, first: int, rounds: int, **wanted:
 
 
 def seen(done: StreamedRound) -> tuple[Any, ...]:
-    """Return all of a round, to the bit."""
+    """Return every value of a round, to the bit."""
     evaluation = done.evaluation
     return (
         done.participants.tolist(),
@@ -58,7 +58,7 @@ def seen(done: StreamedRound) -> tuple[Any, ...]:
 
 
 def everything(engines: list[Any], **wanted: Any) -> list[list[tuple[Any, ...]]]:
-    """Return all rounds of all lanes, each taken by a separate thread; engines are closed."""
+    """Return all rounds of all lanes, each consumed by a separate thread; close the engines."""
     taken: list[Any] = [None] * len(engines)
 
     def take(place: int) -> None:
@@ -105,7 +105,7 @@ def test_running_ahead_changes_no_bit(
     monkeypatch.setattr(lane_group, "AHEAD", 1)
     assert everything(two_lanes(make_federation, **more), **wanted) == ahead
     assert all(len(lane) == ROUNDS for lane in ahead)
-    # Negative control: bits do differ between lanes.
+    # Negative control: different lanes have different bits.
     assert ahead[0] != ahead[1]
 
 
@@ -117,7 +117,9 @@ def test_a_network_has_the_same_bits_alone_and_in_company(make_federation: Any) 
 
 @pytest.mark.parametrize("taken", [1, 2, 3])
 def test_a_stream_may_be_left_anywhere_and_gone_on_from(make_federation: Any, taken: int) -> None:
-    """A stream may be left in the middle of a chunk and at its end; what was run ahead is dropped."""
+    """A stream may be left in the middle of a chunk or at its end and continued later; rounds computed ahead are
+    dropped.
+    """
     federation, data = make_federation(LINEAR, clients=3)
     engine, whole = lane_engines([federation], [data], DEVICE)[0], lane_engines([federation], [data], DEVICE)
     (expected,) = everything(whole)
@@ -157,9 +159,11 @@ def test_two_streams_of_one_lane_do_not_disturb_each_other(make_federation: Any)
 def test_a_rejected_round_is_named_when_it_is_reached(
     make_federation: Any, monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:
-    """The rounds before it are good, however far the device has run into NaN behind it."""
+    """A rejected round is reported when the consumer reaches it; the rounds before it are valid, however far the device
+    ran.
+    """
     monkeypatch.setattr(lane_group, "AHEAD", ahead)
-    training = LocalTraining(1.0, 3, 2, weight_decay=1e6)  # a model grows 1e18-fold a round
+    training = LocalTraining(1.0, 3, 2, weight_decay=1e6)  # the model grows by a factor of 1e18 per round
     federation, data = make_federation(LINEAR, clients=3, dtype="float32", training=training)
     (engine,) = lane_engines([federation], [data], DEVICE)
     count, error = taken_until_error(stream_of(engine, engine.initial_model(0), 0, 50))
@@ -204,7 +208,9 @@ def test_closing_in_the_middle_ends_the_group(make_federation: Any) -> None:
 
 
 def test_an_error_of_the_device_reaches_whoever_waits(make_federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the rounds that were run before it; the group continues with the next stream."""
+    """An error of the device reaches the consumer after the rounds before it; the group continues
+    with the next stream.
+    """
     federation, data = make_federation(LINEAR, clients=3)
     (engine,) = lane_engines([federation], [data], DEVICE)
     group = engine._group

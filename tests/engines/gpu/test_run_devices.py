@@ -1,4 +1,4 @@
-"""A whole run as a single lane: what `--device cuda` does to `sifu train` and `sifu forget`."""
+"""Whole runs as single lanes: the effect of `--device cuda` on `sifu train` and `sifu forget`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NETWORK = small_spec(
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Provide a GPU, or Triton's interpreter in its place."""
+    """Provide a GPU, or Triton's interpreter instead."""
     if not torch.cuda.is_available():
         monkeypatch.setattr(devices, "GPU", "cpu")
         monkeypatch.setattr(devices, "why_no_gpu", lambda: None)
@@ -75,7 +75,7 @@ def test_bits_that_follow_from_the_largest_client_are_not_called_exact(tmp_path:
     assert premises["layout"] == "assumed"
     assert run.verify().problems == []
     assert verify(tmp_path / "gpu") == []
-    # Nor can a run whose certificates say more be continued there; `auto` stays where the run was begun.
+    # A run whose certificates promise more cannot be continued there; `auto` keeps the device on which the run began.
     sifu.train(SPEC, run=tmp_path / "cpu", device="cpu")
     with pytest.raises(InputError, match="an engine whose rounds follow from"):
         sifu.open_run(tmp_path / "cpu", device="cuda").forget(["client-003"], method="scratch")
@@ -116,7 +116,7 @@ def test_a_precision_that_certificates_would_not_name_is_refused(tmp_path: Path)
     rough = devices.on_device(engine, data, resolved, "cuda", "tf32")
     assert rough.facts.outside == ("products in tf32",)
     create_run(tmp_path / "tf32", spec, resolved, rough).close()
-    # More precise than the certificates say is no lie.
+    # More precision than the certificates state is allowed.
     for precision in ("tf32", "float32"):
         sifu.open_run(tmp_path / "tf32", device="cuda", precision=precision).engine()  # type: ignore[arg-type]
     sifu.open_run(tmp_path / "tf32", device="cpu").engine()

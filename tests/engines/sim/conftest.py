@@ -1,4 +1,4 @@
-"""Small federations with every irregularity the engine must cope with."""
+"""Small federations with every irregularity that the engine must handle."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def random_clients(
             y = generator.standard_normal((size, outputs))
         else:
             y = generator.integers(0, 2 if kind == "logistic" else outputs, size)
-            y[0] = 1 if kind == "logistic" else outputs - 1  # every class count is the same in every draw
+            # the highest class occurs, so every draw has the same number of classes
+            y[0] = 1 if kind == "logistic" else outputs - 1
         clients.append(Client(f"client-{number}", x, y))
     return clients
 

@@ -1,6 +1,6 @@
-"""A round has the bits of a federation that never had the clients who do not take part (docs/theory.md, section 6.6).
+"""A round has the same bits as in a federation without the absent clients (docs/theory.md, section 6.6).
 
-The counterfactual has other sample counts and another number of clients: nothing of the leaver is handed to its engine.
+The counterfactual has other sample counts and fewer clients: its engine receives nothing from the leaver.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from suite_setup import examples
 
 ROUNDS = 3
 SIZES = (9, 30, 17, 5, 64, 21, 33, 12)
-"""Default sizes of the clients: the fifth is far larger than the others, so everyone's padding could follow from it."""
+"""Default sizes of the clients: the fifth is far larger than the others and could determine everyone's padding."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Client:
 
 
 def clients_of(sizes: Sequence[int], shape: tuple[int, ...], outputs: int = 3) -> list[Client]:
-    """Return clients whose samples follow from their own number."""
+    """Return clients whose samples depend only on their own number."""
     clients = []
     for number, size in enumerate(sizes):
         generator = np.random.default_rng(number)
@@ -61,7 +61,7 @@ def small_module() -> torch.nn.Module:
 
 @dataclass(frozen=True)
 class MethodOption:
-    """A way of training on the CPU."""
+    """Training configuration on the CPU."""
 
     model: Callable[[], Model]
     training: LocalTraining
@@ -98,7 +98,7 @@ WAYS = {
 
 
 def federation(way: MethodOption, clients: Sequence[Client], there: Sequence[int]) -> SimulatedFederation:
-    """Return a federation of the clients that are `there`, under the numbers they have among all."""
+    """Return a federation of the clients in `there`, with their numbers in the whole federation."""
     chosen = [clients[number] for number in there]
     return SimulatedFederation(
         chosen, way.model(), way.training, SimulationSettings(seed=5, numbers=there, **(way.options or {}))
@@ -120,14 +120,14 @@ def rounds(engine: SimulatedFederation, active: np.ndarray, count: int = ROUNDS)
 def counterfactuals(
     way: MethodOption, clients: Sequence[Client], leavers: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return rounds of those who stay, where the leavers exist and where they never did."""
+    """Return rounds of the remaining clients, with the leavers present in the federation and without them."""
     stay = [number for number in range(len(clients)) if number not in leavers]
     with_them = federation(way, clients, range(len(clients)))
     return rounds(with_them, np.array(stay)), rounds(federation(way, clients, stay), np.arange(len(stay)))
 
 
 def targets_for(way: MethodOption, clients: list[Client]) -> list[Client]:
-    """Return clients with labels of two classes, or with real targets, where the objective wants those."""
+    """Return clients with two-class labels or real targets, as the objective requires."""
     model = way.model()
     if isinstance(model, LinearModel) and model.kind == "logistic":
         return [Client(client.name, client.x, client.y % 2) for client in clients]
@@ -146,7 +146,7 @@ def test_a_round_has_the_bits_of_a_federation_that_never_had_the_leaver(name: st
 
 @pytest.mark.parametrize("name", ["mini-batches, momentum", "between samples, float32", "module", "network"])
 def test_a_group_has_the_bits_of_its_members_alone(name: str) -> None:
-    """Groups that never held the leaver: nothing of it, nor of the other groups, is in their bits."""
+    """The bits of a group without the leaver depend neither on the leaver nor on other groups."""
     way, members = WAYS[name], [1, 2, 5, 7]
     clients = clients_of(SIZES, way.shape)
     with_all = rounds(federation(way, clients, range(len(SIZES))), np.array(members))
@@ -154,7 +154,7 @@ def test_a_group_has_the_bits_of_its_members_alone(name: str) -> None:
 
 
 def test_clients_that_were_moved_together_train_as_before() -> None:
-    """A round without a few of many clients moves them in memory; rounds with everyone after it are the same bits."""
+    """A round without a few of many clients moves clients in memory; later rounds with everyone keep their bits."""
     way, sizes = WAYS["between features"], [20] * 12
     clients = clients_of(sizes, way.shape)
     fresh, used = (federation(way, clients, range(12)) for _ in range(2))
@@ -179,9 +179,9 @@ def test_any_leaver_of_any_size_leaves_no_bit(sizes: list[int], name: str, data:
 
 
 def test_padding_to_the_largest_client_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: a layout by everybody's counts has other bits without the leaver.
+    """Negative control: if all clients' counts determine the layout, the bits change without the leaver.
 
-    Clients are large: on some processors a sum of few rows keeps its bits when rows of zeros follow.
+    The clients are large, because on some processors zero rows do not change the bits of a sum of few rows.
     """
 
     def by_the_largest(samples: np.ndarray, batch_size: int | None = None) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Convolutional networks: the hand-written passes are the plain loop to rounding, with every model and option."""
+"""Convolutional networks: the hand-written passes agree with the plain loop up to rounding, for
+every model and option.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ from sifu.engines.sim.networks import CONV_NETS, KeyedDropout, kept_units
 from sifu.errors import InputError
 from sifu.theory.participation import base_key, fractions, place_key, scores
 
-SHAPES = {  # the smallest images that leave something, with odd sizes where a row is left out of pooling
+SHAPES = {  # the smallest valid images, with odd sizes so that pooling drops a row
     "cnn": (8, 9),
     "cnn_fashion_mnist": (1, 7, 8),
     "cnn_cifar10": (3, 19, 18),
@@ -55,7 +57,7 @@ PAPER = {"cnn_fashion_mnist": (1, 28, 28), "cnn_cifar10": (3, 32, 32), "cnn_cifa
 }
 MOMENTUM = ((0.0, False), (0.9, False), (0.5, True))
 TOLERANCE = {"float64": 1e-10, "float32": 2e-3}
-"""Relative tolerance of a round's change. In float32 a near tie of pooling or ReLU may fall the other way."""
+"""Relative tolerance of a round's change. In float32 a near tie of pooling or ReLU may be decided differently."""
 
 
 @dataclass
@@ -87,7 +89,9 @@ def relative(vector: np.ndarray, other: np.ndarray) -> float:
 
 
 def disagreement(model: Any, clients: list[Client], dtype: str, **options: Any) -> float:
-    """Return the largest relative difference between the two paths' changes in a round, over clients and mean."""
+    """Return the largest relative difference of the change in a round between both implementations, over clients and
+    mean.
+    """
     loop, fast = (federation(model, clients, strategy, dtype, **options) for strategy in ("loop", "vectorised"))
     start, everyone = loop.initial_model(0), np.arange(len(clients))
     errors = [0.0]
@@ -125,7 +129,7 @@ def test_the_papers_own_sizes_agree(name):
 
 
 def test_the_papers_parameters():
-    """Counted by hand from the table of the paper's models."""
+    """The parameter counts equal those computed by hand from the paper's table of models."""
     counted = {
         "cnn_fashion_mnist": (10, 320 + 18496 + 3136 * 256 + 256 + 2570),
         "cnn_cifar10": (10, 896 + 18496 + 36928 + 1024 * 64 + 64 + 650),
@@ -160,7 +164,7 @@ def rectified(x: np.ndarray) -> np.ndarray:
 
 
 def by_hand(name: str, x: np.ndarray, given: dict[str, np.ndarray]) -> np.ndarray:
-    """Compute the authors' networks, layer by layer."""
+    """Compute the authors' networks layer by layer."""
 
     def conv(x: np.ndarray, number: int, padding: int = 0) -> np.ndarray:
         return convolved(x, given[f"conv{number}.weight"], given[f"conv{number}.bias"], padding)
@@ -178,7 +182,9 @@ def by_hand(name: str, x: np.ndarray, given: dict[str, np.ndarray]) -> np.ndarra
 
 @pytest.mark.parametrize("name", ["authors_cifar10", "authors_cifar100", "authors_celeba"])
 def test_the_authors_networks_are_their_definitions(name):
-    """Scores by hand, by torch and by the passes; the paper's network with all its ReLUs has others (the control)."""
+    """Scores by hand, by torch and by the passes agree; the paper's network with all its ReLUs
+    differs (the control).
+    """
     network = CONV_NETS[name](PAPER[name], 5)
     x = np.random.default_rng(2).standard_normal((4, *PAPER[name]))
     torch.manual_seed(1)
@@ -205,7 +211,7 @@ def test_celebas_last_layer_has_2048_inputs():
 
 
 def test_initial_weights_are_torchs_own():
-    """The same draws as layers made one after the other, whatever the description does around them."""
+    """Initial weights equal those of torch layers made one after the other."""
     model = make_model("cnn_celeba", (3, 16, 16), 2)
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 3), nn.Conv2d(16, 32, 3), nn.Linear(128, 2)]
@@ -225,7 +231,9 @@ def test_initial_weights_are_torchs_own():
     ],
 )
 def test_gradients_are_autograds(network):
-    """Odd sizes, padding, pooling or none, few channels and many, no, one and two hidden layers."""
+    """Gradients agree with autograd for odd sizes, padding, pooling, few and many channels, and up to two hidden
+    layers.
+    """
     generator = torch.Generator().manual_seed(1)
     module = ModuleModel(network).build("float64")
     x = torch.randn((6, *network.input_shape), dtype=torch.float64, generator=generator)
@@ -239,7 +247,7 @@ def test_gradients_are_autograds(network):
     )
     gradient = torch.full((network.parameters,), torch.nan, dtype=torch.float64)
     conv_pass, rows = ConvPass(network, 6, torch.float64), torch.arange(6)
-    for _ in range(2):  # the second time in used buffers
+    for _ in range(2):  # the second time with used buffers
         conv_pass.gradient(
             padded_images(network, x),
             rows,
@@ -259,10 +267,10 @@ def test_both_kinds_of_tiles_are_tried():
 
 
 def change_after_ties(name: str, strategy: str) -> np.ndarray:
-    """Return a step from a model whose convolutions hand single pixels on, with images of zeros and ones.
+    """Return a step from a model whose convolutions copy single pixels, on images of zeros and ones.
 
-    Most windows of pooling are then exact ties of places with different neighbours, so that the place that the
-    gradient goes to decides what the weights learn.
+    Most pooling windows are then exact ties between positions with different neighbours, so the step shows which
+    position receives the gradient.
     """
     clients = images(SHAPES[name])
     for client in clients:
@@ -283,7 +291,7 @@ def change_after_ties(name: str, strategy: str) -> np.ndarray:
 def test_ties_go_to_the_first_maximum(name, monkeypatch):
     expected = change_after_ties(name, "loop")
     assert relative(change_after_ties(name, "vectorised"), expected) < 1e-12
-    # Negative control: the later place wins.
+    # Negative control: the later position wins.
     monkeypatch.setattr("sifu.engines.sim.cpu_conv.conv_pass._Pooled.backward", _last_maximum_wins)
     assert relative(change_after_ties(name, "vectorised"), expected) > 1e-3
 
@@ -298,7 +306,7 @@ def _last_maximum_wins(self, bias_gradient):
 
 
 def test_masks_are_drawn_by_place():
-    """The rule written out once more, number by number."""
+    """Dropout masks agree with the rule written out number by number."""
     rate, seed, units = 0.3, 11, 6
     key = place_key(base_key(seed, "dropout"), 2, 7, 4, 1, 0)
     kept = kept_units(key, 0, 5, units, rate)
@@ -316,7 +324,7 @@ def test_masks_are_drawn_by_place():
 def test_dropout_agrees_in_two_layers_and_pieces(monkeypatch):
     network = ConvNet((1, 6, 6), (Convolution(3, 1),), (9, 8), 4, dropout=0.4)
     assert disagreement(ModuleModel(network), images((6, 6)), "float64", momentum=0.9, batch_size=None) < 1e-10
-    monkeypatch.setattr(conv_trainer, "PIECE_BYTES", 1)  # a sample a piece
+    monkeypatch.setattr(conv_trainer, "PIECE_BYTES", 1)  # one sample per piece
     assert disagreement(ModuleModel(network), images((6, 6)), "float64", momentum=0.9, batch_size=None) < 1e-10
     fast = federation(ModuleModel(network), images((6, 6)), "auto")
     assert fast.facts.outside == ("dropout",)
@@ -324,7 +332,7 @@ def test_dropout_agrees_in_two_layers_and_pieces(monkeypatch):
 
 
 def test_a_wrong_mask_would_be_found_out(monkeypatch):
-    """Negative control: the mask of the next sample."""
+    """Negative control: the mask of the next sample is noticed."""
     monkeypatch.setattr(conv_trainer, "kept_units", lambda key, first, *others: kept_units(key, first + 1, *others))
     assert disagreement("cnn_fashion_mnist", images(SHAPES["cnn_fashion_mnist"]), "float64") > 1e-3
 
@@ -343,7 +351,7 @@ def test_evaluation_agrees_and_keeps_the_order_asked_for(name, dtype):
 
 @pytest.mark.long
 def test_a_round_replays_bit_for_bit_on_any_number_of_threads(threads, monkeypatch):
-    """More clients than threads, fewer, and some left over; whole batches in many pieces."""
+    """Rounds replay bit for bit with more or fewer clients than threads, and with whole batches in many pieces."""
     monkeypatch.setattr(conv_trainer, "CLIENTS_AHEAD", 3)
     clients = images(SHAPES["cnn_fashion_mnist"], sizes=(3, 7, 12, 31, 5))
     for piece in (1, 2**20):

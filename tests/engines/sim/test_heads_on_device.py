@@ -1,4 +1,4 @@
-"""Heads on frozen features from a GPU: `exact` trusts the device to repeat its bits, and says so.
+"""Heads on frozen features from a GPU: an `exact` certificate states that it trusts the device to repeat its bits.
 
 Without a GPU, the CPU takes its place.
 """

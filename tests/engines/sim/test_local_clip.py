@@ -35,7 +35,7 @@ def separate(model: np.ndarray, other: np.ndarray) -> float:
         ((0.0, False), (0.9, False), (0.5, True)),
         (0.0, 0.3),
         (None, 2, 4),
-        (5, 40),  # in float32: between features, and between samples
+        (5, 40),  # in float32: passes over features, and passes over samples
     ),
 )
 def test_the_loop_and_the_linear_passes_agree(
@@ -52,7 +52,7 @@ def test_the_loop_and_the_linear_passes_agree(
     assert separate(clipped.model - start, expected.model - start) < TOLERANCE[dtype]
     assert separate(clipped.drifts, expected.drifts) < TOLERANCE[dtype]
     assert clipped.rounding == expected.rounding
-    # The control: here clipping matters.
+    # Control: clipping matters in this setting.
     assert separate(unclipped.model - start, expected.model - start) > 10 * TOLERANCE[dtype]
 
 
@@ -93,7 +93,7 @@ def test_the_loop_and_the_convolutional_passes_agree(name, shape, options, threa
 
 
 def test_a_step_is_the_formula_and_that_of_torch():
-    """One step, by hand from Pi_c, and by `clip_grad_norm_` (which divides by norm + 1e-6) and SGD."""
+    """One step agrees with Pi_c by hand and with `clip_grad_norm_` (which divides by norm + 1e-6) and SGD."""
     generator = np.random.default_rng(0)
     x, y = generator.standard_normal((6, 3)), generator.standard_normal((6, 1))
     client = SimpleNamespace(name="a", x=x, y=y)
@@ -126,7 +126,7 @@ def test_a_bound_that_is_never_reached_changes_nothing(make_federation):
 
 
 def test_no_client_moves_further_than_its_reach(make_federation):
-    """reach = eta c K (section 5.9, no momentum and no decay), and the mean no further."""
+    """No client moves further than reach = eta c K (section 5.9, without momentum and decay)."""
     federation = make_federation("least_squares", clip=0.25, rate=0.1, steps=7, scale=5.0)
     start = np.random.default_rng(1).standard_normal(federation.layout.size)
     updates = federation.local_updates(start, HERE, np.arange(5), 7)
@@ -138,7 +138,9 @@ def test_no_client_moves_further_than_its_reach(make_federation):
 
 
 def ellipse(clip: float) -> SimulatedFederation:
-    """Return a federation of a client with loss (w_1^2 + 9 w_2^2 + b^2)/2: the example of section 5.9, with a bias."""
+    """Return a federation of one client with loss (w_1^2 + 9 w_2^2 + b^2)/2: the example of section
+    5.9, with a bias.
+    """
     x = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 3.0], [0.0, -3.0]]) * np.sqrt(2.0)
     client = SimpleNamespace(name="a", x=x, y=np.zeros((4, 1)))
     return SimulatedFederation([client], LinearModel("least_squares", 2, 1), LocalTraining(0.01, 1, clip=clip))
@@ -157,9 +159,9 @@ def test_a_clipped_step_expands_and_stays_within_the_smooth_bound():
     beta = clipped.clients[0].smoothness
     assert beta is not None
     assert beta == pytest.approx(9.0)
-    assert growth(free) <= 1.0  # convex
+    assert growth(free) <= 1.0  # a convex round does not expand
     assert 1.0 + 0.7 * 0.01 / np.hypot(9, 9) * 0.9 < growth(clipped) <= 1.0 + 0.01 * beta
-    # What is claimed: the smooth class for the clipped one, the convex one for the other.
+    # The recorded class is smooth for the clipped federation and convex for the other.
     spec = Spec()
     claimed = Regularities.of(clipped.clients, clipped.facts, spec)
     assert claimed.measured.kind == "smooth"

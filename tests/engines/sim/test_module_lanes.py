@@ -1,4 +1,6 @@
-"""Any module as lanes of one program: held against the plain loop, with groups as lanes, and what cannot be mapped."""
+"""Any module as lanes of one program: compared with the plain loop, with groups as lanes, and modules that cannot be
+mapped.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ SHAPE = (2, 6, 5)
 
 @dataclass(frozen=True)
 class SomeClient:
-    """A client with random images."""
+    """Client with random images."""
 
     name: str
     x: np.ndarray
@@ -53,7 +55,7 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plain_convolutions() -> nn.Module:
-    """Return a network with strides, dilation, borders, a bias, and a convolution in groups, which is left to torch."""
+    """Return a network with strides, dilation, padding and biases; torch computes its grouped convolution."""
     return nn.Sequential(
         nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 0)), nn.Tanh(),
         nn.Conv2d(4, 4, 3, padding="same", groups=2), nn.Tanh(),
@@ -109,7 +111,7 @@ def test_rounds_are_those_of_the_plain_loop(model: ModuleModel, participation: s
     looked, expected = engine.evaluate(mine.model, everyone), federation.evaluate(mine.model, everyone)
     assert looked.correct.tolist() == expected.correct.tolist()
     assert np.allclose(looked.loss_sum, expected.loss_sum, rtol=1e-5)
-    # Negative control: another rate makes another step.
+    # Negative control: another rate gives another step.
     other, _ = federation_of(model, replace(training, rate=training.rate * 1.01), participation)
     assert np.abs(mine.model - other.run_round(start, HERE, everyone).model).max() > 1e-4 * scale
     engine.close()
@@ -136,7 +138,7 @@ def test_groups_are_lanes() -> None:
 
 
 def test_seeds_share_a_program() -> None:
-    """Two runs of the model that a spec names are lanes of one program, each with its own data."""
+    """Two runs of the same model in a spec are lanes of one program, each with its own data."""
     pairs = [federation_of(make_model("mlp", SHAPE, 3, hidden=4), TRAININGS["momentum"], seed=seed) for seed in (1, 2)]
     engines = lane_engines([federation for federation, _ in pairs], [data for _, data in pairs], DEVICE)
     for engine, (federation, _) in zip(engines, pairs, strict=True):
@@ -161,7 +163,7 @@ class Counting(nn.Module):
 
 
 class Branching(nn.Module):
-    """Module that decides by a number that it computes."""
+    """Module that branches on a computed number."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A compiled pass makes the same bits as the Python it was compiled from, and nothing needs it."""
+"""Compiled passes: they give the same bits as the Python code they were compiled from, and are optional."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class Client:
 
 
 def gradients(conv_pass: ConvPass, network: ConvNet, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Return the gradients of six samples, computed ten times: TorchScript rewrites what it runs after a few calls."""
+    """Return the gradients of six samples, computed ten times, because TorchScript optimises its code after a few
+    calls.
+    """
     generator = torch.Generator().manual_seed(1)
     x = torch.randn((6, *network.input_shape), generator=generator).to(dtype)
     labels = torch.randint(0, network.outputs, (6,), generator=generator)
@@ -97,7 +99,7 @@ def rounds(clients: int = 5) -> list[bytes]:
 
 
 def test_a_run_does_not_show_when_its_passes_were_compiled(monkeypatch):
-    """Killed and continued, a run compiles at another round; the models must be the same."""
+    """A run that is killed and continued compiles at another round, and its models are the same."""
     compiled: list[bool] = []
 
     def watched(module):

@@ -1,4 +1,4 @@
-"""The vectorised path and the plain loop are the same function, to rounding, with every option."""
+"""The vectorised path and the plain loop agree up to rounding, with every option."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def both(make_federation, kind: str, **options):
     covering(KINDS, ("float64", "float32"), MOMENTUM, (0.0, 0.3), (None, 2, 4), PARTICIPATION),
 )
 def test_a_round_agrees_with_the_loop(make_federation, kind, dtype, momentum, weight_decay, batch_size, participation):
-    # Between features, between samples, and clients of equal size in one block.
+    # Passes over features, passes over samples, and clients of equal size in one block.
     for server_rate, features, sizes in ((1.0, 5, MIXED), (0.7, 40, MIXED), (1.0, 40, EQUAL), (0.9, 5, EQUAL)):
         loop, fast, start = both(
             make_federation,
@@ -74,7 +74,7 @@ def test_the_matrix_above_uses_both_coordinates():
     batches = Training(rate=0.1, steps=6, batch_size=4)
     assert cheaper_between_samples(12, 41, batches)
     assert not cheaper_between_samples(30, 6, batches)
-    # Between samples: batches by weighting all rows (4 of 12) and by copying theirs (2 of 12).
+    # Passes over samples: batches by weighting all rows (4 of 12) and by copying the batch's rows (2 of 12).
     assert cheaper_between_samples(12, 41, Training(rate=0.1, steps=6, batch_size=2))
     assert 2 * MASKED_BATCHES < 12 <= 4 * MASKED_BATCHES
     # Three outputs: 12 rows are averaged without building models, 30 are not.
@@ -133,7 +133,7 @@ def test_evaluation_agrees_and_keeps_the_order_asked_for(make_federation, kind, 
 
 
 def test_the_loop_is_torch_written_out(make_clients):
-    """One client, one round, against nn.Linear, nn.CrossEntropyLoss and torch.optim.SGD with no code of ours."""
+    """One round of one client agrees with nn.Linear, nn.CrossEntropyLoss and torch.optim.SGD, without sifu code."""
     (client,) = make_clients("softmax", sizes=(8,))
     training = LocalTraining(rate=0.2, steps=7, momentum=0.9, nesterov=True, weight_decay=0.1)
     layer = torch.nn.Linear(5, 3, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Clipped and noised updates: exact norms, the round they make, and where the noise comes from."""
+"""Clipped and noised updates: exact norms, the resulting round, and the source of the noise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVERYONE = np.arange(6)
 
 
 class Site:
-    """A client with a few random samples."""
+    """Client with a few random samples."""
 
     def __init__(self, number: int) -> None:
         generator = np.random.default_rng(number)
@@ -54,7 +54,7 @@ def test_the_norm_is_at_most_clip_for_the_very_numbers(values: list[float], clip
 
 
 def test_plain_division_would_not_be_enough() -> None:
-    """The negative control: u C / ||u|| as written exceeds C for some rows."""
+    """Negative control: u C / ||u|| computed directly exceeds C for some rows."""
     rows = np.random.default_rng(0).standard_normal((400, 7))
     plain = rows * (1.0 / np.linalg.norm(rows, axis=1))[:, None]
     assert any(exact_square(row) > 1 for row in plain)

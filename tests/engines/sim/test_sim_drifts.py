@@ -1,4 +1,6 @@
-"""Drifts found from Gram matrices, against extended precision: never below, hardly above, also where they cancel."""
+"""Drifts from Gram matrices, against extended precision: never below the truth and hardly above it, even with
+cancellation.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def part_of(x: list[np.ndarray], outputs: int) -> Part:
 
 
 def duals(x: list[np.ndarray], generator: np.random.Generator, outputs: int, scale: float) -> np.ndarray:
-    """Return V' (clients, outputs, rows), zero on padding."""
+    """Return the dual coefficients V' (clients, outputs, rows), zero on padding."""
     dual = np.zeros((len(x), outputs, max(len(rows) for rows in x)))
     for place, samples in enumerate(x):
         dual[place, :, : len(samples)] = generator.standard_normal((outputs, len(samples))) * scale
@@ -64,7 +66,7 @@ def found_drifts(x: list[np.ndarray], dual: np.ndarray):
 
 
 class Overflowed:
-    """Updates of which one distance overflowed on the way."""
+    """Updates with one distance that overflowed."""
 
     def weighted_sum(self, weights: torch.Tensor) -> torch.Tensor:
         return torch.ones(4, dtype=torch.float64)
@@ -77,7 +79,7 @@ class Overflowed:
 
 
 def test_a_distance_that_overflowed_bounds_nothing():
-    """NaN compares as false with everything: as a drift it would pass for none at all."""
+    """An overflowed distance becomes an infinite drift; NaN would compare as false and pass for no drift."""
     averaged = average([Overflowed()], None, 0.0, np.array([1, 1, 1]), False)
     assert averaged.drifts.tolist() == [np.inf, np.nextafter(1.0, 2.0), 0.0]
 
@@ -92,7 +94,7 @@ def test_a_distance_that_overflowed_bounds_nothing():
     st.sampled_from([1e-170, 1e-100, 1e-3, 1.0, 1e100]),
 )
 def test_drifts_are_never_below_the_truth(count, features, outputs, seed, closeness, scale):
-    """Clients whose updates agree to `closeness` digits, so that the squares cancel by any amount."""
+    """Drifts are upper bounds for clients whose updates agree to `closeness` digits, so that the squares cancel."""
     generator = np.random.default_rng(seed)
     rows = int(generator.integers(1, 9))
     common = generator.standard_normal((rows, features))
@@ -123,7 +125,9 @@ def test_unequal_clients_with_updates_of_their_own_are_tight(sizes, features, se
 
 
 def test_control_without_the_allowance_cancellation_would_under_report():
-    """The plain formula sqrt(s - 2c + q) is below the truth in many of these; what is reported never is."""
+    """Negative control: the plain formula sqrt(s - 2c + q) is below the truth in many cases; the reported drift never
+    is.
+    """
     below = 0
     for seed in range(40):
         generator = np.random.default_rng(seed)
@@ -145,7 +149,7 @@ def test_control_without_the_allowance_cancellation_would_under_report():
 
 
 def test_whole_rounds_are_between_the_truth_and_a_millionth_more(make_clients):
-    """Training included: the local models of the trainer, averaged in extended precision."""
+    """Drifts of whole rounds agree with extended-precision averages of the trainer's local models."""
     clients = make_clients("softmax", sizes=(5, 6, 8, 9, 10), features=40)
     federation = SimulatedFederation(clients, "softmax", LocalTraining(0.01, 5, weight_decay=0.1))
     start = np.random.default_rng(0).standard_normal(federation.layout.size)

@@ -1,4 +1,4 @@
-"""Bad data and settings are refused in sentences, before anything has run."""
+"""Bad data and settings: refused with a message before anything has run."""
 
 from __future__ import annotations
 

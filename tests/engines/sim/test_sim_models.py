@@ -1,4 +1,4 @@
-"""The models: layouts, fresh starts by branch, networks, and layers outside the theory."""
+"""Models: layouts, fresh starts per branch, networks, and layers outside the theory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_networks_train_replay_and_learn(make_clients, name, dtype):
     assert federation.evaluate(model, np.arange(2)).accuracy > 0.6
     assert not federation.facts.smooth_model
     assert federation.facts.outside == ()
-    assert torch.equal(state, torch.random.get_rng_state())  # torch's own generator is never touched
+    assert torch.equal(state, torch.random.get_rng_state())  # torch's own generator is unchanged
 
 
 def noisy_network() -> nn.Module:
@@ -98,7 +98,7 @@ def test_dropout_of_zero_and_other_buffers():
 
 
 def test_a_module_of_a_linear_model_is_the_linear_model(make_federation):
-    """nn.Linear through the module path gives the softmax model's rounds, weights transposed."""
+    """nn.Linear through the module path gives the rounds of the softmax model, with transposed weights."""
     linear = make_federation("softmax", batch_size=4, momentum=0.5)
     module = make_federation("softmax", batch_size=4, momentum=0.5, model=ModuleModel(lambda: nn.Linear(5, 3)))
     start = module.initial_model(0)
@@ -108,7 +108,7 @@ def test_a_module_of_a_linear_model_is_the_linear_model(make_federation):
     parameters = module.layout.unflatten(module.run_round(start, Position(0, 0), ALL).model)
     assert np.abs(parameters["weight"].T - expected["weight"]).max() < 1e-14
     assert np.abs(parameters["bias"] - expected["bias"]).max() < 1e-14
-    assert not module.facts.smooth_model  # what a user's module is cannot be proven
+    assert not module.facts.smooth_model  # nothing can be proven about a user's module
 
 
 @pytest.mark.parametrize("kind", ["logistic", "least_squares"])
@@ -148,7 +148,9 @@ def test_unusable_models_are_sentences(make_federation):
 
 @pytest.mark.parametrize("kind", ["softmax", "logistic", "least_squares"])
 def test_an_objective_is_the_same_wherever_the_outputs_lie(kind):
-    """Residuals, losses and hits with outputs last and in front of rows; scores are few, so that many are equal."""
+    """Residuals, losses and hits agree with outputs last and outputs before rows; few distinct
+    scores give many ties.
+    """
     objective, outputs = OBJECTIVES[kind], 1 if kind == "logistic" else 4
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(-1, 2, (3, 50, outputs), generator=generator).to(torch.float64)
@@ -158,5 +160,5 @@ def test_an_objective_is_the_same_wherever_the_outputs_lie(kind):
     assert torch.allclose(objective.residual(*turned, dim=1).transpose(1, 2), objective.residual(scores, targets))
     assert torch.allclose(objective.row_loss(*turned, dim=1), objective.row_loss(scores, targets))
     assert torch.equal(objective.hits(*turned, dim=1), objective.hits(scores, targets))
-    if kind == "softmax":  # the first of equal scores is the prediction, as numpy's argmax has it
+    if kind == "softmax":  # of equal scores the first is the prediction, as in numpy's argmax
         assert objective.hits(scores, targets).tolist() == (scores.numpy().argmax(axis=-1) == labels.numpy()).tolist()

@@ -1,4 +1,4 @@
-"""A round is a function of its arguments, averages as eq. 5 of the paper says, and refuses bad models."""
+"""Rounds: they depend only on their arguments, average by eq. 5 of the paper, and refuse bad models."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def test_later_changes_to_the_data_have_no_effect(make_clients):
 
 @pytest.mark.parametrize("server_rate", [0.5, 1.0, 1.5])
 def test_the_round_is_equation_5(make_federation, server_rate):
-    """mean, shift, drifts and Gram matrix from the single clients' own rounds, in extended precision."""
+    """Mean, shift, drifts and Gram matrix agree with single clients' rounds in extended precision."""
     federation = make_federation(server_rate=server_rate, batch_size=4)
     start = np.random.default_rng(0).standard_normal(federation.layout.size)
-    alone = make_federation(batch_size=4)  # one client a round at g = 1 returns its local model
+    alone = make_federation(batch_size=4)  # a round of one client with server rate 1 returns its local model
     local = np.array([alone.run_round(start, Position(0, 0), np.array([i])).model for i in ALL]).astype(np.longdouble)
     samples = np.array([4, 7, 3, 12, 30], dtype=np.longdouble)
     mean = (samples[:, None] * local).sum(axis=0) / samples.sum()
@@ -74,7 +74,7 @@ def test_the_round_is_equation_5(make_federation, server_rate):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("scale", [1e-200, 1.0, 1e30])
 def test_drifts_are_never_below_the_distance_to_the_exact_mean(dtype, scale):
-    """Random models straight into the averaging, at sizes where squares underflow, against extended precision."""
+    """Drifts of random models are upper bounds against extended precision, even at sizes where squares underflow."""
     import torch
 
     from sifu.engines.sim.client_updates import average_models
@@ -115,7 +115,7 @@ def test_an_empty_round_leaves_the_model_as_it_was(make_federation):
             assert not np.shares_memory(result.model, start)
             assert (result.drifts.size, result.samples.size, result.mean_shift, result.rounding) == (0, 0, 0.0, 0.0)
             assert result.gram.shape == (0, 0)
-    assert 20 < empty < 40  # (0.95)^5 = 0.77 of 40
+    assert 20 < empty < 40  # expected: 0.95^5 = 0.77 of 40
     empty = make_federation().run_round(start, Position(0, 0), np.array([], dtype=np.int64))
     assert empty.participants.size == 0
 
@@ -135,7 +135,9 @@ def test_fixed_participation_takes_the_count_or_whoever_is_left(make_federation)
 
 @pytest.mark.parametrize("strategy", ["loop", "vectorised"])
 def test_taking_a_client_out_leaves_the_others_local_models(make_federation, strategy):
-    """mean(S) and mean(S minus c) recovered from sums: the counterfactual is the same schedule, c absent."""
+    """A round without a client equals the same schedule with the client absent, recovered from the
+    sums of both rounds.
+    """
     federation = make_federation(strategy=strategy, batch_size=3, momentum=0.5, participation="poisson(0.8)")
     start = np.random.default_rng(0).standard_normal(federation.layout.size)
     samples = np.array([4, 7, 3, 12, 30])
@@ -229,9 +231,9 @@ def test_constant_active_clients_are_known_by_themselves_until_others_are_asked_
     some, others, view = constant(0, 1, 2), constant(1, 3), np.arange(5)
     for active in (some, some, others, some, others):
         assert drawn(active) == active.tolist()
-    federation.evaluate(start, np.array([4, 0]))  # not in order: leaves what is known as it is
+    federation.evaluate(start, np.array([4, 0]))  # unsorted clients leave the cache unchanged
     assert drawn(others) == [1, 3]
-    # Not writable through this name, but through another: compared again every time.
+    # Read-only through this view but writable through another: compared every time.
     window = view[1:3]
     window.flags.writeable = False
     assert drawn(window) == [1, 2]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(np.finfo(Extended).eps > 1e-18, reason="long dou
 
 
 def exact_round(clients, kind: str, training: LocalTraining, server_rate: float, start, outputs: int, position):
-    """Compute one round with every client, in extended precision, from the formulas alone."""
+    """Compute one round of all clients in extended precision, from the formulas alone."""
     models, samples = [], []
     for number, client in enumerate(clients):
         x = np.column_stack([client.x, np.ones(len(client.x))]).astype(Extended)
@@ -48,7 +48,7 @@ def exact_round(clients, kind: str, training: LocalTraining, server_rate: float,
 
 
 def random_problem(seed: int, make_clients):
-    """Return a random federation at the largest rate the allowance covers, eta beta = 2 for the worst client."""
+    """Return a random federation at the largest rate that the allowance covers: eta beta = 2 for the worst client."""
     generator = np.random.default_rng(seed)
     kind = ("softmax", "logistic", "least_squares")[seed % 3]
     outputs = 1 if kind == "logistic" else int(generator.integers(1 + (kind == "softmax"), 5))
@@ -91,17 +91,15 @@ def errors_over_allowance(seed: int, make_clients, strategy: str, clip: float = 
     exact = exact_round(clients, kind, training, server_rate, start, model.outputs, position)
     error = float(np.sqrt(((result.model - exact) ** 2).sum()))
     assert result.rounding > 0.0
-    return error / (
-        result.rounding / 2.0
-    )  # the allowance counts both the run and its counterfactual, this is one of them
+    return error / (result.rounding / 2.0)  # the allowance covers the run and its counterfactual; this is one of them
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", ["loop", "vectorised"])
 def test_the_allowance_covers_every_round_and_is_not_beyond_all_measure(make_clients, strategy):
-    """240 random rounds stay below; a hundred-thousandth of it would not be enough (the control).
+    """240 random rounds stay below the allowance; a hundred-thousandth of it would not suffice (the control).
 
-    The allowance must hold for every counterfactual up to Psi = 1000 away, so it is far above what is seen here.
+    The allowance must hold for every counterfactual up to Psi = 1000, so it is far above the errors measured here.
     """
     ratios = [errors_over_allowance(seed, make_clients, strategy) for seed in range(240)]
     assert max(ratios) < 1.0
@@ -117,7 +115,7 @@ def test_the_allowance_covers_clipped_steps(make_clients, strategy):
 
 
 def test_two_computed_worlds_stay_within_the_exact_distance_plus_the_allowance(make_federation):
-    """||fl(theta') - fl(phi')|| <= ||theta - phi|| + rounding for the same convex round from two models."""
+    """||fl(theta') - fl(phi')|| <= ||theta - phi|| + rounding holds for the same convex round from two models."""
     federation = make_federation(steps=20)
     generator = np.random.default_rng(0)
     for number in range(50):
@@ -129,7 +127,9 @@ def test_two_computed_worlds_stay_within_the_exact_distance_plus_the_allowance(m
 
 
 def test_the_allowance_is_small_beside_what_it_protects(make_clients):
-    """digits-like (160 x 10 samples, 64 features, K = 10): some 1e-9 against one round's Delta of 1e-3."""
+    """On a digits-like federation (160 x 10 samples, 64 features, K = 10) the allowance is below 1e-5 of one round's
+    Delta.
+    """
     clients = make_clients("softmax", sizes=(10,) * 160, features=64, outputs=10, scale=0.5)
     federation = SimulatedFederation(clients, "softmax", LocalTraining(0.05, 10))
     result = federation.run_round(federation.initial_model(0), Position(0, 0), np.arange(160))

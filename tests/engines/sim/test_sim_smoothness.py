@@ -1,4 +1,4 @@
-"""beta is an upper bound: of the eigensolver's value, of every batch drawn, and of true curvature."""
+"""Smoothness beta: an upper bound on the eigensolver's value, on every batch drawn, and on the true curvature."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FACTORS = {"softmax": 0.5, "logistic": 0.25, "least_squares": 1.0}
 
 
 def curvature(x: np.ndarray, objective, training: LocalTraining, name: str) -> SimpleNamespace:
-    """Return smoothness and energy of one client alone."""
+    """Return smoothness and energy of a single client."""
     smoothness, energy = linear_curvature([CheckedClient(name, x, np.zeros(len(x), int))], objective, training)
     return SimpleNamespace(smoothness=float(smoothness[0]), energy=float(energy[0]))
 
@@ -59,7 +59,7 @@ def test_the_batch_beta_bounds_every_batch_drawn(samples, batch_size, features, 
 
 
 def test_a_batch_beta_of_the_whole_data_would_be_too_small():
-    """Negative control: full-data beta does not bound the batches."""
+    """Negative control: the beta of the whole data does not bound the batches."""
     x = np.array([[10.0], [0.0], [0.0], [0.0]])
     whole = curvature(x, OBJECTIVES["softmax"], LocalTraining(0.1, 4), "a").smoothness
     assert reference(x[:1], 0.5) > 3 * whole
@@ -69,7 +69,7 @@ def test_a_batch_beta_of_the_whole_data_would_be_too_small():
 
 @pytest.mark.parametrize("kind", FACTORS)
 def test_beta_bounds_the_true_hessian(kind):
-    """autograd's Hessian at random models; tight for least squares, where it is constant."""
+    """beta bounds autograd's Hessian at random models; it is tight for least squares, whose Hessian is constant."""
     generator = np.random.default_rng(0)
     objective = OBJECTIVES[kind]
     outputs = 1 if kind == "logistic" else 3
@@ -116,7 +116,7 @@ def test_samples_whose_squares_overflow_are_refused():
 @settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=12), st.integers(1, 40), st.sampled_from([None, 3, 8]))
 def test_clients_side_by_side_have_the_curvature_they_have_alone(sizes, features, batch_size):
-    """Padding to a common size, and the pieces that bound memory, change nothing."""
+    """Padding to a common size and processing in pieces do not change a client's curvature."""
     generator = np.random.default_rng(sum(sizes))
     clients = [
         CheckedClient(f"{number}", generator.standard_normal((size, features)), np.zeros(size, int))

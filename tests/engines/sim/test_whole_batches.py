@@ -1,4 +1,4 @@
-"""Whole batches of softmax regression in one call: the bits of any number of threads, compiled or not."""
+"""Whole batches of softmax regression in one call: the same bits with any number of threads, compiled or not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = Position(0, 3)
 
 @dataclass(frozen=True)
 class Client:
-    """A client whose samples are large enough to be multiplied where they lie."""
+    """Client whose samples are large enough to be multiplied in place."""
 
     name: str
     x: np.ndarray
@@ -26,7 +26,7 @@ class Client:
 
 
 def federation(rate: float = 0.05, strategy: Any = "auto", dtype: Any = "float32") -> SimulatedFederation:
-    """Return a federation in which ten of twelve clients take part, so that they do not lie side by side."""
+    """Return a federation in which ten of twelve clients take part, so that they are not contiguous in memory."""
     generator = np.random.default_rng(5)
     clients = [
         Client(f"{number}", generator.standard_normal((60, 600)), generator.integers(0, 3, 60)) for number in range(12)
@@ -48,7 +48,7 @@ def step_and_drifts(used: SimulatedFederation) -> np.ndarray:
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Yield a setter of the number of torch's threads; rounds of any size use them."""
+    """Yield a function that sets the number of torch's threads; rounds of any size then use them."""
     before = torch.get_num_threads()
     monkeypatch.setattr(linear, "SMALL_ROUND", 0)
     yield torch.set_num_threads
@@ -69,7 +69,7 @@ def test_threads_and_compiling_change_no_bit(monkeypatch: pytest.MonkeyPatch, th
 
 
 def test_gram_matrices_are_products_of_one_thread(monkeypatch: pytest.MonkeyPatch, threads: Any) -> None:
-    """With BLAS held to one thread, as the test command does it, the bits above cannot tell."""
+    """Gram matrices are computed with one thread; the tests above cannot show this if BLAS is limited to one thread."""
     used, product = [], torch.bmm
 
     def watched(*factors: Any, **options: Any) -> Any:
