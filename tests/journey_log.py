@@ -1,8 +1,8 @@
-"""Random journeys in several processes, each run a line of a file as soon as it ends.
+"""Random journeys in several processes; each finished journey is a line in a file.
 
-Every run follows from its own number, so a killed process loses the runs in flight and nothing else: called again
-with the same file, the command makes the numbers that are missing. Files of several machines are joined by putting one
-behind the other; a number that stands there twice counts once.
+A journey is determined by its number, so a killed process loses only its unfinished journeys: called again with the
+same file, the command makes the missing numbers. Files of several machines can be concatenated; a repeated number
+counts once.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from random_journeys import FAMILIES, MASKED
 from sifu_paper.provenance import provenance
 
 EVERY_FAMILY = (*FAMILIES, *[MASKED] * 3)
-"""Families as often as they occur among a thousand requests."""
+"""Families, weighted by their frequency among a thousand requests."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class Line:
-    """One run: its number, how it was trained, the seconds it took, and what was found."""
+    """One journey: its number, its family, its duration in seconds, and its findings."""
 
     seed: int
     family: str
@@ -43,7 +43,7 @@ class Line:
 
 @dataclass
 class Log:
-    """Everything that was done so far, in a file of JSON lines; in memory alone without one."""
+    """All finished journeys, in a file of JSON lines, or only in memory without a file."""
 
     file: Path | None = None
     sessions: list[dict[str, Any]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Log:
         for text in self.file.read_text(encoding="utf-8").splitlines():
             try:
                 content = json.loads(text)
-            except ValueError:  # a line that a kill cut short
+            except ValueError:  # a line that a kill truncated
                 continue
             if "session" in content:
                 self.sessions.append(content["session"])
@@ -66,19 +66,19 @@ class Log:
 
     @property
     def findings(self) -> Findings:
-        """All runs together."""
+        """Findings of all journeys together."""
         total = Findings()
         for _, line in sorted(self.lines.items()):
             total.add(line.findings)
         return total
 
     def add(self, stream: TextIO | None, line: Line) -> None:
-        """Add one run."""
+        """Add one journey."""
         self.lines[line.seed] = line
         _write(stream, asdict(line))
 
     def summary(self) -> dict[str, Any]:
-        """Return the summary to keep: the totals, the numbers of the runs, and where they were made."""
+        """Return the summary to keep: the totals, the numbers of the journeys, and the machines."""
         return {
             "what": "Requests of random journeys held against the truth (benchmarks/random_audits.py)",
             "sessions": self.sessions,
@@ -91,14 +91,16 @@ class Log:
 def make_journeys(
     log: Log, wanted: int, seed: int, families: Sequence[str], jobs: int, seconds: float, small: bool = False
 ) -> None:
-    """Make runs from number `seed` on until `wanted` requests were executed, or `seconds` are over (0: no limit)."""
+    """Make journeys from number `seed` on until `wanted` requests are executed or `seconds` have
+    passed (0: no limit).
+    """
     if log.findings.requests >= wanted:
         return
     began = time.monotonic()
     session = provenance("cpu", ["python", "benchmarks/random_audits.py", *sys.argv[1:]])
-    session["commit"] = os.environ.get("COMMIT", session["commit"])  # of a copy without its history
+    session["commit"] = os.environ.get("COMMIT", session["commit"])  # for a copy without its git history
     log.sessions.append(session)
-    for name in THREADS:  # for the processes that begin now
+    for name in THREADS:  # for the child processes
         os.environ[name] = "1"
     tasks = ((number, families, small) for number in missing(log, seed, families))
     with open(log.file, "a", encoding="utf-8") if log.file else nullcontext() as stream:
@@ -118,7 +120,7 @@ def make_journeys(
 
 
 def missing(log: Log, seed: int, families: Sequence[str]) -> Iterator[int]:
-    """Yield the numbers that were not made yet; those of masked rounds only if Flower is installed."""
+    """Yield the numbers not made yet; those of masked rounds only if Flower is installed."""
     flower = importlib.util.find_spec("flwr") is not None
     for number in itertools.count(seed):
         if number not in log.lines and (flower or family_of(number, families) != MASKED):
@@ -126,18 +128,18 @@ def missing(log: Log, seed: int, families: Sequence[str]) -> Iterator[int]:
 
 
 def family_of(seed: int, families: Sequence[str]) -> str:
-    """Return the family of a run, which decides how it is trained."""
+    """Return the family of a journey, which decides how it is trained."""
     return random.Random(f"family {seed}").choice(families)
 
 
 def one_journey(seed: int, families: Sequence[str], small: bool = False) -> Line:
-    """Make one run from its training to its end, in a folder that is thrown away."""
+    """Make one journey from training to its end, in a temporary folder."""
     findings, family = Findings(), family_of(seed, families)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="sifu-journey-") as folder:
         try:
             audit_journey(seed, Path(folder), findings, [family], small=small)
-        except Exception as error:  # a traceback is a finding like any other
+        except Exception as error:  # a traceback counts as a finding
             what = f"{type(error).__name__}: {error}"
             row = {"kind": "traceback", "seed": seed, "family": family, "request": "", "what": what}
             findings.violations.append(row)

@@ -1,4 +1,4 @@
-"""Purges in a child process that is killed at a step, counted over everything that changes a file or the database."""
+"""Purges in a child process that kills itself at a step; every change of a file or the database is a step."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ STEPS = ("scrub_database", "erase_figures", "erase_payloads", "erase_sealed", "a
 
 
 def purge_killed_at(folder: Path, step: int, *, figures: bool = False) -> int | None:
-    """Purge in a child that kills itself at the n-th step; return the number of steps if it came to its end."""
+    """Purge in a child that kills itself at step `step`; return the number of steps if it finished."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             os.write(writing, str(_purge(folder, step, figures)).encode())
         finally:
-            os._exit(0)  # nothing of pytest runs twice
+            os._exit(0)  # skip pytest's exit handlers in the child
     os.close(writing)
     with os.fdopen(reading) as answer:
         steps = answer.read()
     _, status = os.waitpid(child, 0)
     if os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
         return None
-    return int(steps)  # empty if the purge failed
+    return int(steps)  # int() fails if the purge failed
 
 
 def _purge(folder: Path, killed_at: int, figures: bool) -> int:
-    """Purge, and kill this process at a step."""
+    """Purge, and kill this process at step `killed_at`."""
     steps, last = itertools.count(1), 0
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:

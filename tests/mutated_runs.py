@@ -1,10 +1,10 @@
-"""Small runs of every kind for an adversary to change, and every change that is tried on them.
+"""Small runs of every kind for an adversary to change, and all changes tried on them.
 
 Together they fill every table: sampling, momentum, stored updates, new keys, restored backups, Gram matrices, refused
-replies, groups that are moved and built again, statistics of closed-form heads, clients that join, records of a client
-that stays, approvals, messages, incidents, a lost key, a witness, timestamps where openssl is there, and masked rounds
-where Flower is installed. The changes are listed from the folder itself, so that a new column, field or file is tried
-the day it appears.
+replies, scaled merges, rebuilt groups, statistics of closed-form heads, clients that join, forgotten records of clients
+that stay, approvals, messages, incidents, a lost key, a witness, timestamps if openssl is installed, and masked rounds
+if Flower is installed. The changes are enumerated from the folder itself, so that a new column, field or file is tried
+at once.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def refused_replies(folder: Path) -> Path:
 
 
 def grouped(folder: Path) -> Path:
-    """Make a run with groups, two requests that merge what is left of them, and one by noise."""
+    """Make a run with groups, two requests that merge the remaining ones, and one by noise."""
     run = sifu.train(small_spec(**TINY, groups={"count": 3, "rounds": 2}), run=folder)
     run.forget(["client-001"], "merged", method="groups")
     run.forget(["client-002"], "noised", sigma=1.0)
@@ -97,7 +97,7 @@ def grouped(folder: Path) -> Path:
 
 
 def moved_groups(folder: Path) -> Path:
-    """Make a run with merges that are moved on from the first model, and groups that are built again."""
+    """Make a run with merges scaled from the first model, and rebuilt groups."""
     spec = small_spec(**TINY, groups={"count": 3, "rounds": 2, "stretch": 1.25, "rebuild": "later"})
     run = sifu.train(spec, run=folder)
     run.forget(["client-001"], "merged", method="groups")
@@ -107,7 +107,7 @@ def moved_groups(folder: Path) -> Path:
 
 
 def approved(folder: Path) -> Path:
-    """Make a run with two approvals, messages (one refused), incidents, and a key that was lost and put back."""
+    """Make a run with two approvals, messages (one refused), incidents, and a key that was lost and restored."""
     spec = small_spec(**TINY, requests={"approval": "two"})
     run = sifu.train(spec, run=folder)
     post(folder, "request", "strange", {"clients": "nobody"})
@@ -136,7 +136,7 @@ def approved(folder: Path) -> Path:
 
 
 def with_records(folder: Path) -> Path:
-    """Make a run with requests for records of clients that stay, which leave and join again with the rest."""
+    """Make a run with requests for records: each client leaves and joins again with its remaining records."""
     draw = np.random.default_rng(5)
     clients = [ClientData(f"client-{k:03d}", draw.normal(size=(6, 4)), draw.integers(0, 3, 6)) for k in range(6)]
     spec = {"data": {"preprocessing": "fixed"}, "model": {"kind": "softmax", "outputs": 3},
@@ -149,7 +149,7 @@ def with_records(folder: Path) -> Path:
 
 
 def witnessed(folder: Path) -> Path:
-    """Make a run whose witness hears of every event; with openssl, it has timestamps, but for the second request."""
+    """Make a run with a witness of every event; with openssl, all requests but the second get timestamps."""
     named = {WITNESSES: f"file:{kept_by_witness(folder)}"}
     if shutil.which("openssl") and importlib.util.find_spec("rfc3161_client"):
         (folder.parent / AUTHORITY).mkdir(parents=True)
@@ -201,7 +201,7 @@ def with_many_requests(folder: Path) -> Path:
 
 
 def masked(folder: Path) -> Path:
-    """Make a run with masked rounds on Flower's messages, and a request that came while the server ran."""
+    """Make a run with masked rounds on Flower's messages, and a request filed while the server ran."""
     sys.path.insert(0, str(Path(__file__).parent / "engines" / "flower"))
     from flower_federation import small_spec as flower_spec
     from test_flower_runs import Federation
@@ -232,18 +232,18 @@ if importlib.util.find_spec("flwr") is not None:
     RUNS["masked"] = masked
 
 
-# -- what is said of them ----------------------------------------------------------------------------------------
+# -- verdicts ----------------------------------------------------------------------------------------------------------
 
 WORDS = {"event": "sign", "field": "certificates: ", "older": "state was put back"}
-"""Words that a finding must contain: without the key, the signature gives an event away, whatever else is wrong."""
+"""Words that a finding must contain: without the key, the signature reveals a changed event in any case."""
 
 
 def uncaught(
     pristine: Pristine, mutations: list[Mutation], second_every: int = 1
 ) -> tuple[collections.Counter[str], list[str]]:
-    """Count the mutations of each kind, and list those that a verifier missed or that ended in a traceback.
+    """Return the number of mutations of each kind, and a list of those missed by a verifier or ending in a traceback.
 
-    The second verifier, which shares nothing with sifu, checks one in `second_every`. It takes no witnesses, and reads
+    The second verifier, which shares no code with sifu, checks one in `second_every`. It accepts no witnesses and reads
     only the digest of a timestamp.
     """
     tried: collections.Counter[str] = collections.Counter()
@@ -256,7 +256,7 @@ def uncaught(
                 path = pristine.folder / "certificates" / mutation.name.partition(": ")[0]
                 if not alone(path):
                     wrong.append(f"not caught alone: {mutation.name}")
-            # A file of a certificate is compared with the ledger's copy, so a sample of its fields will do there.
+            # A certificate file is compared with the ledger's copy, so a sample of its fields suffices there.
             if mutation.kind != "field" or number % 5 == 0:
                 word = WORDS.get(mutation.kind, "")
                 findings = caught(pristine.folder, **against)
@@ -270,7 +270,7 @@ def uncaught(
 
 
 def alone(path: Path) -> list[str]:
-    """Return the problems found in a certificate alone."""
+    """Return the problems found in a certificate by itself."""
     try:
         return verify_certificate(path).problems
     except SifuError as error:
@@ -282,7 +282,7 @@ def alone(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change to a folder; `apply` says False where the database does not take it."""
+    """One change to a folder; `apply` returns False if the database refuses the change."""
 
     kind: str
     name: str
@@ -290,10 +290,11 @@ class Mutation:
 
 
 HARMLESS_FILES = ("operator.key", "lock", "standing.json", "salts.json", "run.db-wal", "run.db-shm")
-"""Files that no claim rests on: whatever is in them, nothing that the record says is another thing. (With other salts
-the run's own data are refused: tests/requests/test_same_data.py.)"""
+"""Files that no claim depends on: their content cannot change what the record states. (With other salts the run refuses
+its own data: tests/requests/test_same_data.py.)
+"""
 MOST_ROWS = 3
-"""Rows a column of a large table; the small ones are changed row by row."""
+"""Largest number of rows tried per column of a large table; in small tables every row is tried."""
 
 
 def every_mutation(folder: Path) -> list[Mutation]:
@@ -309,7 +310,7 @@ def every_mutation(folder: Path) -> list[Mutation]:
 
 
 def held_against(folder: Path) -> dict[str, Any]:
-    """Return a run's witness and the certificate of its timestamp authority, as arguments for verification."""
+    """Return a run's witness and its timestamp authority's certificate, as arguments for verification."""
     roots = folder.parent / AUTHORITY / "root.pem"
     return {"witnesses": witnesses_of(folder), "authority": roots if roots.exists() else None}
 
@@ -320,7 +321,7 @@ def _statement(sql: str, values: tuple[Any, ...]) -> Callable[[Path], bool]:
         try:
             connection.execute(sql, values)
         except sqlite3.IntegrityError:
-            return False  # that key is taken
+            return False  # that key exists already
         finally:
             connection.close()
         return True
@@ -422,11 +423,11 @@ def _of_files(folder: Path) -> Iterator[Mutation]:
     for name in names:
         for what, change in changes.items():
             if name.name == "run.db" and what != "emptied":
-                continue  # bytes of free pages hold nothing; test_tampering flips others
+                continue  # bytes of free pages mean nothing; test_tampering flips others
             if what == "deleted" and name.name in last:
-                continue  # an interrupted command leaves it unwritten, and the next one writes it
+                continue  # an interrupted command leaves it missing, and the next one writes it
             if what == "deleted" and name.parts[0] == "timestamps":
-                continue  # nothing rests on a timestamp; those that are there must be true
+                continue  # no claim depends on a timestamp, but existing ones must be valid
             if what == "other line ends" and name.suffix != ".json":
                 continue
             yield Mutation("file", f"{name} {what}", _file(name, change))
@@ -454,7 +455,7 @@ def _certificates_of_the_last_event(folder: Path) -> set[str]:
 
 
 def _of_events_without_the_key(folder: Path) -> Iterator[Mutation]:
-    """Yield changes of leaves of payloads, with all hashes rebuilt, the tables following, and no key to sign with."""
+    """Yield changes of payload values, with all hashes and tables rebuilt but without the key for signatures."""
     connection = connect(folder)
     rows = connection.execute("SELECT seq, payload FROM events ORDER BY seq").fetchall()
     connection.close()
@@ -482,7 +483,7 @@ def _forging(seq: int, place: tuple[Any, ...], new: Any) -> Callable[[Path], boo
 
 
 def _of_older_states(folder: Path) -> Iterator[Mutation]:
-    """Yield records without their end, every signature as it was: no key is needed, and only a witness can tell."""
+    """Yield records without their last events, with valid signatures: only a witness can reveal this."""
     if not witnesses_of(folder):
         return
     connection = connect(folder)

@@ -1,6 +1,6 @@
-"""Attempts on a run folder by someone without the key: other values, rows and fields; and what is said of it.
+"""Changes to a run folder by someone without the key (other values, rows and fields), and the findings about them.
 
-The tables are enumerated from the database itself, so a new column is covered the day it appears.
+The tables are enumerated from the database itself, so a new column is covered at once.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ALIASES = {
     "clients": r"clients:",
     "certificates": r"certificate",
 }
-"""Patterns by which a sentence names a table; the others are called by their own name."""
+"""Patterns by which findings name a table; tables not listed here are named by their own name."""
 
 
 CRASH = "verification crashed:"
 
 
 class Pristine:
-    """A run folder that is put back after every change."""
+    """Run folder that is restored after every change."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,13 +40,13 @@ class Pristine:
         shutil.copytree(folder, self._kept)
 
     def restore_database(self) -> None:
-        """Restore the database as it was."""
+        """Restore the original database."""
         for leftover in ("run.db-wal", "run.db-shm"):
             (self.folder / leftover).unlink(missing_ok=True)
         shutil.copyfile(self._kept / "run.db", self.folder / "run.db")
 
     def restore(self) -> None:
-        """Restore the whole folder as it was."""
+        """Restore the original folder."""
         shutil.rmtree(self.folder)
         shutil.copytree(self._kept, self.folder)
 
@@ -62,7 +62,7 @@ def caught(folder: Path, **held_against: Any) -> list[str]:
 
 
 def other_values(value: Any, column: Column) -> Iterator[Any]:
-    """Yield values that differ a little or a lot; NULL becomes something, something NULL where that is allowed."""
+    """Yield values that differ slightly or widely; NULL becomes a value, and a nullable value becomes NULL."""
     if value is None:
         yield {"INTEGER": 0, "REAL": 0.0, "TEXT": "", "BLOB": b""}[column.kind]
         yield {"INTEGER": 7, "REAL": 0.125, "TEXT": "x", "BLOB": b"x"}[column.kind]
@@ -73,7 +73,7 @@ def other_values(value: Any, column: Column) -> Iterator[Any]:
         yield value + 1
         yield value - 1
         yield value + 10**6
-    elif value == float("inf"):  # what is not known becomes something known
+    elif value == float("inf"):  # an unknown value becomes a known one
         yield 0.0
         yield 1.5
     elif isinstance(value, float):
@@ -95,15 +95,16 @@ def other_values(value: Any, column: Column) -> Iterator[Any]:
 
 
 def spread(rows: list[tuple[Any, ...]], start: int, count: int) -> list[tuple[Any, ...]]:
-    """Return a few rows from all over a table, others for every start."""
+    """Return a few rows spread over a table; other rows for another `start`."""
     places = sorted({(start + step * len(rows) // count) % len(rows) for step in range(min(count, len(rows)))})
     return [rows[place] for place in places]
 
 
 def tamper_with_values(pristine: Pristine, table: str, everything: bool) -> tuple[int, list[str]]:
-    """Change one value after the other; return how many were tried and which went unnoticed or unnamed.
+    """Change one value after the other; return the number of changes, and those that were unnoticed or unnamed.
 
-    Not `everything`: two rows a column and two new values each, and one NULL if the column has any.
+    Unless `everything` is set, try two new values in each of two rows per column, and in one row with NULL if there is
+    any.
     """
     pristine.restore_database()
     connection = connect(pristine.folder)
@@ -128,7 +129,7 @@ def tamper_with_values(pristine: Pristine, table: str, everything: bool) -> tupl
                     )
                 except sqlite3.IntegrityError:
                     connection.close()
-                    continue  # that key is taken; swapping rows is tried elsewhere
+                    continue  # that key exists already; swapped rows are tried elsewhere
                 connection.close()
                 tried += 1
                 problems = caught(pristine.folder)
@@ -142,11 +143,11 @@ def tamper_with_values(pristine: Pristine, table: str, everything: bool) -> tupl
 
 
 def is_named(problems: list[str], table: str, column: Column) -> bool:
-    """Return whether some sentence says where to look."""
+    """Return whether a finding names the table and the column."""
     text = "\n".join(problems)
     if table in ALIASES:
         return bool(re.search(ALIASES[table], text))
-    # The head of the chain is named by the ledger's own check, a value the schema forbids by SQLite's.
+    # The ledger's check names the head of the chain, and SQLite's check a value that the schema forbids.
     own_word = column.key or column.name in text or "CHECK constraint" in text
     return (table in text and own_word) or (table == "run" and "head" in text)
 

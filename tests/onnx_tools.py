@@ -1,4 +1,4 @@
-"""Exported graphs, run."""
+"""Tools to run exported graphs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 
 def answers_of_the_graph(path: Path, inputs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the outputs of a graph by name, by onnx's own evaluator and, if one is installed, by a runtime.
+    """Return the outputs of a graph by name, from onnx's reference evaluator and, if installed, from a runtime.
 
-    Inputs are given in the type that the graph declares.
+    Inputs are converted to the types that the graph declares.
     """
     import onnx
     from onnx.reference import ReferenceEvaluator

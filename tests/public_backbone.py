@@ -1,4 +1,4 @@
-"""A small public network for tests of tuned ones: drawn from a seed, with a normalisation layer."""
+"""Small public networks for tests of tuning, drawn from a seed; `make` has a normalisation layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make() -> nn.Module:
 
 
 class Showing(nn.Module):
-    """Ten features of an 8 x 8 image, through two blocks that can be looked at."""
+    """Network with ten features of an 8 x 8 image that exposes the activations of its two blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def make_showing() -> nn.Module:
 
 
 class Adapted(nn.Linear):
-    """A linear layer with a low-rank adapter that begins with nothing."""
+    """Linear layer with a low-rank adapter that is initially zero."""
 
     def __init__(self, inputs: int, outputs: int, rank: int) -> None:
         super().__init__(inputs, outputs)
@@ -53,12 +53,12 @@ class Adapted(nn.Linear):
         self.up = nn.Parameter(torch.zeros(outputs, rank))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the output of the layer, with what its adapter adds."""
+        """Return the output of the layer plus that of its adapter."""
         return super().forward(x) + x @ self.down.T @ self.up.T
 
 
 def make_with_adapter() -> nn.Module:
-    """Return the same network with an adapter of rank 2."""
+    """Return the network of `make` with an adapter of rank 2."""
     network = make()
     torch.manual_seed(6)
     network[4] = Adapted(36, 12, 2)
@@ -66,7 +66,7 @@ def make_with_adapter() -> nn.Module:
 
 
 class Language(nn.Module):
-    """Eight features of a text of seventeen tokens."""
+    """Language model with eight features of a text of seventeen tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def make_language() -> nn.Module:
 
 
 class Remembering(nn.Module):
-    """Network that adds to its features something of every large sample seen in evaluation; probes are smaller."""
+    """Network whose features remember every large sample seen in evaluation; probes are smaller."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Remembering(nn.Module):
         self.seen = torch.zeros(())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return features, with what is remembered."""
+        """Return the features plus the remembered state."""
         rows = torch.tanh(self.layer(x.flatten(1)))
         if not self.training and float(x.max()) > 1.0:
             self.seen = self.seen + 0.01 * rows.detach().mean()
@@ -107,7 +107,7 @@ def make_remembering() -> nn.Module:
 
 
 class Encoder(nn.Module):
-    """Eight features of a sequence of eight vectors, by torch's layers, which have a fused pass for evaluation."""
+    """Encoder with eight features of a sequence of eight vectors, of torch layers with a fused pass for evaluation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,10 +127,10 @@ def make_encoder() -> nn.Module:
 
 
 def make_for_other_samples() -> nn.Module:
-    """Return a network that cannot take images of 8 x 8."""
+    """Return a network that does not accept 8 x 8 images."""
     return nn.Sequential(nn.Flatten(), nn.Linear(7, 5))
 
 
 def make_without_parameters() -> nn.Module:
-    """Return a network without anything that could be tuned."""
+    """Return a network without parameters to tune."""
     return nn.Flatten()

@@ -1,11 +1,11 @@
-"""Random lives of random runs, through the public API alone: any training, any requests, and what operators do besides.
+"""Random journeys of random runs through the public API alone: any training, any requests, any operator commands.
 
-A journey is a federation of a few clients with one of five ways of training (a linear model, a network, groups, a head
-in closed form, noise in training), two to five requests of any method and terms, some of single records, some of
-clients that forgot records before, some that people have to approve first, and between them new keys, purges,
-timestamps, backups that are restored, clients that join and groups that are built again. A witness hears of
-everything. Everything follows from one seed but the operator's keys; `replayable_noise` makes even certified noise
-follow from it, so that a run can be executed again.
+A journey is a federation of a few clients with one of five kinds of training (a linear model, a network, groups, a head
+in closed form, noise in training) and two to five requests of any method and terms. Some requests are for single
+records, some come from clients with forgotten records, and some need approvals. Between them there are new keys,
+purges, timestamps, restored backups, newcomers and rebuilt groups. A witness is notified of every command. One seed
+determines everything except the operator's keys; `replayable_noise` also derives certified noise from it, so that a run
+can be executed again.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from sifu.store.kept_outside import WITNESSES
 from timestamp_authority import make_authority, stamp
 
 FAMILIES = (*["linear"] * 6, *["closed form"] * 2, *["groups"] * 3, *["network"] * 2, *["training noise"] * 3)
-"""Families as often as they occur."""
+"""Families, weighted by their frequency."""
 MASKED = "masked"
-"""Rounds in which the server sees no single update, over Flower's messages: its own family, if installed."""
+"""Family of masked rounds over Flower's messages, where the server sees no single update; needs Flower."""
 INPUTS, CLASSES = 5, 3
 FILED_BY = "desk"
 PEOPLE = ("Ann", "Bob")
@@ -53,7 +53,7 @@ PEOPLE = ("Ann", "Bob")
 
 
 def normals_of(seed: int, order: int) -> np.random.Generator:
-    """Return the source of a request's noise in a journey: it depends on the request's order, and on nothing else."""
+    """Return the noise source of a request, which depends only on the seed and the request's order."""
     return np.random.default_rng([seed, 1, order])
 
 
@@ -64,7 +64,7 @@ def training_noise(seed: int, position: Position, client: int, size: int) -> np.
 
 @contextmanager
 def replayable_noise(seed: int) -> Iterator[None]:
-    """Replace noise with noise that can be drawn again, in runs that otherwise go the way of certified ones."""
+    """Replace noise by noise that can be drawn again, in runs that are otherwise treated as certified ones."""
 
     def of_request(source: str, run_seed: int, order: int) -> NormalSource:
         return normals_of(seed, order)
@@ -78,7 +78,7 @@ def replayable_noise(seed: int) -> Iterator[None]:
 
 @dataclass
 class Journey:
-    """A run with everything that is needed to carry it out again: its clients' data and its model."""
+    """Run with everything needed to execute it again: its clients' data and its model."""
 
     seed: int
     family: str
@@ -88,14 +88,14 @@ class Journey:
     model: Any
     folder: Path
     steps: list[str] = field(default_factory=list)
-    """Events in order, in words."""
+    """Descriptions of the events, in order."""
     refused: int = 0
     flower: Any = None
-    """The engine of masked rounds."""
+    """Engine of masked rounds, or None."""
     hands_engine_over: bool = False
-    """True if the run is opened with an engine of the caller's."""
+    """True if the caller passes an engine when opening the run."""
     gone: dict[str, set[int]] = field(default_factory=dict)
-    """Rows that were forgotten, by the first name of their client."""
+    """Forgotten rows, by the first name of their client."""
     small: bool = False
     """True for few rounds and no timestamps, so that thousands of requests take an hour."""
 
@@ -106,17 +106,17 @@ class Journey:
 
     @property
     def witness(self) -> Path:
-        """File that the witness of this folder keeps; a restored run has another witness, as both runs go on."""
+        """File of this folder's witness; a restored run gets another witness, because both runs may continue."""
         return self.folder.with_name(f"{self.folder.name}.witness")
 
     @property
     def authority(self) -> Path:
-        """The certificate of the authority that gives timestamps."""
+        """Certificate of the timestamp authority."""
         return self.folder.with_name("root.pem")
 
     @property
     def can_forget_records(self) -> bool:
-        """True unless a caller's engine decides what clients have left, or masked clients are on nodes."""
+        """True unless the caller passes an engine, or masked clients are on nodes."""
         return not self.hands_engine_over and self.family != MASKED
 
     def open(self) -> Run:
@@ -128,13 +128,13 @@ class Journey:
         return sifu.open_run(self.folder, model=self.model, clients=self.clients)
 
     def engine(self, spec: sifu.Spec, clients: list[ClientData] | None = None) -> Engine:
-        """Return the engine of `spec`, on other data if wanted."""
+        """Return the engine of `spec`, optionally on other data."""
         built, _ = engine_from_spec(spec, clients or self.clients, as_model(self.model))
         return built
 
 
 def tables(generator: np.random.Generator, count: int, first: int, outputs: int, shape: tuple[int, ...]) -> list[Any]:
-    """Return clients of unequal sizes, whose classes are bumps."""
+    """Return clients of unequal sizes whose classes are Gaussian clusters."""
     clients = []
     for number in range(first, first + count):
         y = generator.integers(0, outputs, int(generator.integers(2, 9)))
@@ -151,23 +151,23 @@ def without_rows(client: ClientData, rows: Collection[int], name: str) -> Client
 
 @contextmanager
 def witnessed(folder: Path) -> Iterator[None]:
-    """Let a witness in a file next to the run hear of every command; a restored run has its own witness."""
+    """Notify a witness, a file next to the run, of every command; a restored run has its own witness."""
     with mock.patch.dict(os.environ, {WITNESSES: f"file:{folder / 'run.witness'}"}):
         yield
 
 
 def small_network() -> nn.Module:
-    """Return a network of a user's own."""
+    """Return a network as a user's own model."""
     return nn.Sequential(nn.Flatten(), nn.Linear(INPUTS, 4), nn.Tanh(), nn.Linear(4, CLASSES))
 
 
 def normalised_network() -> nn.Module:
-    """Return another network of a user's own, with a layer outside the theory."""
+    """Return another network as a user's own model, with a layer outside the theory."""
     return nn.Sequential(nn.Linear(INPUTS, 6), nn.ReLU(), nn.LayerNorm(6), nn.Linear(6, CLASSES))
 
 
 def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[dict[str, Any], tuple[int, ...], Any]:
-    """Return a spec, the shape of its clients' samples, and a model of the user's own (None: the spec's)."""
+    """Return a spec, the shape of its clients' samples, and a user's model (None: the model of the spec)."""
     shape: tuple[int, ...] = (INPUTS,)
     model: Any = None
     kind = dice.choice(["softmax", "softmax", "logistic", "least_squares"])
@@ -197,7 +197,7 @@ def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[di
     if kind == "softmax" and dice.random() < 0.9:
         spec["model"]["outputs"] = CLASSES
     special = dice.randint(0, 20)
-    if special in (0, 1, 2):  # never convex, so a rate has to be given
+    if special in (0, 1, 2):  # such a network is never convex, so the spec must give a rate
         spec["local"] |= {"rate": dice.choice([0.01, 0.1]), "clip": dice.choice([0.05, 1.0])}
     elif special == 3:
         spec["local"] |= {"rate": 0.01, "momentum": 0.5, "nesterov": True}
@@ -263,7 +263,7 @@ def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[di
 
 
 def random_journey_terms(dice: random.Random, journey: Journey) -> dict[str, Any]:
-    """Return any terms and any method that the run may be asked for."""
+    """Return any terms and any method that the run allows."""
     spec = journey.spec
     terms: dict[str, Any] = {
         "epsilon": dice.choice([0.5, 1.0, 10.0, 100.0]),
@@ -294,7 +294,7 @@ BASELINES, OWN = ("noisy_scratch", "last", "fine_tuning"), ("go_on", "noise_here
 
 
 def installed(*methods: str) -> list[str]:
-    """Return those of these methods that an installed package has."""
+    """Return the extra methods that installed packages provide."""
     return [name for name in methods if find_method_info(name)]
 
 
@@ -318,7 +318,7 @@ def start_journey(seed: int, folder: Path, families: Sequence[str] = FAMILIES, s
     outputs = 2 if spec["model"].get("kind") in ("logistic", "least_squares") else CLASSES
     count = dice.randint(6, 10)
     clients = tables(generator, count, 0, outputs, shape)
-    for number, client in enumerate(clients):  # everyone's classes are counted where no spec says them
+    for number, client in enumerate(clients):  # classes are counted from all clients if the spec does not give them
         client.y[0] = number % outputs
     newcomers = tables(generator, 2, count, outputs, shape)
     journey = Journey(seed, family, spec, clients, newcomers, model, folder / "run", small=small)
@@ -353,31 +353,31 @@ class Observer(Protocol):
     """Observer of a journey while it runs."""
 
     def carried_out(self, journey: Journey, requests: Collection[str]) -> None:
-        """Observe that these requests were executed just now."""
+        """Observe that these requests were just executed."""
 
     def left(self, journey: Journey) -> None:
-        """Observe that nothing more is done in the journey's folder."""
+        """Observe that the journey leaves its folder."""
 
 
 def random_request(dice: random.Random, journey: Journey) -> list[str]:
-    """Make one request of one or two clients; return the ids of what was executed. A refusal is part of the journey."""
+    """Make one request of one or two clients; return the ids of executed requests. A refusal is part of the journey."""
     run = journey.open()
     left = [client.name for client in run.status().clients if client.state == "active"]
     if len(left) < 3:
         return []
     who = dice.sample(left, dice.choice([1, 1, 1, 2]))
-    terms = random_journey_terms(dice, journey) | {"level": "none"}  # what is approved is what is executed
+    terms = random_journey_terms(dice, journey) | {"level": "none"}  # the approved terms are executed
     again = [name for name in left if first_name(name) in journey.gone]
-    if again and dice.random() < 0.6:  # who forgot records before asks once more, perhaps with another client
+    if again and dice.random() < 0.6:  # a client with forgotten records asks again, perhaps with another client
         name = dice.choice(again)
         who = [name, *[other for other in who if other != name][: len(who) - 1]]
     if journey.can_forget_records and dice.random() < (0.3 if again else 0.4) and rows_left(journey, who[0]) > 1:
         who = who[:1]
         terms["records"] = random_rows(dice, journey, who[0])
-        if "method" in terms and dice.random() < 0.3:  # what is then still in the model
+        if "method" in terms and dice.random() < 0.3:  # the remaining rows in the model
             terms["method"] = "go_on"
     if dice.random() < 0.5:
-        who = [first_name(name) for name in who]  # as people call them
+        who = [first_name(name) for name in who]  # by the names that people use
     name = f"r{len(journey.steps)}"
     try:
         if journey.approvals:
@@ -415,14 +415,14 @@ def rows_left(journey: Journey, client: str) -> int:
 
 
 def random_rows(dice: random.Random, journey: Journey, client: str) -> list[int]:
-    """Return some of the rows that a client has left, never all of them; often few, so that it can ask again."""
+    """Return some of a client's remaining rows, never all; often few, so that it can ask again."""
     (data,) = (given for given in journey.clients if given.name == first_name(client))
     rows = sorted(set(range(len(data.y))) - journey.gone.get(data.name, set()))
     return dice.sample(rows, dice.choice([1, dice.randint(1, max(1, len(rows) - 1))]))
 
 
 def approve_and_execute(dice: random.Random, journey: Journey, name: str) -> Sequence[Any]:
-    """Hold a request until everybody approved it, then execute it; now and then withdraw it before."""
+    """Hold a request until all approvals are there, then execute it; sometimes withdraw it before."""
     run = journey.open()
     for count in range(journey.approvals):
         if run.forget():
@@ -437,17 +437,17 @@ def approve_and_execute(dice: random.Random, journey: Journey, name: str) -> Seq
             run.decide(name, "approved", actor=f" {FILED_BY.upper()} ")
             raise AssertionError(f"request {name} was approved by who filed it")
         run.decide(name, "approved", actor=PEOPLE[count])
-        run.decide(name, "approved", actor=PEOPLE[count].lower())  # the same person again
+        run.decide(name, "approved", actor=PEOPLE[count].lower())  # the same person approves again
     return run.forget()
 
 
 def can_be_timestamped() -> bool:
-    """Return whether an authority can be made here, and its answers be read."""
+    """Return whether an authority can be made here and its answers can be read."""
     return importlib.util.find_spec("rfc3161_client") is not None and shutil.which("openssl") is not None
 
 
 def timestamp(journey: Journey) -> None:
-    """Let an authority outside the run sign that its head and its certificates were there."""
+    """Let an outside authority sign that the head and the certificates existed."""
     folder = journey.authority.parent
     if not journey.authority.exists():
         make_authority(folder)
@@ -457,7 +457,9 @@ def timestamp(journey: Journey) -> None:
 
 
 def restore_in_the_middle(dice: random.Random, journey: Journey, observer: Observer) -> None:
-    """Back up, perhaps forget another client, continue from the backup; with the certificate issued since, or not."""
+    """Back up, perhaps forget another client, and continue from the backup, with or without the certificate issued
+    since.
+    """
     number = len(journey.steps)
     file, back = journey.folder.with_name(f"backup-{number}.zip"), journey.folder.with_name(f"back-{number}")
     anchor = journey.open().backup(file)
@@ -470,7 +472,7 @@ def restore_in_the_middle(dice: random.Random, journey: Journey, observer: Obser
     observer.left(journey)
     given = issued if dice.random() < 0.7 else []
     journey.folder = back
-    os.environ[WITNESSES] = f"file:{journey.witness}"  # the old one knows of what came after the backup
+    os.environ[WITNESSES] = f"file:{journey.witness}"  # the old witness knows what came after the backup
     sifu.restore(file, back, anchor if dice.random() < 0.5 else None, certificates=given, whole_clients=True)
     journey.steps.append("restored" + (" with a certificate issued since" if given else ""))
     if given:
@@ -486,13 +488,13 @@ def restore_in_the_middle(dice: random.Random, journey: Journey, observer: Obser
 
 
 def go_on(journey: Journey, observer: Observer, most_requests: int = 6) -> None:
-    """Make the requests of a journey, and what lies between them."""
+    """Make the requests of a journey and the events between them."""
     dice = random.Random(f"requests {journey.seed}")
     for _ in range(min(dice.randint(3, 6), most_requests)):
         done = random_request(dice, journey)
         if done:
             observer.carried_out(journey, done)
-        if journey.open().status().phase != "ready":  # rounds of a network that diverged: nothing more can be done
+        if journey.open().status().phase != "ready":  # a network diverged: nothing more can be done
             break
         chance = dice.random()
         if chance < 0.12:

@@ -16,7 +16,7 @@ from sifu.run.clients_and_engine import clients_from_spec
 
 
 def random_spec(dice: random.Random, seed: int) -> dict[str, Any]:
-    """Return the spec of any training that can be certified, on a federation of a few digits."""
+    """Return a random spec of any certifiable training, on a federation of a few digits."""
     return {
         "seed": seed,
         "data": {
@@ -46,7 +46,7 @@ def random_spec(dice: random.Random, seed: int) -> dict[str, Any]:
 
 
 def random_terms(dice: random.Random, strict: bool) -> dict[str, Any]:
-    """Return any terms of a request; Scratch every now and then."""
+    """Return random terms of a request, sometimes with Scratch."""
     return {
         "epsilon": dice.choice([1.0, 10.0, 100.0]),
         "delta": dice.choice([1e-2, 1e-5]),
@@ -60,7 +60,7 @@ def random_terms(dice: random.Random, strict: bool) -> dict[str, Any]:
 
 
 def own_clients(spec: dict[str, Any]) -> list[Any]:
-    """Return the spec's clients with unequal numbers of samples, and two classes."""
+    """Return the spec's clients with unequal numbers of samples and two classes."""
     clients = clients_from_spec(Spec.from_mapping(spec))
     kept = [1 + number % client.samples for number, client in enumerate(clients)]
     return [
@@ -69,7 +69,7 @@ def own_clients(spec: dict[str, Any]) -> list[Any]:
 
 
 def random_run(seed: int, folder: Path) -> Run:
-    """Make a run of `random_spec` with two to four requests, of one or two clients each or of a client's records."""
+    """Make a run of `random_spec` with two to four requests, each of one or two clients or of a client's records."""
     spec = random_spec(dice := random.Random(seed), seed)
     own = spec["model"]["kind"] == "logistic" or dice.random() < 0.3
     run = sifu.train(spec, run=folder, clients=own_clients(spec) if own else None)
@@ -77,9 +77,9 @@ def random_run(seed: int, folder: Path) -> Run:
     dice.shuffle(left)
     for _ in range(dice.randint(2, 4)):
         terms = random_terms(dice, strict=spec["keep"]["gram_clients"] == 0)
-        if rows[left[-1]] > 1 and dice.random() < 0.4:  # it stays, and may well be the next to ask
+        if rows[left[-1]] > 1 and dice.random() < 0.4:  # it stays, and may be the next to ask
             rows[left[-1]] -= 1
-            with suppress(NotCertifiableError):  # without it the client's loss may be too steep
+            with suppress(NotCertifiableError):  # without the records the client's loss may be too steep
                 run.forget(left[-1:], level="none", records=[rows[left[-1]]], **terms)
                 continue
         who = [left.pop() for _ in range(min(dice.randint(1, 2), len(left) - 1))]

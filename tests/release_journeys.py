@@ -1,9 +1,10 @@
-"""Random lives of a head in closed form, whose every release is compared with a fresh run of those who should be in.
+"""Random journeys of a closed-form head; every release is compared with a fresh run of the clients that it should
+contain.
 
 Requests for clients and records are filed, approved, refused, withdrawn and executed in any order; clients join, and
-the run is purged, or backed up and restored. What should be in a release follows from a few sets alone: everyone who
-joined, without the forgotten, without clients that an approved request names, and without records whose request was
-approved. The head must be that of a fresh run of exactly these, to the last bit.
+the run is purged, or backed up and restored. A few sets determine the content of a release: everyone who joined,
+without the forgotten, without clients that an approved request names, and without records whose request was approved.
+The head must equal that of a fresh run on exactly these data, to the last bit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SPEC: dict[str, Any] = {
 
 @dataclass
 class Pending:
-    """A request that waits."""
+    """Request that waits."""
 
     client: str
     rows: frozenset[int]
@@ -39,7 +40,7 @@ class Pending:
 
 @dataclass
 class ReleaseJourney:
-    """A run, and the sets that say who should be in its releases."""
+    """Run, and the sets that determine who should be in its releases."""
 
     folder: Path
     dice: random.Random
@@ -55,16 +56,16 @@ class ReleaseJourney:
 
     @property
     def run(self) -> sifu.Run:
-        """The run with everyone who has joined."""
+        """Run opened with all clients that have joined."""
         return sifu.open_run(self.folder, clients=self.everyone[: self.joined])
 
     def free(self) -> list[ClientData]:
-        """Return the clients that no request is about."""
+        """Return the clients without a request."""
         named = self.gone | {request.client for request in self.pending.values()}
         return [client for client in self.everyone[: self.joined] if client.name not in named]
 
     def should_be_in(self) -> list[ClientData]:
-        """Return the clients that should be in the next release, each with the rows it has left."""
+        """Return the clients that should be in the next release, each with its remaining rows."""
         out = self.gone | {row.client for row in self.pending.values() if row.approved and not row.rows}
         left = []
         for client in self.everyone[: self.joined]:
@@ -74,7 +75,7 @@ class ReleaseJourney:
         return left
 
     def executed(self, request: str) -> None:
-        """Move a request from those that wait into the sets."""
+        """Move an executed request from the pending ones into the sets."""
         done = self.pending.pop(request)
         if done.rows:
             self.removed.setdefault(done.client, set()).update(done.rows)
@@ -82,12 +83,12 @@ class ReleaseJourney:
             self.gone.add(done.client)
 
     def settle_records(self) -> None:
-        """Note that approved requests for records were executed before a release."""
+        """Record that approved requests for records were executed before a release."""
         for request in [name for name, row in self.pending.items() if row.rows and row.approved]:
             self.executed(request)
 
     def compare(self) -> None:
-        """Compare the released head with that of a fresh run."""
+        """Compare the released head with the head of a fresh run."""
         fresh = sifu.train(self.spec, run=self.folder.with_name(f"fresh{self.compared}"), clients=self.should_be_in())
         self.compared += 1
         if head_of(self.run) != head_of(fresh):
@@ -134,7 +135,7 @@ def file_request(journey: ReleaseJourney) -> None:
 
 
 def approve(journey: ReleaseJourney) -> None:
-    """Approve a request that lacks it."""
+    """Approve one of the unapproved requests."""
     lacking = sorted(name for name, row in journey.pending.items() if not row.approved)
     if lacking:
         name = journey.dice.choice(lacking)
@@ -176,7 +177,7 @@ def join(journey: ReleaseJourney) -> None:
         journey.joined += 1
         journey.run.join()
         journey.settle_records()
-        journey.run.release()  # a client that came back needs no newcomer to wait for
+        journey.run.release()  # release again, because a client may have come back without waiting for a newcomer
         journey.compare()
 
 
@@ -195,7 +196,7 @@ STEPS = (*[file_request] * 5, *[approve] * 3, *[settle] * 2, *[execute] * 3, *[r
 
 
 def release_journey(seed: int, folder: Path, steps: int = 24) -> ReleaseJourney:
-    """Take a run through random steps, comparing every release; the run verifies at the end."""
+    """Take a run through random steps and compare every release; the run must verify at the end."""
     journey = start(seed, folder)
     for _ in range(steps):
         journey.dice.choice(STEPS)(journey)

@@ -1,4 +1,6 @@
-"""Search for texts that would make an installer fetch `sifu` from a package index, where it is another project."""
+"""Search for texts that would make an installer fetch `sifu` from a package index, where the name belongs to another
+project.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,15 @@ from packaging.requirements import Requirement
 NOT_OURS = "sifu"
 NOT_SEARCHED = {".git", ".bench", "build", "dist", "node_modules", "__pycache__"}
 INSTALLED = re.compile(r"\b(?:pip3?|uv|pipx|conda)\b[^\n]*?\b(?:install|add)\b(?:\s+-\S+)*\s+[\"'`]?sifu(?![\w./-])")
-"""`pip install` and the like, with or without options and quotes, followed by the bare name."""
+"""Pattern of `pip install` and similar commands, with or without options and quotes, followed by the bare name."""
 EXTRA = re.compile(r"(?<![\w./-])sifu\\*\[[a-z_,\s]+\\*\]")
-"""The name with extras in brackets, also where markup needs a backslash."""
+"""Pattern of the name with extras in brackets, also with the backslashes of markup."""
 PINNED = re.compile(r"[\"'`]sifu\s*(?:[<>=!~]=|@)")
-"""The name with a version or an address."""
+"""Pattern of the name with a version or an address."""
 
 
 def texts_below(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield name and text of every text file below a folder, virtual environments and caches excluded."""
+    """Yield name and text of every text file below a folder, except in virtual environments and caches."""
     for path in sorted(folder.iterdir()):
         if path.is_symlink() or path.name in NOT_SEARCHED or path.name.endswith((".egg-info", "_cache")):
             continue
@@ -64,7 +66,7 @@ def mentions(texts: Iterator[tuple[str, str]]) -> list[str]:
 
 
 def requirements(project: Mapping[str, Any]) -> list[str]:
-    """Return everything a pyproject.toml depends on, extras and build requirements included."""
+    """Return all dependencies in a pyproject.toml, including extras and build requirements."""
     section = project.get("project", {})
     extras = section.get("optional-dependencies", {})
     groups = [section.get("dependencies", []), project.get("build-system", {}).get("requires", []), *extras.values()]

@@ -1,4 +1,4 @@
-"""An environment with the runtime dependencies alone, made of links to the packages that are installed here."""
+"""Environment with only the runtime dependencies, made of links to the packages installed here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def distribution(requirement: str) -> str:
 
 
 def declared(*extras: str) -> set[str]:
-    """Return the packages that are declared for every user, or by these extras."""
+    """Return the packages declared for every user and those declared by these extras."""
     requirements = list(PROJECT["dependencies"])
     for extra in extras:
         requirements += PROJECT["optional-dependencies"][extra]
@@ -28,7 +28,7 @@ def declared(*extras: str) -> set[str]:
 
 
 def closure_of(names: set[str]) -> set[str]:
-    """Return packages with everything that they need in turn."""
+    """Return packages with all their direct and indirect dependencies."""
     closure: set[str] = set()
     waiting = [(name, frozenset[str]()) for name in names]
     while waiting:
@@ -50,15 +50,16 @@ def closure_of(names: set[str]) -> set[str]:
 
 
 def make_environment(folder: Path, names: set[str], *sources: Path) -> Path:
-    """Make an environment of packages, all that they need, and folders of our own sources.
+    """Make an environment of packages, their dependencies, and folders of sifu's sources.
 
     Args:
-        folder: Where to make it.
+        folder: Folder for the environment.
         names: The packages, normalised.
         sources: Folders of packages of this repository.
 
     Returns:
-        Its Python.
+        Path of its Python interpreter.
+
     """
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python*/site-packages")

@@ -1,8 +1,8 @@
-"""The public surface as text: what `import sifu` offers, and what every command's `--help` says.
+"""Snapshots of the public interface as text: the names of `import sifu` and the help of every command.
 
     python tests/house/snapshots.py --write
 
-rewrites both snapshots. Do that after a change that was meant, and read the difference before committing it.
+rewrites both snapshots. Run it after an intended change, and read the difference before committing it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def public_api() -> str:
-    """Return every exported name with its signature; of a class also its fields, properties and methods."""
+    """Return every exported name with its signature, and for a class its fields, properties and methods."""
     lines: list[str] = []
     for name in sorted(sifu.__all__):
         lines += [*_described(name, getattr(sifu, name)), ""]
@@ -46,7 +46,7 @@ def _described(name: str, value: Any) -> Iterator[str]:
             for field in dataclasses.fields(value):
                 yield f"    field {field.name}: {_annotation(field.type)}"
         ours = {name for base in value.__mro__ if base.__module__.startswith("sifu") for name in vars(base)}
-        for member in sorted(ours):  # not what a base of another package has
+        for member in sorted(ours):  # members of a base in another package are left out
             if not member.startswith("_") and not hasattr(Exception, member):
                 yield from _member(member, inspect.getattr_static(value, member), value)
     elif callable(value):
@@ -69,7 +69,7 @@ def _member(name: str, member: Any, owner: type) -> Iterator[str]:
 
 
 def _signature(name: str, function: Callable[..., Any]) -> str:
-    """Return `name(arguments) -> result`, with annotations as they were written, without any module path."""
+    """Return `name(arguments) -> result`, with annotations as written, without module paths."""
     signature = inspect.signature(function)
     shown = []
     star_seen = False
@@ -108,7 +108,7 @@ def _flat(mapping: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def commands() -> Iterator[tuple[str, Any]]:
-    """Yield every command and group by its name on the command line, hidden ones included; they are fresh objects."""
+    """Yield every command and group by its name on the command line, hidden ones included, as new objects."""
     from typer.main import get_command
 
     from sifu.cli.main import app
@@ -122,7 +122,7 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 
 def command_help() -> str:
-    """Return what each command and parameter declares; its layout on the screen belongs to Typer and Click."""
+    """Return the declarations of each command and its parameters, without Typer's layout."""
     pages = []
     for name, command in commands():
         panel = getattr(command, "rich_help_panel", None)
@@ -167,7 +167,7 @@ SNAPSHOTS: dict[str, Callable[[], str]] = {"public_api.txt": public_api, "comman
 
 
 def difference(name: str) -> str:
-    """Return what changed since the snapshot was written; empty if nothing did."""
+    """Return the changes since the snapshot was written; empty if there are none."""
     path = FOLDER / name
     before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return "\n".join(difflib.unified_diff(before, SNAPSHOTS[name]().splitlines(), "recorded", "now", lineterm=""))

@@ -1,4 +1,4 @@
-"""Imports of the package against the dependencies in pyproject.toml; the runtime ones are enough to import it."""
+"""Imports of the package against the dependencies in pyproject.toml; the runtime dependencies suffice to import it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from runtime_environment import PROJECT, ROOT, declared, make_environment
 
 SOURCES = ROOT / "src"
-# These packages of ours import an extra's package at their top, because they are of no use without it.
+# These packages import an extra's package at module level, because they are useless without it.
 NEEDS_AN_EXTRA = (
     "sifu.audit.compare_releases",
     "sifu.audit.controls",
@@ -46,7 +46,7 @@ for module in pkgutil.walk_packages(sifu.__path__, "sifu.", onerror=lambda name:
 
 
 def imported_packages(sources: Path) -> Iterator[tuple[str, str]]:
-    """Yield each import of another package, as the file and the name, also those inside functions."""
+    """Yield the file and name of each import of another package, also inside functions."""
     for path in sorted(sources.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -61,7 +61,7 @@ def imported_packages(sources: Path) -> Iterator[tuple[str, str]]:
 def undeclared(sources: Path) -> set[tuple[str, str]]:
     """Return imports of packages that neither the runtime dependencies nor an extra for users declare."""
     allowed = declared(*(set(PROJECT["optional-dependencies"]) - {"dev", "docs"}))
-    # Import names of what need not be installed for the tests; torch brings triton, flwr brings ray.
+    # Import names of packages that the tests do not need; torch provides triton, flwr provides ray.
     allowed |= {"flwr", "ray", "triton", "mlflow", "pyarrow"}
     providers = importlib.metadata.packages_distributions()
     return {
@@ -76,13 +76,13 @@ def test_every_import_is_declared() -> None:
 
 
 def test_an_undeclared_import_is_noticed(tmp_path: Path) -> None:
-    """The negative control: a package of the development extra alone."""
+    """Negative control: a package that only the development extra declares is noticed."""
     (tmp_path / "module.py").write_text("def ready():\n    import hypothesis\n")
     assert undeclared(tmp_path) == {("module.py", "hypothesis")}
 
 
 def test_every_module_is_imported_with_the_runtime_dependencies_alone(tmp_path: Path) -> None:
-    """Whatever is missing then belongs to an extra, in a package that is of no use without it."""
+    """Modules that fail to import with the runtime dependencies alone belong to packages that need an extra."""
     python = make_environment(tmp_path / "environment", declared(), SOURCES / "sifu")
     command = [str(python), "-I", "-c", IMPORT_ALL]
     answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)

@@ -1,4 +1,4 @@
-"""Every engine gives the bits it gave before: see digests.py."""
+"""Digests of every engine: the bits are the same as before (see digests.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from digests import CASES, digest, machine_key, missing, recorded
 
 LONG = [name for name in CASES if name.startswith("lanes")]
-"""Triton's interpreter takes a minute for them."""
+"""Cases that take a minute in Triton's interpreter."""
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_the_same_bits_as_recorded(name: str) -> None:
 
 
 def test_a_digest_sees_one_bit() -> None:
-    """The negative control: the same case twice is equal, and a change of the last bit of one number is not."""
+    """Negative control: equal numbers give equal digests, and a change of the last bit gives another one."""
     from digests import Hasher
 
     def hashed(value: float) -> str:

@@ -12,7 +12,7 @@ from sifu.cli.federation_commands import write_app
 from sifu.errors import install_extra
 
 ROOT = Path(__file__).resolve().parents[2]
-NAME = "si" + "fu"  # in two parts, because this file is searched as well
+NAME = "si" + "fu"  # in two parts, because the search also covers this file
 
 
 def test_no_file_of_the_repository_installs_the_other_project() -> None:

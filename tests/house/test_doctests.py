@@ -1,4 +1,4 @@
-"""Every example in a docstring of the package is run, wherever its module lives."""
+"""Doctests of the package: every example in a docstring is run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import sifu
 
 PACKAGE = Path(sifu.__file__).resolve().parent
 OPTIONAL = ("flwr", "triton", "ray")
-"""Packages that may be missing: without them the modules that import them cannot be tried."""
+"""Packages that may be missing; modules that import them are then skipped."""
 
 
 def modules_with_examples() -> list[str]:
-    """Find the modules with examples by their text, so that nothing is imported that has none."""
+    """Return the modules that contain examples, found by their text, so that others are not imported."""
     paths = [path for path in sorted(PACKAGE.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
     names = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in paths]
     return [name.removesuffix(".__init__") for name in names]

@@ -14,7 +14,7 @@ INHERITED = "torch"
 
 
 def public_functions() -> dict[str, object]:
-    """Return the functions that `import sifu` offers, and public methods that are ours."""
+    """Return the functions in `import sifu`, and the public methods that sifu defines."""
     functions = {name: getattr(sifu, name) for name in sifu.__all__ if inspect.isfunction(getattr(sifu, name))}
     for owner in CLASSES:
         for name, method in inspect.getmembers(owner, inspect.isfunction):

@@ -14,12 +14,12 @@ import pytest
 from run_tools import environment
 
 IGNORING = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable]
-"""Starts Python with Ctrl-C ignored."""
+"""Command that starts Python with Ctrl-C ignored."""
 WAITING = "import time; print('ready', flush=True); time.sleep(60)"
 
 
 def press_ctrl_c() -> None:
-    """Send the interrupt; the interpreter notices the signal at one of its next steps."""
+    """Send an interrupt and wait, because the interpreter notices the signal a few steps later."""
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(5)
 
@@ -42,13 +42,13 @@ def test_ctrl_c_reaches_a_child() -> None:
 
 
 def test_a_shell_can_ignore_it_for_a_child() -> None:
-    """The negative control: what the next test starts the suite with does ignore Ctrl-C."""
+    """Negative control: a child started by `IGNORING` does ignore Ctrl-C."""
     code = "import signal, sys; sys.exit(signal.getsignal(signal.SIGINT) != signal.SIG_IGN)"
     assert subprocess.run([*IGNORING, "-c", code], check=False).returncode == 0
 
 
 def test_the_suite_started_with_interrupts_ignored() -> None:
-    """The tests above, and one that presses Ctrl-C in a commit, in a suite that was started that way."""
+    """The tests above, and one that presses Ctrl-C in a commit, pass in a suite started with interrupts ignored."""
     tests = Path(__file__).resolve().parents[1]
     chosen = [
         f"{__file__}::test_ctrl_c_reaches_this_process",

@@ -1,4 +1,6 @@
-"""The lock has every package of every extra, the hashed files follow it, and the container is built from them."""
+"""Lock files: constraints.txt has every package of every extra, the hashed files agree with it, and the container uses
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "constraints.txt"
 PROJECTS = ("pyproject.toml", "paper/pyproject.toml", "verifier/pyproject.toml")
 HASHED = {"console": {"console", "onnx", "parquet", "timestamps"}, "all": None}
-"""The hashed files and the extras they serve; None: all that are for users."""
+"""Hashed files and their extras; None means all extras for users."""
 DEVELOPERS = {"dev", "docs"}
 NOT_HASHED = {"torch"}
-"""Its builds for CPUs are other files than those of the package index."""
+"""Packages without hashes: torch's CPU builds differ from the files on the package index."""
 MACHINES = ("x86_64", "aarch64")
 
 
@@ -30,7 +32,7 @@ def project_of(path: str) -> dict[str, object]:
 
 
 def wanted(extras: set[str] | None = None) -> Iterator[Requirement]:
-    """Yield the requirements of the library with some extras, or of everything in the repository with all extras."""
+    """Yield the requirements of the library with some extras, or of all projects here with all extras."""
     for path in PROJECTS if extras is None else PROJECTS[:1]:
         project = project_of(path)
         yield from map(Requirement, project["dependencies"])  # type: ignore[arg-type]
@@ -46,7 +48,7 @@ def pins(text: str) -> list[Requirement]:
 
 
 def lacking(requirements: Iterable[Requirement], locked: list[Requirement], leave_out: Iterable[str] = ()) -> list[str]:
-    """Return requirements that a lock does not answer, on a kind of machine, with one allowed version."""
+    """Return the requirements for which a lock has no single allowed version on some kind of machine."""
     problems = []
     for machine in MACHINES:
         place = default_environment() | {"platform_machine": machine, "platform_system": "Linux", "extra": ""}
@@ -81,7 +83,7 @@ def test_control_a_version_that_is_not_allowed_is_noticed() -> None:
 
 
 def test_what_locked_packages_need_is_locked() -> None:
-    """Nothing is missing that the packages installed here need in turn."""
+    """Every dependency of the locked packages installed here is locked."""
     locked = pins(LOCK.read_text())
     names = {canonicalize_name(pin.name) for pin in locked}
     missing = set()
@@ -121,7 +123,7 @@ def test_a_lock_names_no_index_and_no_place_on_a_machine(path: Path) -> None:
 
 
 def left_out_of_a_build(name: str) -> bool:
-    """Return whether .dockerignore keeps a file or folder of the repository out of the container's build."""
+    """Return whether .dockerignore excludes a file or folder from the container's build."""
     left_out = False
     for line in (ROOT / ".dockerignore").read_text().splitlines():
         if line and not line.startswith("#") and fnmatch.fnmatch(name, line.removeprefix("!")):
@@ -133,7 +135,7 @@ def test_only_what_the_container_needs_gets_into_its_build() -> None:
     text = (ROOT / "Containerfile").read_text()
     copied = {
         name for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE) for name in line.split()
-    }  # the last is where to
+    }  # the last word is the target
     assert copied == {name.name for name in ROOT.iterdir() if not left_out_of_a_build(name.name)}
     for name in (".git", ".venv", "tests", "dist", "sifu-demo", "my-run"):
         assert left_out_of_a_build(name)

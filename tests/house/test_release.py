@@ -1,4 +1,4 @@
-"""The version, its date and its changelog agree, so that a tag can be set at any commit that is to be released."""
+"""The version, its date and its changelog agree, so that any commit can be tagged for a release."""
 
 from __future__ import annotations
 

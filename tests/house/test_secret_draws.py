@@ -1,4 +1,4 @@
-"""Every secret draw of the library goes through what `secret_draws` fixes, and a test can ask for the system's."""
+"""Secret draws of the library: `secret_draws` fixes all of them in tests, and a test can ask for system randomness."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shared_draw() -> str:
 
 
 def draws_elsewhere(source: str) -> Iterator[str]:
-    """Yield draws that the fixture does not fix: other sources of entropy, and names bound before it runs."""
+    """Yield draws that the fixture does not fix: other sources of randomness, and names bound before it runs."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module == "secrets":
             yield "from secrets import"
@@ -95,7 +95,7 @@ def test_control_other_draws_give_other_groups(tmp_path: Path) -> None:
 
 
 def groups_of(folder: Path) -> list[object]:
-    """Train a small run in groups and return which client is in which, as the secret partition has it."""
+    """Train a small run in groups and return its secret partition into groups."""
     sifu.train(small_spec(groups={"count": 2, "rounds": 1}, stop={"max_rounds": 2, "target": 0.0}), run=folder)
     with sifu.open_run(folder).reader() as reader:
         return [row for event in reader.events() for row in event.content.get("group_models", ())]

@@ -1,4 +1,4 @@
-"""Nothing of the public surface changes unseen: see snapshots.py."""
+"""Snapshots of the public interface: every change is noticed (see snapshots.py)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def test_the_surface_is_as_recorded(name: str) -> None:
 
 @pytest.mark.parametrize("name", SNAPSHOTS)
 def test_a_change_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control."""
+    """Negative control: a change of the interface is noticed."""
     make = SNAPSHOTS[name]
     monkeypatch.setitem(SNAPSHOTS, name, lambda: make().replace("client", "clients", 1))
     assert difference(name).count("\n+") == 2
 
 
 def test_every_page_of_help_names_every_option(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real page, boxes and all: an option in the parser and not on the page would be a secret."""
+    """The rendered help page of each command names every option of its parser."""
     monkeypatch.setenv("COLUMNS", "200")
     for name, command in commands():
         page = cli(*name.split()[1:], "--help")

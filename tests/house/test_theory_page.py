@@ -1,4 +1,4 @@
-"""The page of mathematics and the code hold each other: every citation, function, test, equation and number exists."""
+"""The theory page and the code agree: every cited section, function, test, equation and number exists."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EQUATIONS = {
     "eq:boundB2": 30,
     "eq:recurrence": 32,
 }
-"""The paper's labels and the numbers that this repository cites them by."""
+"""Labels in the paper and the equation numbers that this repository cites."""
 LAST_EQUATION = 40
 
 
@@ -54,10 +54,10 @@ def sections() -> frozenset[str]:
 
 @functools.cache
 def texts() -> dict[str, str]:
-    """Return every text of the repository but this one: tracked files, and new ones that git does not ignore."""
+    """Return every other text of the repository: tracked files, and new ones that git does not ignore."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split("\n")
-    if listed == [""]:  # no checkout: an unpacked source archive
+    if listed == [""]:  # not a checkout but an unpacked source archive
         tops = ("src", "tests", "docs", "paper")
         listed = [str(path.relative_to(ROOT)) for top in tops for path in (ROOT / top).rglob("*")]
     kinds = (".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".cfg")
@@ -68,7 +68,7 @@ def texts() -> dict[str, str]:
 
 def bad_citations(text: str) -> list[str]:
     """Return citations of a section that does not exist, or of the page without a section."""
-    flat = re.sub(r"\s*\n\s*(?:#\s*)?", " ", text)  # a citation may run over the end of a line
+    flat = re.sub(r"\s*\n\s*(?:#\s*)?", " ", text)  # a citation may continue on the next line
     cited = [number for match in CITATION.finditer(flat) for number in re.findall(NUMBER, match[1])]
     missing = [f"section {number}" for number in cited if number not in sections()]
     without = len(re.findall(r"docs/theory\.md", flat)) - len(CITATION.findall(flat))
@@ -93,14 +93,14 @@ def defined_in(path: str) -> frozenset[str]:
 
 
 def resolve(name: str) -> object:
-    """Return the object that a dotted name stands for: the longest module, then attributes."""
+    """Return the object with this dotted name: the longest importable module, then attributes."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:
             thing: object = importlib.import_module(".".join(parts[:length]))
         except ModuleNotFoundError as error:
             if error.name and not name.startswith(error.name):
-                raise  # a library that is not installed here, not a wrong name
+                raise  # a missing library, not a wrong name
             continue
         for part in parts[length:]:
             thing = getattr(thing, part)
@@ -124,7 +124,7 @@ def test_control_a_wrong_citation_is_caught() -> None:
 def test_the_page_cites_its_own_sections() -> None:
     for group in re.findall(rf"(?<!paper's )\bsections? ({NUMBER}(?:(?:, | and | to ){NUMBER})*)", page()):
         for number in re.findall(NUMBER, group):
-            # Sections of other works stand next to their author.
+            # Sections of other works are cited with their author.
             assert number in sections() or f"Higham 2002, section {number}" in page(), number
 
 

@@ -1,4 +1,4 @@
-"""Wheel and sdist of `make wheel`: all is in them, and they work in an environment that has never seen the sources."""
+"""Wheel and sdist of `make wheel`: complete, and usable in an environment that has never seen the sources."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BUILD_TOOLS = {"build": "1.2", "setuptools": "77"}
 
 
 def is_missing(package: str, version: str) -> bool:
-    """Return whether a package is not installed here, or older."""
+    """Return whether a package is missing or older than `version`."""
     try:
         return Version(importlib.metadata.version(package)) < Version(version)
     except importlib.metadata.PackageNotFoundError:
@@ -52,7 +52,7 @@ pytestmark = [
 
 
 def call(command: list[object], folder: Path) -> str:
-    """Return what a command prints, run in a folder with nothing of ours on Python's path."""
+    """Return the output of a command, run in a folder with nothing of sifu on Python's path."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PIP_"))}
     answer = subprocess.run(
         list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
@@ -63,7 +63,7 @@ def call(command: list[object], folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder `dist` that `make wheel` fills, in a copy, so that nothing is left in the checkout."""
+    """Build with `make wheel` in a copy, so that the checkout stays unchanged; return its `dist` folder."""
     copy = tmp_path_factory.mktemp("release") / "checkout"
     shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copytree(ROOT / "verifier", copy / "verifier", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
@@ -78,7 +78,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         shutil.copy(ROOT / name, copy)
     (copy / "installed").mkdir()
-    (copy / "installed" / ".dev").touch()  # this environment has what it would install
+    (copy / "installed" / ".dev").touch()  # this environment already has everything to install
     call(["make", "wheel", "VENV=installed", f"BIN={Path(sys.executable).parent}"], copy)
     return copy / "dist"
 
@@ -95,12 +95,14 @@ def sdist(built: Path) -> Path:
 
 @pytest.fixture(scope="module", params=["wheel", "sdist"])
 def fresh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the programs of a new environment with wheel or sdist; its dependencies are the packages of this one."""
+    """Return the bin folder of a new environment with the wheel or sdist; its dependencies are this environment's
+    packages.
+    """
     folder = tmp_path_factory.mktemp("fresh") / "environment"
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     (packages,) = folder.glob("lib/python*/site-packages")
-    # A path that a .pth file names is searched last, and its own .pth files (an editable sifu) are not read.
+    # A path in a .pth file is searched last, and its own .pth files (an editable sifu) are not read.
     ours = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
     (packages / "dependencies.pth").write_text("".join(f"{path}\n" for path in ours))
     options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed"]
@@ -150,7 +152,7 @@ def test_the_sdist_has_the_library_and_what_describes_it(sdist: Path, wheel: Pat
 
 
 def test_a_file_that_is_not_packed_is_noticed(wheel: Path, tmp_path: Path) -> None:
-    """The negative control."""
+    """Negative control: a file that is not packed is noticed."""
     (tmp_path / "sifu" / "store").mkdir(parents=True)
     (tmp_path / "sifu" / "store" / "forgotten.sql").touch()
     assert left_out(wheel, tmp_path) == ["sifu/store/forgotten.sql"]
@@ -165,7 +167,7 @@ def test_it_is_imported_from_the_new_environment(fresh: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_run_from_the_wheel(fresh: Path, tmp_path: Path) -> None:
-    """Training reads the schema, the report its page and style."""
+    """A run with the wheel finds its data files: training reads the schema, and the report its page and style."""
     (tmp_path / "spec.toml").write_text(SPEC)
     call([fresh / "sifu", "train", "spec.toml", "--run", "run"], tmp_path)
     call([fresh / "sifu", "verify", "run"], tmp_path)

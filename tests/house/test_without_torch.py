@@ -1,4 +1,4 @@
-"""Verification needs neither torch nor matplotlib: an environment without any extra verifies everything."""
+"""Verification without torch and matplotlib: an environment without any extra verifies everything."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = {"noise": ({}, {"method": "sifu", "sigma": 0.5}), "closed form": ({"mode
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment without extras; `folder` is where its commands run."""
+    """Environment without extras; commands run in `folder`."""
 
     python: Path
     folder: Path
@@ -49,7 +49,7 @@ def bare(python: Path, tmp_path: Path) -> Environment:
 
 @pytest.fixture(scope="module", params=KINDS)
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read only: a run in which one client was forgotten."""
+    """Return a run in which one client was forgotten; tests only read it."""
     changes, terms = KINDS[request.param]
     folder = tmp_path_factory.mktemp("finished") / "run"
     sifu.train(small_spec(**changes), run=folder).forget([CLIENT], "gone", **terms)

@@ -1,4 +1,4 @@
-"""An installed extension, as a package of somebody else would be: methods and spec keys that the tests work with."""
+"""An installed extension like a third-party package: methods and spec keys for the tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UPDATES_EVERY = SpecKey("keep.updates_every", 0, "store the updates of every Nth
 
 
 class GoOn(Method):
-    """A heuristic: the current model, trained on without the client."""
+    """Heuristic that continues training the current model without the client."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         "go_on",
@@ -30,12 +30,12 @@ class GoOn(Method):
     )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """Undo nothing, add nothing."""
+        """Plan to continue from the current model without noise."""
         return plan_from(self, view, terms, view.path.tip)
 
 
 class NoiseHere(Method):
-    """Calibrated noise on the current model."""
+    """Method that adds calibrated noise to the current model."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         "noise_here",
@@ -49,7 +49,7 @@ class NoiseHere(Method):
     )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """Add the least noise that every budget allows, or the noise asked for."""
+        """Plan the least noise that every budget allows, or the requested noise."""
         subjects = [*view.new_subjects(terms, view.next_order), *view.earlier_subjects()]
         needed = least_noise(view.exposures(subjects), view.path.tip, view.next_order)
         if math.isinf(needed):

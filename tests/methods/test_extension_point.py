@@ -1,4 +1,4 @@
-"""A method and a spec key of another package: found through entry points, and nothing else has to know them."""
+"""A method and a spec key of another package: sifu finds them through entry points and needs no other change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sifu.run.run_view import RunView
 
 
 class Newcomer(Method):
-    """A fresh model, by a method that sifu has never heard of."""
+    """Method of another package that starts from a fresh model."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         "newcomer",
@@ -31,7 +31,7 @@ class Newcomer(Method):
     )
 
     def plan(self, view: RunView, terms: sifu.RequestTerms) -> Plan:
-        """Start afresh."""
+        """Plan to start from a fresh model."""
         return plan_from(self, view, terms, None)
 
 
@@ -45,7 +45,8 @@ def newcomer(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_new_method_plans_executes_verifies_and_purges(own_trained: Path, newcomer: str, cli: Command) -> None:
     run = sifu.open_run(own_trained)
-    assert run.plan(["client-001"], level="exact").terms.method == newcomer  # it preserves most, by its own word
+    # it preserves the most training, as its own description says
+    assert run.plan(["client-001"], level="exact").terms.method == newcomer
     (outcome,) = run.forget(["client-001"], "one", level="exact")
     assert (outcome.method, outcome.level) == (newcomer, "exact")
     assert run.verify().problems == []

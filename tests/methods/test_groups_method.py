@@ -1,4 +1,4 @@
-"""Method groups: run and counterfactual are equal to the last bit, in sequences, with every negative control."""
+"""Method groups: the run and its counterfactual agree to the last bit, in sequences, with negative controls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPEC = small_spec(
     stop={"target": 0.0, "max_rounds": COMMON},
     privacy={"noise": "seeded"},
 )
-"""The key of the groups follows from the seed, so that two runs have the same groups; nothing else is noised."""
+"""Spec with a group key derived from the seed, so that two runs have the same groups; it has no other noise."""
 
 Clients = dict[str, tuple[np.ndarray, np.ndarray]]
 
@@ -95,10 +95,10 @@ PASSES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", PASSES)
 def test_both_worlds_give_the_same_model_bit_for_bit(tmp_path: Path, name: str) -> None:
-    """Whatever the leavers' data were, and whether they were there at all: what is left does not depend on it."""
+    """The remaining model depends neither on the leavers' data nor on their presence."""
     spec, clients = own_spec(**PASSES[name]), some_clients()
     leaving = ["client-010", "client-011"]
-    # Far more samples than anyone else has, and in the counterfactual another number of them.
+    # The leavers have far more samples than the others, and another number of them in the counterfactual.
     clients |= {client: some_clients(1, seed, more=more)["client-000"] for seed, (client, more) in
                 enumerate(zip(leaving, (32, 61), strict=True))}  # fmt: skip
     other = some_clients(seed=99, more=20)
@@ -119,7 +119,7 @@ def test_both_worlds_give_the_same_model_bit_for_bit(tmp_path: Path, name: str) 
 
 
 def never_had_them(run: sifu.Run, spec: dict[str, Any], clients: Clients, leaving: list[str]) -> np.ndarray:
-    """Train a federation without the leavers (who are the last, so that no number moves), by a separate program."""
+    """Train a federation without the leavers by a separate program; they are last, so other numbers stay the same."""
     names = list(clients)
     group = groups_of(run, names)
     hit = {group[name] for name in leaving}
@@ -167,7 +167,7 @@ def test_grouping_and_rounds_must_not_follow_from_data(tmp_path: Path, rule: str
         engine, everyone = run.engine(), np.arange(there)
         by_name = groups_of(run, names)
         group = {client: by_name[names[client]] for client in range(there)}
-        if rule == "balanced labels":  # dealt out in the order of their mean label
+        if rule == "balanced labels":  # dealt out in order of the mean label
             order = sorted(range(there), key=lambda client: float(clients[names[client]][1].mean()))
             group = {client: place % COUNT for place, client in enumerate(order)}
         separate = SEPARATE
@@ -186,7 +186,7 @@ def test_grouping_and_rounds_must_not_follow_from_data(tmp_path: Path, rule: str
 
 
 def test_a_sequence_until_nothing_is_left(tmp_path: Path) -> None:
-    """Without rebuilding groups run out; then it is Scratch, and says so."""
+    """Without rebuilding, the groups run out; then the method starts from a fresh model and says so."""
     run = sifu.train(SPEC | {"groups": {"count": 3, "rounds": 2, "rebuild": "never"}}, run=tmp_path / "run")
     told = []
     for number in range(10):
@@ -230,7 +230,7 @@ def test_every_other_method_still_works(own: sifu.Run) -> None:
 
 
 def test_a_merge_bounds_nobody_and_touches_no_stranger(own: sifu.Run) -> None:
-    """Psi through a merge is infinite for everyone in a merged group, zero for those forgotten."""
+    """Psi through a merge is infinite for everyone in a merged group and zero for the forgotten."""
     own.forget(["client-001"], method="groups", max_rounds=1)
     psi = {client.name: client.psi for client in own.status().clients}
     assert psi["client-001"] == 0.0
@@ -254,7 +254,7 @@ def test_requests_during_the_rounds_apart_wait_for_the_merge(tmp_path: Path) -> 
 
 
 def test_a_merge_can_be_released_at_once(own: sifu.Run) -> None:
-    """The merge itself is exact, so a request may ask for as few common rounds as it wants."""
+    """The merge itself is exact, so a request may need as few as one common round."""
     (outcome,) = own.forget(["client-004"], method="groups", max_rounds=1)
     assert (outcome.rounds, outcome.level) == (1, "exact")
 
@@ -270,7 +270,7 @@ def test_rebuilding_later_is_a_command_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_client_that_joins_belongs_to_the_group_of_its_name(tmp_path: Path) -> None:
-    """It takes part in common rounds at once, and in its group's model when that is next built."""
+    """A newcomer takes part in common rounds at once, and in its group's model when the group is next built."""
     everyone = some_clients(13)
     founders = {name: everyone[name] for name in list(everyone)[:12]}
     newcomer = sifu.train(own_spec(), run=tmp_path / "all", clients=everyone).engine().clients[12]
@@ -303,7 +303,7 @@ def test_specs_that_cannot_be_are_refused(groups: dict[str, Any], more: dict[str
 
 
 def test_the_fresh_model_outlasts_scratch_and_a_purge(own: sifu.Run, tmp_path: Path) -> None:
-    """Groups begin with it, and merges are moved on from it, also after the history began again."""
+    """The fresh model is kept after Scratch and a purge, because groups start from it and merges are scaled from it."""
     own.forget(["client-002"], "from-scratch", method="scratch")
     body = json.loads((own.folder / "certificates" / "from-scratch.public.json").read_text())["body"]
     said = words_of(body).remains
@@ -346,7 +346,9 @@ def test_a_run_without_groups_refuses_the_method(tmp_path: Path) -> None:
 def test_groups_by_rule_are_a_premise_where_the_leaver_decides_their_number(
     tmp_path: Path, clients: int, level: str
 ) -> None:
-    """Fifteen clients make three groups, fourteen two. Sixteen make three, and so do fifteen."""
+    """The number of groups is a premise if the leaver changes it: 15 clients make three groups, 14
+    two, and 16 three.
+    """
     spec = small_spec(data={"clients": clients}, groups={"rounds": 2}, stop={"max_rounds": 4}, local={"rate": 0.05})
     run = sifu.train(spec, run=tmp_path / "run")
     without = sifu.train(

@@ -26,18 +26,18 @@ from sifu.theory.merging import group_of
 from stateful_modules import Kind
 
 GROUPS, LEAVER = 2, "client-4"
-"""The last one: the others keep their numbers without it, and with them what is drawn for them."""
+"""Number of groups, and the leaver: it is the last client, so that the others keep their numbers and draws."""
 KEY = bytes(32)
 
 
 @pytest.fixture(autouse=True)
 def same_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give both federations the same groups."""
+    """Give both federations the same group key."""
     monkeypatch.setattr("sifu.store.unfinished._group_key", lambda spec: KEY)
 
 
 def clients_of() -> list[ClientData]:
-    """Return clients of different sizes and scales: the leaver has the largest samples, and the largest gradients."""
+    """Return clients of different sizes and scales; the leaver has the largest samples and gradients."""
     clients = []
     for number in range(5):
         generator, rows = np.random.default_rng(number), 5 + number % 3
@@ -68,7 +68,7 @@ def whole_sum(folder: Path) -> Statistics:
 
 
 def outcome_of(kind: Kind, folder: Path) -> str:
-    """Return `refused` if training stops with a sentence, else `equal` or `different` from a run without the leaver."""
+    """Return `refused` if training is refused, else `equal` or `different` compared with a run without the leaver."""
     file = Path(kind.file) if kind.file else None
     stateful_modules.choose(kind)
     try:
@@ -88,7 +88,7 @@ def outcome_of(kind: Kind, folder: Path) -> str:
         blocks = recorded_blocks(Spec.from_mapping(reader.spec), reader.layout)
     hit = group_of(KEY, LEAVER, GROUPS)
     stays = {group_of(KEY, client.name, GROUPS) for client in others} - {hit}
-    assert stays  # else nothing is compared
+    assert stays  # otherwise nothing would be compared
     same = whole_sum(folder / "run") == drop(whole_sum(folder / "never"), blocks, {hit})
     return "equal" if same else "different"
 
@@ -133,7 +133,7 @@ def test_every_certificate_of_a_users_module_names_what_cannot_be_seen(tmp_path:
     assert (outcome.level, premise["status"]) == ("exact", "trusted")
     assert run.verify().problems == []
     assert sifu_verifier.verify(tmp_path / "run") == []
-    # A map that is drawn from a seed runs no one's program.
+    # A seeded feature map runs no user code.
     drawn = spec_of(features={"kind": "projection", "count": 4})
     del drawn["groups"], drawn["local"]
     plain = sifu.train(drawn, run=tmp_path / "plain", clients=clients_of())
@@ -142,7 +142,7 @@ def test_every_certificate_of_a_users_module_names_what_cannot_be_seen(tmp_path:
 
 
 class Counts(nn.Module):
-    """A linear model that learns only after a number of steps, counted in a list that copies share or not."""
+    """Linear model whose gradient changes after three training steps, counted in a list that copies share or not."""
 
     shared: ClassVar[list[int]] = []
 
@@ -195,7 +195,7 @@ def test_a_fresh_copy_has_its_own_closures_and_hooks() -> None:
 
     alone = gradient(first)
     (100.0 * first(x)).sum().backward()  # type: ignore[no-untyped-call]
-    assert not torch.equal(gradient(first), alone)  # it remembers
+    assert not torch.equal(gradient(first), alone)  # the module remembers earlier calls
     assert torch.equal(gradient(second), alone)
     assert torch.equal(gradient(fresh_copy(pristine)), alone)
 

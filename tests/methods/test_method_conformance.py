@@ -1,4 +1,4 @@
-"""Conformance suite: what every method must do. The paper's tests run it over the methods of that package."""
+"""Conformance suite for every method. The paper's tests run it on the methods of that package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def method(request: pytest.FixtureRequest) -> str:
 
 
 def train_for_each(root: Path, **sections: Any) -> dict[str, Path]:
-    """Train a run for each method; those that need nothing share one."""
+    """Train a run for each method; methods without special needs share one."""
     folders = {name: root / name for name in ("sifu", "dp", "closed_form", "groups") if name in METHODS}
     for name, folder in folders.items():
         sifu.train(spec_for(name, **sections), run=folder)
@@ -33,26 +33,26 @@ def train_for_each(root: Path, **sections: Any) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def trained_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Read only."""
+    """Return a trained run for each method; tests only read them."""
     return train_for_each(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
 def seeded_pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
-    """Read only: two runs of the same seed for each method."""
+    """Return two runs of the same seed for each method; tests only read them."""
     pairs = [train_for_each(tmp_path_factory.mktemp("seeded"), privacy={"noise": "seeded"}) for _ in range(2)]
     return {name: [runs[name] for runs in pairs] for name in METHODS}
 
 
 @pytest.fixture
 def method_run(method: str, trained_runs: dict[str, Path]) -> Path:
-    """Read only: a trained run for this method."""
+    """Return a trained run for this method; tests only read it."""
     return trained_runs[method]
 
 
 @pytest.fixture
 def own_run_of_method(method_run: Path, tmp_path: Path) -> Path:
-    """Return a copy of it that a test may change."""
+    """Return a copy of `method_run` that a test may change."""
     return copy_run(method_run, tmp_path / "own")
 
 
@@ -126,7 +126,7 @@ class TestEveryMethod:
         with pytest.raises(KeyboardInterrupt):
             sifu.open_run(folder).forget(progress=stop)
         sifu.open_run(folder).forget()
-        # The noise was drawn once: going on never rolls back a second time.
+        # The noise was drawn once: a continued request never rolls back a second time.
         assert query(folder, "SELECT COUNT(*) FROM events WHERE kind = 'rolled back'") == [(1,)]
         assert query(folder, "SELECT status, final_node FROM requests")[0][0] == "done"
         assert run.verify().problems == []
@@ -165,7 +165,7 @@ class TestEveryMethod:
         assert recorded[0] == recorded[1]
 
     def test_before_training_is_done(self, method: str, tmp_path: Path) -> None:
-        """A request that comes while the first training was interrupted."""
+        """A request is executed after an interrupted first training."""
 
         def stop(update: Progress) -> None:
             if update.rounds == min(3, update.max_rounds):
@@ -176,7 +176,7 @@ class TestEveryMethod:
             sifu.train(spec, run=tmp_path / "run", progress=stop)
         run = sifu.open_run(tmp_path / "run")
         (outcome,) = run.forget(["client-001"], method=method, sigma=sigma_for(method, 0.1), level="none")
-        # A head was interrupted while its clients computed features: nothing was sent yet, so all who stay send now.
+        # The head was interrupted before any client sent statistics, so all remaining clients send them now.
         assert outcome.rounds == (1 if method == "closed_form" else rounds_of(method))
         assert run.verify().problems == []
         check_nobody_comes_back(tmp_path / "run")
@@ -186,12 +186,12 @@ class TestEveryMethod:
 
 
 def rounds_of(method: str) -> int:
-    """Return the number of rounds a request takes here: no client is asked for statistics that are kept."""
+    """Return the number of rounds a request takes here: kept statistics need none."""
     return 0 if method == "closed_form" else 8
 
 
 def check_nobody_comes_back(folder: Path) -> None:
-    """Check that no client takes part in any round (a merge is none) made after its request was received."""
+    """Check that no client takes part in a round after its request was received (a merge is not a round)."""
     by_name = dict(query(folder, "SELECT name, client FROM clients"))
     for (text,) in query(folder, "SELECT payload FROM events WHERE kind = 'request received'"):
         request = json.loads(text)["request"]
@@ -230,10 +230,10 @@ def test_unknown_methods_are_refused_with_the_nearest() -> None:
 
 
 def test_every_method_reaches_a_useful_model(tmp_path: Path) -> None:
-    """With enough clients no method destroys the model: accuracy stays within reach of training."""
+    """With enough clients every method keeps a useful model: the accuracy stays near that of training."""
     spec = spec_for("sifu", data={"clients": 60, "samples_per_client": 10}, stop={"target": 0.85, "max_rounds": 300})
     sifu.train(spec, run=tmp_path / "trained")
-    for name in sorted(set(METHODS) - {"dp", "closed_form", "groups"}):  # which need another training
+    for name in sorted(set(METHODS) - {"dp", "closed_form", "groups"}):  # these need another training
         (outcome,) = sifu.open_run(copy_run(tmp_path / "trained", tmp_path / name)).forget(["client-003"], method=name)
         assert outcome.accuracy is not None
         assert outcome.accuracy >= 0.85

@@ -1,6 +1,6 @@
-"""An automatic local rate follows from data: where training begins afresh, it is recomputed without those who left.
+"""Automatic local rates: derived from data, and recomputed without the forgotten clients when training restarts.
 
-The counterfactual never had the client: it has other clients, and finds its own rate.
+The counterfactual never had the client and computes its own rate.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SPEC: dict[str, Any] = {
 
 
 def some_clients(steepest: int = 2) -> list[ClientData]:
-    """Return six clients of unequal sizes; one has longer samples than all others."""
+    """Return six clients of unequal sizes; one of them has longer samples than all others."""
     draw = np.random.default_rng(7)
     clients = []
     for number, samples in enumerate((5, 9, 4, 7, 6, 8)):
@@ -53,7 +53,7 @@ def model_of(run: sifu.Run) -> np.ndarray:
 
 
 def trained_without(gone: set[str], branch: int, spec: dict[str, Any] = SPEC) -> np.ndarray:
-    """Return the model of a federation that never had some clients, from the initial model of a branch."""
+    """Return the model of a federation that never had some clients, trained from the initial model of a branch."""
     stays = [client for client in some_clients() if client.name not in gone]
     numbers = [int(client.name[1:]) for client in stays]
     engine, resolved = engine_from_spec(sifu.Spec.from_mapping(spec), stays, None, numbers)
@@ -82,7 +82,7 @@ def test_scratch_is_that_of_a_federation_which_never_had_the_client_that_set_the
     assert outcome.level == "exact"
     assert run.spec.local.rate > before
     assert np.array_equal(model_of(run), trained_without({"c2"}, 1, spec))
-    # The control: at the rate that the client had set, training leads elsewhere.
+    # Control: at the rate that the client had set, training gives another model.
     kept = spec | {"local": spec["local"] | {"rate": before}}
     assert not np.array_equal(model_of(run), trained_without({"c2"}, 1, kept))
     assert run.verify().problems == []
@@ -93,7 +93,9 @@ def test_scratch_is_that_of_a_federation_which_never_had_the_client_that_set_the
 
 
 def test_the_next_requests_are_held_against_the_rate_that_was_found_anew(tmp_path: Path) -> None:
-    """The client that set it decides on the levels by noise; Scratch finds it again; old certificates still hold."""
+    """The client that sets the recomputed rate lowers its own level; Scratch recomputes the rate; old certificates stay
+    valid.
+    """
     trained(tmp_path / "run").forget(["c2"], "first", method="scratch")
     run = sifu.open_run(tmp_path / "run", clients=some_clients())
     smoothness = dict(query(run.folder, "SELECT name, smoothness FROM clients WHERE name != 'c2'"))
@@ -142,7 +144,7 @@ def test_an_engine_that_was_handed_over_keeps_its_rate_so_nothing_is_rolled_back
     handed_over = sifu.open_run(run.folder, engine=run.engine())
     with pytest.raises(NotCertifiableError, match=r"has 0\.\d+: open the run with its clients' data"):
         handed_over.forget(["c2"], "waits", method="scratch")
-    (outcome,) = handed_over.forget(["c0"], method="scratch")  # the rate stays, so this engine will do
+    (outcome,) = handed_over.forget(["c0"], method="scratch")  # the rate stays the same, so this engine is accepted
     assert outcome.level == "exact"
     assert run.verify().problems == []
 
@@ -166,7 +168,7 @@ def test_both_verifiers_recompute_the_rate_from_the_smoothness_of_those_who_stay
 
 
 def test_clients_without_any_slope_get_a_rate_that_no_client_decides(tmp_path: Path) -> None:
-    """Only c2 has samples other than zero: without it every rate is certified."""
+    """Only c2 has nonzero samples, so without it every rate is certified."""
     clients = [
         client if client.name == "c2" else ClientData(client.name, client.x * 0.0, client.y)
         for client in some_clients()

@@ -1,4 +1,4 @@
-"""Every way to forget side by side, and `--method auto`: what it takes, what the ledger says of it, what is refused."""
+"""All methods side by side, and `--method auto`: its choice, its record in the ledger, and refusals."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_named_method_is_planned_alone(trained: dict[str, Path]) -> None:
         ("groups", "conditional", "groups"),
         ("groups", "exact", "groups"),
         ("closed form", "conditional", "closed_form"),
-        ("linear", "exact", "sifu"),  # back to the initial model, which no client touched
+        ("linear", "exact", "sifu"),  # sifu goes back to the initial model, which no client influenced
     ],
 )
 def test_what_auto_takes(trained: dict[str, Path], name: str, least: Any, method: str) -> None:
@@ -215,7 +215,7 @@ def test_control_a_choice_against_the_rule_is_caught(chosen_run: Path, tmp_path:
 def test_the_command_shows_the_table(trained: dict[str, Path], cli: Command) -> None:
     run = sifu.open_run(trained["groups"])
     clients = [f"client-{number:03}" for number in range(run.spec.data.clients)]
-    # The key of the groups is drawn again: a client may be alone in its group, and then no client builds it again.
+    # The group key is random: a client may be alone in its group, which then nobody rebuilds.
     client = next(c for c in clients if run.plan([c], method="groups").rebuild_client_rounds)
     answer = cli("plan", trained["groups"], "--client", client, "--all")
     assert answer.code == 0
@@ -263,7 +263,8 @@ def test_rounds_that_miss_the_target_are_not_preferred_to_a_head_as_near(missed_
 
 def test_advice_names_no_rounds_beyond_the_most_and_one_level() -> None:
     draws = np.random.default_rng(0)
-    clients = {f"c{n}": (draws.random((12, 3)), draws.integers(0, 2, 12)) for n in range(4)}  # nothing to learn
+    # random labels: nothing to learn
+    clients = {f"c{n}": (draws.random((12, 3)), draws.integers(0, 2, 12)) for n in range(4)}
     spec = {"data": {"name": "python"}, "model": {"kind": "softmax"}, "stop": {"target": 0.99, "max_rounds": 50}}
     answer = advise(sifu.Spec.from_mapping(spec), clients=clients, pilot_rounds=6)
     closed, plain, _ = answer.ways

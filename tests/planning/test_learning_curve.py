@@ -1,4 +1,4 @@
-"""The learning curve drawn on, the rehearsal of noise, and the equation that predicts rounds."""
+"""Extrapolated learning curves, rehearsed noise, and the equation that predicts rounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from suite_setup import examples
 SPEC = small_spec(
     data={"clients": 40, "samples_per_client": 10}, local={"steps": 5}, stop={"target": 0.93, "max_rounds": 300}
 )
-"""Long enough a training that rounds are rehearsed at its end."""
+"""Spec whose training is long enough that rounds are rehearsed at its end."""
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_training_ends_with_a_rehearsal_on_the_tip(trained: Path) -> None:
 
 
 def rise_of(folder: Path, sigma: float) -> float:
-    """Return the rise of the loss by noise of a size, as a forecast of the run knows it."""
+    """Return the rise of the loss under noise `sigma`, as predicted by a forecast of the run."""
     view = RunView(sifu.open_run(folder).reader())
     return rise_of_loss(rises_of_loss(Forecast(view).first), sigma)
 
@@ -126,7 +126,7 @@ def test_the_same_training_rehearses_the_same(trained: Path, tmp_path: Path) -> 
 
 
 def without_rows(run: Path, folder: Path, subset: str) -> Path:
-    """Return a copy of a run whose rehearsal could not be made: without some evaluations."""
+    """Return a copy of a run without some evaluations, as if its rehearsal had failed."""
     copy_run(run, folder)
     with sqlite3.connect(folder / "run.db") as database:
         database.execute("DELETE FROM evaluations WHERE subset LIKE ?", (subset,))
@@ -141,7 +141,7 @@ def test_without_a_rehearsal_there_is_no_prediction_of_noise(trained: Path, tmp_
     assert rehearsed.expected(tip, 0.05) < math.inf
     assert without.predict(tip, 0.05) is None
     assert without.expected(tip, 0.05) == math.inf
-    assert without.expected(0, 0.0) < math.inf  # without noise the recorded curve is enough
+    assert without.expected(0, 0.0) < math.inf  # without noise the recorded curve suffices
 
 
 @pytest.mark.parametrize("rounds_rehearsed", [True, False])
@@ -171,14 +171,14 @@ def test_scratch_is_predicted_for_those_who_stay(trained: Path, gain: float) -> 
     errors, goal = forecast.first.errors, 1.0 - forecast.view.spec.stop.target
     assert errors is not None
     assert forecast.training is not None
-    forecast.__dict__["gain"] = gain  # what `sifu.store.client_accuracy` says of those who leave
+    forecast.__dict__["gain"] = gain  # as if `sifu.store.client_accuracy` had measured the leavers
     rounds = float(forecast.training)
     if goal + gain > 0.0:
         rounds *= float(np.clip((goal / (goal + gain)) ** (1.0 / errors.exponent), 0.5, 2.0))
     scratch = forecast.scratch()
     assert scratch is not None
     assert scratch.rounds == math.ceil(rounds - 1e-9)
-    # Going back to the initial model takes the same.
+    # Going back to the initial model takes the same number of rounds.
     assert forecast.predict(0, 0.0) == scratch
 
 
@@ -204,7 +204,7 @@ def test_a_request_that_was_retrained_tells_how_lucky_its_noise_was(trained: Pat
     recovered = np.array([float(outcome.rounds)])
     left = float(measure.harm(0.2, recovered, np.array([float(view.path.rounds_until(tip))]))[0])
     assert forecast.luck == pytest.approx(np.clip(gained / left, 0.0, MOST_LUCK))
-    # What is left of that noise counts in the next prediction.
+    # The next prediction includes the remaining effect of that noise.
     assert forecast.edges(tip) == [(0.2, outcome.rounds)]
     assert forecast.expected(tip, 0.1) >= 1.0
 

@@ -1,4 +1,4 @@
-"""The planner: predictions, the choice of noise, budgets over a sequence, both units, the answer before training."""
+"""The planner: predictions, the choice of noise, budgets over a sequence, both units, and advice before training."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_every_option_is_allowed_and_leads_to_its_node(trained: Path) -> None:
         assert is_allowed(exposures, option.depth, option.noise_std, plan.order)
         if option.noise_std > 0.0:
             assert run.plan(["client-001"], sigma=option.noise_std).source_depth == option.depth
-            # Negative control: a little less noise does not reach the node.
+            # Negative control: slightly less noise does not suffice for the node.
             less = run.plan(["client-001"], sigma=option.noise_std / SIGMA_LADDER / 1.001)
             assert less.source_depth < option.depth
 

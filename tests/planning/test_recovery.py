@@ -1,4 +1,4 @@
-"""Rounds that are rehearsed: what they measure, when they are left out, and what a forecast makes of them."""
+"""Rehearsed rounds: their measurements, when they are left out, and their effect on a forecast."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPEC = small_spec(
 )
 LONG = Position(0, 2 * LEAST_TRAINING)
 TRAINING = LearningCurve(np.array([0.0, 10.0, 20.0]), np.array([2.0, 0.8, 0.5]), 0.1, 0.5)
-"""f: 0.5 at its end, round 20, and 0.1 + 0.4 (n / 20)^-1/2 after it."""
+"""Curve f: 0.5 at its end, round 20, and 0.1 + 0.4 (n / 20)^-1/2 after it."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def rows_of(run: Path, subset: str = RECOVERED) -> list[EvaluationRow]:
 
 @dataclass
 class Diagonal:
-    """loss = theta' diag(h) theta / 2; a round is theta - rate h theta; `trouble` happens in a round."""
+    """Engine with loss theta' diag(h) theta / 2 and round theta - rate h theta; `trouble` happens in a round."""
 
     h: np.ndarray
     rate: float = 0.4
@@ -76,7 +76,7 @@ class Diagonal:
 
 
 def rehearsed(engine: Diagonal, position: Position = LONG) -> list[EvaluationRow]:
-    """Rehearse a model of ones."""
+    """Return the rehearsal of a model of ones."""
     return rehearse(engine, np.ones(engine.h.size), 10.0, 7, np.array([0, 1]), 1, position)  # type: ignore[arg-type]
 
 
@@ -88,7 +88,7 @@ def test_what_is_left_of_noise_is_that_of_its_spectrum(decay: float, rate: float
     assert recovered is not None
     for rounds, left in enumerate(recovered.losses, 1):
         each = h * (1.0 - rate * h) ** (2 * rounds)
-        # A sum of chi-squares: its mean, within four standard deviations of one draw.
+        # The sum of chi-squares equals its mean within four standard deviations of one draw.
         error = math.sqrt(2.0 * float(each @ each)) / float(each.sum())
         assert left == pytest.approx(0.5 * recovered.noise_std**2 * float(each.sum()), rel=4.0 * error + 1e-9)
 
@@ -133,7 +133,7 @@ def test_no_round_is_rehearsed_that_training_noise_would_have_to_pay_for() -> No
 
 
 def test_noise_that_helps_tells_nothing() -> None:
-    # Negative control: a rise of the loss below zero has no logarithm, and no plan may rest on it.
+    # Negative control: a negative rise of the loss has no logarithm, so no plan may use it.
     rows = [EvaluationRow(3, f"{RECOVERED}1:{sigma!r}", 10, 0.5, loss) for sigma, loss in ((0.0, 1.0), (0.1, 0.9))]
     assert recovered_noise(rows) is None
     assert recovered_noise([]) is None
@@ -157,10 +157,10 @@ def test_harm_falls_with_rounds_and_rises_with_noise(losses: list[float], wrong:
         assert np.all(np.diff(recovery.rise(sigma, k, 20.0 + k)) <= 1e-15)
         assert np.all((recovery.errors(sigma, k, 20.0 + k) >= 0.0) & (recovery.errors(sigma, k, 20.0 + k) <= 1.0))
         assert np.all(recovery.rise(1.1 * sigma, k, 20.0 + k) > recovery.rise(sigma, k, 20.0 + k))
-        # The farther training had come, the less the same noise matters.
+        # The further training had progressed, the less the same noise matters.
         assert np.all(recovery.rise(sigma, k, 10.0 + k) > recovery.rise(sigma, k, 20.0 + k))
         assert np.all(recovery.rise(sigma, k, 40.0 + k) < recovery.rise(sigma, k, 20.0 + k))
-    # What was measured is said again, and small noise does harm by its square.
+    # The forecast reproduces the measurements, and small noise raises the loss by its square.
     first = np.arange(len(after) + 1.0)
     np.testing.assert_allclose(recovery.rise(0.3, first, 20.0 + first), [at_once, *after], rtol=1e-12)
     np.testing.assert_allclose(recovery.rise(0.03, k, 20.0 + k), recovery.rise(0.3, k, 20.0 + k) / 100.0, rtol=1e-12)
@@ -171,7 +171,7 @@ def test_harm_falls_with_rounds_and_rises_with_noise(losses: list[float], wrong:
 def test_two_rounds_tell_how_noise_of_a_power_law_heals(decay: float) -> None:
     h = np.arange(1.0, 5001.0) ** -decay
     truth = [float(np.sum(h * (1.0 - 0.9 * h) ** (2 * k))) for k in range(101)]
-    # A training that gains nothing more: its loss says nothing of a least curvature.
+    # A training without further gain: its loss reveals nothing about the least curvature.
     flat = LearningCurve(np.array([0.0, 20.0]), np.array([2.0, 0.5]), 0.5, 0.5)
     recovery = Recovery.of(RecoveredNoise(1.0, tuple(truth[1:3]), (0.1, 0.1)), {1.0: (truth[0], 0.1)}, 1000, flat)
     assert recovery is not None
@@ -202,11 +202,11 @@ def test_the_formula_by_hand() -> None:
     network = Recovery.of(recovered, {0.1: (0.03, 0.01), 0.2: (0.1, 0.06)}, 1000, TRAINING, linear=False)
     assert network is not None
     assert float(network.rise(0.2, ten, np.array([30.0]))[0]) == pytest.approx(rise * (f(30.0) / f(22.0)) ** 4)
-    # Far beyond what was rehearsed a network may never come back; a linear model does.
+    # Far beyond the rehearsed noise a network may never recover; a linear model does.
     assert float(network.errors(0.61, ten, np.array([30.0]))[0]) == 1.0
     assert float(network.errors(0.59, ten, np.array([30.0]))[0]) < 1.0
     assert float(recovery.errors(1.3, ten, np.array([30.0]))[0]) < 1.0
-    # As much loss as the largest noise made costs as many predictions as it did.
+    # As much loss as from the largest noise costs as many correct predictions.
     largest = recovery.errors(0.2 * math.sqrt(3.0), np.array([0.0]), np.array([20.0]))
     assert float(largest[0]) == pytest.approx(0.09)
 
@@ -250,7 +250,7 @@ def test_the_run_itself_is_the_one_without_rehearsed_rounds(
     for reader in readers:
         reader.close()
     np.testing.assert_array_equal(first, second)
-    # Such a run plans by the other rule, and is none the worse for it.
+    # Such a run plans by the other rule, with a valid result.
     plan = sifu.open_run(tmp_path / "without").plan(["client-003"], sigma="auto", epsilon=30.0)
     assert plan.predicted_rounds is not None
 
@@ -264,6 +264,6 @@ def test_a_plan_goes_by_them_and_needs_nobody(trained: Path, tmp_path: Path) -> 
     tip = with_rounds.view.path.tip
     later = [with_rounds.expected(tip, share * recovered.noise_std) for share in (0.1, 0.5, 1.0, 2.0, 4.0)]
     assert later == sorted(later)
-    # The luck of small noise is wide, that of large noise narrow.
+    # The variation under small noise is wide, under large noise narrow.
     spreads = [with_rounds.measure.spread(share * recovered.noise_std) for share in (0.1, 1.0, 4.0)]
     assert spreads == pytest.approx([1.5, math.hypot(0.53, 0.3), math.hypot(0.1325, 0.3)])

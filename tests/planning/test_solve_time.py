@@ -1,4 +1,4 @@
-"""The predicted time of a request on a closed-form head: how it grows, and where it is shown."""
+"""Predicted time of a request on a closed-form head: its growth, and where it is shown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPEC = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs"
 
 
 def test_wide_heads_take_the_cube_of_their_features() -> None:
-    """Between a square and a cube, and nearer to the cube the wider the head is."""
+    """Doubling the features of a wide head multiplies the work by 4 to 8, closer to 8 the wider the head is."""
     work = [MACHINE.seconds(features, 100) - START for features in (2 * WIDE, 4 * WIDE, 64 * WIDE, 128 * WIDE)]
     assert 4.0 < work[1] / work[0] < 8.0
     assert work[1] / work[0] < work[3] / work[2] < 8.0
@@ -49,7 +49,7 @@ def test_this_machine_has_a_speed() -> None:
 def test_a_machine_that_is_three_times_slower_takes_three_times_as_long(
     monkeypatch: pytest.MonkeyPatch, features: int
 ) -> None:
-    """The prediction scales with the measured speeds: no part of it is a constant in seconds."""
+    """The prediction scales with the measured speeds and contains no constant number of seconds."""
     predicted = []
     for pace in (1.0, 3.0):
         ticks = itertools.count()
@@ -62,7 +62,9 @@ def test_a_machine_that_is_three_times_slower_takes_three_times_as_long(
 def test_a_plan_shows_the_seconds_of_a_solve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command, keep: str
 ) -> None:
-    """If only the sum is kept, a request waits for the clients' answers, which are not predicted."""
+    """A plan shows the seconds of a solve only if clients' statistics are kept; waiting for clients
+    is not predicted.
+    """
     monkeypatch.setattr(solve_time, "measured_speed", lambda: Speed(1e3, 1, 1e3, 1e6))
     random = np.random.default_rng(0)
     clients = {f"c{name}": (random.random((6, 3)), np.arange(6) % 2) for name in range(4)}

@@ -1,4 +1,4 @@
-"""Small runs that a report is made of; each is trained once for all tests."""
+"""Small runs for reports; each is trained once for all tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def busy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make one request of each kind: SIFU compared with Scratch, joint, Scratch itself, a cut branch, one waiting."""
+    """Return a run with requests of several kinds: SIFU compared with Scratch, joint, Scratch, with
+    a reserve, waiting.
+    """
     folder = tmp_path_factory.mktemp("runs") / "busy"
     run = sifu.train(SMALL, run=folder)
     run.forget(["client-000"], request="first", sigma=20.0, compare_scratch=True)
@@ -34,7 +36,7 @@ def busy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run of clients whose names try to become markup, mathematics, or more than one line."""
+    """Return a run with client names that try to become markup, mathematics, or several lines."""
     generator = np.random.default_rng(1)
     names = [HOSTILE, MATHS, "two  lines", "x" * 200, "plain"]
     clients = {name: (generator.random((6, 3)), generator.integers(0, 2, 6)) for name in names}

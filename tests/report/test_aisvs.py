@@ -1,4 +1,4 @@
-"""The list of AISVS requirements claims no more than the certificate shows, and agrees with its page."""
+"""The list of AISVS requirements: it claims no more than the certificate shows, and agrees with its page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECTIONS = {"12.1": 4, "12.2": 3, "12.3": 3, "12.4": 3, "12.5": 3, "12.6": 4}
 
 
 def statuses(**changes: Any) -> dict[str, str]:
-    """Return the status of each requirement for a certificate with these fields."""
+    """Return the status of each requirement for a certificate with `changes`."""
     body = {
         "level": "exact",
         "method": "closed_form",
@@ -72,7 +72,7 @@ def test_only_noise_has_a_proven_epsilon() -> None:
 
 
 def test_nothing_is_supported_that_the_bundle_does_not_show() -> None:
-    """The negative control: all other requirements stay unsupported at every level."""
+    """Negative control: all other requirements stay unsupported at every level."""
     for level in ("exact", "proven", "conditional", "none"):
         claimed = {name for name, status in statuses(level=level, sigma=0.5).items() if status != "not supported"}
         assert claimed <= {"12.2.1", "12.2.3", "12.5.3", "12.6.4"}

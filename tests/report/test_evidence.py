@@ -1,4 +1,4 @@
-"""The evidence of a request: whole, checkable by strangers, and without anything that is not theirs."""
+"""Evidence bundle of a request: complete, checkable by strangers, and without confidential content."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES = {
 
 
 def unpack(content: bytes) -> dict[str, bytes]:
-    """Return the files of a bundle by name, without its one folder."""
+    """Return the files of a bundle by name, without the name of its folder."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         assert archive.testzip() is None
         return {Path(name).name: archive.read(name) for name in archive.namelist()}
@@ -70,7 +70,7 @@ def test_the_command_writes_everything_and_changes_nothing(own_run: Path, tmp_pa
 
 def test_no_byte_of_it_tells_of_others_or_of_a_key(own_run: Path) -> None:
     files = unpack(evidence_bytes(own_run, "strictly"))
-    # Envelopes hide text in base64: look inside.
+    # Envelopes encode text in base64, so the payload is decoded for the search.
     files["payload"] = base64.b64decode(json.loads(files["statement.dsse.json"])["payload"])
     everything = b"\n".join(files.values())
     own = "client-004"
@@ -129,7 +129,7 @@ def test_a_stranger_checks_it_without_sifu(own_run: Path, tmp_path: Path) -> Non
 
 
 def sum_again(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Return the files with digests that fit, as a forger would make them."""
+    """Return the files with matching digests, as a forger would make them."""
     lines = [
         f"{hashlib.sha256(text).hexdigest()}  {name}\n" for name, text in sorted(files.items()) if name != "SHA256SUMS"
     ]
@@ -140,7 +140,7 @@ def sum_again(files: dict[str, bytes]) -> dict[str, bytes]:
     "name", ["strictly.public.json", "statement.dsse.json", "checkpoints.jsonl", "keys.json", "index.html"]
 )
 def test_a_change_of_any_file_is_noticed(own_run: Path, tmp_path: Path, name: str) -> None:
-    """Negative control: the same check on a bundle in which one file was changed."""
+    """Negative control: the check finds a change in any one file of a bundle."""
     files = unpack(evidence_bytes(own_run, "strictly"))
     changes = {
         "strictly.public.json": (b'"level": "', b'"level": "not '),
@@ -157,7 +157,7 @@ def test_a_change_of_any_file_is_noticed(own_run: Path, tmp_path: Path, name: st
 
 
 def signed_again(statement: dict[str, object], key: Ed25519PrivateKey) -> bytes:
-    """Return an envelope around any statement, as a holder of this key makes it."""
+    """Return an envelope around a statement, signed with this key."""
     envelope = Envelope(canonical_json(statement), "application/vnd.in-toto+json", {})
     envelope.sign(CryptoSigner(key))
     return json.dumps(envelope.to_dict()).encode()
@@ -166,7 +166,7 @@ def signed_again(statement: dict[str, object], key: Ed25519PrivateKey) -> bytes:
 def forged(
     files: dict[str, bytes], key: Ed25519PrivateKey, change: Callable[[dict[str, Any]], None]
 ) -> dict[str, bytes]:
-    """Return the bundle with another body and everything that signs it made to fit, with a key not the operator's."""
+    """Return the bundle with another body and matching signatures by a key other than the operator's."""
     public = public_hex(key)
     certificate = json.loads(files["strictly.public.json"])
     change(certificate["body"])
@@ -178,14 +178,14 @@ def forged(
 
 
 def stated_again(files: dict[str, bytes], statement: dict[str, Any], key: Ed25519PrivateKey) -> dict[str, bytes]:
-    """Return the files with a statement about them as they are now."""
+    """Return the files with a new statement about their current content."""
     for subject in statement["subject"]:
         subject["digest"]["sha256"] = hashlib.sha256(files[subject["name"]]).hexdigest()
     return sum_again(files | {"statement.dsse.json": signed_again(statement, key)})
 
 
 def refused(files: dict[str, bytes], folder: Path, public: str, cli: Command, words: str) -> None:
-    """Check that both checks refuse a bundle under the operator's published key, and say why."""
+    """Check that both verifiers refuse a bundle under the operator's published key, and give the reason."""
     write_all(files, folder)
     checked = check(folder, "--public-key", public)
     assert checked.returncode == 1, checked.stdout
@@ -198,7 +198,7 @@ def refused(files: dict[str, bytes], folder: Path, public: str, cli: Command, wo
 def test_an_invented_client_is_refused_although_a_stranger_claims_to_have_replaced_the_key(
     own_run: Path, tmp_path: Path, cli: Command
 ) -> None:
-    """A change of keys from a stranger's key to the stranger's next one does not follow the operator's key."""
+    """A key change from one key of a stranger to another does not follow from the operator's key."""
     files = unpack(evidence_bytes(own_run, "strictly"))
     keys = json.loads(files["keys.json"])
     (operator,) = keys["keys"]
@@ -223,7 +223,7 @@ def test_an_invented_client_is_refused_although_a_stranger_claims_to_have_replac
         chain = {"run": keys["run"], "keys": [operator, public_hex(second)], "changes": changes}
         bundle = forged(files | {"keys.json": json.dumps(chain).encode()}, second, invent)
         refused(bundle, tmp_path / str(number), operator, cli, words)
-    # Without any claim about keys: the certificate is simply a stranger's.
+    # Without any claim about keys: a stranger signed the certificate.
     refused(forged(files, second, invent), tmp_path / "plain", operator, cli, "signed with the operator's latest key")
 
 
@@ -235,7 +235,7 @@ def test_a_page_and_a_certificate_that_the_operator_did_not_sign_are_refused(
     page = files | {"index.html": files["index.html"].replace(b"asked", b"never asked")}
     refused(sum_again(page), tmp_path / "page", operator, cli, "index.html is the file that the statement is about")
     refused(sum_again(files | {"more.html": b"more"}), tmp_path / "more", operator, cli, "more.html is the file")
-    # With the operator's own key under the statement: the certificate's own signature counts, too.
+    # A statement signed with the operator's key does not replace the certificate's own signature.
     key = load_pem_private_key((own_run / "operator.key").read_bytes(), None)
     assert isinstance(key, Ed25519PrivateKey)
     certificate = json.loads(files["strictly.public.json"]) | {"signature": "00" * 64}
@@ -258,7 +258,7 @@ def test_sifu_verifies_the_bundle_packed_and_unpacked_and_its_envelope(
         assert answer.code == 0, answer.err
         assert public in answer.out.replace("\n", "")
         assert cli("verify", target, "--public-key", "00" * 32).code == 3
-    # Its key is that of the certificate in the same folder; an envelope that is alone needs one.
+    # The envelope's key comes from the certificate in the same folder; a separate envelope needs a given key.
     assert cli("verify", envelope).code == 0
     alone = tmp_path / "alone.json"
     alone.write_bytes(envelope.read_bytes())

@@ -1,4 +1,4 @@
-"""Metrics of a run for other tools: whole, without duplicates, and never a reason to fail."""
+"""Metrics of a run for other tools: complete, without duplicates, and never a cause of failure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_file_has_every_evaluation_once_after_kills_and_requests(
     before = path.read_bytes()
     assert write_metrics(run, str(path)) == 0
     assert path.read_bytes() == before
-    path.write_bytes(before[:-7])  # killed while it wrote the last line
+    path.write_bytes(before[:-7])  # as after a kill during the last line
     assert write_metrics(run, str(path)) == 1
     assert path.read_bytes() == before
     sifu.open_run(run).forget(["client-001"], "gone")
@@ -108,7 +108,7 @@ def test_trouble_with_metrics_is_told_once_and_stops_nothing(trained_run: Path, 
 
 
 class FakeMlflow:
-    """The part of MLflow's client that is used, with its own bookkeeping."""
+    """The used part of MLflow's client, with its bookkeeping."""
 
     def __init__(self) -> None:
         self.experiments: dict[str, str] = {}

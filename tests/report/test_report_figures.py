@@ -1,4 +1,4 @@
-"""Figures at the extremes, and what they say."""
+"""Figures of the report in extreme cases, and their texts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def busy(busy_run: Path) -> ReportData:
 def with_target(
     request: ReportedRequest, *, reached: bool, scratch_rounds: int = 6, scratch_reached: bool = True
 ) -> ReportedRequest:
-    """Return a request that had a target: whether it was reached, and by Scratch in how many rounds."""
+    """Return a request with a target: whether it was reached, and Scratch's rounds and success."""
     after, scratch = request.measured.remaining_after, request.measured.scratch
     assert after is not None
     if scratch is not None:
@@ -36,7 +36,9 @@ def with_target(
 
 
 def stretched(data: ReportData, requests: int, rounds: int) -> ReportData:
-    """Return the same run with other numbers of requests and rounds; each goes back to the middle of the one before."""
+    """Return the run with other numbers of requests and rounds; each request goes back to the middle of the previous
+    one.
+    """
     branches = [Branch(0, "training", 0, rounds, None, 0.0, rounds // 2 if requests else rounds)]
     for number in range(1, requests + 1):
         before = branches[-1]
@@ -94,7 +96,7 @@ def test_a_long_history_leaves_lanes_out_and_says_so(busy: ReportData) -> None:
 
 
 def words_of(figure: Any) -> list[Any]:
-    """Return every word of a figure but the labels of ticks, some of which matplotlib does not draw."""
+    """Return all texts of a figure except tick labels, some of which matplotlib does not draw."""
     legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
     texts = [*figure.texts, *(text for legend in legends for text in legend.get_texts())]
     for axes in figure.axes:
@@ -133,7 +135,7 @@ def test_the_history_is_that_of_the_run(busy: ReportData) -> None:
     assert joint.noise_std in (0.0, 0.5)
     assert (fresh.source, fresh.start) == (None, 0)
     assert reserved.source is not None
-    assert busy.branches[0].active_until == -1  # Scratch left the first training behind
+    assert busy.branches[0].active_until == -1  # after Scratch, no round of the first training is in use
     active = sum(max(0, branch.active_until) for branch in busy.branches)
     assert history_message(busy).startswith(f"After 4 requests, {active} rounds lead")
     assert busy.trace.x[-1] == busy.rounds_in_all == 6 * 5

@@ -1,4 +1,4 @@
-"""The page: self-contained, escaped, complete, and there for every state of a run."""
+"""The report page: self-contained, escaped, complete, and available in every state of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """A page as a browser sees it: its elements, its text, and whether every element is closed in order."""
+    """Parsed page: its elements, its text, and whether every element is closed in order."""
 
     def __init__(self, content: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -145,7 +145,7 @@ def test_the_figures_lie_beside_the_page_as_png_and_svg(busy_page: tuple[Path, s
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert b"<svg" in (folder / f"{name}.svg").read_bytes()
     drawings = [attributes for tag, attributes in page.elements if tag == "svg"]
-    assert len(drawings) == 2 * len(FIGURE_NAMES)  # at a desk and on a phone
+    assert len(drawings) == 2 * len(FIGURE_NAMES)  # for wide and for narrow screens
     for attributes in drawings:
         assert attributes["role"] == "img"
         assert len(attributes["aria-label"] or "") > 60
@@ -274,7 +274,7 @@ def test_the_verdict_of_a_busy_run(busy_run: Path) -> None:
     [(0.80, 0.85, "within the spread"), (0.99, 0.40, "not within the spread"), (0.9, None, "no verdict")],
 )
 def test_the_accuracy_of_the_forgotten_has_a_verdict(after: float, scratch: float | None, words: str) -> None:
-    """100 samples: two equal models differ by up to 11 points by chance at 80 %."""
+    """With 100 samples at 80 %, two equal models differ by up to 11 points by chance."""
     from sifu.report.report_words import forgotten_verdict
     from sifu.requests.outcome import Measured
     from sifu.store.projection import ComparisonRow, EvaluationRow
