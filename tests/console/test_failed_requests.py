@@ -12,6 +12,7 @@ import sifu
 from run_tools import small_spec
 from sifu.errors import InputError
 from sifu.run.closed_form_round import RecordedSolve
+from sifu.run.run_engines import RunEngines
 from sifu.run.training import RecordedTraining
 
 WHY = "the nodes refuse every round"
@@ -43,6 +44,21 @@ def test_a_failed_request_shows_its_error_and_the_way_out(service: Any, monkeypa
     assert "sifu requests settle" in page
     assert ">Continue</button>" in page
     assert ">Continue</button>" not in service.browser("eve").get(f"/runs/{south}/requests/5").text
+
+
+def test_the_page_of_a_request_that_was_not_begun_names_the_command(
+    service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: Any, **__: Any) -> Any:
+        raise InputError("there is no file rows.csv")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunEngines, "for_requests", unreadable)
+        with pytest.raises(InputError, match=r"rows\.csv"):
+            sifu.open_run(service.folder / "south").forget(request="waits")
+    page = service.browser("otto").get(f"/runs/{service.key('south')}/requests/5").text
+    assert "It could not be executed: there is no file rows.csv. Request waits waits: sifu forget" in page
+    assert ">Continue</button>" not in page  # it is executed as any other waiting request
 
 
 @pytest.mark.long

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from sifu.core.spec.sections import NETWORK_FEATURES
 from sifu.errors import InputError, NotCertifiableError, SifuError, SifuWarning
 from sifu.methods.registry import plan_request
 from sifu.planning.plan import Plan
+from sifu.requests.failures import noting_failure
 from sifu.requests.messages import (
     check_level,
     check_new,
@@ -116,7 +117,8 @@ def execute(
     leaving = () if wanted is None or wanted.records else wanted.clients
     earlier = released_model(writer) if released_node(writer) == writer.tip else None
     needs_data = compare_scratch or (wanted is not None and bool(wanted.records))
-    engine = engines.for_requests(writer, leaving, needs_data=needs_data)
+    with noting_failure(writer, _first_due(view, request, lacking)):
+        engine = engines.for_requests(writer, leaving, needs_data=needs_data)
     worker = worker_of(writer, engines, engine, progress)
     resumed = worker.finish_running()
     if wanted is not None:
@@ -278,6 +280,14 @@ def check_not_settled(view: RunView, request: str | None) -> None:
     for row in view.requests:
         if row.request == request and row.status in ("refused", "withdrawn"):
             raise InputError(f"request {request} was {row.status}: file it again under another id")
+
+
+def _first_due(view: RunView, request: str | None, lacking: Collection[str]) -> RequestRow | None:
+    """Return the request that is executed first; None if it is not in the ledger yet, or there is none."""
+    running = [row for row in view.requests if row.status == "running"]
+    waiting = [row for row in view.requests if row.waits and row.request not in lacking]
+    chosen = waiting if request is None else [row for row in waiting if row.request == request]
+    return next(iter([*running, *chosen]), None)
 
 
 def _is_open(row: RequestRow) -> bool:

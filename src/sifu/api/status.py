@@ -21,7 +21,7 @@ from sifu.core.spec.sections import RIDGE
 from sifu.methods.registry import all_methods
 from sifu.planning.forecast import Outlook, budget_lines, outlook_now
 from sifu.requests.approvals import deadline_of, is_overdue
-from sifu.requests.certification import failure_of
+from sifu.requests.failures import failure_of
 from sifu.requests.outcome import Cost, cost_of
 from sifu.run.few_clients import consequences
 from sifu.run.group_state import available_group_models, has_groups, members_now
@@ -116,7 +116,7 @@ class RequestStatus:
 
     `approvals` names the people who approved it, `approvals_missing` says how many more must do so before it is
     executed. `records` counts the records of its one client; None if clients are forgotten entirely. `terms_digest` is
-    what an approval refers to (`RequestTerms.digest`). `failure` is the last error that interrupted a running request,
+    what an approval refers to (`RequestTerms.digest`). `failure` is the last error that interrupted an open request,
     with instructions to continue; empty if there is none.
     """
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import secrets
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -25,10 +24,8 @@ from sifu.core.engine import Engine, evaluate_present
 from sifu.core.ledger import NONCE_BYTES, Event, finite_or_text
 from sifu.core.method_info import CLOSED_FORM, attacker_rate, delta_of_budget, delta_of_charges
 from sifu.core.observers import BeforeAfter
-from sifu.core.operator_words import way_to_go_on
 from sifu.core.premises import Premise, level_of
 from sifu.core.request_terms import TERMS
-from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.methods.base import Claim, is_scratch, premises_of
 from sifu.methods.registry import method_named
@@ -38,7 +35,7 @@ from sifu.run.run_view import RunView, evaluation_row, measures_training_rows
 from sifu.store import keys
 from sifu.store.actors import actor_name
 from sifu.store.files import uninterrupted
-from sifu.store.last_failure import last_failure, remove_failure
+from sifu.store.last_failure import remove_failure
 from sifu.store.projection import NewEvent, RequestRow
 from sifu.store.reader import RunReader, plain_names, remainder_to_join
 from sifu.store.release_files import released_model, released_node
@@ -466,33 +463,6 @@ def issue_certificates(writer: RunWriter, engine: Engine | None, row: RequestRow
         writer.record(NewEvent("request done", payload, evaluations=evaluations, certificates=certificates))
         if (writer.folder / SCRUB_FILE).exists():  # another process was reading the run during the erasure
             writer.scrub()
-
-
-def way_out(reader: RunReader, request: str) -> str:
-    """Return how to continue a running request after an error, and how to end it if the error persists."""
-    folder, spec = shlex.quote(str(reader.folder)), Spec.from_mapping(reader.spec)
-    command = way_to_go_on(spec, "ready")
-    sentence = (
-        f"Request {request} is unfinished, and other requests wait for it: "
-        f"{f'sifu forget {folder}' if command == 'sifu forget' else command} continues it"
-    )
-    if not spec.regime.ends_early:
-        return (
-            f"{sentence} once the cause of the error is removed; until its head is solved, sifu requests decide "
-            f"{folder} {request} withdrawn ends it, and its clients take part again."
-        )
-    return (
-        f"{sentence}; if the error stays, sifu requests settle {folder} {request} --reason TEXT ends it with the model "
-        "it has reached."
-    )
-
-
-def failure_of(reader: RunReader, row: RequestRow) -> str:
-    """Return the last error that interrupted a running request, and how to continue it; empty if there is none."""
-    error = last_failure(reader.folder, row.request) if row.status == "running" else ""
-    if not error:
-        return ""
-    return f"{error}{'' if error.endswith('.') else '.'} {way_out(reader, row.request)}"
 
 
 def settle(writer: RunWriter, request: str, reason: str) -> str:

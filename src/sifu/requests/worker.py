@@ -22,7 +22,8 @@ from sifu.core.spec import StopSpec
 from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
 from sifu.methods.registry import method_for, plan_request
 from sifu.planning.plan import Plan, least_level
-from sifu.requests.certification import RecordedRequest, issue_certificates, way_out
+from sifu.requests.certification import RecordedRequest, issue_certificates
+from sifu.requests.failures import noting_failure
 from sifu.requests.messages import WatchedInbox, check_level
 from sifu.requests.roll_back import RollBack
 from sifu.run.coupled_replay import retrain_unrecorded
@@ -34,7 +35,6 @@ from sifu.run.run_view import ACTIVE, RunView
 from sifu.run.training import ProgressCallback, RecordedTraining
 from sifu.store.actors import actor_name
 from sifu.store.given_approvals import approvals_needed, approved_requests
-from sifu.store.last_failure import note_failure, remove_failure
 from sifu.store.projection import NewEvent, RequestRow
 from sifu.store.reader import JOINED, RunReader, remainder_to_join
 from sifu.store.writer import RunWriter
@@ -293,29 +293,30 @@ class Worker:
             raise NotCertifiableError(
                 f"request {row.request} is about records, which need the client's data: execute it with sifu forget"
             )
-        if row.records and self._prepare_records is not None:
-            self._prepare_records(self.writer, row.terms)
-        self._merge_groups()
-        view = RunView(self.writer)
-        plan = self._plan(view, row, level)
-        method = method_for(view, plan.terms.method)
-        check_level(plan, level)
-        if row.status != "planned":
-            content = {
-                "request": row.request,
-                "actor": actor_name(),
-                "method": plan.terms.method,
-                "source_node": plan.source_node,
-                "noise_std": plan.noise_std,
-                "level": plan.level,
-            }
-            self.writer.record(NewEvent("request planned", content))
-        staying = staying_without(view, row.terms.clients, records=bool(row.terms.records))
-        for warning in consequences(view, staying):
-            log.warning("request %s: %s", row.request, warning)
-        use_backbones_of_head(self.engine, self.writer)
-        rate, engine = self._found_anew(view, plan)
-        start = method.starting_model(view, plan, engine)
+        with noting_failure(self.writer, row):
+            if row.records and self._prepare_records is not None:
+                self._prepare_records(self.writer, row.terms)
+            self._merge_groups()
+            view = RunView(self.writer)
+            plan = self._plan(view, row, level)
+            method = method_for(view, plan.terms.method)
+            check_level(plan, level)
+            if row.status != "planned":
+                content = {
+                    "request": row.request,
+                    "actor": actor_name(),
+                    "method": plan.terms.method,
+                    "source_node": plan.source_node,
+                    "noise_std": plan.noise_std,
+                    "level": plan.level,
+                }
+                self.writer.record(NewEvent("request planned", content))
+            staying = staying_without(view, row.terms.clients, records=bool(row.terms.records))
+            for warning in consequences(view, staying):
+                log.warning("request %s: %s", row.request, warning)
+            use_backbones_of_head(self.engine, self.writer)
+            rate, engine = self._found_anew(view, plan)
+            start = method.starting_model(view, plan, engine)
         RollBack(self.writer, self.engine, view, plan, row.request, start, rate).record()
         before, self.engine = self.engine, engine
         # An engine at a new rate has stand-ins for the clients that left; the previous engine measures their accuracy.
@@ -380,14 +381,9 @@ class Worker:
 
     def _finish(self, request: str, measured_by: Engine | None = None) -> None:
         """Finish a request after its rollback; note an error, and add to it how to continue the request."""
-        remove_failure(self.writer.folder)
-        try:
+        with noting_failure(self.writer, self._row(request)):
             self._join_again()
             self._retrain(request, measured_by)
-        except Exception as error:
-            note_failure(self.writer.folder, request, error)
-            error.add_note(way_out(self.writer, request))
-            raise
 
     def _retrain(self, request: str, measured_by: Engine | None = None) -> None:
         """Retrain without the clients, then issue the certificate."""

@@ -1,7 +1,6 @@
-"""Note of the last error that interrupted a running request, in a small file on which no claim depends.
+"""Note of the last error that interrupted an open request, in a small file on which no claim depends.
 
-A request runs from its rollback to its certificate. If an error interrupts it, the error is noted here; the next
-attempt deletes it. Losing the file does no harm.
+If an error interrupts a request, the error is noted here; the next attempt deletes it. Losing the file does no harm.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from sifu.core.ledger import canonical_json
 from sifu.errors import SifuError
@@ -18,21 +18,29 @@ FAILURE_FILE = "failure.json"
 LONGEST = 1000
 
 
-def note_failure(folder: Path, request: str, error: BaseException) -> None:
-    """Note the error that interrupted a running request; if the note cannot be written, it is skipped."""
+class Failure(NamedTuple):
+    """An error that interrupted a request, in words; `damaged` is true if a file of the run is damaged or missing."""
+
+    error: str
+    damaged: bool
+
+
+def note_failure(folder: Path, request: str, error: BaseException, *, damaged: bool) -> None:
+    """Note the error that interrupted a request; if the note cannot be written, it is skipped."""
     words = " ".join(str(error).split()) or "no further information"
     sentence = words if isinstance(error, SifuError) else f"{type(error).__name__}: {words}"
+    note = {"request": request, "error": sentence[:LONGEST], "damaged": damaged}
     with suppress(OSError, SifuError):
-        write_atomically(folder / FAILURE_FILE, canonical_json({"request": request, "error": sentence[:LONGEST]}))
+        write_atomically(folder / FAILURE_FILE, canonical_json(note))
 
 
-def last_failure(folder: Path, request: str) -> str:
-    """Return the last error that interrupted a running request; empty if there is none."""
+def last_failure(folder: Path, request: str) -> Failure | None:
+    """Return the last error that interrupted a request; None if there is none."""
     try:
         content = json.loads(read_plain(folder / FAILURE_FILE))
-        return str(content["error"]) if content["request"] == request else ""
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ""
+        return Failure(str(content["error"]), content.get("damaged") is True) if content["request"] == request else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def failure_stamp(folder: Path) -> int:

@@ -455,8 +455,11 @@ def heading(fixed: FixedPoint, part: Part | None = None) -> bytes:
 def begins_as_expected(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> bool:
     """Return whether a file of statistics begins with the heading for this fixed-point format."""
     expected = heading(fixed)
-    with stored_path(folder, "statistics", row.file).open("rb") as file:
-        found = file.read(len(expected))
+    try:
+        with stored_path(folder, "statistics", row.file).open("rb") as file:
+            found = file.read(len(expected))
+    except OSError as error:
+        raise RunDamagedError(f"the statistics file {row.file} cannot be read: {error.strerror}") from error
     return found in (expected, _unpacked(expected))
 
 

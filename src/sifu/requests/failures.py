@@ -1,0 +1,95 @@
+"""Errors that interrupt a request: noted for people, with the command that continues the request."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sifu.core.operator_words import FLOWER, LOOP, way_to_go_on
+from sifu.core.spec import Spec
+from sifu.errors import NotCertifiableError, RunDamagedError
+from sifu.run.clients_and_engine import OWN_FILES, PYTHON
+from sifu.store.last_failure import last_failure, note_failure, remove_failure
+from sifu.store.projection import RequestRow
+from sifu.store.reader import RunReader
+from sifu.store.writer import RunWriter
+
+
+@contextmanager
+def noting_failure(writer: RunWriter, row: RequestRow | None) -> Iterator[None]:
+    """Note an error that interrupts a request, and add to it how to continue the request.
+
+    A waiting request that cannot be certified as requested is not noted: its plan states the reason.
+
+    Args:
+        writer: Writer of the run.
+        row: The request; None if nothing is to be noted.
+    """
+    if row is None:
+        yield
+        return
+    remove_failure(writer.folder)
+    try:
+        yield
+    except Exception as error:
+        if not (row.waits and isinstance(error, NotCertifiableError)):
+            damaged = isinstance(error, RunDamagedError)
+            note_failure(writer.folder, row.request, error, damaged=damaged)
+            error.add_note(_way_out(writer, row, damaged=damaged))
+        raise
+
+
+def failure_of(reader: RunReader, row: RequestRow) -> str:
+    """Return the last error that interrupted an open request, and how to continue it; empty if there is none."""
+    if not (row.waits or row.status == "running"):
+        return ""
+    failure = last_failure(reader.folder, row.request)
+    if failure is None:
+        return ""
+    stop = "" if failure.error.endswith(".") else "."
+    return f"{failure.error}{stop} {_way_out(reader, row, damaged=failure.damaged)}"
+
+
+def _way_out(reader: RunReader, row: RequestRow, *, damaged: bool) -> str:
+    """Return how to continue a request after an error, and how to end a running one if the error persists."""
+    folder, spec = shlex.quote(str(reader.folder)), Spec.from_mapping(reader.spec)
+    command, begun = _command(spec, folder), row.status == "running"
+    sentence = (
+        f"Request {row.request} is unfinished, and other requests wait for it: {command} continues it"
+        if begun
+        else f"Request {row.request} waits: {command} executes it"
+    )
+    if damaged:
+        return (
+            f"{sentence} once the damaged files are back: sifu verify {folder} lists them, and sifu restore BACKUP "
+            "NEW_FOLDER restores the run from a backup."
+        )
+    if not begun:
+        return f"{sentence} once the cause of the error is removed{_data_hint(spec)}."
+    if not spec.regime.ends_early:
+        return (
+            f"{sentence} once the cause of the error is removed; until its head is solved, sifu requests decide "
+            f"{folder} {row.request} withdrawn ends it, and its clients take part again."
+        )
+    return (
+        f"{sentence}; if the error stays, sifu requests settle {folder} {row.request} --reason TEXT ends it with the "
+        "model it has reached."
+    )
+
+
+def _command(spec: Spec, folder: str) -> str:
+    """Return the command, or the call from Python, that executes the requests of a run."""
+    if spec.data.name == PYTHON:
+        return f"sifu.open_run({folder!r}, clients=...).forget()"
+    command = way_to_go_on(spec, "ready")
+    return f"{command} {folder}" if command == "sifu forget" else command
+
+
+def _data_hint(spec: Spec) -> str:
+    """Return where the files of the clients' data must be; empty if the run reads none."""
+    if spec.data.name in (PYTHON, FLOWER, LOOP, "digits"):
+        return ""
+    if spec.data.name in OWN_FILES:
+        return " (a missing data file must be back at the path that the run was trained from)"
+    return " (add --data FOLDER if the data files are in another folder)"
