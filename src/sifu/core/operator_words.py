@@ -26,6 +26,11 @@ def way_to_go_on(spec: Spec, phase: str) -> str:
     return "sifu train" if phase == "training" else "sifu forget"
 
 
+def unmasked_setting(data_name: str) -> str:
+    """Return the setting, for a run with this `data.name`, with which the server sees each client's statistics."""
+    return "masked_statistics=False" if data_name == LOOP else "masked-statistics = false"
+
+
 def forgotten_words(clients: Sequence[str], records: int | None) -> str:
     """Return the names of the clients that a request forgets, or the number of records and their client.
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sifu.core.engine import Incident, Position, Reason
 from sifu.core.layout import Vector
+from sifu.core.operator_words import LOOP, unmasked_setting
 from sifu.core.replies import printable
 from sifu.engines.outside import NOTHING, Arrays, Exchange, Kind, OutsideFederation
 from sifu.engines.plans import (
@@ -71,6 +72,8 @@ class OutsideStatistics(RemoteStatistics, OutsideFederation):
 
 class MaskedOutsideStatistics(MaskedRemoteStatistics, OutsideStatistics):
     """`MaskedRemoteStatistics` for clients that only the operator's program can reach."""
+
+    unmasked = unmasked_setting(LOOP)
 
     def _ask_keys(self, clients: Sequence[int], position: Position) -> dict[int, tuple[Origin, bytes] | Reason]:
         return {client: _read_key(reply) for client, reply in self._request("prepare", clients, position).items()}

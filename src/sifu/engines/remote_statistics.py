@@ -115,6 +115,8 @@ class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
 
     pause = 0.0
     """Seconds between two attempts."""
+    unmasked: str
+    """Setting of the caller with which each client's statistics are visible."""
 
     @property
     def facts(self) -> TrainingFacts:
@@ -160,7 +162,7 @@ class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
         raise NoClientResponseError(
             f"no masked sum of statistics was completed in {ATTEMPTS} attempts (it needs {LEAST_MASKED} clients that "
             "stay connected): nothing was changed; check that the clients are connected and start again. If fewer "
-            f"than {LEAST_MASKED} clients are left, set masked-statistics = false"
+            f"than {LEAST_MASKED} clients are left, set {self.unmasked}"
         )
 
     def _prepared(
@@ -192,7 +194,7 @@ class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
             why = f"{flaw.value} ({detail})" if flaw is not None else f"{statistics.samples} samples, not {samples}"
             raise RoundRejectedError(
                 f"the sum of the masked statistics of {len(clients)} clients is refused and nothing was changed: "
-                f"{why}. Masking hides which client sent them: to find out, continue with masked-statistics = false, "
+                f"{why}. Masking hides which client sent them: to find out, continue with {self.unmasked}, "
                 "where each client's statistics are checked"
             )
         return statistics

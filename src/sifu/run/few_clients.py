@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sifu.core.operator_words import unmasked_setting
 from sifu.run.run_view import RunView
 from sifu.store.reader import plain_name
 from sifu.theory.facts import DROPPED_MASKED_ROUND, LEAST_MASKED, MASKED_STATISTICS
@@ -52,7 +53,8 @@ def masks_fail(view: RunView, staying: ClientIndices) -> str:
     if MASKED_STATISTICS in outside:
         return (
             f"{count}, and a masked sum needs {LEAST_MASKED}: the head cannot be solved again until another client "
-            "joins, or the server is started with masked-statistics = false and then sees each client's statistics"
+            f"joins, or the server is started with {unmasked_setting(view.spec.data.name)} and then sees each client's "
+            "statistics"
         )
     if any(what.startswith(DROPPED_MASKED_ROUND) for what in outside):
         return f"{count}, and a masked round needs {LEAST_MASKED}: no round can run until another client joins"

@@ -27,7 +27,7 @@ from sifu.api.run import Run
 from sifu.api.start_run import check_same_spec, create_run, load_spec, open_run
 from sifu.choices import Level
 from sifu.core.engine import Engine, LeavesOut, NotesIncidents
-from sifu.core.operator_words import LOOP
+from sifu.core.operator_words import LOOP, unmasked_setting
 from sifu.core.replies import Wait
 from sifu.core.spec import Spec
 from sifu.engines.outside import Task
@@ -391,5 +391,5 @@ def check_keeps_sum(spec: Spec) -> None:
     if spec.keep.statistics == "clients":
         raise InputError(
             'keep.statistics = "clients" needs the statistics of each client, which a server with masked statistics '
-            'never sees: write "sum", or set masked-statistics = false'
+            f'never sees: write "sum", or set {unmasked_setting(spec.data.name)}'
         )

@@ -9,6 +9,7 @@ import numpy as np
 
 from sifu.core.engine import Position, Reason
 from sifu.core.layout import Vector
+from sifu.core.operator_words import FLOWER, unmasked_setting
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import Patience, Roster
 from sifu.engines.flower.flower_engine import FlowerFederation
@@ -50,6 +51,8 @@ class FlowerStatistics(RemoteStatistics, FlowerFederation):
 
 class MaskedFlowerStatistics(MaskedRemoteStatistics, FlowerStatistics):
     """`MaskedRemoteStatistics` for Flower nodes."""
+
+    unmasked = unmasked_setting(FLOWER)
 
     def __init__(self, grid: Grid, roster: Roster, blueprint: Blueprint, patience: Patience | None = None) -> None:
         super().__init__(grid, roster, blueprint, patience)
