@@ -22,6 +22,7 @@ import numpy as np
 from sifu.api.start_run import train as start_training
 from sifu.choices import Level
 from sifu.core.held_out_figures import HeldOutFigures
+from sifu.core.operator_words import PYTHON
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
@@ -33,7 +34,6 @@ from sifu.methods.base import Claim
 from sifu.methods.registry import method_named
 from sifu.planning.measure import FirstTraining
 from sifu.run.clients_and_engine import (
-    PYTHON,
     HeldOutRows,
     clients_from_spec,
     closed_form_engine,

@@ -12,6 +12,7 @@ from sifu.choices import LEVELS, TermsGiven
 from sifu.core.engine import Engine
 from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.layout import Vector
+from sifu.core.operator_words import TABLE
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec.sections import NETWORK_FEATURES
 from sifu.errors import InputError, NotCertifiableError, SifuError, SifuWarning
@@ -29,7 +30,6 @@ from sifu.requests.messages import (
 from sifu.requests.outcome import Outcome, outcome_of
 from sifu.requests.request_record import RequestStep, history_of
 from sifu.requests.worker import Worker
-from sifu.run.clients_and_engine import TABLE
 from sifu.run.kept_statistics import KeptStatistics
 from sifu.run.recorded_data import rows_of_identities
 from sifu.run.regimes import behaviour_of

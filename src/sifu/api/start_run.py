@@ -22,6 +22,7 @@ from sifu.choices import Device, Precision
 from sifu.core.closed_form_engine import TunedEngine
 from sifu.core.engine import Engine
 from sifu.core.identity import check_names
+from sifu.core.operator_words import PYTHON
 from sifu.core.spec import Spec
 from sifu.core.spec.run_spec import with_groups_by_rule
 from sifu.data.client_data import is_frame
@@ -30,7 +31,7 @@ from sifu.data.read_once import reading_once
 from sifu.errors import InputError, SifuError, SifuWarning
 from sifu.requests.approvals import PendingRequest
 from sifu.requests.approvals import pending_requests as pending_in
-from sifu.run.clients_and_engine import PYTHON, clients_from_spec, columns_of_features, engine_from_spec
+from sifu.run.clients_and_engine import clients_from_spec, columns_of_features, engine_from_spec
 from sifu.run.devices import (
     check_choice,
     check_module,

@@ -25,12 +25,13 @@ from sifu.audit.replay_evidence import Evidence, Watched
 from sifu.core.engine import Engine, Evaluation, Position
 from sifu.core.layout import Vector
 from sifu.core.method_info import method_info
+from sifu.core.operator_words import PYTHON
 from sifu.core.round import NormalSource, SystemNormals, keyed_generator
 from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.outcome import Measured, node_before
-from sifu.run.clients_and_engine import PYTHON, clients_from_spec, engine_from_spec, held_out_from_spec
+from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec, held_out_from_spec
 from sifu.run.coupled_replay import NoisedModel, retrain_unrecorded
 from sifu.run.recorded_data import arranged_clients
 from sifu.run.releases import with_noise

@@ -15,6 +15,7 @@ from sifu.audit.replay_evidence import Evidence
 from sifu.core.closed_form_engine import GroupNetwork, TunedEngine, places_of_head
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
+from sifu.core.operator_words import PYTHON
 from sifu.core.round import keyed_generator
 from sifu.data.npz import read_arrays
 from sifu.data.table import read_table
@@ -23,7 +24,7 @@ from sifu.errors import InputError
 from sifu.export.exported_models import load_model, networks_of_head, released_module
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.outcome import Measured
-from sifu.run.clients_and_engine import PYTHON, clients_from_spec, held_out_from_spec
+from sifu.run.clients_and_engine import clients_from_spec, held_out_from_spec
 from sifu.run.recorded_data import arranged_clients
 from sifu.store.projection import GroupModelRow, RequestRow
 from sifu.store.reader import joined_remainders

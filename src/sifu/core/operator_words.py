@@ -10,6 +10,11 @@ FLOWER = "flower"
 """`data.name` of a run whose clients are Flower nodes, which keep their data."""
 LOOP = "server loop"
 """`data.name` of a run whose clients communicate with the operator's own program (`sifu.ServerLoop`)."""
+PYTHON = "python"
+"""`data.name` of a run whose clients were given from Python."""
+NPZ, TABLE = "npz", "table"
+OWN_FILES = (NPZ, TABLE)
+"""`data.name` of runs on a user's own files."""
 LAST_CLIENT = (
     "No model can be made without clients, so there is nothing to certify: to forget the last one, delete the run's "
     "folder and every copy of its models, and keep its certificates; or let another client join first (sifu join)"

@@ -15,7 +15,7 @@ import numpy as np
 
 from sifu.core.allowed_code import allow_code
 from sifu.core.ledger import read_json
-from sifu.core.operator_words import way_to_go_on
+from sifu.core.operator_words import NPZ, PYTHON, TABLE, way_to_go_on
 from sifu.core.spec import Spec
 from sifu.core.spec.sections import RIDGE
 from sifu.data.dataset import channels_first
@@ -26,7 +26,7 @@ from sifu.data.table_coding import TableCoding
 from sifu.data.table_keys import split_names
 from sifu.errors import InputError, RunDamagedError, SifuWarning
 from sifu.requests.what_remains import note_export
-from sifu.run.clients_and_engine import NPZ, PYTHON, TABLE, takes_rows
+from sifu.run.clients_and_engine import takes_rows
 from sifu.run.given import ModelGiven, as_model
 from sifu.run.run_engines import RunEngines
 from sifu.store.files import write_atomically

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from sifu.core.closed_form_engine import GroupNetwork
 from sifu.core.layout import ModelLayout
+from sifu.core.operator_words import PYTHON
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, Spec
 from sifu.core.spec.sections import HEAD_KINDS, ROW_KINDS, recorded_features
 from sifu.data.dataset import scale_features
@@ -29,7 +30,7 @@ from sifu.data.table_coding import TableCoding
 from sifu.engines.sim.models import TORCH_TYPES, Model, evaluated_module, make_model
 from sifu.engines.sim.networks import CONV_NETS
 from sifu.errors import InputError
-from sifu.run.clients_and_engine import PYTHON, map_for
+from sifu.run.clients_and_engine import map_for
 from sifu.theory.arrays import Array
 from sifu.theory.closed_form import Targets
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from sifu.core.operator_words import PYTHON
 from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap, PlainInputs, Projection, RandomFourier
 from sifu.data.feature_maps.feature_map import FREQUENCY_BITS, INPUT_BITS, LARGEST_INPUT, LARGEST_WHOLE, TURN_BITS
@@ -23,7 +24,6 @@ from sifu.data.table_coding import TableCoding
 from sifu.data.table_values import MISSING_WORDS
 from sifu.errors import InputError
 from sifu.export.loaded_model import described_map
-from sifu.run.clients_and_engine import PYTHON
 
 OPSET, LABELS_OPSET, IR_VERSION = 18, 3, 9
 """Versions that existing runtimes support: ONNX 1.14 and later read them."""

@@ -6,10 +6,9 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sifu.core.operator_words import FLOWER, LOOP, way_to_go_on
+from sifu.core.operator_words import FLOWER, LOOP, OWN_FILES, PYTHON, way_to_go_on
 from sifu.core.spec import Spec
 from sifu.errors import NotCertifiableError, RunDamagedError
-from sifu.run.clients_and_engine import OWN_FILES, PYTHON
 from sifu.store.last_failure import last_failure, note_failure, remove_failure
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader

@@ -14,7 +14,7 @@ import numpy as np
 
 from sifu.core.closed_form_engine import targets_of
 from sifu.core.engine import Engine
-from sifu.core.operator_words import FLOWER, LOOP
+from sifu.core.operator_words import FLOWER, LOOP, NPZ, OWN_FILES, PYTHON, TABLE
 from sifu.core.replies import ALL, ReplyRules
 from sifu.core.round import keyed_generator
 from sifu.core.spec import IMAGE_FEATURES, DataSpec, Spec
@@ -34,11 +34,6 @@ from sifu.theory.regularity import automatic_rate, certified_rates
 if TYPE_CHECKING:
     from sifu.data.feature_maps import FeatureMap
 
-PYTHON = "python"
-"""`data.name` of a run whose clients were given from Python."""
-NPZ, TABLE = "npz", "table"
-OWN_FILES = (NPZ, TABLE)
-"""`data.name` of runs on a user's own files."""
 REAL_OUTPUTS = ("logistic", "least_squares")
 """Model kinds that do not have one output per class."""
 

@@ -24,11 +24,11 @@ import numpy as np
 from sifu.core.engine import Engine
 from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.layout import Vector
+from sifu.core.operator_words import TABLE
 from sifu.core.spec import Spec
 from sifu.data.client_data import ClientData, is_frame
 from sifu.errors import InputError, SifuError, SifuWarning
 from sifu.run.clients_and_engine import (
-    TABLE,
     FeatureData,
     HeldOutRows,
     clients_from_spec,
