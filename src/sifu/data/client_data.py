@@ -1,4 +1,4 @@
-"""Clients of a federation with their samples, from a split data set, arrays or torch; and frozen features.
+"""Clients of a federation with their samples, made from a split data set, arrays or torch, and frozen features.
 
 All samples are checked here, before the first round: a NaN of one client would spread to all models.
 
@@ -222,11 +222,11 @@ def frozen_features(
     """Return the clients with `module(x)`, flattened, in place of x.
 
     Args:
-        clients: Clients with the inputs of the module.
+        clients: Clients whose samples are inputs of the module.
         module: Torch module with fixed weights; each client's features are computed with a fresh copy.
-        norm: Length that each sample's features are scaled to; None leaves them unchanged. Each sample is scaled on its
-            own, so no other sample shapes it. For softmax regression beta <= (norm^2 + 1) / 2 is then known before any
-            data is seen.
+        norm: Length that each sample's features are scaled to; None leaves them unchanged. Each sample is scaled
+            separately, so its features do not depend on other samples. For softmax regression beta <= (norm^2 + 1) / 2
+            is then known before any data is seen.
         dtype: Type of the features, float32 or float64.
 
     >>> import torch
@@ -263,7 +263,7 @@ def frozen_features(
 
 
 def _flat(output: Any, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return a module's output as rows of float64; refuse an output that is not finite, with the client's name."""
+    """Return a module's output as rows of float64; refuse an output that is not finite, and name the client."""
     rows = np.asarray(output.detach().cpu().numpy(), dtype=np.float64)
     if rows.ndim < 2 or not np.all(np.isfinite(rows)):
         raise InputError(

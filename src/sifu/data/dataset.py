@@ -1,10 +1,10 @@
-"""A data set as stored, the fixed constants that turn it into features, and digests of samples.
+"""Stored data sets, the fixed constants that turn them into features, and digests of samples.
 
 A certificate's premise is that a client influences nothing but the model's training. A mean or a scale fitted to the
 clients' data would break it. Features are therefore computed from constants only: the largest value of a pixel, and
 published means and deviations.
 
-A digest of a client's samples in their order shows whether a later command reads the data that the run was made with.
+A digest of a client's samples, in order, shows whether a later command reads the data with which the run was created.
 Requests for records name rows by number, so the same rows in another order are different data. Where a feature map
 computes a model's inputs, the samples before the map are digested: not every map gives the same bits on every machine.
 """
@@ -32,7 +32,7 @@ FEATURE_TYPES = ("float32", "float64")
 class Scale:
     """Constants of one data set: `unit` is x / largest, `standard` is (x / largest - mean) / deviation.
 
-    `authors` holds the constants from the code of the paper's authors, if they differ from these.
+    `authors` holds the constants in the code of the paper's authors, if they are different.
     """
 
     largest: float
@@ -58,9 +58,9 @@ class Dataset:
         x_test: Test samples.
         y_test: Their labels.
         classes: Names of the classes; empty for regression.
-        identity_train: Person that each training sample shows.
-        identity_test: Person that each test sample shows.
-        client_train: Client of each training sample, by the user's own file.
+        identity_train: Person shown in each training sample.
+        identity_test: Person shown in each test sample.
+        client_train: Client of each training sample, as stated in the user's own file.
         row_ids: Identity of each training sample in that file.
         client_test: Client of each test sample.
         scale: Constants for stored bytes.
@@ -200,7 +200,7 @@ def channels_first(x: Array) -> Array:
 
 
 def _scale_bytes(images: Array, scale: Scale, dtype: np.dtype[Any], normalise: Normalise) -> Array:
-    """Look up every byte in a table of 256 values, rounded once in float64 and once to `dtype`."""
+    """Look up every byte in a table of 256 values, which are computed in float64 and rounded to `dtype`."""
     levels = np.arange(256, dtype=np.float64) / scale.largest
     if normalise == "unit":
         return np.ascontiguousarray(levels.astype(dtype)[images])
@@ -228,7 +228,7 @@ def check_finite(owner: str, field: str, values: Array) -> None:
 
 
 def check_pair(owner: str, x: Array, y: Array, x_field: str, y_field: str) -> None:
-    """Refuse samples and labels that are not finite numbers, or not one label row for each sample."""
+    """Refuse samples and labels that are not finite numbers, or whose numbers of rows differ."""
     for field, values in ((x_field, x), (y_field, y)):
         if values.ndim == 0 or not (
             np.issubdtype(values.dtype, np.integer) or np.issubdtype(values.dtype, np.floating)
@@ -274,7 +274,7 @@ def check_labels(owner: str, y: Array, classes: int) -> None:
 
 
 PIECE_BYTES = 1 << 24
-"""Number of bytes of an array that are in memory at once, if it is in a file or must be copied."""
+"""Number of bytes hashed at once, so that an array that is in a file or must be converted is not copied as a whole."""
 
 
 def sample_digest(client: Any) -> str:

@@ -43,10 +43,11 @@ def check_trainable(module: nn.Module) -> None:
 def fresh_copy(module: AnyModule) -> AnyModule:
     """Return a deep copy of a module, including the closures of its functions and hooks.
 
-    Class variables and module-level variables are shared with every copy, because `copy.deepcopy` copies only objects.
+    Class variables and module-level variables are shared with every copy, because `copy.deepcopy` copies neither
+    classes nor Python modules.
 
     Raises:
-        InputError: If something in the module cannot be copied.
+        InputError: If a part of the module cannot be copied.
     """
     memo: dict[int, Any] = {}
     with _refused_copies(f"module {type(module).__name__}"):
@@ -60,7 +61,7 @@ def fresh_loss(loss: Loss) -> Loss:
     """Return a copy of a loss: a module, any other object, or a function with its closure.
 
     Raises:
-        InputError: If something in it cannot be copied.
+        InputError: If a part of the loss cannot be copied.
     """
     if isinstance(loss, nn.Module):
         return fresh_copy(loss)

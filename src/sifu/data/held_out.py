@@ -1,9 +1,9 @@
-"""Rows held out for testing: each is drawn by its own key, so that no row affects another.
+"""Rows held out for testing, each drawn by its own key, so that rows do not affect each other.
 
 Rows are drawn by identity if the table has a column of identities, and by their content otherwise. Equal rows of one
-client are then either all held out or all used for training, and removing one of them moves none of the others. Runs
-recorded before rows were drawn by content use the number of a row within its client instead (`data.held_out_by =
-"number"`).
+client are then either all held out or all used for training, and removing one of them moves none of the others. The
+only exception is a client whose rows would all be held out: its first row is used for training. Runs recorded before
+rows were drawn by content use the number of a row within its client instead (`data.held_out_by = "number"`).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def numbers_of(owners: Sequence[str]) -> Array:
 
 
 def held_out_rows(client: Array, key: Array, share: float, seed: int) -> Array:
-    """Return a mask of the rows held out for testing, each drawn by its client and its key alone.
+    """Return a mask of the rows held out for testing; each draw depends only on the row's client, its key and the seed.
 
-    Each client keeps at least one row for training.
+    If all rows of a client are drawn, its first row is kept for training.
 
     Args:
         client: Client of each row.

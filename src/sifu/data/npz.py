@@ -19,7 +19,7 @@ from sifu.errors import InputError
 from sifu.theory.arrays import Array
 
 LARGEST_FILE = 16 << 30
-"""Largest size of all arrays of a file together, unpacked, in bytes."""
+"""Largest total size of the unpacked arrays of a file, in bytes."""
 
 LARGEST_RATIO = 250
 """Largest ratio of unpacked to stored bytes. Real data stay far below it; zeros reach a thousand."""
@@ -159,7 +159,7 @@ def _labels(y: Array) -> Array:
 
 
 def _classes(arrays: dict[str, Array], y: Array, y_test: Array, path: Path) -> tuple[str, ...]:
-    """Return the class names stored in the file, or one for each number up to the largest label.
+    """Return the class names stored in the file, or one name for each number up to the largest label.
 
     Without stored names, the number of classes depends on all clients' labels. Store `classes` if it must not depend on
     a client that may leave.

@@ -1,4 +1,4 @@
-"""Partition of samples into disjoint index arrays, one for each client; and watermarks on clients' images.
+"""Partition of samples into disjoint index arrays, one for each client, and watermarks on clients' images.
 
 All random choices come from the given generator; the same generator, labels and numbers give the same partition. The
 indices of a client are sorted.
@@ -56,7 +56,7 @@ def partition(
         labels: Label of each sample.
         clients: Number of clients.
         samples_per_client: Number of samples of every client. Without it and `sizes`, all samples are split as evenly
-            as the kind allows (`one_class`: those of the classes that have a client).
+            as the kind allows (`one_class`: only samples of classes that have a client).
         generator: Source of all random choices.
         alpha: Concentration of `dirichlet`.
         identity: Person of each sample, for `identity`.
@@ -279,8 +279,8 @@ def watermarked(
         indices: Training rows of each client.
         pixels: Number of marked pixels.
         seed: Seed of the places.
-        fresh: True to draw other marks than those that clients train with. The accuracy on them shows how much of
-            the accuracy is due to the mark itself.
+        fresh: True to draw marks that differ from the marks that clients train with. The accuracy on such images shows
+            how much of the accuracy is due to the mark.
     """
     images = dataset.x_train
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] > 4):
@@ -300,7 +300,7 @@ def watermarked(
 
 
 def mark_places(seed: int, client: int, places: int, pixels: int, *, fresh: bool = False) -> Integers:
-    """Return the pixels, among `places`, that carry the mark of a client.
+    """Return the indices of the pixels, out of `places`, that form the mark of a client.
 
     >>> mark_places(1, 0, 64, 3).size, bool(np.array_equal(mark_places(1, 0, 64, 3), mark_places(1, 1, 64, 3)))
     (3, False)

@@ -1,6 +1,6 @@
 """Process-wide settings of torch and numpy that affect the results of later code.
 
-A module may change one of them while it computes with a client's data. `kept_settings` undoes this, so every client
+A module may change such a setting while it computes with a client's data. `kept_settings` undoes this, so every client
 starts with the settings of the process (docs/theory.md, section 6.6).
 """
 

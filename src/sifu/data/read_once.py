@@ -1,6 +1,6 @@
-"""Tables that one command needs several times and parses once.
+"""Cache of parsed tables for a command that needs the same table several times.
 
-Nothing outlives the block: rows of clients must not stay in the memory of a service.
+The cache ends with the block `reading_once`, because rows of clients must not stay in the memory of a service.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def reading_once() -> Iterator[None]:
 
 
 def read_again(path: Path, coding: TableCoding, **options: Any) -> Dataset:
-    """Return a table as `read_table` does, or the one that was parsed earlier within `reading_once`."""
+    """Return a table as `read_table` does; within `reading_once`, reuse a table that was parsed before."""
     parsed = _parsed.get()
     if parsed is None:
         return read_table(path, coding, **options)

@@ -1,9 +1,9 @@
 """Variables that a module can change outside its copies, and a check that training leaves them unchanged.
 
 A deep copy of a module and the original share class variables, module-level variables, default arguments, caches and
-objects that cannot be copied (docs/theory.md, section 6.6). A value stored there passes from one client to the next.
-The original module is only copied, never run. Its attributes, and the variables that its code names, are read before
-training and compared afterwards.
+objects that cannot be copied (docs/theory.md, section 6.6). A value stored there would pass from one client to the
+next. The original module is only copied, never run. Its attributes, and the variables that its code names, are read
+before training and compared afterwards.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ INSTALLED = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("s
 """Folders of installed packages. Their modules are not searched, because they fill their own caches during use."""
 _CACHE = type(functools.lru_cache(lambda: None))
 _ANY_VARIABLE = {"globals", "vars", "setattr", "modules", "import_module", "__import__", "__dict__"}
-"""Names by which code can reach every variable of its file."""
+"""Names with which code can reach every variable of its file."""
 _PLAIN = (bool, int, float, complex, str, bytes, list, dict, set, tuple, torch.Tensor)
-"""Types of the variables that are compared in installed packages."""
+"""Types of variables in installed packages that are compared."""
 
 
 def shared_state(module: nn.Module, *others: Any) -> dict[str, str]:
@@ -81,7 +81,7 @@ def refuse_changed_state(before: Mapping[str, str], module: nn.Module, *others: 
         others: The other objects passed to `shared_state`.
 
     Raises:
-        InputError: If one of these variables has changed or was added.
+        InputError: If a variable was changed, added or removed.
     """
     changed = changed_state(before, module, *others)
     if changed:
@@ -93,7 +93,7 @@ def refuse_changed_state(before: Mapping[str, str], module: nn.Module, *others: 
 
 
 def _called_for_every_module() -> Iterator[Any]:
-    """Yield the functions that torch calls for every module and optimizer, and those of custom operators."""
+    """Yield the functions that torch calls for every module and optimizer, and the functions of custom operators."""
     for file in (nn.modules.module, optimizer):
         for name, table in vars(file).items():
             if name.startswith("_global_") and isinstance(table, dict):
@@ -103,7 +103,7 @@ def _called_for_every_module() -> Iterator[Any]:
 
 
 class _Search:
-    """Digests of variables, and the user's functions and classes that were reached through them."""
+    """Search that records digests of variables, and follows the user's functions and classes reached through them."""
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
@@ -222,7 +222,7 @@ def _is_users(name: Any) -> bool:
 
 
 def _is_users_own(value: Any) -> bool:
-    """Return whether a function, or the class of any other object, is the user's and not one that torch registered."""
+    """Return whether a function, or the class of any other object, belongs to the user and not to torch."""
     function = getattr(value, "func", getattr(value, "__func__", value))
     return _is_users(function.__module__ if isinstance(function, FunctionType) else type(function).__module__)
 

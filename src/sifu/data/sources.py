@@ -1,7 +1,7 @@
-"""Data sets by name: the digits, a user's npz file, and those of other installed packages.
+"""Data sets by name: the digits, a user's npz file, and data sets of other installed packages.
 
-A package provides a data set through the entry point group `sifu.data`: the name of the entry point is the value of
-`data.name` in a spec, and its object is a `NamedData`.
+A package provides a data set through the entry point group `sifu.data`. The name of the entry point is the value of
+`data.name` in a spec, and the entry point loads a `NamedData`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class NamedData:
             `data.held_out_by`, for data sets that hold out rows themselves.
         classes: Number of classes.
         scale: Constants for stored bytes; None leaves numbers unchanged.
-        shape: Shape of a stored sample, if all samples have the same one.
-        is_table: True if it holds rows of a table, which it assigns to clients itself.
+        shape: Shape of a stored sample, if all samples have the same shape.
+        is_table: True if the data set holds rows of a table and assigns them to clients itself.
     """
 
     read: Callable[[Path | None, str], Dataset]
@@ -100,7 +100,7 @@ def find_data(name: str) -> NamedData | None:
 
 
 def has_fixed_constants(name: str) -> bool:
-    """Return whether preprocessing of a named data set uses constants only: sifu's own sets and the paper package's.
+    """Return whether a named data set, the digits or one of the paper's, is preprocessed with constants only.
 
     The reader of any other package sees the rows of all clients, so its preprocessing may depend on them.
     """

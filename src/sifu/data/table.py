@@ -38,9 +38,9 @@ OTHER_FILES = {
     b'{"': "JSON: write the table as CSV",
     b"sqlite format 3": "a database: export the table as CSV",
 }
-"""First bytes of files that are often mistaken for CSV, in lower case, and descriptions of these files."""
+"""Descriptions of files that are often mistaken for CSV, by their first bytes in lower case."""
 MOST_NAMED = 12
-"""Largest number of columns that a sentence names."""
+"""Largest number of columns that a message names."""
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -60,8 +60,8 @@ def read_table(
     Args:
         path: File or folder.
         coding: Role of every column.
-        held_out: Share of each client's rows to hold out for testing, drawn by `seed` and the identity of each row.
-        held_out_by: Key of rows without an identity: their content or their number.
+        held_out: Share of each client's rows to hold out for testing, drawn by `seed` and the key of each row.
+        held_out_by: Key of rows if there is no column of identities: their content or their number.
         test_file: File whose rows are used for testing instead.
         seed: Seed of the run.
         owner: Name of the only client of a file that names no client; empty otherwise.
@@ -81,7 +81,7 @@ def read_frame(frame: Any, coding: TableCoding, **testing: Any) -> Dataset:
     Args:
         frame: Frame, table or data set to read.
         coding: Role of every column.
-        testing: Arguments of `read_table` on testing: `held_out`, `held_out_by` and `seed`, or `test_file`.
+        testing: Arguments of `read_table` about testing: `held_out`, `held_out_by` and `seed`, or `test_file`.
     """
     if not coding.client:
         raise InputError("the frame holds all clients: name the column with the client of each row (data.client)")
@@ -102,7 +102,7 @@ def read_frame(frame: Any, coding: TableCoding, **testing: Any) -> Dataset:
 
 
 def _values(column: Any) -> list[Any]:
-    """Return the values of a column, by the list method of pyarrow, pandas and polars, or by iteration."""
+    """Return the values of a column of pyarrow, pandas or polars, or of any iterable."""
     for method in ("to_pylist", "to_list", "tolist"):
         if hasattr(column, method):
             return list(getattr(column, method)())
@@ -202,16 +202,16 @@ def frame_names(frame: Any) -> list[str]:
 def read_features(
     path: Path, coding: TableCoding, names: Sequence[str] | None = None, refused: dict[int, str] | None = None
 ) -> tuple[Array, list[str]]:
-    """Return rows of features of new data, coded in the same way, and their identities.
+    """Return rows of features of new data, coded like the clients' rows, and the identities of the rows.
 
     Args:
         path: The file.
         coding: Coding of the clients' rows.
-        names: Required columns, in any order.
+        names: Columns of the features, in the order of the result; None for all feature columns of the file.
         refused: Receives the reason for each row with a value that cannot be coded, instead of an exception.
 
     Returns:
-        The features, and the identities; no identities without a column for them.
+        The features, and the identities; the latter are empty if no column holds them.
 
     Raises:
         InputError: If the file or a column is missing, or a value cannot be coded and `refused` is None.
@@ -309,7 +309,7 @@ def _read_tables(path: Path, coding: TableCoding, *, one_file: bool = False) -> 
 
 
 def _feature_columns(tables: Sequence[TableFile], coding: TableCoding) -> list[str]:
-    """Return the columns that are features, which must be the same in every file, in the order of the first."""
+    """Return the feature columns in their order; refuse files that differ in their columns."""
     first = tables[0]
     coding.check_columns(list(first.columns), first.name, SEPARATORS.get(first.separator, ""))
     for table in tables[1:]:
@@ -415,7 +415,7 @@ def _separator(text: str) -> str:
 
 
 def _decoded(path: Path) -> str:
-    """Return the text of a file: UTF-8, UTF-16 or UTF-32 by its byte-order mark, or else Windows-1252."""
+    """Return the text of a file in UTF-16 or UTF-32 (by its byte-order mark), UTF-8, or else Windows-1252."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -1,7 +1,7 @@
 """Coding of a table's columns as features and classes, by constants of the spec that are fixed before data are read.
 
-A number is shifted and scaled by two constants. A category is one feature per listed word. Where the spec gives a
-filler for a missing value, an indicator is added, so that a model can distinguish a filled-in value from a measured
+A number is shifted and scaled by two constants. A category is one feature per listed word. If the spec gives a filler
+for missing values of a column, an indicator is added, so that a model can distinguish a filled-in value from a measured
 one. No mean, range or list comes from the clients' rows, so a client that leaves has no influence on the coding.
 """
 
@@ -28,7 +28,7 @@ from sifu.errors import InputError
 from sifu.theory.arrays import Array
 
 FAR_OUTSIDE = 10.0
-"""Largest plausible scaled number: beyond it, the constants or the value are probably wrong, and a warning says so."""
+"""Largest plausible scaled number: beyond it, the constants or the value are probably wrong, and a warning is given."""
 
 
 NO_TEXT = ""
@@ -66,7 +66,7 @@ class TableCoding:
     label: str
     client: str = ""
     classes: tuple[tuple[str, ...], ...] = ()
-    """Words of each class; empty where labels are numbers already."""
+    """Words of each class; empty if labels are numbers."""
     class_names: tuple[str, ...] = ()
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     identity: str = ""
@@ -82,11 +82,11 @@ class TableCoding:
     regression: bool = False
     """True if labels are numbers to predict; whole numbers are then not classes."""
     text: str = ""
-    """Column of texts, which is then the only feature."""
+    """Column of texts, which is the only feature if it is given."""
     model: str = ""
     """Model whose tokenizer reads texts."""
     tokens: int = 0
-    """Number of tokens of a text that are read."""
+    """Number of tokens that are read of a text."""
 
     @classmethod
     def from_spec(
@@ -204,7 +204,7 @@ class TableCoding:
             refused: Receives the reason for each row with a value that cannot be coded, instead of an exception.
 
         Returns:
-            The features; those of a refused row are meaningless.
+            The features; the features of a refused row are meaningless.
 
         Raises:
             InputError: If a value cannot be coded and `refused` is None.
@@ -245,7 +245,7 @@ class TableCoding:
     def _value(
         self, name: str, value: Any, positions: Mapping[str, int], table: TableFile, row: int
     ) -> list[tuple[int, float]]:
-        """Return the features of one value that are not 0, each with its position among those of the column."""
+        """Return the nonzero features of one value, each with its position among the column's features."""
         middle, spread = self.scales.get(name, (0.0, 1.0))
         if self._is_missing(name, value, positions):
             fill = self._fill_of(name, value, table.place(row))

@@ -1,4 +1,4 @@
-"""Texts of the spec's keys on tables: names, categories, classes, scales and fillers."""
+"""Parsers of the spec's keys about tables: names, categories, classes, scales and fillers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def quoted(name: str) -> str:
 
 
 def parse_categories(text: str) -> dict[str, tuple[str, ...]]:
-    """Parse columns of words from the text in a spec.
+    """Parse the words of each categorical column.
 
     >>> parse_categories('colour=red,green; "size; EU"=S,M,L')
     {'colour': ('red', 'green'), 'size; EU': ('S', 'M', 'L')}

@@ -1,7 +1,7 @@
 """Proposal of a spec for a table (`sifu init --from`), from its header and the types of its columns.
 
-Constants are never fitted to the rows. Columns with a familiar name get a published range. All other entries that the
-operator must know from elsewhere are marked CHECK.
+Constants are never fitted to the rows. Columns with a familiar name get a published range. Entries that the operator
+must confirm from another source are marked CHECK.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def propose_spec(
         identity: Column that identifies a row; guessed by name if empty.
         header: Names of the columns of a file without a header line.
         text: Column of texts to predict from; all other columns are then left out.
-        model: Folder, or name on the hub, of the language model that reads them.
+        model: Folder, or name on the hub, of the language model that reads the texts.
     """
     if bool(text) != bool(model):
         raise InputError(
@@ -113,7 +113,7 @@ def propose_spec(
 
 @dataclass(frozen=True)
 class _Column:
-    """A column: how often each text other than a missing value occurs, and the total number of rows."""
+    """Content of a column: how often each text other than a missing value occurs, and the total number of rows."""
 
     words: Counter[str]
     odd: Counter[str]
@@ -252,7 +252,7 @@ class _Roles:
         ]
 
     def odd_texts(self, name: str) -> Counter[str]:
-        """Return the texts in a column of numbers."""
+        """Return the texts in a column of numbers that are not numbers; empty for other columns."""
         return self.columns[name].odd if name in self.numbers else Counter()
 
     def checks(self) -> Iterator[str]:
@@ -361,7 +361,7 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str], model: str) -> P
 
 
 def _published(name: str) -> dict[str, tuple[float, float]] | None:
-    r"""Return the published ranges of a column by unit; only that of the unit in its name, if it has one.
+    r"""Return the published ranges of a column by unit; if its name states a unit, only the range in that unit.
 
     >>> _published("creatinine"), _published("creatinine (\u00b5mol/L)"), _published("creatinine_stones")
     ({'mg/dl': (1, 0.5), 'umol/l': (88, 44)}, {'umol/l': (88, 44)}, None)

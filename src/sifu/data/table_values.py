@@ -1,4 +1,4 @@
-"""Values of a table as files write them: numbers, missing values, dates and words."""
+"""Values of a table as written in files: numbers, missing values, dates and words."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def plain_numbers(values: Sequence[Any]) -> Array | None:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value means a missing one.
+    """Return whether a value stands for a missing value.
 
     >>> [is_missing(value) for value in (None, "?", " NA ", float("nan"), "0", 0)]
     [True, True, True, True, False, False]
@@ -123,7 +123,7 @@ def number_of(place: Place, column: str, value: Any, commas: bool, words_key: st
         words_key: Key of the spec that lists words, for error messages.
 
     Raises:
-        InputError: If the value is not a finite number; it says why, and what to do.
+        InputError: If the value is not a finite number; the message states why, and what to do.
     """
     if isinstance(value, int | float | np.number | np.bool_):
         number = float(value)
@@ -162,7 +162,7 @@ def _why_no_number(text: str, words_key: str) -> str:
 
 
 def position_of(place: Place, column: str, value: Any, positions: Mapping[str, int], key: str) -> int:
-    """Return the class or category of a value: by its text, else as a whole number (1.0 is 1) or a truth value."""
+    """Return the class or category of a value, found by its text, as a whole number (1.0 is 1), or as a truth value."""
     text = text_of(value)
     for word in (text, whole_number(value), {"true": "1", "false": "0"}.get(text.lower(), text)):
         if word in positions:

@@ -32,7 +32,7 @@ def feature_map(kind: str, shape: tuple[int, ...], **options: Any) -> FeatureMap
 
     Args:
         kind: One of `KINDS`.
-        shape: Shape of a sample; of an image (channels, height, width).
+        shape: Shape of a sample; (channels, height, width) for images.
         **options: Options of the map's class.
 
     Raises:

@@ -33,12 +33,12 @@ REACH, COLOURS, DAMPING = 8.0, 0.9, 0.3
 """Whitening covariance: correlation length in pixels, correlation of two colours, and the value added to its diagonal.
 """
 FLAT = 10.0
-"""Added to the variance of a patch, about the noise of a camera, so that flat patches stay flat."""
+"""Added to the variance of a patch, about the noise of a camera, so that noise in flat patches is not amplified."""
 THRESHOLD = 1.0
 EXACT = 2**24
-"""Every integer up to this bound is a float32."""
+"""Bound up to which float32 represents every integer exactly."""
 ROUNDING = 1.5 * 2.0**23
-"""Adding and subtracting it rounds a float32 below 2^22 to an integer, ties to even."""
+"""Constant whose addition and subtraction rounds a float32 below 2^22 to an integer, ties to even."""
 
 
 class FilterBank:
@@ -98,7 +98,7 @@ class FilterBank:
 
 
 def _whole_filters(channels: int, filters: int, patch: int, seed: int) -> tuple[Floats, int]:
-    """Return integer weights, (filters, taps), and the s for which they are about 2^s times the whitened filters."""
+    """Return integer weights, (filters, taps), and the exponent s: weights are about 2^s times the whitened filters."""
     taps = channels * patch * patch
     drawn = drawn_normals(seed, f"filters {channels} {patch}", filters * taps).reshape(filters, taps)
     drawn = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
@@ -119,17 +119,18 @@ def _whole_filters(channels: int, filters: int, patch: int, seed: int) -> tuple[
 
 
 LARGEST_SIDE = 48
-"""Larger images are shrunk by an integer factor, to rounded means of pixels."""
+"""Longest side of an image that is not shrunk; others are shrunk by an integer factor, to rounded means of pixels."""
 LARGE_IMAGES: dict[str, Any] = {"banks": ((170, 5, 2),), "waves": (24, 8, 8), "grey_waves": 26, "wave_weight": 2.5}
-"""Options of the default map for shrunk images. Their label depends on the position of an object's parts: more and
-heavier waves, and fewer filters."""
+"""Options of the default map for shrunk images. Labels of large images depend on the position of an object's parts, so
+the map has more and heavier waves, and fewer filters.
+"""
 WAVE_BITS = 10
 GPU_BATCH = 256
 
 
 @dataclass(frozen=True)
 class RandomConvolutions(FeatureMap):
-    """Features of images of a `shape` (channels, height, width), by filters drawn from `seed`.
+    """Features of images of a `shape` (channels, height, width), computed with filters drawn from `seed`.
 
     `banks` lists (filters, patch, regions) of each bank. `waves` is the number of cosine waves in each direction for
     the brightness and for each of the two colour differences; images of one channel use `grey_waves` instead.

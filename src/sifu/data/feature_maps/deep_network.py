@@ -1,9 +1,9 @@
-"""Deep features of a public backbone: the means of its activations, side by side (docs/theory.md, section 14.6).
+"""Deep features of a public backbone: the means of its activations, concatenated (docs/theory.md, section 14.6).
 
 h_j(x) is the mean over positions of the activation of block j: it records that a pattern occurs, not where. The last
-layer is specific to the classes the backbone was trained on; earlier blocks hold more that other tasks need. The
-features are h_j(x) / ||h_j(x)|| over the last blocks and the last layer, averaged over x and its mirror image. They are
-not trained and no client's data shapes them, so every proof for fixed features applies.
+layer is specific to the classes the backbone was trained on; earlier blocks hold more information that other tasks
+need. The features are h_j(x) / ||h_j(x)|| over the last blocks and the last layer, averaged over x and its mirror
+image. They are not trained and no client's data shapes them, so every proof for fixed features applies.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Backbone(Protocol):
     """A network that exposes its intermediate activations."""
 
     def activations(self, x: Tensor) -> list[Tensor]:
-        """Return the activation of each block in order, the last layer's at the end.
+        """Return the activation of each block in order, then the activation of the last layer.
 
         Each is (n, numbers), (n, positions, numbers) or (n, channels, height, width).
         """
 
 
 class Reading(nn.Module, abc.ABC):
-    """A module that computes rows of features from samples with a network."""
+    """Module that computes rows of features from samples with a network."""
 
     @property
     @abc.abstractmethod
@@ -113,7 +113,7 @@ def pooled(activation: Tensor) -> Tensor:
 def deep_network(
     backbone: nn.Module, shape: tuple[int, ...], blocks: int, *, mirror: bool = False, count: int = 0, seed: int = 0
 ) -> DeepNetwork:
-    """Return a reading of a backbone for samples of a shape, projected to `count` features if that is fewer.
+    """Return a reading of a backbone for samples of a shape, projected to `count` features if it has more.
 
     Raises:
         InputError: If the backbone has fewer blocks than are to be read.

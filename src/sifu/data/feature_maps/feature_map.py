@@ -32,7 +32,7 @@ from sifu.theory.participation import base_key, scores
 Floats = NDArray[np.float64]
 
 CHUNK = 256
-"""Samples mapped at a time, so that the features of a large data set never have to fit in memory."""
+"""Number of samples mapped at a time, so that the features of a large data set need not fit in memory."""
 LARGEST_INPUT = 2.0**400
 """Largest input; above it the squared length of a sample may overflow a float64."""
 
@@ -92,7 +92,7 @@ def in_chunks(samples: int) -> Iterator[slice]:
 
 
 def check_norm(norm: float) -> float:
-    """Return the norm bound c as a float; refuse one that is not positive and finite."""
+    """Return the norm bound c as a float; refuse a bound that is not positive and finite."""
     if not 0.0 < norm < math.inf:
         raise InputError(f"the length of a sample's features must be a positive number, found {norm}")
     return float(norm)
@@ -182,7 +182,7 @@ class CachedFeatures(FeatureMap):
         return self._map.digest()
 
     def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
-        """Yield features a block at a time: read from the cache, or computed and added to it."""
+        """Yield the features of a client's samples, `CHUNK` at a time, from the cache or computed and stored there."""
         path, shape = self.path_of(x), (len(x), self.features)
         try:
             kept = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -28,11 +28,11 @@ from sifu.data.shared_state import refuse_changed_state, shared_state
 from sifu.errors import InputError, UnusableSamplesError, install_extra
 
 SIDE = 128
-"""Default side in pixels that smaller images are enlarged to."""
+"""Side in pixels that smaller images are enlarged to if no size is given; the spec's default is `USUAL_SIDE`."""
 USUAL_SIDE = 224
 """Side of the images that the weights were trained on."""
 DEEP_BLOCKS = 8
-"""Blocks that deep features read before the last layer."""
+"""Number of blocks that deep features read before the last layer."""
 BLOCKS = (
     # repeats, kernel, stride, expansion, channels in, channels out
     (1, 3, 1, 1, 32, 16),
@@ -91,7 +91,7 @@ class Block(nn.Module):
 
 
 class EfficientNetLite0(nn.Module):
-    """The backbone: maps colour images (n, 3, H, W) with values from 0 to 1 to the 1,280 means of the last layer."""
+    """Backbone that maps colour images (n, 3, H, W) with values from 0 to 1 to the 1,280 means of the last layer."""
 
     last_layers = ("_blocks.12", "_blocks.13", "_blocks.14", "_blocks.15", "_conv_head", "_bn1")
     """Layers tuned by features.trainable = "last": the last stages and the widening before the mean."""
@@ -115,7 +115,7 @@ class EfficientNetLite0(nn.Module):
         return self._last(x)
 
     def activations(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Return the means of every block's wide activation, then those of the last layer."""
+        """Return the means of every block's wide activation, then the means of the last layer."""
         x, means = self._first(x), []
         for block in self._blocks:
             assert isinstance(block, Block)  # `__init__` creates only `Block` objects
@@ -153,8 +153,8 @@ def pretrained_efficientnet(
 ) -> NetworkFeatures:
     """Return features of colour or grey images through EfficientNet-Lite0 with its ImageNet weights.
 
-    `DeepNetwork` describes the options. Without options, the features are the flat output for images of at least `SIDE`
-    pixels, as in runs recorded before these options existed.
+    `DeepNetwork` describes the options. Without options, the features are the flat output for images enlarged to at
+    least `SIDE` pixels, as in runs recorded before these options existed.
     """
     if shape[0] not in (1, 3):
         raise InputError(f"the pretrained network takes images of 1 or 3 channels, found {shape[0]}")
@@ -197,8 +197,8 @@ SAME_FEATURES = 1e-3
 class NetworkFeatures(FeatureMap):
     """The flattened output of `module` for inputs of one `shape`, every sample scaled to length `norm`.
 
-    The map holds a copy of the module given. A user's module is never run itself: each client's features are computed
-    with a fresh copy, with generators in a fixed state.
+    The map holds a copy of the given module. If the module is a user's, each client's features are computed with a
+    fresh copy of it and with generators in a fixed state.
     """
 
     module: torch.nn.Module
@@ -211,7 +211,7 @@ class NetworkFeatures(FeatureMap):
     exact: bool = field(default=False, init=False)
     _weights: str = field(init=False, repr=False)
     _compared: tuple[NDArray[Any], Floats] | None = field(default=None, init=False, repr=False)
-    """Samples of the first client, and the features that a fresh copy of the user's module gave for them."""
+    """Three samples of the first client, and the features that a fresh copy of the user's module gave for them."""
     _shared: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     """Digests of a user's module and of variables that its copies share, before its first use (`shared_state`)."""
     _takes_integers: bool = field(default=False, init=False, repr=False)
@@ -264,8 +264,8 @@ class NetworkFeatures(FeatureMap):
     def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
         """Yield the features of a client's samples, computed with one copy of the module.
 
-        After the last sample, a user's module is run again on the first samples this map ever saw, and must give the
-        same features as then.
+        After the last sample, a user's module is run again on three samples of the first client and must give the same
+        features as before.
         """
         samples = np.asarray(x)
         users = self.kind == "module" and len(samples) > 0 and samples.shape[1:] == self.shape
@@ -311,7 +311,7 @@ class NetworkFeatures(FeatureMap):
         return np.array([math.sqrt(math.fsum(row * row)) for row in rows])  # rounded once, whatever the order
 
     def _check_samples_stay_separate(self, probes: NDArray[Any]) -> None:
-        """Refuse a module whose features of a sample depend on other samples: statistics would then contain those too.
+        """Refuse a module whose features of a sample depend on other samples, which its statistics would then contain.
 
         A sample must have the same features, up to rounding, next to another sample, alone, and again after a third
         one, each time with different states of the generators.
@@ -365,7 +365,7 @@ class NetworkFeatures(FeatureMap):
         """Return the features of at most one batch of samples, padded to the full batch size.
 
         Args:
-            samples: Samples to pass through the network.
+            samples: At most one batch of samples.
             module: Module that computes the features.
             seed: Seed of the generators.
             integers: True to keep samples as integers. By default they are kept if the module accepts nothing else, or
@@ -393,7 +393,7 @@ class NetworkFeatures(FeatureMap):
 
 
 def _would_be_rounded(samples: NDArray[Any], kind: torch.dtype) -> bool:
-    """Return whether integers are too large to stay themselves in a floating-point type.
+    """Return whether integers are too large for a floating-point type to represent them exactly.
 
     >>> _would_be_rounded(np.array([256]), torch.bfloat16), _would_be_rounded(np.array([30000]), torch.bfloat16)
     (False, True)

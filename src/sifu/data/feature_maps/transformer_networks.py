@@ -27,7 +27,7 @@ from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.errors import InputError, install_extra
 
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
-"""Files of a model that are read; all others, including programs, are ignored."""
+"""Patterns of the files of a model that are read; all other files, including programs, are ignored."""
 USUAL_TOKENS = 128
 END = -1
 """Padding after the last token of a text."""
@@ -63,7 +63,7 @@ class StillNetwork(nn.Module, abc.ABC):
 
 
 class TextNetwork(StillNetwork):
-    """Rows of token ids to means over the tokens of each text."""
+    """Network that maps rows of token ids to means over the tokens of each text."""
 
     def activations(self, x: Tensor) -> list[Tensor]:
         """Return the means over tokens after the embedding and after every layer."""
@@ -78,7 +78,7 @@ class TextNetwork(StillNetwork):
 
 
 class ImageNetwork(StillNetwork):
-    """Images with values from 0 to 1 to means over positions, preprocessed as the model's configuration says."""
+    """Network that preprocesses images with values from 0 to 1 and maps them to means over positions."""
 
     mean: Tensor
     deviation: Tensor
@@ -125,7 +125,7 @@ def transformer_features(
         shape: (channels, height, width) of images, (tokens,) of texts.
         model: A folder, or a name on the hub.
         layers: "deep", "last", or the number of layers read before the last one.
-        size: Side that images are resized to; 0 for that of the model's preprocessing.
+        size: Side that images are resized to; 0 for the side in the model's preprocessing configuration.
         mirror: True to average the features of an image and its mirror image.
         count: Number of features after the projection; 0 for no projection.
         seed: Public seed of the projection.
@@ -149,7 +149,7 @@ def transformer_features(
 
 
 def tokenised(model: str, texts: Sequence[str], size: int = 0) -> NDArray[np.int32]:
-    """Return texts as rows of `size` token ids (0: 128), longer ones cut, -1 after the end of shorter ones."""
+    """Return texts as rows of `size` token ids (0: 128); long texts are cut, and short ones padded with -1."""
     wanted = size or USUAL_TOKENS
     strange = next((text for text in texts if not isinstance(text, str)), None)
     if strange is not None:
@@ -163,10 +163,10 @@ def tokenised(model: str, texts: Sequence[str], size: int = 0) -> NDArray[np.int
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder of a model: the one named, or that of a model on the hub, downloaded if needed.
+    """Return the folder of a model: a local folder, or the download of a model on the hub.
 
     Raises:
-        InputError: If the model is neither a local folder nor can be downloaded.
+        InputError: If the model is not a local folder and cannot be downloaded, or lacks its configuration or weights.
     """
     folder = Path(name).expanduser()
     if not folder.is_dir():
@@ -248,7 +248,7 @@ def _tokenizer(folder: str) -> Any:
 
 
 def _preprocessing(folder: Path) -> dict[str, Any]:
-    """Return how the model's images are prepared."""
+    """Return the configuration of the model's image preprocessing."""
     try:
         prepared = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -2,7 +2,7 @@
 
 `TunedNetwork` is the model that groups train: the public network, with only the tuned layers as parameters, and a last
 layer that is discarded. `TunedFeatures` is the feature map of the closed-form head: the public network's features next
-to a block of features of each group's network (blocks), or next to those of the merged network (merge).
+to a block of features of each group's network (blocks), or next to the features of the merged network (merge).
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ HEAD_GAIN = math.sqrt(10.0)
 
 
 class TunedNetwork(nn.Module):
-    """A copy of a public network in which only `trainable` are parameters, and a last layer with `outputs` scores.
+    """A copy of a public network with parameters in the `trainable` layers only, and a last layer of `outputs` scores.
 
     With deep features, tuning fits the output of the network's last layer only.
 
-    Normalisation layers stay in evaluation mode. Batch statistics would make a sample's features depend on other
-    samples, and running statistics are not parameters, so averaging models would not cover them.
+    Layers that normalise by batch or instance statistics stay in evaluation mode. Batch statistics would make a
+    sample's features depend on other samples, and running statistics are not parameters, so averaging models would not
+    cover them.
     """
 
     def __init__(self, public: nn.Module, width: int, outputs: int, trainable: str) -> None:
@@ -63,7 +64,7 @@ class TunedNetwork(nn.Module):
         return HEAD_GAIN * scores
 
     def train(self, mode: bool = True) -> TunedNetwork:
-        """Set the training mode of all but normalisation layers."""
+        """Set the training mode of all layers except those that normalise by batch or instance statistics."""
         super().train(mode)
         for part in self.modules():
             if isinstance(part, _NormBase):
@@ -114,7 +115,7 @@ def keep_parameters(network: nn.Module, trainable: str) -> None:
 
 
 class LowRankLinear(nn.Linear):
-    """A linear layer W x + b with an adapter next to it, B A x: A drawn from a fixed seed, B zero at first."""
+    """Linear layer W x + b plus an adapter B A x, where A is drawn from a fixed seed and B is initially zero."""
 
     def __init__(self, layer: nn.Linear, rank: int, generator: torch.Generator) -> None:
         super().__init__(layer.in_features, layer.out_features, layer.bias is not None, dtype=layer.weight.dtype)
@@ -124,7 +125,7 @@ class LowRankLinear(nn.Linear):
         self.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank, dtype=layer.weight.dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output plus that of its adapter."""
+        """Return the sum of the layer's and the adapter's outputs."""
         return super().forward(x) + nn.functional.linear(nn.functional.linear(x, self.lora_a), self.lora_b)
 
 
@@ -188,9 +189,11 @@ class Projected(Reading):
 
 
 class TunedFeatures(FeatureMap):
-    """[phi_0(x), P phi_1(x), ..., P phi_S(x)], or [phi_0(x), phi_m(x)] for a merge; zero for a missing network.
+    """Features [phi_0(x), P phi_1(x), ..., P phi_S(x)], or [phi_0(x), phi_m(x)] for a merge.
 
-    The digest covers the plan (the public network, the projection and the layout of blocks), not the tuned networks.
+    phi_0 is the public network, phi_1 to phi_S are the networks of the groups, phi_m is their merge, and P is a
+    projection. The features of a missing network are zero. The digest covers the plan (the public network, the
+    projection and the layout of blocks), not the tuned networks.
     """
 
     exact = False
@@ -250,7 +253,7 @@ class TunedFeatures(FeatureMap):
 
     @property
     def parts(self) -> tuple[NetworkFeatures, Mapping[int, NetworkFeatures]]:
-        """The public network's features, and those of each group with a network; a merge is group 0."""
+        """Feature maps of the public network and, by group, of the tuned networks; a merge is group 0."""
         return self._public, self._parts
 
     def on(self, device: str) -> TunedFeatures:
@@ -261,7 +264,7 @@ class TunedFeatures(FeatureMap):
         return moved
 
     def __call__(self, x: NDArray[Any]) -> Floats:
-        """Return all blocks side by side."""
+        """Return the concatenated blocks of features."""
         rows = np.zeros((len(x), self.features))
         rows[:, : self.blocks.frozen] = self._public(x)
         for group, part in self._parts.items():
