@@ -21,7 +21,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "words in the label": (PLAIN, {"classes": ""}, ["line 2 (row 0)", "'disease' holds 'False'", "in data.classes"]),
     "a word that is not listed": (PLAIN, {"classes": "no,yes"}, ["'False', which data.classes", "no, yes"]),
     "an empty client": (
-        PLAIN.replace("north,70", ",70"), {}, ["line 4 (row 2)", "'hospital', the client, is empty", "say whose row"]
+        PLAIN.replace("north,70", ",70"), {}, ["line 4 (row 2)", "'hospital', the client, is empty", "name the client"]
     ),
     "a missing value": (
         PLAIN.replace("120", ""), {}, ["line 4 (row 2): column 'pressure' holds ''", 'data.missing = "pressure=NUMBER"']

@@ -113,7 +113,7 @@ class _Search:
         self._tensors: dict[int, tuple[torch.Tensor, str]] = {}
 
     def read(self, name: str, value: Any) -> None:
-        """Record the digest of a variable, combined with earlier ones of the same name; `follow` searches its code."""
+        """Record the digest of a variable, combined with earlier digests of its name; queue the code it reaches."""
         if (name, id(value)) in self._read:
             return
         self._read[name, id(value)] = value

@@ -254,8 +254,8 @@ def warn_of_table(x: Array, y: Array, columns: Sequence[str], coding: TableCodin
             )
     if unlike:
         _warn(
-            f"another whole number in every row, like an identity: {some([repr(name) for name in unlike])}; set "
-            "data.id, or leave the column out with data.ignore"
+            "columns with a different whole number in every row, like an identity: "
+            f"{some([repr(name) for name in unlike])}; set data.id, or leave the column out with data.ignore"
         )
     if y.dtype.kind == "i" and y.size and y.ndim == 1 and not coding.regression:
         counts_of = np.bincount(y)
@@ -267,8 +267,8 @@ def warn_of_table(x: Array, y: Array, columns: Sequence[str], coding: TableCodin
         share = counts_of.max() / y.size
         if share > 0.95 and y.size > 20:
             _warn(
-                f"column {coding.label!r}: {share:.1%} of the rows have one class, so a model that always says it is "
-                "as accurate; look at the AUC, not at the accuracy"
+                f"column {coding.label!r}: {share:.1%} of the rows have one class, so a model that always predicts it "
+                "is as accurate; look at the AUC, not at the accuracy"
             )
 
 
@@ -324,7 +324,7 @@ def _feature_columns(tables: Sequence[TableFile], coding: TableCoding) -> list[s
 def _owners(table: TableFile, coding: TableCoding) -> list[str]:
     if not coding.client:
         return [Path(table.name).stem] * table.rows
-    return _filled(table, coding.client, "the client, is empty: say whose row it is")
+    return _filled(table, coding.client, "the client, is empty: name the client of each row")
 
 
 def _filled(table: TableFile, column: str, trouble: str) -> list[str]:

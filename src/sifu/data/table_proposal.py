@@ -265,12 +265,12 @@ class _Roles:
             yield f"text: column {self.text!r}, the only feature; the other columns are left out"
             yield "model: no client's data may have shaped its weights"
         for name in self.identities:
-            yield f"ignored: {name!r} has another whole number in every row, like an identity"
+            yield f"ignored: {name!r} has a different whole number in every row, like an identity"
         for name in self.wordy:
             if self.columns[name].are_sentences:
-                yield f"text: {name!r} holds sentences; to predict from them, say --text {name!r} --model FOLDER"
+                yield f"text: {name!r} holds sentences; to predict from them, add --text {name!r} --model FOLDER"
             elif not self.identity and self.columns[name].differs:
-                yield f"identity: {name!r} has another text in every row; if it identifies a row, say --id {name!r}"
+                yield f"identity: {name!r} has a different text in every row; if it identifies a row, add --id {name!r}"
         for name in self.numbers:
             if odd := self.odd_texts(name):
                 texts = [f"{text[:40]!r} ({count})" for text, count in odd.most_common()]

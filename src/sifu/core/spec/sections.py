@@ -59,19 +59,19 @@ class DataSpec:
     normalise: Literal["unit", "standard", "authors"] = key(
         "unit", "unit scales to [0, 1]; standard also centres, by published constants; authors by those of their code"
     )
-    folder: str = key("", "where data files lie; empty looks in $SIFU_DATA and the cache")
+    folder: str = key("", "folder of the data files; empty searches $SIFU_DATA and the cache")
     file: str = key("", "the file of npz; of table a CSV or Parquet file, or a folder with one file per client")
     label: str = key("label", "table: the column of the label")
     text: str = key("", "table: the column of texts, for features.kind = transformers; other columns are left out")
-    client: str = key("", "table: the column that says whose a row is; empty with one file per client")
+    client: str = key("", "table: the column that names the client of each row; empty with one file per client")
     id: str = key("", "table: the column that identifies a row (a patient's number); never a feature")
     classes: str = key(
-        "", "table: the words of the label in their order, A,B,C or NAME=A|B,...; empty where labels are numbers"
+        "", "table: the values of the label in order, A,B,C or NAME=A|B,...; empty if labels are numbers"
     )
-    categories: str = key("", "table: the words of columns of words, COLUMN=A,B; COLUMN=C,D, one feature per word")
+    categories: str = key("", "table: the values of categories, COLUMN=A,B; COLUMN=C,D, one feature per value")
     scale: str = key("", "table: constants of columns of numbers, COLUMN=MIDDLE,SPREAD; ...: (value - MIDDLE) / SPREAD")
     missing: str = key(
-        "", "table: fillers of missing values, COLUMN=NUMBER; CATEGORY=; |TEXT after one is missing, too"
+        "", "table: fillers of missing values, COLUMN=NUMBER; CATEGORY=; add |TEXT for a text that means missing"
     )
     ignore: str = key("", "table: columns to leave out, A,B")
     header: str = key("", "table: names of all columns, for CSV files that have no header line")
@@ -79,10 +79,10 @@ class DataSpec:
     held_out: float = key(0.0, "table: share of each client's rows that is kept for testing, by data.id or content")
     held_out_by: Literal["content", "number"] = key(
         "content",
-        "without data.id, rows for testing are drawn by content; number: as runs before did, not for new ones",
+        "without data.id, rows for testing are drawn by content; number is only for runs created with it",
     )
     test_file: str = key("", "table: a file with rows for testing instead")
-    watermark: int = key(0, "pixels of every image of a client set to the maximum, at places of the client's own")
+    watermark: int = key(0, "pixels set to the maximum in every image of a client, at places specific to the client")
     preprocessing: Literal["unknown", "fixed"] = key(
         "unknown", "own data only: fixed declares that no client's data shaped it (no mean or scale of the data)"
     )
@@ -111,8 +111,9 @@ class ModelSpec:
     ] = key(
         "softmax",
         "softmax, logistic, least_squares (can be proven); ridge (in closed form: exact, one round, see [ridge]); mlp, "
-        "cnn, and the paper's cnn_fashion_mnist, cnn_cifar10, cnn_cifar100, cnn_celeba, as its authors' code has them "
-        "authors_cifar10, authors_cifar100, authors_celeba, and resnet_small, a residual one (conditional at best)",
+        "cnn, and the paper's cnn_fashion_mnist, cnn_cifar10, cnn_cifar100, cnn_celeba; authors_cifar10, "
+        "authors_cifar100, authors_celeba as in its authors' code; resnet_small, a residual network (conditional at "
+        "best)",
     )
     outputs: int = key(0, "classes or outputs; 0 takes the data set's own, or counts the labels of your own data")
     init: Literal["zeros", "random"] = key("zeros", "zeros or random; linear models only")
@@ -132,7 +133,7 @@ class FeaturesSpec:
         "own)",
     )
     model: str = key("", "transformers: a folder with a model of Hugging Face, or its name on the hub")
-    seed: int = key(0, "draws the map; part of the spec, so anybody can draw it again")
+    seed: int = key(0, "seed of the map; part of the spec, so anybody can draw the same map")
     layers: int | Literal["deep", "last"] = key(
         "deep", "networks: last (the last layer), deep (the blocks before it as well), or a number of those blocks"
     )
@@ -143,7 +144,8 @@ class FeaturesSpec:
     )
     mirror: bool = key(True, "pretrained, transformers: average over an image and its mirror image")
     count: int = key(
-        0, "how many features of random_fourier (even) and projection, 0 is 512; networks: projected to, 0 is all"
+        0,
+        "number of features of random_fourier (even) and projection, 0 is 512; of networks after projection, 0 is all",
     )
     module: str = key("", "module: package.file:function, which returns a torch module with fixed, public weights")
     cache: str = key("", "folder to keep features in, on the clients' side; no request erases it; empty keeps none")
@@ -171,11 +173,11 @@ class RidgeSpec:
     )
     regularisation: float | Literal["auto"] = key(
         "auto",
-        'r of lambda = r trace(G)/(k+1); "auto" is cross-validation from the sums of those who stay, '
+        'r of lambda = r trace(G)/(k+1); "auto" is cross-validation from the remaining clients\' sums, '
         "and 0.01 on more than 4096 features",
     )
-    shift: float = key(0.5, "regression: what is taken from every target; multi_label: the 0.5 between 0 and 1")
-    scale: float = key(1.0, "regression: what targets are divided by; they may lie 8 scales from shift")
+    shift: float = key(0.5, "regression: subtracted from every target; multi_label: 0.5, the middle between 0 and 1")
+    scale: float = key(1.0, "regression: divides every target; targets may lie up to 8 scales from shift")
     feature_bits: int = key(16, "features are rounded to multiples of 2^-feature_bits")
     target_bits: int = key(16, "targets are rounded to multiples of 2^-target_bits")
 
@@ -233,7 +235,7 @@ class GroupsSpec:
     rebuild: Literal["now", "later", "never"] = key(
         "now", "a group whose model was erased is built again after the request, by sifu rebuild, or never"
     )
-    stretch: float = key(1.25, "a merge is moved on from the fresh model by this factor; 1: the plain mean")
+    stretch: float = key(1.25, "factor by which a merge is moved further from the fresh model; 1 is the plain mean")
 
 
 @dataclass(frozen=True)
@@ -308,8 +310,8 @@ class KeepSpec:
     gram_clients: int = key(0, "keep Gram matrices of rounds with at most this many clients (joint requests)")
     statistics: Literal["auto", "clients", "sum"] = key(
         "auto",
-        "ridge: clients keeps each one's statistics, so a forget asks no client; sum asks those that stay; auto is "
-        "clients, on Flower sum",
+        "ridge: clients keeps each client's statistics, so forgetting asks no client; sum asks the remaining "
+        "clients; auto is clients, on Flower sum",
     )
 
     @property

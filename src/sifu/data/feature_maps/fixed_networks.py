@@ -329,7 +329,7 @@ class NetworkFeatures(FeatureMap):
             )
 
     def _check_nothing_is_remembered(self, module: torch.nn.Module) -> None:
-        """Refuse a user's module whose bits differ from the first ones, after a client's samples or in a fresh copy."""
+        """Refuse a user's module that gives other features for the first probes, after a client or in a fresh copy."""
         assert self._compared is not None
         refuse_changed_state(self._shared, self.module)
         probes, first = self._compared
