@@ -49,13 +49,15 @@ class SamePadding(nn.Conv2d):
     """A convolution with TensorFlow's "same" padding: ceil(size / stride) outputs, an odd pad pixel at the end."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Pad the input and convolve it."""
-        sides = []
-        for size, kernel, stride in zip(x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
+        """Pad the input and convolve it; only asymmetric padding copies the input."""
+        before, after = [], []
+        for size, kernel, stride in zip(x.shape[2:], self.kernel_size, self.stride, strict=True):
             missing = max((-(-size // stride) - 1) * stride + kernel - size, 0)
-            sides += [missing // 2, missing - missing // 2]
-        convolved: torch.Tensor = self._conv_forward(F.pad(x, sides), self.weight, self.bias)
-        return convolved
+            before.append(missing // 2)
+            after.append(missing - missing // 2)
+        if before != after:
+            x, before = F.pad(x, (before[1], after[1], before[0], after[0])), [0, 0]
+        return F.conv2d(x, self.weight, self.bias, self.stride, before, self.dilation, self.groups)
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
