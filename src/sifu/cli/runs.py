@@ -62,7 +62,7 @@ def metrics(
 
 
 def warn(sentence: str) -> None:
-    """Warn on stderr that metrics could not be written."""
+    """Write a warning to stderr."""
     err.print(f"sifu: {sentence}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -71,9 +71,9 @@ def demo(
 ) -> Answer:
     """Train, forget and verify on embedded data, in less than a minute.
 
-    160 clients train a digit classifier. Three requests of five clients each are executed, compared with Scratch,
-    certified and verified, and a report is written. Then the same federation uses a head in closed form, where
-    forgetting is exact and takes no rounds.
+    First, heads in closed form forget without noise: one of 160 clients, and one on networks that groups tuned. Then
+    160 clients train a digit classifier in rounds. Three requests of five clients each are executed with noise,
+    compared with Scratch, certified and verified, and a report is written.
     """
     from sifu.cli.demo import run_demo
 

@@ -1,6 +1,6 @@
 """The commands `sifu advise|plan|request|forget|requests|certificate`.
 
-They cover a request from the decision to train to the answer to the client.
+They cover a request from the advice before training to the answer to the client.
 """
 
 from __future__ import annotations
@@ -180,9 +180,9 @@ def forget(
 ) -> Answer:
     """Execute the queued requests, one of them, or a new one.
 
-    Rolls back to the last model within the budget, adds calibrated noise, retrains without the clients, and writes a
-    signed certificate. An interrupted request is finished first. With --records, the client rejoins with its remaining
-    records in the same command.
+    Each request is executed by its method: for example, a rollback with calibrated noise, then retraining without the
+    clients. It gets a signed certificate. An interrupted request is finished first. With --records, the client rejoins
+    with its remaining records in the same command.
     """
     from sifu.api import open_run
     from sifu.cli.commands import show_outcomes
@@ -216,7 +216,7 @@ def forget(
 
 
 def _told_first(nonces: dict[str, str]) -> dict[str, str]:
-    """Print nonces before the run commits to them and return them: the run keeps none, and a kill loses none."""
+    """Print and return nonces before the run, which does not store them, commits to them: a crash loses none."""
     shown = err if Answer.format is Format.json else out
     if nonces:
         shown.print("Nonces of the records, which are stored nowhere (void if the request is refused):", soft_wrap=True)

@@ -63,7 +63,7 @@ class Webhooks:
             old = ("received", "done")
             self._sent = {key for _, key, body in self._happened() if body["event"] in old}
         except (OSError, ValueError):
-            log.warning("the record of webhooks cannot be read: everything is told again")
+            log.warning("the record of webhooks cannot be read: all notifications are sent again")
 
     def start(self) -> None:
         """Watch in the background until `stop`."""
@@ -96,7 +96,7 @@ class Webhooks:
             try:
                 self._send(address, content, headers)
             except (OSError, ValueError) as error:
-                log.warning("a webhook was not taken (%s); it is sent again", type(error).__name__)
+                log.warning("a webhook was not accepted (%s); it will be sent again", type(error).__name__)
                 continue
             self._sent.add(key)
             taken += 1

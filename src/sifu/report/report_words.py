@@ -1,4 +1,4 @@
-"""Descriptions of a run and its certificates for readers without statistics; never more than is recorded."""
+"""Descriptions of a run and its certificates for readers without statistics; they claim no more than is recorded."""
 
 from __future__ import annotations
 
@@ -157,10 +157,7 @@ def status_words(request: ReportedRequest) -> str:
         )
     if request.status in ("refused", "withdrawn"):
         return f"This request was {request.status}: nothing was done for it, and its clients may take part."
-    return (
-        "This request is in the ledger and waits to be executed. Its clients no longer take part, but nothing has "
-        "been forgotten yet."
-    )
+    return "This request is in the ledger and waits to be executed. Nothing has been forgotten yet."
 
 
 def rounds_words(request: ReportedRequest) -> str:
@@ -212,7 +209,7 @@ def forgotten_verdict(measured: Measured) -> str:
 
 
 def names(clients: Sequence[str], most: int = 12) -> str:
-    """Return the first names, and how many more there are."""
+    """Return at most `most` names in one text, and how many more there are."""
     more = len(clients) - most
     return ", ".join(clients[:most]) + (f" and {more:,} more (all are in the certificate)" if more > 0 else "")
 

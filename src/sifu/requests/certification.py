@@ -70,10 +70,10 @@ OPTIONAL_FIELDS = frozenset(("before_after",))
 STATED_TERMS = tuple(name for name in TERMS if name not in ("clients", "records"))
 """Terms of the request that both forms of the certificate repeat unchanged.
 
-Clients and the number of records have fields of their own; the ledger alone says which rows the records are.
+Clients and the number of records have separate fields; only the ledger lists the rows of the records.
 """
 SOLVE_FIELDS = ("sum", "samples")
-"""Fields of a closed-form solve in the auditor's form: the digest of (G, H, n, q), n, r and lambda."""
+"""Fields of a closed-form solve in the auditor's form: the digest of the summed statistics, and their samples."""
 MODELS = ("source_model", "noised_model", "final_model")
 BOTH_ACCOUNTINGS = ("clip", "noise", "epsilon_one_round", "epsilon_composed")
 """Statements about noise in training; of the two epsilons only the composed one counts."""
@@ -117,7 +117,8 @@ def nodes_to_erase(
         retention,
         lambda depth: any(exposure.psi_to_hide(depth) > 0.0 for exposure in exposures),
     )
-    # Models of groups are on no path; those that held a client of the request are erased, whatever the source is.
+    # Models of groups are on no path. Regardless of the source, the models of groups that held a client of the request
+    # are erased.
     leaving = {client for exposure in exposures for client in exposure.subject.clients}
     groups = view.reader.group_models()
     off_path = {node for node in available - set(depth_of) if node not in groups or is_hit(groups[node], leaving)}
@@ -486,7 +487,7 @@ def settle(writer: RunWriter, request: str, reason: str) -> str:
     if status != "running":
         raise InputError(f"only a running request can be settled, and request {request} is {status}")
     if not reason.strip():
-        raise InputError("to settle a request needs a reason: give one with --reason")
+        raise InputError("settling a request needs a reason: give one with --reason")
     if not RunView(writer).regime.ends_early:
         raise InputError(
             f"request {request} has no head yet, so there is nothing to certify: run sifu forget again when the "

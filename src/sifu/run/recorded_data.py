@@ -164,7 +164,7 @@ def calibration_error(labels: Array, probabilities: Floats) -> float:
 
 
 class MissingDataError(InputError):
-    """A client's data are missing or must not be used."""
+    """Error for a client's data that are missing or must not be used."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def arranged_clients(
 
 def missing(name: str) -> str:
     """Return the message for a client whose data are needed and missing."""
-    return f"the data of client {name!r} are missing: clients that stay are needed, so hand over theirs"
+    return f"the data of client {name!r} are missing: provide the data of every client that stays"
 
 
 def _stand_in(reader: RunReader, client: int, remainder: Remainder | None, like: Any) -> Any:
@@ -294,7 +294,7 @@ def clients_of_file(spec: Spec, file: Path, name: str | None, owner: str = "") -
 
 
 def _joining_data(spec: Spec, file: Path, owner: str) -> Any:
-    """Return the data set in a file of newcomers, coded like the run's own; without a client column, of `owner`."""
+    """Return a newcomer file's data set, coded like the run's data; without a client column, all rows are `owner`'s."""
     from sifu.data import load
     from sifu.data.read_once import read_again
     from sifu.data.table import ENDINGS, column_names
@@ -409,7 +409,7 @@ def _clients_of_files(
 def _reduced(
     remainder: Remainder, everyone: list[Remainder], recorded: Sequence[ClientProfile], given: dict[str, Any]
 ) -> Any:
-    """Return the client's first data without the rows forgotten by now, under its current name."""
+    """Return the client's original data without the rows forgotten by now, under its current name."""
     if remainder.name in given:
         return given[remainder.name]
     first = recorded[remainder.first]
