@@ -1,4 +1,4 @@
-"""A federation from a spec: load the data, distribute it over clients, and build the embedded engine.
+"""Construction of a federation from a spec: its data, its clients, and the embedded engine.
 
 If the spec names a public feature map, clients hold features instead of samples.
 """
@@ -150,7 +150,7 @@ def _testing(data: DataSpec, seed: int) -> dict[str, Any]:
 
 
 def framed(spec: Spec, frame: Any) -> dict[str, Any]:
-    """Return the `spec` as for a table in a file, and the `dataset` in a frame given by a program.
+    """Return keyword arguments for `clients_from_spec`: a `spec` for tabular data, and the `dataset` read from a frame.
 
     The spec names the columns, as it does for a file.
     """
@@ -164,7 +164,7 @@ def framed(spec: Spec, frame: Any) -> dict[str, Any]:
 
 
 def columns_of_features(data: DataSpec, frame: Any = None) -> str:
-    """Return the feature columns of a table or a frame, as a spec writes them; empty for other data."""
+    """Return the feature columns of a table or a frame, joined as in a spec; empty for other data."""
     from sifu.data.client_data import is_frame
     from sifu.data.table import column_names, frame_names
     from sifu.data.table_coding import TableCoding
@@ -194,7 +194,7 @@ def takes_rows(spec: Spec) -> bool:
 
 @dataclass(frozen=True)
 class HeldOutRows:
-    """Test rows as model inputs, and the client of each; None if they belong to no client."""
+    """Test rows as model inputs, and the client of each row; `clients` is None if the rows belong to no client."""
 
     x: Any
     y: Any
@@ -347,7 +347,7 @@ def tuned_engine(
 
 
 def local_training(spec: Spec, rate: float) -> Any:
-    """Return the local training of a client in a round, at a rate."""
+    """Return the settings of a client's local training with the learning rate `rate`."""
     from sifu.engines.sim import LocalTraining
 
     local = spec.local
@@ -358,7 +358,7 @@ def local_training(spec: Spec, rate: float) -> Any:
 def rounds_engine(
     spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
 ) -> tuple[Engine, Spec]:
-    """Return the engine of rounds, and the spec with `local.rate = "auto"` replaced by the computed rate."""
+    """Return the engine for training in rounds, and the spec with an automatic `local.rate` replaced by its value."""
     from sifu.engines.sim import SimulatedFederation, SimulationSettings, make_model
     from sifu.engines.sim.client_updates import Clipping
     from sifu.engines.sim.embedded_clients import OBJECTIVES, count_outputs, input_shape
@@ -455,7 +455,7 @@ class FeatureData(ClientData):
 
 
 def map_of(spec: Spec, clients: Sequence[Any]) -> FeatureMap | None:
-    """Return the feature map of a spec for samples like those of `clients`; None if it has none."""
+    """Return the spec's feature map for samples of the clients' shape; None if the run uses no feature map."""
     if not spec.regime.maps_samples:
         return None
     return map_for(spec.features, tuple(np.shape(clients[0].x)[1:]))

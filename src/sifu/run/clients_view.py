@@ -34,7 +34,7 @@ class ClientsView:
 
     @cached_property
     def population_samples(self) -> int:
-        """Samples of the whole federation."""
+        """Number of samples of all recorded clients."""
         key = ("samples", len(self.clients))
         return int(self.reader.constant(key, lambda: sum(client.samples for client in self.clients)))
 
@@ -45,15 +45,15 @@ class ClientsView:
 
     @cached_property
     def asking(self) -> set[int]:
-        """Clients that a waiting request wants to forget entirely, approved or not."""
+        """Clients that a waiting request asks to forget entirely, approved or not."""
         return self._named(request for request in self.requests if request.waits)
 
     @cached_property
     def left_out(self) -> set[int]:
         """Clients that take part in no round because an approved request to forget them entirely waits.
 
-        A request that lacks approvals leaves no client out. A request for records leaves its client in; it is executed
-        before the next release (`Worker.execute_records`).
+        A request that lacks approvals leaves no client out. A request for records does not exclude its client; the
+        worker executes it before the next release (`Worker.execute_records`).
         """
         return self._named(leaving_requests(self.reader))
 
@@ -68,7 +68,7 @@ class ClientsView:
         return np.flatnonzero(stays)
 
     def names_now(self, names: Sequence[str]) -> list[str]:
-        """Return the current names of clients; a client whose records were forgotten rejoined under a new one."""
+        """Return the clients' current names; a client gets a new name when some of its records are forgotten."""
         now = names_now(self.reader)
         return [now.get(name, name) if isinstance(name, str) else name for name in names]
 

@@ -1,13 +1,14 @@
 """The recorded round of a closed-form head: a sum over the remaining clients, and the head solved from it.
 
-If every client's statistics are kept, only clients without stored statistics are asked. The sum is the kept one plus
-the clients that joined minus those that left, in exact integers, so the cost of forgetting does not depend on the
-number of clients. If only the sum is kept, all clients are asked again after one left; if statistics are masked, also
-after one joined. A client that does not answer is left out of the head until it answers in a later solve.
+If every client's statistics are kept, only clients without stored statistics are asked. The new sum is the kept sum
+plus the statistics of clients that joined, minus the statistics of clients that left. Sums are exact integers, so the
+cost of forgetting does not depend on the number of clients. If only the sum is kept, all clients are asked again after
+one left; if statistics are masked, also after one joined. A client that does not answer is left out of the head until
+it answers in a later solve.
 
-If groups tune the network, statistics are those of features that the current networks compute (docs/theory.md, section
-15.5). Statistics from other networks are useless: a merge with a rebuilt network takes one round of everyone's
-statistics. With blocks, only the parts that use the rebuilt network are asked for; the others are kept.
+If groups tune the network, clients compute their statistics from the features of the current networks (docs/theory.md,
+section 15.5). Statistics from other networks cannot be used: after a network is rebuilt, every client sends its
+statistics once. With blocks, only the parts that use the rebuilt network are asked for; the others are kept.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class _Gathered:
 
 
 class RecordedSolve(RecordedTraining):
-    """Recorded solve for the head of the active clients; it does nothing if the current model is that head."""
+    """Recorded solve for the active clients' head; nothing is solved if the current model already is that head."""
 
     _progress: ProgressCallback | None = None
     held: dict[int, Statistics | Rows] | None = None
@@ -139,7 +140,7 @@ class RecordedSolve(RecordedTraining):
         return ended
 
     def note_standing(self) -> None:
-        """Record the accuracy of the current model; with noise on releases, only that of a released head."""
+        """Record the accuracy of the current model; if releases get noise, only the accuracy of a released head."""
         measured = self._evaluation is not None and self._evaluation[0] == self._tip.node
         if measured or (self._measures and self._noise_std == 0.0):
             super().note_standing()
@@ -202,7 +203,7 @@ class RecordedSolve(RecordedTraining):
         return row.trunks == tuple(backbone.node for backbone in self._backbone_rows)
 
     def _is_of_use(self, row: StatisticsRow) -> bool:
-        """Return whether a file is part of the next sum; a sum of blocks may grow by those of rebuilt networks."""
+        """Return whether a file can be part of the next sum; blocks of rebuilt networks can extend a sum of blocks."""
         nodes = [backbone.node for backbone in self._backbone_rows]
         grows = row.is_sum and self._blocks is not None and set(row.trunks) <= set(nodes)
         return grows or can_be_used(row, nodes)
@@ -265,7 +266,7 @@ class RecordedSolve(RecordedTraining):
             self._pending.solve["trunks"] = list(backbones)
         if gathered.absent:
             self._pending.solve["absent"] = sorted(gathered.absent)
-        # With noise on releases, only a released head is measured: figures of the solved one would leave the folder.
+        # With noise on releases, only a released head is measured: figures of the solved head would leave the folder.
         measured = self._measures and self._noise_std == 0.0
         evaluation = evaluate_present(self.engine, vector, taken) if measured else None
         sizes = np.array([self.view.clients[client].samples for client in taken.tolist()], dtype=np.int64)
@@ -328,7 +329,7 @@ class RecordedSolve(RecordedTraining):
     def _masked_sum(
         self, engine: MaskedStatisticsEngine, whole: StatisticsRow | None, wanted: set[int], gathered: _Gathered
     ) -> Statistics:
-        """Return the sum over all clients that answer; the kept one if it needs no change."""
+        """Return the sum over all clients that answer; the stored sum if nobody left and no new client is reachable."""
         statistics = cast("StatisticsEngine", engine)
         if whole is not None and set(whole.clients) <= wanted and self._is_through(whole):
             new = sorted(wanted - set(whole.clients))

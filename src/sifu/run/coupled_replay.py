@@ -106,7 +106,7 @@ def retrain_unrecorded(
     progress: ProgressCallback | None = None,
     start: Vector | None = None,
 ) -> tuple[Vector, int, float, bool]:
-    """Train among `active` without recording anything, as Scratch would.
+    """Train among `active` from a fresh model, like the method Scratch, without recording anything.
 
     Args:
         engine: Engine of the run.
@@ -154,7 +154,7 @@ class ReplayedNode:
 
 
 def recorded_noise(reader: RunReader) -> NoisedModel:
-    """Return the recorded noise: from the noised model if it is on disk, redrawn if it was seeded.
+    """Return a function that finds a noised model: read from disk, or recomputed if its noise was seeded.
 
     Certified noise is drawn once from the operating system and exists only in the model it made. If a later request cut
     off and erased that model, its descendants cannot be replayed.
@@ -181,7 +181,7 @@ def replay_counterfactuals(
     noised: NoisedModel,
     only: Collection[int] | None = None,
 ) -> Iterator[ReplayedNode]:
-    """Yield every node in the order of the record, including cut ones, with its model in each counterfactual run.
+    """Yield every recorded node in order, including nodes cut by a rollback, with its model in each counterfactual run.
 
     If a local rate was recomputed, only the nodes since then are replayed, because the engine has the current rate.
     Groups that train separately are replayed with their members in each counterfactual run and merged with that run's
@@ -316,7 +316,7 @@ def _replay_node(
     position = Position(node.branch, node.position - 1)
 
     def round_from(model: Vector, gone: Collection[int]) -> Vector:
-        """Run a round of the recorded participants except `gone`; a draw among exactly these selects all of them."""
+        """Run a round of the recorded participants except `gone`; raise an error if the engine selects others."""
         left = there[~np.isin(there, list(gone))]
         result = engine.run_round(model, position, left)
         if not np.array_equal(result.participants, left):
@@ -337,7 +337,7 @@ def _replay_node(
 
 
 def recorded_psi(reader: RunReader) -> dict[tuple[int, int], float]:
-    """Return Psi by (subject, node) at every node, cut or not, for all subjects that noise promised to hide."""
+    """Return Psi by (subject, node) for all subjects that noise promised to hide, at all nodes, even cut ones."""
     nodes = [row.node for row in reader.node_rows() if row.node.kind != "group"]
     result = {}
     for leaf in sorted({node.node for node in nodes} - {node.parent for node in nodes if node.parent is not None}):

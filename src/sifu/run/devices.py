@@ -1,11 +1,11 @@
 """Devices that compute rounds: the CPU with the embedded engine, or a GPU as a single lane (`engines.sim.lanes`).
 
 Both draw the same participants and batches, and agree up to rounding. A run begun on a GPU may be continued on the CPU.
-The reverse is refused, because its certificates would claim bits that a GPU does not reproduce (docs/theory.md, section
-6.6).
+The reverse is refused, because the certificates of a CPU run claim bits that a GPU does not reproduce (docs/theory.md,
+section 6.6).
 
-An engine states what it trains, but not what it keeps from round to round. That is known only for sifu's own engines,
-identified by their exact class. A subclass or a copy may do anything, so nothing is known about it.
+An engine states what it trains, but not what it keeps from round to round. Its state is known only for sifu's own
+engines, identified by their exact class. A subclass or a copy may do anything, so nothing is known about it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from sifu.engines.sim.tuned_engine import TunedFederation
 
 WORTH_A_GPU = 2**20
-"""Values in the samples of a round's participants from which on `auto` uses the GPU for a linear model.
+"""Number of values in a round's samples from which `auto` uses the GPU for a linear model.
 
 Measured (`benchmarks/gpu_rounds.py worth`): rounds are faster on a GPU with far fewer values, but a command starts a
-second later. Networks always use the GPU (in float32, the only type lanes support for them): rounds of small networks
-are 12 to 40 times as fast, though the first use of a network on a machine compiles kernels for about ten seconds.
+second later. `auto` always uses the GPU for the package's convolutional networks (in float32, the only type lanes
+support for them): rounds of small networks are 12 to 40 times as fast, though the first use of a network on a machine
+compiles kernels for about ten seconds.
 """
 GPU = "cuda"
 
@@ -68,8 +69,9 @@ def features_device(spec: Spec, device: str) -> str:
 def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
     """Return the embedded engine itself, or a lane on the GPU with its model and clients.
 
-    `auto` uses the GPU if there is one, the lane supports the run, and it is worthwhile. It is for networks, including
-    those that compute features, and for linear models with many samples.
+    `auto` uses the GPU if there is one, the lane supports the run, and a GPU pays off. It pays off for the package's
+    convolutional networks, networks that compute features, networks that groups tune, and linear models with many
+    samples. A user's module trains on the GPU only with `device` cuda.
 
     Args:
         engine: The embedded engine.
@@ -107,7 +109,7 @@ def _rounds_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precis
 
 
 def _head_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
-    """Compute features on the GPU, which pays off for networks; a solve takes a second on any device."""
+    """Return the engine with features computed on the GPU; with `auto`, only if a network computes them."""
     if device != "auto" or spec.features.kind in NETWORK_FEATURES:
         return cast("ClosedFormFederation", engine).with_features_on(GPU)
     return engine
@@ -130,7 +132,7 @@ def _worth_a_gpu(engine: Engine, clients: Any) -> bool:
 
     model = cast("SimulatedFederation", engine).model
     if not isinstance(model, LinearModel):
-        return model.conv_net is not None  # other modules run on the GPU kernel by kernel, only on demand
+        return model.conv_net is not None  # other modules use the GPU only with device = cuda
     rule = engine.facts.participation
     share = {"all": 1.0, "fixed": rule.count / len(clients), "poisson": rule.rate}[rule.kind]
     return bool(min(share, 1.0) * sum(client.x.size for client in clients) >= WORTH_A_GPU)
@@ -171,7 +173,7 @@ def facts_of(engine: Engine) -> TrainingFacts:
 
 
 def check_module(engine: Engine) -> None:
-    """Check that a user's module carries no state from client to client, before a run is created with it."""
+    """Check that a user's module keeps no state between clients, before a run is created with it."""
     if isinstance(engine, ChecksModule) and engine_kind(engine) != UNKNOWN:
         engine.check_module()
 

@@ -1,4 +1,4 @@
-"""Comparison of an engine with the one that a run was started with: certificates are about the recorded training.
+"""Comparison of an engine with the recorded engine of a run, because certificates describe the recorded training.
 
 Every fact of the training is compared (docs/theory.md, section 12.1). An engine may do better than the recorded one,
 since certificates then claim less than they could. It may never do worse, or something different.
@@ -110,7 +110,7 @@ def check_continues(
     on_a_gpu = (BY_LARGEST_CLIENT, ON_A_GPU, ON_A_REPEATING_GPU)
     if not (recorded_facts.get("engine") in on_a_gpu and facts.engine in better):
         _check_facts(reader.folder, reader.facts, facts, ["engine"])
-    # Other data may have no bound on rounding; report other data first, so this check comes last.
+    # Changed data may have no bound on rounding. This check comes last, so that changed data are reported first.
     if reader.facts.get("rounding_bounded", UNKNOWN):
         _check_facts(reader.folder, reader.facts, facts, ["rounding_bounded"])
     return unusable
@@ -217,7 +217,7 @@ def _check_facts(folder: Path, recorded: dict[str, Any], facts: TrainingFacts, n
 
 
 def check_as_specified(spec: Spec, facts: TrainingFacts) -> None:
-    """Check that a given engine does what its spec says."""
+    """Check that a given engine has the settings of its spec."""
     said = {
         "momentum": spec.local.momentum,
         "nesterov": spec.local.nesterov,

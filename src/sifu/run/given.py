@@ -132,7 +132,7 @@ def as_model(model: ModelGiven | None) -> Model | None:
 
 
 def is_linear(model: Model | None) -> bool:
-    """Return whether the smoothness of a model can be measured."""
+    """Return whether a model is linear, so that its smoothness can be measured."""
     from sifu.engines.sim import LinearModel
 
     return isinstance(model, LinearModel)

@@ -86,7 +86,7 @@ def use_backbones_of_head(engine: Engine, reader: RunReader) -> None:
 
 
 def own_statistics(view: RunView) -> OwnStatistics:
-    """Return the clients' own statistics, of features that the current networks computed."""
+    """Return the clients' stored statistics for features of the current networks."""
     spec, layout = view.spec, view.reader.layout
     blocks = recorded_blocks(spec, layout) if spec.features.tune == "blocks" else None
     networks = {row.grp: row.node for row in current_networks(view)}
@@ -95,7 +95,7 @@ def own_statistics(view: RunView) -> OwnStatistics:
 
 
 def members_now(view: RunView) -> list[list[int]]:
-    """Return the clients of each group that may take part now."""
+    """Return the active clients of each group."""
     names = [client.name for client in view.clients]
     key = bytes.fromhex(view.reader.value(GROUP_KEY))
     return members_by_group(key, names, view.active.tolist(), view.spec.groups.count)
@@ -163,7 +163,7 @@ FRESH_NODE = 0
 
 
 def nodes_always_kept(reader: RunReader) -> frozenset[int]:
-    """Return the models that no request erases: the fresh one, if merges are stretched from it."""
+    """Return the models that no request erases: the fresh model, if merges are stretched from it."""
     groups, tuned = reader.spec["groups"], reader.spec["features"].get("tune", "none") != "none"
     return frozenset({FRESH_NODE} if groups["count"] and groups["stretch"] != 1.0 and not tuned else ())
 
@@ -180,9 +180,9 @@ def merged_model(reader: RunReader, parts: Sequence[GroupModelRow]) -> Merged:
 def merge_rows(
     view: RunView, merged: Merged, node: int, branch: int, position: int, order: int, distance: float
 ) -> tuple[NodeRow, ParticipationRows]:
-    """Return the node of a merge and its members' rows: a round of all of them with unknown drifts.
+    """Return the node of a merge and its members' rows; a merge counts as a round of all members with unknown drifts.
 
-    Psi of every member of a merged group is infinite from here on; that of all other clients stays zero.
+    From here on, Psi of every member of a merged group is infinite, and Psi of all other clients stays zero.
 
     Args:
         view: View of the run.

@@ -1,4 +1,4 @@
-"""Separate training of groups: rounds of each group's members from the fresh model, recorded by their models.
+"""Separate training of groups: the members of each group train the fresh model in rounds of their own group.
 
 The record of a group's rounds is its model, the number of rounds, and everyone who was a member in any of them. Nothing
 else is needed, because a group's model is used or erased as a whole. Rounds are keyed by their position, so rounds lost
@@ -75,7 +75,7 @@ class GroupTraining:
         self._committed = time.monotonic()
         members, models = members_now(view), available_group_models(writer)
         nodes = writer.nodes_by_number()
-        # Rounds of the first training are keyed by branch 0; those of rebuilt groups by negative branches.
+        # Rounds of the first training are keyed by branch 0; rounds of rebuilt groups by negative branches.
         branch = 1 - view.next_order
         self._groups = []
         for group in groups_to_build(view):

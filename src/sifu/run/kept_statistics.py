@@ -19,7 +19,7 @@ from sifu.theory.participation import ClientIndices
 
 
 class KeptStatistics(LacksData):
-    """`Engine` and `StatisticsEngine` of recorded clients that cannot be asked for anything."""
+    """`Engine` and `StatisticsEngine` of recorded clients whose data are unavailable."""
 
     def __init__(self, clients: Sequence[ClientProfile], facts: TrainingFacts, layout: ModelLayout, spec: Spec) -> None:
         self.clients, self.facts, self.layout = tuple(clients), facts, layout
@@ -36,7 +36,7 @@ class KeptStatistics(LacksData):
         return []
 
     def collect(self, clients: Sequence[int], position: Position) -> Iterator[tuple[int, Statistics]]:
-        """Raise an error, because no client's statistics can be asked for."""
+        """Raise an error if `clients` is not empty, because no client can be asked; otherwise return no statistics."""
         for client in clients:
             raise self._gone(client)
         return iter(())

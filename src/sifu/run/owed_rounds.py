@@ -1,7 +1,7 @@
 """Rounds that the current model owes to clients whose request was refused or withdrawn.
 
-While an approved request waits, rounds leave its clients out. Once it is refused or withdrawn, they belong in the model
-again: the rounds that the current branch ran without them are matched by as many with them.
+While an approved request waits, rounds leave its clients out. Once it is refused or withdrawn, its clients belong in
+the model again. They take part in as many further rounds as the current branch ran without them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Absence:
 
 
 def owed_rounds(view: RunView) -> tuple[int, set[int]]:
-    """Return the rounds still owed, and the clients that they are owed to.
+    """Return the number of rounds still owed, and the clients that they are owed to.
 
-    A new branch owes nothing: its rounds had every client that should be in.
+    A new branch owes nothing: its rounds included every client that belongs in the model.
     """
     absences = [
         absence for absence in _absences(view) if not (view.forgotten | view.left_out).issuperset(absence.clients)
@@ -51,7 +51,7 @@ def owed_rounds(view: RunView) -> tuple[int, set[int]]:
 
 
 def _absences(view: RunView) -> list[Absence]:
-    """Return the clients that each refused or withdrawn request excluded, and the first and last event of this."""
+    """Return the clients that each refused or withdrawn request excluded, with the exclusion's first and last event."""
     if not any(row.status in SETTLED for row in view.requests):
         return []
     leaving, since, absences = LeavingClients(approvals_needed(view.reader)), dict[str, int](), []

@@ -23,7 +23,7 @@ from sifu.theory.regularity import (
 
 @dataclass(frozen=True)
 class Regularities:
-    """P_i and alpha_i of every client, and the regularity class of the run."""
+    """Factor P_i and averagedness alpha_i of every client, and the regularity class of the run."""
 
     factors: Floats
     averagedness: Floats
@@ -40,8 +40,9 @@ class Regularities:
             clients: Profiles of the clients.
             facts: Facts of the training.
             spec: Spec of the run.
-            erased: Forgotten clients whose regularity was erased (`store.erased_figures`). No claim rests on them: Psi
-                is unbounded in all of their rounds, and without them the rate can only seem to depend on more clients.
+            erased: Forgotten clients whose regularity was erased (`store.erased_figures`). No claim rests on the erased
+                values: Psi is unbounded in all rounds of these clients, and without the values the rate can only seem
+                to depend on more clients.
         """
         assumed = spec.regularity.factor if spec.regularity.kind == "assumed" else None
         betas = [client.smoothness for client in clients if client.smoothness is not None]

@@ -1,18 +1,19 @@
-"""A rehearsal at the end of training: the harm noise does to the trained model, and how fast rounds undo it.
+"""Rehearsal of noise at the end of training: the harm noise does to the model, and how fast rounds undo the harm.
 
 Noise of a few sizes is added to copies of the model, which are evaluated on the active clients and discarded. Two
 further copies, and the model itself, are trained for up to two rounds, to measure the harm left after each. Nothing is
 released; only loss and accuracy are recorded, as for every other evaluation. From these figures a plan later derives
 how loss and errors rise with sigma and fall again (`sifu.planning.forecast`), even when the data no longer exist.
 
-Each noise is used with both signs, and all of one size are averaged. So the slope of the loss along the noise cancels,
-and sigma^2 tr(H)/2 and higher even orders remain. Several noises are drawn, since one does up to twice the harm of
-another of its size; most are of the size that worthwhile requests use. For the rounds, one pair is enough: noises
-differ mainly in a few directions of large curvature, and one round recovers those. The remainder is a sum over very
-many directions.
+Each draw of noise is used with both signs, and evaluations of the same size sigma are averaged. So the slope of the
+loss along the noise cancels; sigma^2 tr(H)/2, with the Hessian H of the loss, and higher even orders remain. Each size
+is drawn several times, because one draw does up to twice the harm of another. Most draws have the size that worthwhile
+requests use. For the rounds, one pair is enough: draws differ mainly in a few directions of large curvature, and one
+round recovers those directions. The remainder is a sum over very many directions.
 
 The rounds cost at most a quarter of the training. They are skipped if rounds have a privacy cost (noise in training),
-or if different clients take part in them. Nothing is rehearsed if each model is evaluated by other clients.
+or if different clients take part in them. Nothing is rehearsed if different models may be evaluated by different
+clients.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ REHEARSED = "noise:"
 RECOVERED = "healing:"
 """Prefix of the subset of evaluations after rounds; the rounds, a colon and sigma (0.0: without noise) follow."""
 RATIOS = {0.25: 4, 0.75: 3, 2.0: 1}
-"""Ratios of noise to distance travelled, sigma sqrt(d) / ||theta - theta_0||, and the number of draws of each."""
+"""Ratios of noise to distance travelled, sigma sqrt(d) / ||theta - theta_0|| for d parameters, and draws of each."""
 RECOVERED_RATIO = 0.75
 """Ratio of the noise whose recovery by rounds is rehearsed."""
 MOST_ROUNDS, LEAST_TRAINING = 2, 12
-"""Largest number of rehearsed rounds, and rounds of training needed for each: a rehearsed round costs three."""
+"""Largest number of rehearsed rounds, and training rounds needed for each; a rehearsed round costs three rounds."""
 
 
 def rehearse(

@@ -32,7 +32,7 @@ from sifu.theory.history import PathNode
 from sifu.theory.release_noise import Release, epsilon_reached, rounded_up
 
 AT_ONCE = ("training", "release")
-"""Phases after which a head is released whatever `release.when` says: the first training, and `sifu release`."""
+"""Phases after which a head is released regardless of `release.when`: the first training, and `sifu release`."""
 
 
 GRID_BITS = 8
@@ -43,8 +43,8 @@ def with_noise(head: Vector, noise_std: float, normals: NormalSource) -> Vector:
     """Return the released form of a head: with noise, rounded to a grid.
 
     In floating point, the last bits of a head plus Gaussian noise reveal the head, because only few sums are possible
-    for a given head. Rounded to a step of at most sigma / 2^`GRID_BITS`, they reveal nothing (docs/theory.md, section
-    14.7).
+    for a given head. After rounding to a step of at most sigma / 2^`GRID_BITS`, the last bits reveal nothing
+    (docs/theory.md, section 14.7).
 
     >>> with_noise(np.zeros(2), 3.0, np.random.default_rng(0)) * 2.0**7
     array([ 48., -51.])
@@ -63,10 +63,10 @@ def is_due(reader: RunReader, spec: Spec, tip: PathNode, phase: str) -> bool:
 def publish(
     writer: RunWriter, engine: Engine, spec: Spec, node: int, progress: ProgressCallback | None = None
 ) -> Vector:
-    """Release the head of `node` with noise from the operating system, and record the distances of everyone in it.
+    """Release the head of `node` with noise from the operating system, and record each client's distance.
 
     Args:
-        writer: Writer of the run, whose current model is that of `node`.
+        writer: Writer of the run, whose current model is the head of `node`.
         engine: The engine; if it has the clients' records, the distances of records are recorded as well.
         spec: The spec of the run.
         node: The node of the solved head.
@@ -189,7 +189,7 @@ def guarantee_of_all(
 
 
 def _distances(rows: Iterable[ReleaseRow], numbers: Sequence[int], records: bool) -> Iterator[float]:
-    """Yield the distance of a client in each release that it took part in; infinite if it is unknown."""
+    """Yield the distance of a client, or of its records, in each release it took part in; infinite if unknown."""
     for row in rows:
         known = row.record_distances if records else row.distances
         for number in set(numbers) & set(row.clients):

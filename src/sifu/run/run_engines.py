@@ -1,4 +1,4 @@
-"""Engines of a run: its own, and those that a request needs, built from the data that the run was opened with."""
+"""Engines of a run: the current engine, and engines that a request needs, built from the run's data."""
 
 from __future__ import annotations
 
@@ -108,10 +108,11 @@ class RunEngines:
         return engine, digests, absent
 
     def for_requests(self, writer: RunWriter, leaving: Collection[str], *, needs_data: bool) -> Engine:
-        """Return the engine that executes requests: the kept statistics alone, if these suffice, or the run's own.
+        """Return the engine that executes requests: the kept statistics alone if they suffice, or the run's engine.
 
-        Data that the run was opened with are compared with the record by a digest of each client. A file that no
-        request needs is not read; `measure_held_out` compares the file before using its held-out rows.
+        Data that the run was opened with are compared with the record by a digest of each client, unless a network
+        computes the features and the kept statistics suffice. A file that no request needs is not read;
+        `measure_held_out` compares the file before using its held-out rows.
 
         Args:
             writer: Writer of the run.
@@ -282,7 +283,7 @@ def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ())
     An engine with their data would have no bound on rounding. Empty if the rate was not recomputed.
     """
     left = {client for subject in reader.subjects() for client in subject.clients}.union(gone)
-    if not Spec.from_mapping(reader.spec).regime.finds_rate:  # in runs of heads, the rate is that of tuning
+    if not Spec.from_mapping(reader.spec).regime.finds_rate:  # in runs of heads, the rate belongs to tuning
         return {}
     if not isinstance(rate, float) or rate == reader.local_rates.get(0, reader.first_facts["local_rate"]):
         return {}

@@ -99,7 +99,7 @@ class RunView(ClientsView):
             self.facts = replace(self.facts, rounding_bounded=self._is_rounding_bounded())
 
     def _is_rounding_bounded(self) -> bool:
-        """Return whether eta beta <= 2 for every client that was present when this path began, or joined later."""
+        """Return whether rate * smoothness <= 2 for every client except those forgotten before this path began."""
         steep = [
             index
             for index, client in enumerate(self.clients)
@@ -114,11 +114,11 @@ class RunView(ClientsView):
 
     @cached_property
     def regularities(self) -> Regularities:
-        """P_i and alpha_i of every client."""
+        """Factor P_i and averagedness alpha_i of every client."""
         return self._regularities_at(self.facts.local_rate)
 
     def regularities_at(self, node: int) -> Regularities:
-        """Return P_i and alpha_i of every client at the local rate of a node's training, on the path or not."""
+        """Return the regularities of every client at the local rate of a node's training, on the path or not."""
         rate = self.reader.local_rate_at(node)
         return self._regularities_at(self._first_rate if rate is None else rate)
 
@@ -146,7 +146,7 @@ class RunView(ClientsView):
         return math.isclose(automatic, self.facts.local_rate, rel_tol=1e-9)
 
     def rate_without(self, gone: Collection[int]) -> float:
-        """Return the rate that `auto` chooses without the clients in `gone`; 1 if no loss has a slope."""
+        """Return the rate that `auto` chooses without the clients in `gone`; 1 if no remaining client limits it."""
         rates = self.regularities.certified_rates
         assert rates is not None  # otherwise the rate is not recomputed
         return automatic_rate(np.delete(rates, sorted(gone)), self.spec.model.kind) or 1.0
@@ -216,7 +216,7 @@ class RunView(ClientsView):
 
     @cached_property
     def training_rounds(self) -> int | None:
-        """Rounds of the first training to its target; None if it never reached it."""
+        """Rounds of the first training to its target; None if it never reached the target."""
         target = self.spec.stop.target
         evaluated = {
             row.node for row in self.reader.evaluations() if row.subset == ACTIVE and row.accuracy >= target > 0
@@ -363,7 +363,7 @@ class RunView(ClientsView):
         return [exposures[subject] for subject in subjects]
 
     def curve(self, subject: Subject) -> PsiCurve:
-        """Return Psi(., subject) along the path."""
+        """Return the subject's Psi along the path."""
         parts = self._taken_part(subject.clients)
         if len(parts) == 1:
             return client_curve(self.path, next(iter(parts.values())))
@@ -393,7 +393,7 @@ class RunView(ClientsView):
 
     @cached_property
     def round_sums(self) -> dict[int, tuple[int, int, int]]:
-        """N, the sum of n_i^2, and the number of participants of each recorded round, on the path or not."""
+        """Sum of the sample counts, sum of their squares, and number of participants of each recorded round."""
         rows = self.reader.query(
             "SELECT node, SUM(samples), SUM(samples * samples), COUNT(*) FROM participation GROUP BY node"
         )

@@ -1,8 +1,9 @@
-"""Recorded rounds until a stop rule holds: scalars always, models if a client crosses a level of Psi.
+"""Recorded training in rounds until a stop rule holds.
 
-Rounds are committed in groups. Every random choice of a round is keyed by its position, so rounds lost in a crash are
-repeated bit for bit, and the ledger ends up the same. Psi of every client at the tip of a run follows from replaying
-its recorded rounds.
+Every round's scalars are recorded; the model before a round is kept if a client crosses a level of Psi in it. Rounds
+are committed in groups. Every random choice of a round is keyed by its position, so rounds lost in a crash are repeated
+bit for bit, and the ledger ends up the same. Psi of every client at the tip of a run follows from replaying its
+recorded rounds.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def track_everyone(view: RunView) -> SensitivityTracker:
 
 
 def with_earlier_names(view: RunView, psi: Floats, depth: int) -> Floats:
-    """Return every client's Psi at `depth`; for a client that rejoined, that of all its indices together."""
+    """Return every client's Psi at `depth`; a client that rejoined gets the joint Psi of all its indices."""
     for remainder in joined_remainders(view.reader):
         subject = Subject(0, chain_of(view.reader, remainder.client), 1.0, "all", view.next_order)
         if remainder.client < psi.size:  # a view of an earlier time has fewer clients
@@ -149,7 +150,7 @@ def expected_rounds(seen: Sequence[tuple[int, float]], rounds: int, target: floa
 COMMIT_SECONDS = 0.5
 COMMIT_ROUNDS = 256
 COMMIT_BYTES = 1 << 28
-"""Size of updates in memory from which on they are committed."""
+"""Size of uncommitted updates, in bytes, that triggers a commit."""
 
 
 def levels_to_keep(spec: Spec) -> Floats:
@@ -196,8 +197,8 @@ class RecordedTraining:
         self._tracker = track_everyone(view)
         self._levels = levels_to_keep(view.spec)
         self._kept = {depth: row.node for depth, row in view.kept.items() if row.kept}
-        # Protect the initial model and the last noise edge, after which no forgotten client is charged. A merged model
-        # is recomputed from those of the groups.
+        # Protect the initial model and the last noise edge, after which no forgotten client is charged. Merged models
+        # are protected as well: verification recomputes them from the groups' models.
         self._protected = {0} | {depth for depth, _ in view.path.noise_depths[-1:]}
         self._protected |= {depth for depth, node in enumerate(view.path.nodes) if node.kind == "merge"}
         here = {row.node.node for row in view.rows if row.node.branch == self._tip.branch}
@@ -375,7 +376,7 @@ class RecordedTraining:
         if pending.rejections:
             payload["rejections"] = pending.rejections
         if pending.solve is not None:
-            # r is chosen from the data and sealed; lambda follows from it and the sum.
+            # The relative penalty is chosen from the data and sealed; the penalty follows from it and the sum.
             payload["relative_penalty"] = pending.solve.pop("relative_penalty")
             payload["solve"] = pending.solve
         rounds = NewEvent(

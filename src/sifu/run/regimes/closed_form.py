@@ -21,9 +21,9 @@ class RunInClosedForm(RunInRounds):
         return RecordedSolve(engine, writer, self.view, stop)
 
     def completion(self, engine: Engine, writer: RunWriter, tried: set[int]) -> RecordedSolve | None:
-        """Return a solve with reachable clients that the head lacks.
+        """Return a solve with reachable clients that the head lacks; None if there is nothing to do.
 
-        Each gets one try until it disconnects and reconnects.
+        Each client is tried once; a client that reconnects is tried again.
         """
         solve = self.training(engine, writer)
         there = set(cast("StatisticsEngine", engine).reachable(sorted(solve.missing())))
@@ -38,7 +38,7 @@ class RunInClosedForm(RunInRounds):
         return None
 
     def release_stop(self) -> StopSpec | None:
-        """Return the rule of a solve, which does nothing if the head is that of the active clients."""
+        """Return the stop rule of a solve, which is skipped if the head already covers exactly the active clients."""
         return self.view.spec.stop
 
     def returning(self, engine: Engine, writer: RunWriter) -> Collection[int]:

@@ -14,9 +14,9 @@ def register_regime(
     """Add a regime for this process; it takes precedence over the regimes registered so far.
 
     Args:
-        regime: Answers that follow from the spec alone.
-        behaviour: Behaviour that needs the record of a run; None for that of the regime it extends.
-        engine: Builder of its embedded engine; None for that of the regime it extends.
+        regime: Class of the regime, whose answers follow from the spec alone.
+        behaviour: Behaviour that needs the record of a run; None to inherit it from the regime's base class.
+        engine: Builder of its embedded engine; None to inherit it from the regime's base class.
     """
     add_regime(regime)
     if behaviour is not None:

@@ -15,7 +15,7 @@ from sifu.store.writer import RunWriter
 
 
 class RunInRounds:
-    """Behaviour of a run of one regime; this class is that of training in rounds, and other regimes extend it."""
+    """Behaviour of a run of one regime; this class implements training in rounds, and other regimes extend it."""
 
     def __init__(self, view: RunView) -> None:
         self.view = view
@@ -30,7 +30,7 @@ class RunInRounds:
         Args:
             engine: Engine of the run.
             writer: Writer of the run.
-            tried: Clients that were asked before; updated with those that are asked now.
+            tried: Clients that were asked before; updated with the clients that are asked now.
         """
         return None
 
