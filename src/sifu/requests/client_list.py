@@ -66,7 +66,7 @@ def listed_clients(folder: Path) -> tuple[identity.Admitted, ...]:
 
 
 def _known_clients(reader: RunReader) -> tuple[identity.Admitted, ...]:
-    """Return the list in the ledger; that of the file if the ledger has none yet (after a run's first event)."""
+    """Return the list in the ledger, or the list in the file if the ledger has none yet (after a run's first event)."""
     return recorded_clients(reader) if reader.value(ADMITTED, "") else _clients_of_file(reader.folder)
 
 
@@ -92,7 +92,7 @@ def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
     """Change the list now, or post the change to the inbox if another process writes to the run.
 
     Args:
-        folder: Folder of the run, or of a run to be.
+        folder: Folder of the run, or of a future run.
         change: `do` (add, replace or block), `name` and, unless blocking, `key`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Erasure of data that still carry uncovered influence of forgotten clients, and a report of what remains and why."""
+"""Erasure of files with uncovered influence of forgotten clients, and a report of what remains and why."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def sum_left(
         features: The features section of the spec.
 
     Returns:
-        The new sum; None if the stored one can stay, or cannot be reduced.
+        The new sum; None if the stored sum can stay, or cannot be reduced.
     """
     rows = list(stored)
     whole = next((row for row in rows if row.is_sum), None)
@@ -203,7 +203,7 @@ def to_purge(view: RunView, available: set[int], stored: dict[str, int], among: 
     def held(depth: int) -> bool:
         return any(exposure.psi_to_hide(depth) > 0.0 for exposure in forgotten)
 
-    # Models of groups are on no path; those that held a forgotten client were erased with the request.
+    # Models of groups are on no path; the request already erased the models of groups that held a forgotten client.
     on_path = [node for node in sorted(available) if node in depth_of]
     models = [node for node in on_path if node != nodes[-1].node and held(depth_of[node])]
     updates = []
@@ -229,12 +229,12 @@ def forgetting_models(view: RunView, clients: Sequence[int], available: set[int]
 
 
 def purge(writer: RunWriter, verified: str | None = None) -> Purge:
-    """Permanently erase what still carries uncovered influence of a forgotten client.
+    """Permanently erase the models and updates with uncovered influence of a forgotten client.
 
     Args:
         writer: Writer of the run.
-        verified: Head of the ledger at which the whole run was just verified. If given, also erase all figures that
-            a plain purge would keep: those that noise certificates depend on, and the list of kept models.
+        verified: Head of the ledger at which the whole run was just verified. If given, also erase all figures that a
+            plain purge would keep: the figures that noise certificates depend on, and the list of kept models.
 
     Raises:
         InputError: If the run is not ready, or the figures cannot be erased.
@@ -249,7 +249,8 @@ def purge(writer: RunWriter, verified: str | None = None) -> Purge:
     if verified is not None and figures_policy.erases_more_by_choice(writer):
         wish = payload[sealed.ALL_FIGURES] = _all_figures(writer, view, verified)
         gone = ToPurge(tuple(sorted(set(on_disk) - set(wish["models"]))), tuple(sorted(stored)))
-        # Earlier events will no longer name all models and files; this event drops those that they still name.
+        # Earlier events will no longer name all models and files; this event drops the models and files they still
+        # name.
         named = ReplayedLedger(erased_figures.rest_of(writer.events(), wish["models"])).tables
         named_models = sorted(node for (node,) in named["models"] if node not in wish["models"])
         recorded = ToPurge(tuple(named_models), tuple(sorted(file for (file,) in named["updates"])))
@@ -292,7 +293,7 @@ def _all_figures(writer: RunWriter, view: RunView, verified: str) -> dict[str, A
 
 
 def _what_is_erased(reader: RunReader) -> Literal["nothing", "all", "exact"]:
-    """Return the extent of the erased figures: none, all (`sifu purge --figures`), or those of exact requests."""
+    """Return which figures are erased: nothing, all (`sifu purge --figures`), or the figures of exact requests."""
     if figures_policy.why_figures_stay(reader):
         return "nothing"
     path = reader.path()

@@ -1,4 +1,4 @@
-"""Policy for the erasure of figures: a purge keeps those that the run's certificates depend on.
+"""Policy for the erasure of figures: a purge keeps the figures that the run's certificates depend on.
 
 If every request was exact and started from a fresh model, no certificate is recomputed from the rounds that were cut
 off, so a purge erases their figures. Certificates of requests that added noise depend on these figures, which are then

@@ -72,10 +72,10 @@ def _rows(records: Any) -> Any:
 
 
 def check_level(plan: Plan, level: Level | None) -> None:
-    """Check that a plan reaches the least level accepted.
+    """Check that a plan reaches the required level, and meets its demand against observers of all releases.
 
     Raises:
-        NotCertifiableError: If the plan does not reach that level.
+        NotCertifiableError: If the plan misses the level or the demand.
     """
     least = least_level(plan.terms, level)
     if LEVELS.index(plan.level) < LEVELS.index(least):
@@ -122,7 +122,7 @@ def receive(
     nonces: Mapping[str, str] | None = None,
     commitments: Sequence[str] = (),
 ) -> str:
-    """Record a request in the ledger; the same id with the same terms again changes nothing.
+    """Record a request in the ledger; repeating an id with the same terms changes nothing.
 
     Args:
         writer: Writer of the run.
@@ -164,7 +164,7 @@ def commitments_of(reader: RunReader, terms: RequestTerms, request: str, nonces:
 
 
 def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
-    """Check that a request can be received; one that was received with the same terms may be repeated."""
+    """Check that a request can be received; a received request may be repeated with the same terms."""
     received = {row.request: row for row in view.requests}
     if request is not None:
         check_request_id(request)
@@ -188,7 +188,7 @@ def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
                 f"client {', '.join(names)} already waits in request {row.request}: execute that one first (sifu "
                 "forget), or withdraw it (sifu requests decide) and file one request for everything"
             )
-    # A client that forgets only some records stays.
+    # A client stays if only some of its records are forgotten.
     leaving = [row.clients for row in view.requests if row.waits and not row.records]
     leaving += [] if terms.records else [terms.clients]
     if len(view.forgotten) + sum(map(len, leaving)) >= len(view.clients):
@@ -380,7 +380,7 @@ class WatchedInbox:
         writer: Writer of the run.
         after: Callback that receives the writer after messages were ingested.
         look_every: Seconds between two polls; 0 polls between any two rounds.
-        also: Tells whether other work is waiting.
+        also: Callback that returns whether other work is waiting.
     """
 
     def __init__(

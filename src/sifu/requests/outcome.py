@@ -27,7 +27,7 @@ class Cost:
         starting_rounds: Rounds among them that made the model from which retraining started.
         local_steps: Steps of gradient descent, summed over all participants.
         bytes_sent: Size of the models sent to all participants in all rounds, and of their updates.
-        bytes_kept: Size on disk afterwards, beyond the current model, of what the method needs for the next request.
+        bytes_kept: Size of the files, besides the current model, that the method keeps for the next request.
     """
 
     rounds: int

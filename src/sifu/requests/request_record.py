@@ -41,7 +41,7 @@ STATUS_AFTER = {
     "request refused": "refused",
     "request withdrawn": "withdrawn",
 }
-"""Kinds of events in the life of a request, and the status each leads to."""
+"""Event kinds that change the status of a request, each with the new status."""
 MAY_FOLLOW = {
     "received": (None,),
     "verified": ("received",),
@@ -54,7 +54,7 @@ MAY_FOLLOW = {
 """Statuses from which each status can be reached."""
 MAY_BE_APPROVED = ("received", "verified", "planned")
 STEPS = STATUS_AFTER | {APPROVED: "approved"}
-"""Kinds of events in the life of a request, and the name of each step."""
+"""Event kinds in the life cycle of a request, including approvals, each with the name of its step."""
 
 
 def decide(
@@ -143,7 +143,7 @@ def can_be_undone(reader: RunReader, row: RequestRow) -> bool:
     """Return whether a request that was rolled back can still be refused or withdrawn.
 
     Its closed-form head must not be solved yet, no purge may have erased anything since its rollback, and the salts of
-    its clients must exist: without them, the clients' samples cannot be compared with those they had.
+    its clients must exist: without salts, the clients' samples cannot be compared with the recorded digests.
     """
     if not row.lacks_head(reader.tip):
         return False

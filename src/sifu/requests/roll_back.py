@@ -1,4 +1,4 @@
-"""The rollback of a request: the event that starts it, and the files it erases."""
+"""Rollback of a request: its event in the ledger, and the files that it erases."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RollBack:
         self.fresh, self.replayed = plan.source_node is None, self.start.replayed is not None
         self.noise_node = 1 + max(self.writer.nodes_by_number())
         self.source = None if plan.source_node is None else on_disk.get(plan.source_node)
-        # A client of which only records are forgotten is active until now.
+        # A client is still active here if only some of its records are forgotten.
         self.others = np.setdiff1d(self.view.active, self.view.indices(plan.terms.clients))
         self.stored_updates = self.writer.updates()
         erased_by = self.view.exposures(plan.subjects), -1 if self.fresh else plan.source_depth, plan.terms.retention

@@ -191,8 +191,8 @@ def kept_figures(
 
     Args:
         regime: Kind of training of the run.
-        erased: Figures that were erased: none, all (`sifu purge --figures`), or those of exact requests.
-        noisy_releases: True if releases carry noise, so that their distances are left as well.
+        erased: Figures that were erased: none, all (`sifu purge --figures`), or the figures of exact requests.
+        noisy_releases: True if noise is added to releases, so that their distances are left as well.
     """
     if noisy_releases:
         return (*OF_RELEASES, *COUNTS)

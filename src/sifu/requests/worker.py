@@ -1,7 +1,7 @@
 """The worker behind `train`, `forget` and the server: it trains, executes requests and ingests inbox messages.
 
-Each step of a request is one event of the ledger (received, planned, rolled back, done). The event of a rollback holds
-the new starting model, the charges, the cut, and everything that is erased. After a crash at any time, a new worker
+Each step of a request is one event of the ledger (received, planned, rolled back, done). The rollback event records the
+new starting model, the node it comes from, the charges, and all erased files. After a crash at any time, a new worker
 continues from the last event.
 """
 
@@ -99,7 +99,7 @@ class Worker:
         """Ingest inbox messages, then do the next piece of work: a request, or training until a message arrives.
 
         Args:
-            level: Least level accepted.
+            level: Lowest accepted level.
 
         Returns:
             False if there was nothing to do.
@@ -118,7 +118,7 @@ class Worker:
     def _complete_head(self) -> bool:
         """Solve a closed-form head again with missing clients that are reachable now; return whether it was solved.
 
-        Each client gets one try until it disconnects and reconnects.
+        Each client is tried once; a client that reconnects is tried again.
         """
         view = RunView(self.writer)
         if self.writer.phase != "ready":
@@ -200,7 +200,7 @@ class Worker:
         A request that lacks approvals keeps waiting and does not block later ones.
 
         Args:
-            level: Least level accepted.
+            level: Lowest accepted level.
             among: Requests to consider; by default all.
         """
         waiting = [
@@ -250,8 +250,8 @@ class Worker:
     def bring_up_to_date(self) -> int:
         """Bring the released model up to date with the clients that should be in it.
 
-        A closed-form head is solved again unless it is that of exactly the active clients. Other models get the rounds
-        they owe.
+        A closed-form head is solved again unless it already covers exactly the active clients. Other models get the
+        rounds they owe.
 
         Returns:
             The rounds or solves that were recorded; 0 if the model was up to date.
@@ -261,7 +261,7 @@ class Worker:
     def run_owed_rounds(self, until_message: bool = False) -> int:
         """Run the rounds owed to clients whose request was refused or withdrawn (`run.owed_rounds`).
 
-        There are as many as the current branch ran without these clients.
+        One round is owed for each round that the current branch ran without these clients.
 
         Returns:
             The number of rounds.
@@ -279,7 +279,7 @@ class Worker:
         return RunView(self.writer).path.nodes[-1].position - before
 
     def _check_level_approved(self, row: RequestRow, level: Level | None) -> None:
-        """Check that a command does not change the level: it is one of the approved terms."""
+        """Check that a command does not change the level, which is one of the approved terms."""
         approved = least_level(row.terms)
         if approvals_needed(self.writer) and least_level(row.terms, level) != approved:
             raise NotCertifiableError(
@@ -329,7 +329,7 @@ class Worker:
             request: Id of the request; its reception is the last event of the run.
             plan: The plan that was made and checked before the reception.
             terms: The terms that were planned.
-            level: Least level accepted.
+            level: Lowest accepted level.
         """
         self._handed_on[request] = HandedOn(plan, terms, level, self.writer.last_event())
 
@@ -347,8 +347,8 @@ class Worker:
     def _found_anew(self, view: RunView, plan: Plan) -> tuple[float | None, Engine]:
         """Return the recomputed automatic rate and an engine for it, if training starts from a fresh model.
 
-        The rate is that of the remaining clients. The engine is built before the rollback, so that nothing is lost if
-        it cannot be built. Otherwise, return None and the current engine.
+        The rate is computed from the remaining clients. The engine is built before the rollback, so that nothing is
+        lost if it cannot be built. Otherwise, return None and the current engine.
         """
         if method_info(plan.terms.method).starts_from != "fresh" or not view.finds_rate_anew(plan.terms):
             return None, self.engine
@@ -380,7 +380,7 @@ class Worker:
         self.writer.record(NewEvent(JOINED, payload, joined=profile, joined_digest=digest))
 
     def _finish(self, request: str, measured_by: Engine | None = None) -> None:
-        """Finish a request after its rollback; note an error, and add to it how to continue the request."""
+        """Finish a request after its rollback; record an error, and add how to continue the request."""
         with noting_failure(self.writer, self._row(request)):
             self._join_again()
             self._retrain(request, measured_by)
