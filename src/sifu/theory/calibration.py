@@ -6,11 +6,12 @@ sigma / Psi >= s(epsilon, delta), the root in s of
     Phi(1/(2s) - epsilon s) - e^epsilon Phi(-1/(2s) - epsilon s) = delta        (Balle & Wang 2018, theorem 8)
 
 which is strictly decreasing in s. The paper's theorem 2 (eq. 10) uses the classical s = sqrt(2 ln(1.25/delta)) /
-epsilon instead, proven for epsilon < 1 only: at its own budget (10, 0.01) it really reaches delta = 0.04058.
+epsilon instead, proven for epsilon < 1 only. At the paper's budget (10, 0.01) it reaches delta = 0.04058, not 0.01.
 
-Section 10 derives the guarantee of noise added to every update during training, over all rounds together. A round is a
-Gaussian mechanism with the ratio mu_n = (2 w_W + (M + 8) 2^-51) / (z sqrt(sum_i w_i^2)) of sensitivity to noise. The
-rounds that W took part in compose to a Gaussian mechanism with the ratio sqrt(sum_n mu_n^2).
+Section 10 derives the guarantee of noise added to every update during training, over all rounds together. A round with
+M participants of weights w_i and noise of z times the clip norm is a Gaussian mechanism. Its ratio of sensitivity to
+noise is mu_n = (2 w_W + (M + 8) 2^-51) / (z sqrt(sum_i w_i^2)) for the clients W. The rounds that W took part in
+compose to a Gaussian mechanism with the ratio sqrt(sum_n mu_n^2).
 """
 
 from __future__ import annotations

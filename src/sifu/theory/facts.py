@@ -10,7 +10,7 @@ AUTHENTICATED = "node keys"
 CLAIMED = "claimed names"
 IN_PROCESS = "in process"
 BY_OPERATOR = "authenticated by the operator's program"
-"""Values of `TrainingFacts.identity`: how the engine identifies clients. `CLAIMED` and unlisted values leave a doubt.
+"""Values of `TrainingFacts.identity`: how clients are identified. `CLAIMED` and unlisted values prove no identity.
 """
 
 FIXED_CONSTANTS = "fixed constants"
@@ -23,7 +23,7 @@ MADE_BY_OPERATOR = "made by the operator's program"
 
 FRESH_COPIES = "a fresh copy for each client, compared when repeated"
 ONE_COPY = "one copy for all clients, which changed nothing when it was tried"
-"""Values of `TrainingFacts.module` for a module of the operator: how it is prevented from carrying data over."""
+"""Values of `TrainingFacts.module` for a module of the operator: how it is kept from passing data between clients."""
 
 BY_PARTICIPANTS = "the data of its participants"
 BY_LARGEST_CLIENT = "its participants, padded to the largest of all clients"
@@ -44,7 +44,7 @@ LEAST_MASKED = 3
 DROPPED_MASKED_ROUND = "dropping a masked round in which one client fails"
 BATCH_NORMALISATION = "batch normalisation"
 OTHER_BUFFERS = "buffers that are not parameters"
-"""Two items of `TrainingFacts.outside`: a file with parameters alone may not be the evaluated model."""
+"""Two items of `TrainingFacts.outside`: a file of parameters alone may not reproduce the evaluated model."""
 CLOSED_EARLY = "closing a round before the slowest clients have answered"
 
 
@@ -68,10 +68,10 @@ A larger Psi has no proven allowance for rounding, and the certificate says so.
 class ClientProfile:
     """Properties of a client that are known before any round.
 
-    `smoothness` (beta) is an upper bound on the curvature of *every* loss that a local step descends, including that of
-    each mini-batch. `curvature` (mu) is a lower bound. Both include weight decay. With clipped steps mu is -beta: a
-    clipped gradient is beta-Lipschitz, but not the gradient of a convex loss (docs/theory.md, section 5.9). None means
-    unknown: only an assumed regularity can then be used.
+    `smoothness` (beta) is an upper bound on the curvature of *every* loss that a local step descends, including the
+    loss of each mini-batch. `curvature` (mu) is a lower bound. Both include weight decay. With clipped steps mu is
+    -beta: a clipped gradient is beta-Lipschitz, but not the gradient of a convex loss (docs/theory.md, section 5.9).
+    None means unknown: only an assumed regularity can then be used.
     """
 
     name: str
@@ -82,7 +82,7 @@ class ClientProfile:
 
 
 def clipped_profile(client: ClientProfile) -> ClientProfile:
-    """Return the profile of a client with clipped steps, given that of its loss (docs/theory.md, section 5.9).
+    """Return the profile of a client with clipped steps, from the profile of its loss (docs/theory.md, section 5.9).
 
     >>> clipped_profile(ClientProfile("a", 10, 5, smoothness=2.0, curvature=0.1)).curvature
     -2.0
@@ -123,8 +123,8 @@ class TrainingFacts:
         features_declared: True if the feature map is not drawn from a seed. The operator must then declare that no
             client's data shaped it.
         module: Use of a module of the operator; "" if there is none, or if the run predates this field.
-        engine: Dependence of a round's bits on the machine. The engine's class determines it when a run is created,
-            never the engine's own statement.
+        engine: Quantities that determine the last bits of a round. The engine's class determines this value when a run
+            is created, never the engine's own statement.
     """
 
     local_rate: float

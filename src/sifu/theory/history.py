@@ -55,7 +55,8 @@ class PathNode:
         mean_shift: ||mean - theta^n|| of a round.
         rounding: Floating-point allowance of a round or of adding noise (`sifu.core.round.noise_rounding`).
         noise_std: Sigma of added noise; 0 for an exact restart.
-        order: Number of requests executed so far. Noise added at or after a subject's request has at least its order.
+        order: Number of requests executed so far. Noise added at or after a subject's request has at least the order of
+            that request.
     """
 
     node: int
@@ -230,8 +231,8 @@ class PsiCurve:
     def at(self, depths: int | Integers) -> Floats:
         """Return Psi at the given depths, rounded up; exactly zero only before the subject first took part.
 
-        Psi is infinite from a heuristic's model on, even for clients that never took part: the effect of the heuristic
-        on the stored updates is not tracked.
+        Psi is infinite from a heuristic's model on, even for clients that never took part, because a client's influence
+        through stored updates is not tracked.
         """
         wanted = np.atleast_1d(np.asarray(depths, dtype=np.int64))
         last = np.searchsorted(self.depths, wanted, side="right") - 1

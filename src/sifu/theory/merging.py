@@ -64,8 +64,8 @@ def move_on(mean: Floats, fresh: Floats, stretch: float) -> Floats:
     """Return theta_0 + s (mean - theta_0), the mean moved away from the fresh model (docs/theory.md, section 15.4).
 
     Each entry is computed as written, one operation after the other, so the same numbers give the same bits anywhere. s
-    = 1 returns the mean unchanged. An entry that would become negative although neither model has it negative, such as
-    a variance, stays at the mean.
+    = 1 returns the mean unchanged. An entry that is nonnegative in both models, such as a variance, and would become
+    negative stays at the mean.
 
     Args:
         mean: Mean of group models, in float64.

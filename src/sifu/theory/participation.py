@@ -37,7 +37,7 @@ def mix(values: Scores) -> Scores:
 
 
 def _stir(values: Scores, scratch: Scores) -> Scores:
-    """Apply `mix` in place except for its last shift; the first 31 bits are already those of the score."""
+    """Apply `mix` in place except for its last shift; the first 31 bits already equal the score's."""
     for shift, multiplier in _STIRS:
         values ^= np.right_shift(values, shift, out=scratch)
         values *= multiplier
@@ -102,7 +102,7 @@ _FEW = 512
 
 @dataclass(frozen=True)
 class Places:
-    """Places for repeated draws: their indices, and the steps G (j+1) of their numbers j, which no key changes."""
+    """Places for repeated draws: their indices, and the steps GOLDEN * (j + 1) of their numbers j, for any key."""
 
     index: Integers
     steps: Scores

@@ -5,9 +5,9 @@ models by at most
 
     B = max(|1 - eta mu|, |1 - eta beta|),
 
-mu > 0 strongly convex, mu = 0 convex (B = 1 while eta <= 2/beta), mu = -beta smooth (B = 1 + eta beta). It is
-never looser than equations 26-28 of the paper's appendix B (docs/theory.md, section 5.1). P_i is the product over the K
-steps of client i, and a round with server rate g has
+where mu > 0 means strongly convex, mu = 0 convex (B = 1 while eta <= 2/beta), and mu = -beta smooth (B = 1 + eta beta).
+B is never looser than equations 26-28 of the paper's appendix B (docs/theory.md, section 5.1). P_i is the product over
+the K steps of client i. A round with server rate g, participants S and weights w_i has
 
     L_n(W) = |1 - g| + g sum_{i in S\W} q_i P_i,       q_i = w_i / (1 - w_W).
 
@@ -51,8 +51,8 @@ def step_factor(local_rate: float, smoothness: float, curvature: float) -> float
 def momentum_growth(local_rate: float, smoothness: float, momentum: float, steps: int, nesterov: bool = False) -> float:
     """Return a_K, the growth of the distance of two models in K momentum steps on a beta-smooth loss.
 
-    The velocity starts at zero: b' = rho b + beta a,  a' = a + eta b',  a_0 = 1, b_0 = 0; with Nesterov
-    a' = a + eta (beta a + rho b') (docs/theory.md, section 5.5).
+    From the distance a_0 = 1 and the velocity b_0 = 0, each step gives b' = rho b + beta a and a' = a + eta b', or with
+    Nesterov a' = a + eta (beta a + rho b') (docs/theory.md, section 5.5).
 
     >>> round(momentum_growth(0.1, 1.0, 0.0, 2), 12)
     1.21
@@ -151,7 +151,7 @@ def local_regularities(
 ) -> tuple[Floats, Floats]:
     """Return P_i and alpha_i of every client.
 
-    The result is that of `local_regularity`; clients whose P_i is 1 are computed together.
+    The values equal those of `local_regularity`; convex clients whose P_i is 1 are computed together.
     """
     factors, averagedness = np.ones(len(clients)), np.ones(len(clients))
     plain = np.zeros(len(clients), dtype=bool)
@@ -294,7 +294,7 @@ def classify(clients: Sequence[ClientProfile], factors: Floats, assumed: bool) -
 
 
 def certified_rates(clients: Sequence[ClientProfile], momentum: float) -> Floats | None:
-    """Return x_max(K_i, rho) / beta_i of each client: up to this local rate its loss is certified as convex.
+    """Return x_max(K_i, rho) / beta_i of each client: up to this local rate its steps provably do not expand distances.
 
     Infinite where beta is 0; None if a beta is unknown or a loss is not convex.
     """
@@ -308,7 +308,7 @@ def certified_rates(clients: Sequence[ClientProfile], momentum: float) -> Floats
 
 
 def largest_certified_rate(clients: Sequence[ClientProfile], momentum: float) -> float | None:
-    """Return the largest local rate eta at which every client's loss is certified as convex, rounded down.
+    """Return the largest local rate eta at which no client's local steps expand distances, rounded down.
 
     eta <= x_max(K_i, rho) / beta_i for all i; with rho = 0 this is 2 / beta_i. None if a beta is unknown or
     a loss is not convex.

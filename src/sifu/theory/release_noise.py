@@ -64,14 +64,14 @@ class Release:
         return other
 
     def estimate_without(self, phi: Array, targets: Array) -> float:
-        """Return the distance to the head without these samples, in time linear in the number of features.
+        """Return the distance to the head without these samples, from the eigendecomposition of G.
 
-        With U the samples in the basis of the eigenvectors and D = (w + lambda')^-1, the head without them is
-        D B + D U' (I - U D U')^-1 U D B, where B are the sums without the samples (Woodbury). Nothing is rounded up:
-        certificates use `distance_without`.
+        With the eigenvalues w, the samples U in the basis of the eigenvectors and D = (w + lambda)^-1, the head without
+        the samples is D B + D U' (I - U D U')^-1 U D B. B is H, and lambda the penalty, without the samples (Woodbury).
+        Nothing is rounded up: certificates use `distance_without`.
 
         Args:
-            phi: Features of the samples, which are among those of the release, without the constant.
+            phi: Features of samples that are part of the release, without the constant.
             targets: Their targets.
         """
         fixed = self.statistics.fixed
@@ -93,7 +93,7 @@ class Release:
         errors of both solvers are added: a residual R moves a head by at most ||R|| / lambda.
 
         Args:
-            client: Statistics of the client, which are part of those of the release.
+            client: Statistics of the client, which are part of the release's sums.
 
         Returns:
             Distance in the Frobenius norm, rounded up; the distance to the zero head if there is no other client.
@@ -109,12 +109,12 @@ class Release:
     def distances_of_records(self, phi: Array, targets: Array) -> Floats:
         """Return upper bounds of the distances to the heads without each of these records.
 
-        With lambda' of the trace without the record, M = (G + lambda' I)^-1 and V' = M H, the head without the record
-        (phi, t) is V' - M phi (t - V'' phi)' / (1 - phi' M phi), by Sherman and Morrison. In the basis of the
+        With the penalty lambda of the trace without the record, M = (G + lambda I)^-1 and U = M H, the head without the
+        record (phi, t) is U - M phi (t - U' phi)' / (1 - phi' M phi), by Sherman and Morrison. In the basis of the
         eigenvectors of G all of this is diagonal, so one decomposition serves every record.
 
         Args:
-            phi: Features of the records, which are among those of the release, without the constant.
+            phi: Features of records that are part of the release, without the constant.
             targets: Their targets.
 
         Returns:
@@ -146,7 +146,8 @@ class Release:
             heads -= solved[:, :, None] * (missed / kept[:, None])[:, None, :]
             heads -= rotated_head[None, :, :]
             norms = np.sqrt(np.einsum("ijo,ijo->i", heads, heads))
-            # A computed eigendecomposition is that of a matrix within a few units of rounding times (k + 1) ||G||.
+            # A computed eigendecomposition is exact for a matrix that differs from G by a few units of rounding times
+            # (k + 1) ||G||.
             off = SOLVERS_AGREE * 2.0 * fixed.width * np.finfo(np.float64).eps * largest / penalties
             lengths = norm_up(self.head.weights) + norms
             result[rows] = (norms + off / np.maximum(kept, off) * lengths) * slack(fixed.width * fixed.outputs)

@@ -1,7 +1,7 @@
 """Floating point that errs on the safe side: sensitivities round up, thresholds round down (docs/theory.md, section 6).
 
-Norms in float32 under-report (2e-4 at 4 million parameters), so every norm is accumulated in float64 and
-then enlarged by a bound on what that accumulation can have lost.
+Norms in float32 are too small (by 2e-4 at 4 million parameters), so every norm is accumulated in float64 and then
+enlarged by a bound on the error of that accumulation.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def enlargement(terms: int) -> float:
 
 
 def up(value: float) -> float:
-    """Return the next float above `value`, an upper bound if `value` is the rounded result of one operation."""
+    """Return the next float above `value` (0 for 0), an upper bound if `value` is the result of one operation."""
     return math.nextafter(value, math.inf) if value != 0.0 else 0.0
 
 

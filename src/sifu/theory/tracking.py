@@ -9,8 +9,8 @@ For one client this is the paper's Delta_c (eqs. 7, 13) = g w_c/(1 - w_c) ||thet
 remains, the counterfactual round does nothing and Delta = g ||mean - theta^n||. This is tested on the integer counts,
 never on w_W == 1. The counterfactual is the same schedule with W absent and its slots not refilled.
 
-Every function returns an upper bound: inputs are already rounded up, and each result is enlarged by more
-than its own rounding error.
+Every function except `population_increments` returns an upper bound: inputs are already rounded up, and each result is
+enlarged by more than its own rounding error.
 
 Updating Psi of every client takes O(participants) per round (theorem 1, eq. 9 of the paper; docs/theory.md, section 4).
 All clients absent from a round share one L, so it is applied to a common scale, Psi_c = scale * value_c, and only the
@@ -65,7 +65,7 @@ def client_increments(
 
 
 def population_increments(samples: Integers, drifts: Floats, population_samples: int, server_rate: float) -> Floats:
-    """Return the increments of the authors' code: n_c / (|D_I| - n_c) drift_c with |D_I| of the whole federation.
+    """Return the increments of the authors' code: n_c / (|D_I| - n_c) drift_c with |D_I| samples in all.
 
     They are about (M-1)/(m-1) times too small when m of M clients take part. They exist to reproduce the paper's
     figures; a run that uses them can be compared, never certified (docs/theory.md, section 3.4).
@@ -78,7 +78,7 @@ def set_increment_bound(
 ) -> float:
     """Return an upper bound of Delta_W by the triangle inequality (docs/theory.md, section 3.2).
 
-    Delta_W <= g sum_c n_c drift_c / (N - n_W); `samples` and `drifts` are those of W∩S.
+    Delta_W <= g sum_c n_c drift_c / (N - n_W); `samples` and `drifts` belong to the clients in W∩S.
     """
     rest = total_samples - int(samples.sum())
     if rest == 0 and samples.size:

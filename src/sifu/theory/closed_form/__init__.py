@@ -5,12 +5,12 @@ A public feature map phi gives every sample k numbers; a constant 1 is appended.
     Phi^ = rint(2^a phi),   T^ = rint(2^b t),   G_i = Phi^' Phi^,   H_i = Phi^' T^,   n_i,   q_i = sum ||T^||^2
 
 and the head of the remaining clients is W = (G / 2^2a + lambda I)^-1 (H / 2^(a+b)) with G and H their sums
-(docs/theory.md, section 14). All quantities before W are integers. After a client is subtracted, the sums are
-therefore, bit for bit, those of a federation that never had it.
+(docs/theory.md, section 14). All quantities before W are integers. After a client is subtracted, the sums therefore
+equal, bit for bit, the sums of a federation that never had the client.
 
-`fixed_point` has the numbers a, b, c, k; `rows` stores samples instead of sums where that is smaller; `sums` turns
-labels into t and computes, adds, subtracts and digests (G, H, n, q); `statistics_check` refuses statistics that no data
-can have; `sum_check` compares a sum with its parts; `ridge` chooses lambda and solves for W.
+`fixed_point` defines a, b, c and k; `rows` stores samples instead of sums where that is smaller; `sums` turns labels
+into t and computes, adds, subtracts and digests (G, H, n, q); `statistics_check` refuses statistics that no data can
+have; `sum_check` compares a sum with its parts; `ridge` chooses lambda and solves for W.
 """
 
 from sifu.theory.closed_form.fixed_point import FixedPoint

@@ -1,10 +1,10 @@
 """Features of networks that groups tuned separately: the block of each group, and its removal from the statistics.
 
-A sample's features are [phi_0(x), P phi_1(x), ..., P phi_S(x)]: those of the public backbone, then a block from each
-group's tuned backbone, projected by a public P (docs/theory.md, section 15.5). Each of these parts has at most the
-length c, whichever parts exist, so without any group the features are those of the public backbone alone. The block of
-a group without a backbone is zero in every row of Phi^, and so are its rows and columns of G and its rows of H.
-Dropping a block from the statistics gives the same zeros, bit for bit. The head is solved on the remaining features.
+A sample's features are [phi_0(x), P phi_1(x), ..., P phi_S(x)]: the features of the public backbone, then a block from
+each group's tuned backbone, projected by a public P (docs/theory.md, section 15.5). Each of these parts has at most the
+length c, whichever parts exist, so without any group only the features of the public backbone remain. The block of a
+group without a backbone is zero in every row of Phi^, and so are its rows and columns of G and its rows of H. Dropping
+a block from the statistics gives the same zeros, bit for bit. The head is solved on the remaining features.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Blocks:
 def projection(seed: int, inputs: int, block: int) -> Floats:
     """Return P: `inputs` x `block` signs over sqrt(block), drawn from a public seed, the same on every machine.
 
-    One P serves every group. A P fitted to data would carry information about clients that leave.
+    One P serves every group. A P fitted to data would contain information about clients that leave.
 
     >>> projection(0, 3, 4)
     array([[-0.5,  0.5, -0.5, -0.5],
@@ -163,7 +163,7 @@ def is_dropped(statistics: Statistics, blocks: Blocks, group: int) -> bool:
 
 
 def parts_through(groups: Iterable[int]) -> tuple[Part, ...]:
-    """Return the parts of statistics computed with the networks of `groups`; dropping a group drops those that name it.
+    """Return the parts of statistics computed with the networks of `groups`; dropping a group drops its parts.
 
     >>> parts_through([0, 2])
     ((), (0,), (2,), (0, 2))
@@ -193,7 +193,7 @@ def places_of_rows(blocks: Blocks, part: Part) -> Integers:
 
 
 def words_of_part(fixed: FixedPoint, blocks: Blocks, part: Part) -> int:
-    """Return the number of words of a part; those of all parts add up to the words of the statistics.
+    """Return the number of words of a part; the words of all parts add up to the words of the statistics.
 
     >>> fixed, blocks = FixedPoint(features=8, outputs=2), Blocks(frozen=4, block=2, count=2)
     >>> [words_of_part(fixed, blocks, part) for part in parts_through([0, 1])]
@@ -206,7 +206,7 @@ def words_of_part(fixed: FixedPoint, blocks: Blocks, part: Part) -> int:
 
 
 def cut(statistics: Statistics, blocks: Blocks, part: Part) -> Integers:
-    """Return the words of one part, which depend on no tuned network but those of the part's groups.
+    """Return the words of one part, which depend only on the tuned networks of the part's groups.
 
     For the public features and the constant, part () holds the lower triangle of G and the rows of H, followed by n and
     q. Part (g,) holds the rows of block g of G in these columns, the lower triangle of the block, and its rows of H.

@@ -123,7 +123,7 @@ def _rows(values: Array, width: int, name: str) -> Floats:
 
 
 def _check_lengths(quantised: Floats, limit: int, complaint: str) -> None:
-    """Check that squared lengths are within the limit; larger ones may be inexact, but are never computed as small."""
+    """Check that squared lengths are within the limit; rounding never brings a longer one below the limit."""
     longest = float(np.max(np.einsum("ij,ij->i", quantised, quantised), initial=0.0))
     if longest > limit:
         raise InputError(f"{complaint}: {longest:.6g} found where {limit} is the limit; scale each sample on its own")

@@ -32,7 +32,7 @@ WIDE = 4096
 """Number of features above which heads are solved by conjugate gradients with a float32 factor, in a third of the time.
 """
 LARGEST_ITERATIONS = 200
-"""Most iterations of a preconditioned solve, which usually takes about ten. It then returns its current solution."""
+"""Largest number of iterations of a preconditioned solve, which then returns its solution; about ten are usual."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +169,7 @@ def residual_of(statistics: Statistics, relative: float, weights: Floats) -> flo
 def relative_penalty_by_gcv(statistics: Statistics, grid: tuple[float, ...] = GRID) -> float:
     """Return the r of the grid with the smallest score; ties go to the larger one, which gives the smoother head.
 
-    All scores tie where none can be distinguished from rounding, for example if all targets are zero.
+    All scores tie if no residual can be distinguished from rounding, for example if all targets are zero.
     """
     scores = gcv_scores(statistics, grid)
     return grid[len(grid) - 1 - int(np.argmin(scores[::-1]))]
@@ -236,8 +236,8 @@ def _tridiagonal(gram: Floats, cross: Floats) -> tuple[Floats, Floats, Floats]:
         raise InputError(
             f"the tridiagonal form of G could not be computed (LAPACK code {failed}): check that its entries are finite"
         )
-    # The first row and column of Q are those of the identity; the rest is the product of the reflectors as dgeqrf
-    # stores them.
+    # The first row and column of Q equal the identity's; the rest is the product of the reflectors as dgeqrf stores
+    # them.
     rotated = np.array(cross, order="F")
     if gram.shape[0] > 1:
         work = scipy.linalg.lapack.dormqr("L", "T", reduced[1:, :-1], scales, rotated[1:], lwork=-1)[1]

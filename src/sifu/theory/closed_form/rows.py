@@ -1,9 +1,9 @@
 """A client's samples in fixed point, stored as rows where they are smaller than the triangle of their Gram matrix.
 
-Rows of n samples take n (k + O) numbers of 4 bytes; their statistics take (k + 1)(k + 2) / 2 + (k + 1) O + 2 numbers of
-8 bytes. Rows and statistics add the same integers to a sum (docs/theory.md, section 14.3). A product of float64
-matrices is exact as long as no partial sum exceeds 2^53, so the rows of many clients are multiplied at once, in blocks
-of any size.
+Rows of n samples with k features and O outputs take n (k + O) numbers of 4 bytes; their statistics take (k + 1)(k + 2)
+/ 2 + (k + 1) O + 2 numbers of 8 bytes. Rows and statistics add the same integers to a sum (docs/theory.md, section
+14.3). A product of float64 matrices is exact as long as no partial sum exceeds 2^53, so the rows of many clients are
+multiplied at once, in blocks of any size.
 """
 
 from __future__ import annotations

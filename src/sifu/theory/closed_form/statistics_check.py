@@ -83,8 +83,9 @@ def _is_low_rank(scaled: Floats, rank: int, tolerance: float) -> bool:
 def _has_factor(scaled: Floats, shift: float) -> bool:
     """Return whether K + shift I has a Cholesky factor.
 
-    The shift covers the rounding of the factorisation: with a unit diagonal it can fail only when the smallest
-    eigenvalue is below m^2 times the unit roundoff (Higham 2002, theorem 10.7, and its remark on scaling).
+    The shift covers the rounding of the factorisation. For an m x m matrix with a unit diagonal, the factorisation can
+    fail only if the smallest eigenvalue is below m^2 times the unit roundoff (Higham 2002, theorem 10.7, and its remark
+    on scaling).
     """
     import scipy.linalg
 
@@ -115,7 +116,7 @@ class Flaw(enum.Enum):
 
 
 class HostileStatisticsError(InputError):
-    """Statistics that no samples can have; `flaw` is the reason."""
+    """Error for statistics that no samples can have; `flaw` is the reason."""
 
     def __init__(self, owner: str, flaw: Flaw, detail: str) -> None:
         super().__init__(f"the statistics of {owner} are refused: {flaw.value} ({detail})")

@@ -1,14 +1,14 @@
 r"""Exact sums (G, H, n, q) that clients send: their arithmetic, canonical form and digest; and the targets of labels.
 
 G = Phi^' Phi^, H = Phi^' T^, n samples, q = sum ||T^||^2 (docs/theory.md, section 14.3). Addition of integers depends
-on no order and has no rounding error. Whichever clients joined, left or were replaced, the sum is that of the current
-ones.
+on no order and has no rounding error. Whichever clients joined, left or were replaced, the result is the sum over the
+current clients.
 
 Canonical form: `words` are int64 numbers: the lower triangle of G row by row, H row by row, n, q. The digest is SHA-256
 of the line `sifu statistics 1 <FixedPoint.describe()>\n` in UTF-8 and then the words, little-endian.
 
 `Targets` turns labels and real numbers into the targets t of a head, by constants from the spec. None of them is fitted
-to clients' data: a mean or a scale taken from the data would carry information about a client that leaves.
+to clients' data: a mean or a scale taken from the data would contain information about a client that leaves.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ REACH = 8.0
 
 @dataclass(frozen=True)
 class Targets:
-    """Rule that turns labels into targets: one-hot minus 1/C, 0/1 minus `shift`, or (y - shift) / scale.
+    """Rule that turns labels into targets: one-hot minus 1/`outputs`, 0/1 minus `shift`, or (y - shift) / scale.
 
     `shift` and `scale` are one number for all outputs or one for each; classification ignores them.
 
@@ -397,7 +397,7 @@ class Targets:
         return targets
 
     def decode(self, predictions: Floats) -> Array:
-        """Return labels for predicted targets: the largest class, 0 or 1 for each label, or numbers in their own unit.
+        """Return labels for predicted targets: the largest class, 0 or 1 for each label, or unscaled numbers.
 
         >>> Targets("multi_label", 2).decode(np.array([[0.1, -0.2]]))
         array([[1, 0]])
