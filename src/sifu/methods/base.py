@@ -1,7 +1,7 @@
 """Base of all methods: a method plans a request from the record and makes the model that retraining starts from.
 
-docs/new-method.md shows how to write one and how sifu finds it. This module also holds what the plans of all methods
-share: the source, the subjects, and the premises of the certificate.
+docs/new-method.md shows how to write one and how sifu finds it. This module also holds the parts that the plans of all
+methods share: the source, the subjects, and the premises of the certificate.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sifu.theory.participation import ClientIndices
 from sifu.theory.rollback import Exposure, Subject, charge, largest_psi_on_the_way
 
 TOLERANCE = 1e-9
-"""Relative amount by which a charge may exceed its budget, as in verification; least noises are rounded."""
+"""Relative amount by which a charge may exceed its budget, as in verification, because noise is rounded."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Claim:
 
     @property
     def gone(self) -> set[int]:
-        """All clients that have left so far: a property of several leavers together concerns each of them."""
+        """Clients of the request and, under the current rules, all clients forgotten before."""
         return {*self.clients, *(self.earlier if self.rules >= RULES_COUNT_ALL else ())}
 
     @property
@@ -201,7 +201,7 @@ class Method(Protocol):
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """Return the premises of a certificate of this claim, which determine its level.
 
-        The default is the premises of a noised release, or those of a heuristic if the method does not certify.
+        The default is the premises of a noised release, or the premises of a heuristic if the method does not certify.
         """
         if self.info.certifies:
             return noised_premises(claim)
@@ -225,9 +225,9 @@ class Method(Protocol):
         yield f"updates: method {self.info.name} makes no model from stored updates"
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """Return the model that retraining starts from, noise included, and what clients did for it.
+        """Return the model that retraining starts from, noise included, and the cost of making it.
 
-        By default, the model of the plan's source, or a fresh one of this branch, plus the plan's noise.
+        The default is the model of the plan's source, or a fresh model of this branch, plus the plan's noise.
         """
         source = plan.source_node
         model = engine.initial_model(plan.order) if source is None else view.reader.load_model(source)

@@ -1,8 +1,9 @@
 """Closed form: subtract the client's statistics from the sum and solve the head again (docs/theory.md, section 14).
 
-Integer sums have no rounding, so the sum is bit for bit that of a federation that never had the client, and the head is
-a function of it. The result is exact, without noise. It takes no round if every client's statistics are kept, and one
-otherwise. If groups tune the network under the head, the networks that held the client are erased (section 15.5).
+Integer sums have no rounding, so the sum equals, bit for bit, the sum of a federation that never had the client. The
+head is a function of the sum. The result is exact, without noise. It takes no round if every client's statistics are
+kept, and one otherwise. If groups tune the network under the head, the networks that held the client are erased
+(section 15.5).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Groups: merge the models of the groups that never held the client, and continue with the remaining clients. Exact.
+"""Method `groups`: an exact restart from the merged models of the groups that never held the client.
 
 Clients first trained separately in groups, and the groups' models were kept (docs/theory.md, section 15). The mean of
 the models that never held a forgotten client, stretched by a fixed factor, is a function of the remaining clients'
@@ -40,7 +40,7 @@ class Groups(Method):
             )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """Plan the merge of the groups that are left; a fresh model if none is."""
+        """Plan the merge of the groups that are left, or a fresh model if none is left."""
         merged, hit = self._split(view, terms)
         forecast = Forecast(view, terms)
         expected, predicted = forecast.expected(0, 0.0), forecast.scratch()
@@ -57,7 +57,7 @@ class Groups(Method):
         )
 
     def _split(self, view: RunView, terms: RequestTerms) -> tuple[list[int], list[int]]:
-        """Return the groups that are merged, and those that held a client that leaves now."""
+        """Return the groups that are merged, and the groups that held a client that leaves now."""
         leaving = set(view.leaving(terms.clients))
         models = group_state.available_group_models(view.reader)
         if group_state.are_separate(view):  # the groups finish before the request is executed
@@ -87,7 +87,7 @@ class Groups(Method):
         return sum(on_disk[row.node].bytes for row in group_state.available_group_models(view.reader).values())
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """Return the merge of the groups that were not hit; a fresh model if all were."""
+        """Return the merge of the groups that never held a leaving client, or a fresh model if there is none."""
         leaving = {client for subject in plan.subjects for client in subject.clients}
         parts = parts_without(group_state.available_group_models(view.reader), view.spec.groups.rounds, leaving)
         if not parts:

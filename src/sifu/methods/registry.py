@@ -3,7 +3,7 @@
 Methods of other packages are found through entry points (`sifu.core.extensions`, docs/new-method.md).
 
 A plan also predicts the accuracy of the released model, from recorded evaluations. Retraining that is expected to reach
-its target ends there. If the terms end retraining earlier, or release the model at once, its accuracy is that of the
+its target ends there. If the terms end retraining earlier, or release the model at once, its accuracy is read off the
 recorded curve after as many rounds, minus the remaining harm of the new noise (`planning.measure`).
 """
 
@@ -77,7 +77,7 @@ def register(method: type[Method]) -> None:
 
 
 def released_accuracy(view: RunView, plan: Plan) -> float | None:
-    """Return the expected accuracy of the final model on the remaining clients; None if the record does not tell."""
+    """Return the expected accuracy of the final model on the remaining clients; None if it is not predictable."""
     forecast = Forecast(view, plan.terms)
     tip = forecast.first.evaluated.get(view.path.nodes[view.path.tip].node)
     if tip is None or not math.isfinite(tip.accuracy) or not view.spec.regime.has_accuracy:
@@ -113,13 +113,13 @@ RELEASED_NOW = ("the model it starts from is released at once; it is less accura
 def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None) -> Plan:
     """Return the plan of a request: by its method, or by the one that `auto` chooses.
 
-    If no method reaches the least level, the plan is that of the strongest one, and its reason says so. A note warns if
-    only one client is left.
+    If no method reaches the lowest accepted level, the strongest method is planned, and the plan's reason says so. A
+    note warns if only one client is left.
 
     Args:
         view: View of the run.
         terms: Terms of the request.
-        floor: Least level accepted; by default that of the terms or the method.
+        floor: Lowest accepted level; by default the level of the terms or the method.
     """
     plan = _planned(view, terms, floor)
     staying = set(view.active.tolist()) - set(view.indices(terms.clients))
@@ -161,7 +161,7 @@ def _planned(view: RunView, terms: RequestTerms, floor: Level | None) -> Plan:
             ways.append(MethodOption(name, summary=method_info(name).summary, refused=str(error)))
         else:
             ways.append(_way(view, method, plans[name]))
-    # Allowed methods come first, among them certified ones, among these the ones with fewer rounds.
+    # Allowed methods come first; among them, certified methods; among these, methods with fewer rounds.
     ways.sort(key=lambda way: (bool(way.refused), way.level == "none", math.inf if way.rounds is None else way.rounds))
     least = least_level(terms, floor)
     allowed = [way for way in ways if not way.refused]
@@ -223,7 +223,7 @@ def _kept(view: RunView, info: MethodInfo, plan: Plan) -> str:
 
 
 def _seconds(view: RunView, plan: Plan, rounds: float | None) -> float | None:
-    """Return the expected duration: that of a solve from kept statistics, or of rounds at the pace of training."""
+    """Return the expected duration of a solve from kept statistics, or of rounds at the speed of the first training."""
     if plan.terms.method == CLOSED_FORM and rounds == 0.0 and not plan.terms.records:
         return request_seconds(view, set(view.leaving(plan.terms.clients)))
     pace = _seconds_a_round(view)

@@ -1,4 +1,4 @@
-"""Scratch: a fresh initial model, trained without the client. Exact, and as slow as the first training."""
+"""Method `scratch`: training of a fresh model without the client; exact, and as slow as the first training."""
 
 from __future__ import annotations
 

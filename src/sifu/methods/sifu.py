@@ -1,7 +1,8 @@
 """SIFU (algorithm 3 of the paper): roll back as far as the budget demands, add noise, continue without the client.
 
 IFU (algorithm 2) is the special case of one request. Differences from the paper (docs/theory.md, section 16): budgets
-are charged over all releases by default, the noise is calibrated exactly, and weights are those of the round.
+are charged over all releases by default, the noise is calibrated exactly, and clients are weighted by the samples of
+the round, not of the whole federation.
 """
 
 from __future__ import annotations

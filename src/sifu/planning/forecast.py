@@ -28,7 +28,7 @@ therefore counts the active clients that the noise of the last edge would hide t
     s Psi(n, f) <= sigma sqrt(1 - reserve)       for client f at the edge's source n.
 
 If clients ask in random order, N are active and B do not fit, then on average (N - B) / (B + 1) ask before the first
-that does not fit. This holds for a *fixed* sigma. With `auto`, every request takes the noise it needs at the current
+that does not fit. This holds for a *fixed* sigma. With `auto`, every request uses the noise it needs at the current
 model, so none has to roll back further. But noise accumulates and Psi grows, so requests become slower. The number of
 worthwhile requests is found by running the forecast ahead, one request of the usual size after another.
 """
@@ -94,7 +94,7 @@ MOST_LUCK = 3.0
 WORTH_IT = 0.9
 """Largest worthwhile share of Scratch's rounds; above it, training restarts, which is exact and hardly slower."""
 LARGEST_CHANGE = math.log(2.0)
-"""Largest change of the logarithm of Scratch's rounds due to leaving clients; a flat curve would give any value."""
+"""Largest change of the logarithm of Scratch's rounds due to leaving clients; a flat curve could give any value."""
 LONGEST = 8.0
 """Search range for rounds, as a multiple of the rounds of the first training."""
 
@@ -159,7 +159,7 @@ class Forecast:
 
     @cached_property
     def _from_the_beginning(self) -> float:
-        """Rounds from a fresh model to the target: T, adjusted for the accuracy of the clients that leave."""
+        """Rounds from a fresh model to the target: the first training's, adjusted for the clients that leave."""
         length, errors, goal = float(self.first.length), self.first.errors, 1.0 - self._target
         if self.training is None or errors is None or goal + self.gain <= 0.0:
             return length
@@ -194,7 +194,7 @@ class Forecast:
         return float(self.times(depth, noise_std).mean())
 
     def times_after(self, done: float, disturbed: Sequence[tuple[float, float]], unluckier: float = 0.0) -> Floats:
-        """Return the rounds to the target, for each quantile, from a model with earlier or new noise.
+        """Return the rounds to the target from a model with noise, one value for each quantile of scatter and luck.
 
         Args:
             done: Number of rounds that led to the model.
@@ -234,7 +234,7 @@ class Forecast:
         return np.ceil(np.maximum(times, stop.min_rounds) / every) * every
 
     def scratch(self) -> Prediction | None:
-        """Return the predicted rounds of Scratch: those of the first training, adjusted for the clients that leave."""
+        """Return the predicted rounds of Scratch: the first training's, adjusted for the clients that leave."""
         if self.training is None:
             return None
         return Prediction.of(self._as_evaluated(np.array([self._from_the_beginning])))
@@ -278,7 +278,7 @@ def predict_recovery(view: RunView, forecast: Forecast, merged: int) -> tuple[fl
     """Return the common rounds after a merge of `merged` groups.
 
     Returns:
-        The expected rounds, and a prediction with an interval; None instead of it if no target was reached.
+        The expected rounds, and a prediction with an interval, or None if no target was reached.
     """
     separate, count = view.spec.groups.rounds, view.spec.groups.count
     common = max(0.0, float(forecast.first.length - separate))
@@ -442,7 +442,7 @@ def _requests_ahead(view: RunView, depth: int, noise_std: float, needed: Floats,
 
 
 def _growth_of_psi(view: RunView, depth: int) -> float:
-    """Return a in Psi(n) ~ n^a, from the largest Psi at the kept models of the second half of the path."""
+    """Return the exponent a of Psi(n) ~ n^a, from the largest Psi at the kept models of the second half of the path."""
     here, rounds = view.kept.get(depth), view.path.rounds_until(depth)
     for earlier in sorted(view.kept):
         before = view.path.rounds_until(earlier)

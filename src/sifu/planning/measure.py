@@ -21,19 +21,19 @@ adds, k rounds later,
     (sigma / s)^2 l_K (k / K)^-1/3 (f(c + k) / f(T + K))^q          after that,
 
 with q = 2 for linear models, 6 for networks, and f the loss of the training itself, continued past its end
-(`LearningCurve`). The power of k is that of a sum over directions of very unequal curvature: the steep ones recover
-first. The remaining harm matters less as training progresses, because margins grow; f measures the progress. The
-exponents are the only constants (docs/noise.md lists the data they were chosen on). Most of the difference between two
-draws of noise lies in the few steepest directions, and these recover within the rehearsed rounds.
+(`LearningCurve`). The power of k is typical of a sum over directions of very unequal curvature: the steep directions
+recover first. The remaining harm matters less as training progresses, because margins grow; f measures the progress.
+The exponents are the only constants (docs/noise.md lists the data they were chosen on). Most of the difference between
+two draws of noise lies in the few steepest directions, and these recover within the rehearsed rounds.
 
 Loss is converted to errors by the ratio of the two, pooled over all measurements up to s, since a single measurement
-may depend on a few predictions. For a rise as large as that of the largest noise, the ratio measured there applies. Far
-from the trained model, the loss of a network is not quadratic, and noise can destroy the model. Beyond three
-times the largest rehearsed noise, every prediction counts as wrong.
+may depend on a few predictions. For a rise as large as the largest rehearsed noise causes, the ratio measured at that
+noise applies. Far from the trained model, the loss of a network is not quadratic, and noise can destroy the model.
+Beyond three times the largest rehearsed noise, every prediction counts as wrong.
 
 **Choice of the quantity.** If the end of training rehearsed rounds with noise, the forecast follows wrong predictions
-with the measured harm (`Recovery`). A run without such rounds (fewer than 12 rounds of training, noise in training,
-different participants in the rehearsed rounds, regression) is followed by its loss, more roughly:
+with the measured harm (`Recovery`). Without such rounds (fewer than 12 rounds of training, noise in training, different
+participants in the rehearsed rounds, regression), the forecast follows the loss, which is less accurate:
 
     harm(sigma, k) = 1.8 rise(sigma) F(k),
 
@@ -222,7 +222,7 @@ class FirstTraining:
 
 OF_ROUNDS = 1.0 / 3.0
 OF_LOSS = {"linear": 2.0, "network": 6.0}
-"""q: in a network, continued training undoes most of the harm of noise."""
+"""Exponent q by kind of model; in a network, continued training undoes most of the harm of noise."""
 
 FARTHEST = 3.0
 """Largest noise on a network whose harm is predicted, as a multiple of the largest rehearsed noise."""
@@ -310,11 +310,11 @@ class Recovery:
 
 
 HARM_OF_LOSS = 1.8
-"""Factor by which the harm of noise exceeds that of an equal share of theta_0's distance."""
+"""Factor by which the harm of noise exceeds the harm of an equal share of theta_0's distance."""
 SPREAD_OF_LUCK, LARGEST_SPREAD = 0.53, 1.5
 """Standard deviation of luck at the rehearsed noise size, and its cap; it falls like 1 / sigma."""
 SPREAD_OF_LAW = 0.3
-"""Standard deviation of a run's own harm around the law, at any size; added to that of luck in squares."""
+"""Standard deviation of a run's harm around the law, at any noise size; its square adds to the square of luck's."""
 SPREAD_UNREHEARSED = 0.7
 """Standard deviation of luck, at any size, if no rounds were rehearsed."""
 

@@ -2,22 +2,22 @@
 
 `--method auto` chooses in two steps (docs/theory.md, section 9.7). First, one exact method is selected by the structure
 of the run, never by a prediction: a closed-form head is solved again, remaining groups are merged, and a fresh model is
-the last resort. If the request demands `exact`, this method is taken, so no client's data influence the choice.
+the last resort. If the request demands `exact`, this method is used, so no client's data influence the choice.
 Otherwise it is compared with the methods that are not exact: the fewest predicted rounds win, and on a tie the stronger
 guarantee. The certificate's promise holds for the plan that was executed, including its method.
 
-Psi of a set of clients taken jointly is exact for rounds whose Gram matrix was kept, and bounded by the triangle
-inequality from the same scalars otherwise (docs/theory.md, section 3.2). A plan shows both units, so that the price of
-the stronger one is known in advance.
+The joint Psi of a set of clients is exact for rounds whose Gram matrix was kept, and bounded by the triangle inequality
+from the same scalars otherwise (docs/theory.md, section 3.2). A plan shows both units, so that the cost of joint
+protection is known in advance.
 
 `--sigma auto` chooses node and noise together, from recorded scalars (docs/noise.md; docs/theory.md, section 9.1). Each
-kept node needs a least noise, which follows from the Psi curves of the subjects to hide and their remaining budgets. A
-forecast predicts the rounds for each pair of node and noise. The pair with the fewest is chosen, or the initial model
-if no pair is clearly better than Scratch.
+kept node needs a minimum of noise, which follows from the Psi curves of the subjects to hide and their remaining
+budgets. A forecast predicts the rounds for each pair of node and noise. The pair with the fewest is chosen, or the
+initial model if no pair is clearly better than Scratch.
 
 A later request starts after this noise edge, where all subjects forgotten so far are covered, with noise chosen at that
 time. More noise now would not cover clients that ask later, because edges added before a request never do. So a request
-takes only the noise it needs. The forecast includes the effect of earlier noise.
+adds only the noise it needs. The forecast includes the effect of earlier noise.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sifu.theory.calibration import TrainingNoise
 from sifu.theory.rollback import Exposure, Subject, choose_node, least_noise, least_noises
 
 NOT_INSTALLED = 25
-"""Rank of a recorded method whose package is not installed: preserves less than sifu, more than scratch."""
+"""Rank of a recorded method whose package is not installed; it lies between scratch and sifu."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class AutoChoice:
 
 
 def least_level(terms: RequestTerms, floor: Level | None = None) -> Level:
-    """Return the least level that is accepted: the higher of the request's own level and `floor`.
+    """Return the lowest accepted level: the higher of the request's level and `floor`.
 
     Without either, it is the usual level of the method.
 
@@ -274,7 +274,8 @@ class Plan:
         options: Noises that were compared.
         notes: Remarks for the operator.
         protection: Means by which the method hides subjects.
-        untouched: True if no subject that must be hidden ever influenced the source.
+        untouched: True if no subject to hide influenced the source, and no reply of the clients was refused on the path
+            to it.
         training_noise: Guarantee of noise in training, if the method relies on it.
         predicted_interval: Interval that holds the rounds to the target in most cases.
         units: Figures of a request of several clients in each unit, `client` and `joint`.
@@ -412,13 +413,13 @@ def choose_noise(
 ) -> tuple[float, tuple[str, ...]]:
     """Return the noise of the option with the fewest expected rounds, and notes on the choice.
 
-    If Scratch is as fast, the result is less noise than any option needs, which leads to theta_0. Options below the
-    level `least` are ignored unless there are no others.
+    If Scratch is as fast, the returned noise is less than any option needs, so that the initial model is chosen.
+    Options below the level `least` are ignored unless there are no others.
 
     Args:
         options: Noises to choose from.
         forecast: Forecast of the rounds.
-        least: Least level accepted; by default any.
+        least: Lowest accepted level; by default any.
     """
     enough = [option for option in options if LEVELS.index(option.level) >= LEVELS.index(least or "none")]
     best = min(enough or options, key=lambda option: option.expected)

@@ -1,7 +1,7 @@
 """Prediction of the time of a request on a closed-form head, from recorded sizes and the speed of this machine.
 
-A request reads the statistics of those who leave and the sum, subtracts, writes the sum, and solves for the head. With
-K features it takes
+A request reads the sum and the statistics of the leaving clients, subtracts, writes the new sum, and solves for the
+head. With K features it takes
 
     START_STEPS / steps + K^2 (8 PASSES / bytes + 2 n / factors) + K^3 / (3 factors)
 
