@@ -1,9 +1,9 @@
 """Advice, before training, on whether certified unlearning is worthwhile: docs/theory.md, section 13, and a pilot.
 
 The ratio of noise to signal at a model is s sqrt(d) Psi / ||theta - theta_0||, and Psi falls like 1/M. So noise is
-worthwhile if the number M of clients is several times s sqrt(d). The pilot trains a few rounds in a temporary folder to
-measure Psi, the distance travelled and the learning curve. For a longer training these are extrapolated, which the
-advice states.
+worthwhile if the number M of clients is several times s sqrt(d); the figures call this the law. The pilot trains a few
+rounds in a temporary folder to measure Psi, the distance travelled and the learning curve. For a longer training these
+are extrapolated, which the advice states.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from sifu.theory.participation import Participation
 
 PILOT_ROUNDS = 30
 AS_ACCURATE = 0.005
-"""Largest loss of accuracy for which the cheaper of two ways to tune a network is recommended."""
+"""Largest loss of accuracy at which a cheaper way to tune the network, or none, is recommended."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Advice:
         clients_over_law: Number of clients divided by s sqrt(d).
         pilot_rounds: Rounds of the pilot.
         reached_target: True if the pilot reached the target.
-        accuracy: Accuracy of the pilot on its training data, which the target is about.
+        accuracy: Accuracy of the pilot on its training data, to which the target refers.
         noise_to_signal: Ratio for the most expensive client at the pilot's last model.
         typical_noise_to_signal: The same for the median client.
         level: Level of certificates by noise.
@@ -465,4 +465,4 @@ WITHOUT_PILOT: dict[type[Regime], Callable[[Spec, Any, Any, ProgressCallback | N
     ClosedForm: _closed_form_advice,
     TunedNetworks: _tuned_advice,
 }
-"""Advice for regimes in which the cost of a request follows from the spec, so that no pilot is needed."""
+"""Function that advises on a regime by solving its head once; None for regimes that need a pilot of rounds."""

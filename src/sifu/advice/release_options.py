@@ -25,7 +25,7 @@ from sifu.theory.release_noise import Release, noise_for
 BUDGETS = ((1.0, 1e-5), (3.0, 1e-5), (10.0, 0.01))
 """Budgets to compare: strong, usual and weak."""
 TRIED = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-"""Relative penalties to try, as multiples of that of the spec: protection needs a larger one than accuracy."""
+"""Relative penalties to try, as multiples of the spec's: protection needs a larger penalty than accuracy."""
 DRAWS = 5
 """Number of noise draws that an accuracy is averaged over."""
 WORTH = 0.05
@@ -36,12 +36,12 @@ Unit = Literal["record", "client"]
 
 @dataclass(frozen=True)
 class ReleaseOption:
-    """One budget for records or for clients: the r and the noise with the best held-out accuracy.
+    """One budget for records or for clients: the relative penalty r and the noise with the best held-out accuracy.
 
     Attributes:
         unit: Unit that the noise hides: a record or a client.
-        epsilon: Budget.
-        delta: Budget.
+        epsilon: Epsilon of the budget.
+        delta: Delta of the budget.
         relative_penalty: The r, among those tried, with the highest accuracy.
         distance: Largest distance of any record or client at this r.
         releases: Number of releases that the noise is for.
@@ -66,8 +66,8 @@ class ReleaseAdvice:
     """Cost of protection against observers of all releases, by unit and budget.
 
     Attributes:
-        accuracy: Held-out accuracy without noise, at the r that is best without noise.
-        relative_penalty: That r.
+        accuracy: Held-out accuracy without noise, at `relative_penalty`.
+        relative_penalty: The r that is best without noise.
         rows: Number of held-out rows.
         records: Number of records in the head.
         clients: Number of clients in the head.
@@ -108,7 +108,7 @@ class ReleaseAdvice:
 def advise_releases(spec: Spec, data_folder: str | Path | None, clients: Any) -> ReleaseAdvice:
     """Solve the head without held-out rows, and try the noise of a few budgets on it.
 
-    The distances are those of the user's own data. Noise or an r chosen by them depends on the data, so this is only a
+    The distances are computed on the user's data. Noise or an r chosen from them depends on the data, so this is only a
     study: choose both for a federation from similar federations or public data.
 
     Args:
@@ -160,7 +160,7 @@ class _Heads:
 
 @dataclass(frozen=True, eq=False)
 class _Study:
-    """The data that heads are tried on; `features` are those of the held-out rows."""
+    """Data that heads are tried on; `features` belong to the held-out rows."""
 
     spec: Spec
     engine: Any

@@ -52,7 +52,7 @@ TrainingName = Literal["closed form", "plain", "groups", "blocks", "merge", "fro
 FEATURES = (FeaturesSpec(), FeaturesSpec(kind="random_fourier", count=512))
 """Features that a closed-form head is tried on: the inputs themselves, and random features of them."""
 LEAST_TAKING_PART = 0.05
-"""Least participation rate at which groups were tried."""
+"""Lowest participation rate at which groups were tried."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class TrainingOption:
     request_bytes: float | None = None
 
     def at_pace(self, seconds: float, sent: float) -> TrainingOption:
-        """Return the option with duration and traffic, if each round costs what one of the pilot did.
+        """Return the option with duration and traffic, assuming that each round costs as much as a round of the pilot.
 
         Args:
             seconds: Seconds per round.
@@ -235,7 +235,7 @@ def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> _Solved:
 
 
 def groups_option(spec: Spec, view: RunView, training_rounds: float | None) -> TrainingOption:
-    """Return the option of groups: number and separate rounds by the rule, cost from earlier measurements."""
+    """Return the option of groups: groups and separate rounds as the rule sets them, cost from earlier measurements."""
     clients = len(view.clients)
     rate = Participation.parse(spec.server.participation).rate
     count, separate = number_of_groups(clients, rate), separate_rounds(spec.stop.max_rounds, rate)

@@ -230,9 +230,9 @@ def serve_on_flower(
         grid: Flower's connection to the nodes.
         settings: The run config of the app.
         make_blueprint: Function that makes the training plan from the spec and the clients' profiles.
-        patience: Time limits; those of the settings by default.
+        patience: Time limits; by default the limits of the settings.
         progress: Callback invoked after each round.
-        level: Minimum level of the certificates; that of each request if None.
+        level: Minimum level of the certificates; by default the level of each request.
         tell: Callback that receives messages for people.
         spec: Used instead of the file that the settings name.
 
@@ -263,7 +263,7 @@ def serve_on_flower(
         engine = registry.begin_run(folder)
     engine.show_checkpoints(ShownCheckpoint(folder))
     run = open_run(folder, engine=engine)
-    run.engine()  # refuses clients or a model that differ from those of the run
+    run.engine()  # raises an error if the clients or the model differ from the run's
     if own is not None:
         engine.after_round = partial(own.after_round, tell) if own.evaluate_fn is not None else None
         engine.reporter, engine.evaluation_sample = own.reporter, own.evaluation_sample
@@ -332,7 +332,7 @@ class _ClientRegistry:
             self._roster = ClaimedRoster(grid, {}, self._ask_names)
 
     def begin_run(self, folder: Path) -> FlowerFederation:
-        """Create a run of the listed clients, or of those that are connected."""
+        """Create a run of the listed clients or, without authentication, of the connected nodes."""
         profiles = self._collect()
         engine, given_spec, resolved = self._make_engine(profiles, len(profiles))
         with create_run(folder, given_spec, resolved, engine) as writer:

@@ -69,14 +69,14 @@ def serve(
     """Train until the stop rule holds, and execute requests as they arrive.
 
     The clients of a request are no longer sampled once it has arrived and, if the spec requires it, is approved. The
-    request is executed when the rounds of the one before it are done. After an interruption, a new call resumes.
+    request is executed when the rounds of the previous request are done. After an interruption, a new call resumes.
 
     Args:
         run: Run to serve.
         engine: Engine that trains the clients.
         linger: Seconds to wait for more requests when all work is done.
         lock_wait: Seconds to wait for an earlier server that still holds the lock.
-        level: Minimum level of the certificates; that of each request if None.
+        level: Minimum level of the certificates; by default the level of each request.
         progress: Callback invoked after each round.
         tell: Callback that receives messages for people.
         after_mail: Callback invoked before the first round, and after inbox messages were ingested or `more_mail`
@@ -158,7 +158,7 @@ def _record_incidents(writer: RunWriter, engine: Engine) -> None:
 
 
 class _Closed(KeyboardInterrupt):
-    """The loop was closed; as with Ctrl-C, every finished round is saved."""
+    """Signal that the loop was closed; as with Ctrl-C, every finished round is saved."""
 
 
 class ServerLoop:
@@ -219,7 +219,7 @@ class ServerLoop:
             create_run(Path(folder), given, resolved, self._engine).close()
         self.run = open_run(folder, engine=self._engine)
         check_same_spec(self.run, given)
-        self.run.engine()  # refuses clients or a model that differ from those of the run
+        self.run.engine()  # raises an error if the clients or the model differ from the run's
         self._linger, self._level = linger, level
         self._tasks: SimpleQueue[Task | BaseException | None] = SimpleQueue()
         self._replies: SimpleQueue[Mapping[str, Any] | _Closed] = SimpleQueue()
