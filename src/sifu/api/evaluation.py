@@ -25,7 +25,7 @@ class Evaluated:
         on: Rows it was evaluated on.
         rows: Number of rows.
         accuracy: Accuracy of a classification.
-        mean_squared_error: Error of a regression, in squares of the target's unit.
+        mean_squared_error: Error of a regression, in the squared unit of the target.
         held_out: All figures on held-out rows, if it was evaluated on those.
     """
 

@@ -49,7 +49,7 @@ class RequestCalls(RunFolder):
     """A run folder with its requests; the base of `sifu.Run`."""
 
     def plan(self, clients: Sequence[str], **terms: Unpack[TermsGiven]) -> Plan:
-        """Return what a request for `clients` would do: node, noise, rounds, level. Changes nothing.
+        """Return the plan of a request for `clients` (node, noise, rounds, level) without changing anything.
 
         Without a `method`, the plan is the one that `auto` chooses, and its `ways` describe the alternatives: level,
         rounds with an interval, traffic, time, the gain of an attacker, what is kept, and the cost to clients forgotten
@@ -68,7 +68,7 @@ class RequestCalls(RunFolder):
             return with_plain_names(view.reader, plan)
 
     def plan_of(self, request: str) -> Plan:
-        """Return what a waiting `request` would do now, with exactly the terms it has in the ledger."""
+        """Return the current plan of a waiting `request`, with exactly the terms it has in the ledger."""
         with self.view() as view:
             row = row_of(view.reader, request)
             if not row.waits:
@@ -94,9 +94,9 @@ class RequestCalls(RunFolder):
 
         Args:
             clients: Names of the clients.
-            request: Id of the request; by default a new one. The same id with the same terms again changes nothing.
+            request: Id of the request; by default a new one. Repeating an id with the same terms changes nothing.
             deadline_days: Days until the deadline.
-            actor: Name of the person who asks; by default that of this account.
+            actor: Name of the person who asks; by default the name of this account.
             nonces: Nonce by identity of each record (`sifu.new_nonces`). The public certificate then commits to these
                 identities. Give each person the nonce; the run keeps none.
             **terms: Terms that differ from the run's spec.
@@ -119,7 +119,7 @@ class RequestCalls(RunFolder):
         return posted
 
     def committed(self, request: str, nonces: Mapping[str, str]) -> dict[str, str]:
-        """Return the `nonces`, by identity, that open a commitment of the `request`, or of its inbox message."""
+        """Return the `nonces`, by identity, that open a commitment of the `request`; all if it is not in the ledger."""
         with self.reader() as reader:
             seq = reader.steps().get(("request received", request))
             if seq is None:
@@ -161,7 +161,7 @@ class RequestCalls(RunFolder):
         return ()
 
     def also_left_out(self, request: str) -> str:
-        """Return what other approved requests leave out of the release of a waiting `request`; empty for nothing."""
+        """Describe what other approved requests leave out of a waiting `request`'s release; return "" if nothing."""
         with self.view() as view:
             row = row_of(view.reader, request)
             return also_left_out(view, row.terms) if row.waits else ""
@@ -197,7 +197,7 @@ class RequestCalls(RunFolder):
             request: Id of the request.
             decision: verified, approved, refused or withdrawn.
             reason: Reason, which a refusal needs.
-            actor: Name of the person who decides; by default that of this account.
+            actor: Name of the person who decides; by default the name of this account.
             terms: Digest of the terms that were inspected (`RequestStatus.terms_digest`). The decision is refused if
                 the request has other terms.
         """
@@ -220,10 +220,10 @@ class RequestCalls(RunFolder):
     ) -> list[Outcome]:
         """Execute the queued requests, or one of them, or a new one for `clients`.
 
-        Without a `method`, each request is executed by the method with the fewest predicted rounds among those that
-        reach at least `level` (by default `conditional`). `level` is the only one of the terms that also applies to
-        queued requests. A plan below it is refused and nothing is changed. A request with `release = "now"` is done
-        with its starting model; the rounds to its target follow in this call.
+        Without a `method`, each request is executed by the method that `auto` chooses among the methods that reach at
+        least `level` (by default `conditional`). `level` is the only term that also applies to queued requests. A plan
+        below this level is refused, and nothing is changed. A request with `release = "now"` releases its starting
+        model; the rounds to its target follow in this call.
 
         Args:
             clients: Names of the clients of a new request.

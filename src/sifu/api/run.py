@@ -108,7 +108,7 @@ class Run(RequestCalls):
     def release(self, progress: ProgressCallback | None = None) -> Released:
         """Bring the released model up to date with the clients that should be in it.
 
-        These are all clients except the forgotten ones and those that a waiting, approved request names. Approved
+        These are all clients except forgotten clients and clients that a waiting, approved request names. Approved
         requests for records are executed first. A closed-form head is solved again if it has too few or too many
         clients. In other runs, clients whose request was refused or withdrawn get as many rounds as were run without
         them. Requests to forget clients are not executed; `forget` does that.
@@ -212,9 +212,9 @@ class Run(RequestCalls):
     def model(self) -> nn.Module:
         """Return the current released model as a torch module: `model(x)` returns the scores of raw samples.
 
-        A named kind becomes a `LoadedModel`. A module of your own is made by the factory passed to `open_run(...,
-        model=...)`, and computes as for the recorded accuracy: batch normalisation uses the statistics of the current
-        batch.
+        A kind that the spec names becomes a `LoadedModel`. A module of your own is made by the factory passed to
+        `open_run(..., model=...)`, and computes as for the recorded accuracy: batch normalisation uses the statistics
+        of the current batch.
         """
         with self.reader() as reader:
             return released_module(reader, self._engines.model)
@@ -231,7 +231,7 @@ class Run(RequestCalls):
         return OperatorKeys(named, keys.is_encrypted(self.folder))
 
     def rotate_key(self, brought: str | Path | None = None) -> str:
-        """Replace the operator's key by a new one, or by the one `brought` in a PEM file; return the new public key."""
+        """Replace the operator's key by a new one, or by the key in the PEM file `brought`; return its public key."""
         with self.writer() as writer:
             return rotate_key(writer, None if brought is None else Path(brought))
 
@@ -253,7 +253,7 @@ class Run(RequestCalls):
             return back_up(writer, Path(file))
 
     def purge(self, *, figures: bool = False) -> Purge:
-        """Permanently erase what still carries uncovered influence of a forgotten client; return what remains and why.
+        """Permanently erase models and updates that forgotten clients still influence; return what remains and why.
 
         Args:
             figures: True to also erase the figures that certificates depend on: drifts, Psi, sigma, the list of kept

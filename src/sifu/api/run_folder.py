@@ -72,8 +72,7 @@ class RunFolder:
     def view(self) -> Iterator[RunView]:
         """Yield the run at this instant; derived values are reused as long as nothing is written.
 
-        A view has one user at a time, because its reader belongs to one thread. Concurrent users get views of their
-        own.
+        A view has one user at a time, because its reader belongs to one thread. Concurrent users get separate views.
         """
         stamps = [_stamp(self.folder / name) for name in (DATABASE, f"{DATABASE}-wal")]
         with self.snapshot() as reader:

@@ -245,7 +245,7 @@ def new_terms(view: RunView, engines: RunEngines, clients: Sequence[str], given:
 
 
 def check_signed(reader: RunReader, statement: dict[str, Any], request: str) -> None:
-    """Check a signed request now as the running server will when it ingests the message."""
+    """Check a signed request now, in the same way as the running server will check its inbox message."""
     try:
         check_new(RunView(reader), terms_of_signed(reader, statement), request)
     except InputError as error:

@@ -118,7 +118,7 @@ def restore(
     Args:
         file: The backup.
         folder: The new run folder.
-        anchor: Latest head that was published or kept. A backup without this event is older than the run was.
+        anchor: Latest head that was published or kept. A backup without this event is not the latest state of the run.
         certificates: Certificates issued since the backup. Their requests are restored: the clients take part no
             longer, and kept models that they influenced, their updates and their statistics are erased at once.
         accept_older: True to accept an older backup. Every certificate made from it is at best conditional, since the
@@ -209,7 +209,7 @@ def check_whole(staged: Path, file: Path) -> None:
 def _record_restoration(
     staged: Path, file: Path, head: str, anchor: str | None, held: bool, bodies: list[dict[str, Any]]
 ) -> tuple[list[str], tuple[int, ...], bool]:
-    """Restore the requests of `bodies`, erase what holds their clients' part, and record the restoration."""
+    """Restore the requests of `bodies`, erase the files that their clients influenced, and record the restoration."""
     with RunWriter.open(staged) as writer:
         with transaction(writer.connection, None):
             writer.connection.execute("PRAGMA journal_mode=WAL")
@@ -319,7 +319,7 @@ def attest(reader: RunReader, request: str, others: Mapping[str, bytes] | None =
 
 
 def rotate_key(writer: RunWriter, brought: Path | None = None) -> str:
-    """Replace the operator's key by a new one (or the one `brought` as a PEM file); return the new public key."""
+    """Replace the operator's key by a new one (or the key in the PEM file `brought`); return the new public key."""
     old_hex = writer.value("public_key")
     old = keys.load_key(writer.folder, old_hex)
     if brought is None:

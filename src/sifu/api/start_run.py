@@ -116,7 +116,7 @@ def train(
     device: Device = "auto",
     precision: Precision = "float32",
 ) -> Run:
-    """Train with FedAvg and tracking into the folder `run`; continue a run that was not finished.
+    """Train with FedAvg, or solve a closed-form head, in the folder `run`; continue an unfinished run.
 
     Args:
         spec: A Spec, a mapping, or the path of a TOML file.
@@ -194,7 +194,7 @@ def create_run(
 ) -> RunWriter:
     """Create a run of an engine's clients, not yet trained.
 
-    An automatic number of groups, or of their rounds, is replaced by that of the rule, which depends on the number of
+    An automatic number of groups, or of their rounds, is replaced by the rule's value, which depends on the number of
     clients.
 
     Args:
@@ -267,7 +267,7 @@ DEEPEST = 4
 
 
 def find_runs(*folders: str | Path) -> list[Path]:
-    """Return the run folders among `folders` and below them, each once, in the order of their names."""
+    """Return the run folders among `folders` and below them, each once, sorted within each given folder."""
     runs: dict[Path, Path] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():

@@ -157,9 +157,9 @@ class RunStatus:
 
     `rounds` counts the rounds on the active history, `rounds_run` all rounds ever run; for a closed-form head they
     count solves. `psi_star` is the influence that noise of `sigma` hides, and `psi_status` says whether the premises of
-    Psi are met, assumed or failed. `bytes_kept` says by method what a request needs on disk. `accuracy` (None for
-    regression) and `loss` are means over the active clients' training samples. `held_out` are the figures on held-out
-    rows, if there are any.
+    Psi are met, assumed or failed. `bytes_kept` is the size of the files that a request by each method needs.
+    `accuracy` (None for regression) and `loss` are means over the active clients' training samples. `held_out` are the
+    figures on held-out rows, if there are any.
     """
 
     run: str
@@ -271,7 +271,7 @@ def status_of(view: RunView) -> RunStatus:
     sigma = privacy.sigma if privacy.sigma != "auto" else last_noise
     updates, statistics = reader.updates(), reader.statistics()
     measured = view.regularities.measured
-    # Budgets as they are now: infinite noise adds no charge.
+    # Infinite noise adds no charge, so these are the current budgets.
     budgets = budget_lines(view, view.exposures(view.earlier_subjects()), view.path.tip, math.inf)
     return RunStatus(
         run=str(reader.folder),
@@ -388,7 +388,7 @@ def _incidents(reader: RunReader) -> tuple[dict[str, Any], ...]:
 
 
 def _late(reader: RunReader) -> dict[str, int]:
-    """Return the number of latest rounds on Flower in which each client was late, largest first."""
+    """Return how often each client was late in the latest rounds on Flower with incidents, largest first."""
     rounds: dict[str, set[tuple[int, int]]] = {}
     for _, _, content in reader.latest_events(("incidents",), LATEST_ROUNDS):
         for incident in content["incidents"]:

@@ -1,4 +1,4 @@
-"""Requests that people who may not see a run submitted through the console: they wait until somebody examines them."""
+"""Requests submitted through the console by people who may not see the run; they wait until somebody examines them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def submitted(folder: Path) -> list[Message]:
 
 
 def content_of(message: Message) -> dict[str, Any]:
-    """Return the content of a submitted request; empty if it is not one of a console."""
+    """Return the content of a submitted request; empty if no console wrote it."""
     content = message.content or {}
     return content if content.keys() == FIELDS else {}
 
@@ -39,7 +39,7 @@ def examine(run: Run, by: str) -> dict[str, str]:
         by: Name of the person who examines them.
 
     Returns:
-        The reason why each examined request was refused, by its id; empty for one that was filed.
+        The reason why each examined request was refused, by its id; empty if it was filed.
     """
     examined: dict[str, str] = {}
     for message in submitted(run.folder):
@@ -75,7 +75,7 @@ def refuse(run: Run, message: Message, reason: str) -> bool:
 
 
 def check_share(run: Run, clients: Sequence[str]) -> None:
-    """Refuse a request if unapproved requests would then exclude more than half of the clients from training."""
+    """Refuse a request if waiting requests without approval would then name more than half of the clients."""
     with run.view() as view:
         lacking = unapproved(view.reader) if approvals_needed(view.reader) else None
         held = {
