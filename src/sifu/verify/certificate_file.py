@@ -62,7 +62,7 @@ def statement_in(envelope: dict[str, Any]) -> dict[str, Any]:
 def _check_envelope(envelope: dict[str, Any], path: Path, public_key: str | None, result: Verification) -> None:
     """Check the signature of an envelope.
 
-    An envelope does not name its key: use the given key, or that of the certificate in the same folder.
+    An envelope does not name its key: use the given key, or the key of the certificate in the same folder.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -236,7 +236,7 @@ def _unlike(stated: dict[str, Any], of: str = "", **recomputed: Any) -> Iterator
 def _check_head(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
     """Yield a problem if the ledger's head is not signed with the certificate's key, or times are out of order.
 
-    An envelope does not name the certificate's key: it is signed with the operator's latest one.
+    An envelope does not name the certificate's key, because it is signed with the operator's latest key.
     """
     if public_key is not None and not Checkpoint.in_certificate(body, public_key).holds:
         yield "ledger: the head that it names is not signed with the certificate's key"

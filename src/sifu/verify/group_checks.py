@@ -57,7 +57,7 @@ def check_history(reader: RunReader) -> Iterator[str]:
 
 
 ERASING = ("rolled back", JOINED, "restored", "rounds", "request refused", "request withdrawn")
-"""Events after which salts are erased. If the process is killed before, the next writer erases them."""
+"""Events after which salts are erased. If the process is killed before it erases them, the next writer does."""
 
 
 def check_sample_digests(reader: RunReader) -> Iterator[str]:
@@ -173,7 +173,7 @@ def _executed(before: ReplayedTables) -> int:
 
 
 def _check_rounds(view: RunView, key: bytes, event: Event, before: ReplayedTables) -> Iterator[str]:
-    """Yield a problem unless each model continues its group's last or the fresh model, with the right members.
+    """Yield a problem unless each model continues its group's last model, or the fresh model, with the right members.
 
     The hash determines the members of a group.
     """
@@ -218,7 +218,7 @@ def _check_rounds(view: RunView, key: bytes, event: Event, before: ReplayedTable
 
 
 def _check_merge(view: RunView, event: Event, before: ReplayedTables) -> Iterator[str]:
-    """Yield a problem unless a merge takes exactly the finished group models that never contained a leaving client."""
+    """Yield a problem unless a merge uses exactly the finished group models that never contained a leaving client."""
     content, groups = event.content, view.spec.groups
     node = view.reader.nodes_by_number()[int(content["rows"]["last"])].node
     name = f"groups: the merge of event {event.seq}"

@@ -1,7 +1,7 @@
 """Checks of a closed-form head against the remaining clients (docs/theory.md, section 14).
 
-Random vectors check that the sum is that of the clients' statistics (`theory.closed_form.sum_check`). The head must
-agree up to rounding, and no statistics of a forgotten client may be stored.
+Random vectors check that the stored sum equals the sum of the clients' statistics (`theory.closed_form.sum_check`). The
+head must agree up to rounding, and no statistics of a forgotten client may be stored.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def check_kept_statistics(reader: RunReader) -> Iterator[str]:
 def _summed(
     reader: RunReader, view: RunView, own: OwnStatistics, clients: set[int], problems: list[str]
 ) -> Iterator[Statistics | Rows]:
-    """Check the stored statistics of every client, and yield those of `clients` for the sum."""
+    """Check the stored statistics of every client, and yield the statistics of `clients` for the sum."""
     parts = own.parts()
     for client, rows in own.rows.items():
         lacking = own.lacking(client, parts)
@@ -103,7 +103,7 @@ def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
         yield "statistics: files are of features through different networks, so they cannot be added"
     if len(set(own)) != len(own) or sum(row.is_sum for row in rows) > 1:
         yield "statistics: there are two files of one client, or two sums"
-    forms = {(row.clients, row.is_rows) for row in rows if not row.is_sum}  # the sum may be that of one client
+    forms = {(row.clients, row.is_rows) for row in rows if not row.is_sum}  # a sum may contain one client
     if len(forms) != len({clients for clients, _ in forms}):
         yield "statistics: files of one client are of two forms, rows and statistics"
     if own and view.spec.keep.statistics != "clients":
@@ -125,8 +125,9 @@ def _check_dropped(reader: RunReader, blocks: Blocks, row: StatisticsRow, statis
 def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
     """Yield a problem for each round that is not a solve from exactly the expected clients.
 
-    These are all clients that had joined, except forgotten, rejected and absent ones and those left out for an approved
-    request. Solves of older runs do not list whom they left out: they left out the clients of every waiting request.
+    These are all clients that had joined, except clients that were forgotten, rejected, absent, or left out for an
+    approved request. Solves of older runs do not list whom they left out: they left out the clients of every waiting
+    request.
     """
     recorded, everyone, client_count = solves(reader), reader.everyone(), 0
     named_by: dict[str, set[int]] = {}

@@ -1,4 +1,4 @@
-"""Check that a run is intact: ledger and tables agree, and clients and rounds are those its events commit to."""
+"""Integrity check of a run: ledger and tables agree, and clients and rounds match the digests in the events."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def blaming_damage(reader: RunReader) -> Iterator[None]:
 
 
 def check_clients(reader: RunReader) -> Iterator[str]:
-    """Yield a problem if the clients are not those to which all events with a digest commit."""
+    """Yield a problem if the clients differ from a digest of clients in the ledger."""
     clients = reader.read_clients()
     indices = [row[0] for row in reader.query("SELECT client FROM clients ORDER BY client")]
     erased = erased_by_purges(reader.events())

@@ -1,9 +1,9 @@
-"""Checks of what the ledger does not cover: unnamed files, timestamps, anchors kept elsewhere, and restorations.
+"""Checks beyond the ledger: unnamed files, timestamps, anchors kept elsewhere, and restorations.
 
 Files of models, updates and statistics that no row names come from an interrupted change, or somebody put them there. A
 change writes its files before its event, and deletes the files it drops after it. A process killed in between leaves
-files behind, which the next writer deletes before it does anything else. So an honest folder holds, in addition to the
-files of its tables, at most
+files behind, which the next writer deletes before it does anything else. So an untampered folder holds, in addition to
+the files of its tables, at most
 
     files of an event that was never recorded, some of them temporary;
     files that the *last* event dropped, byte for byte as they were recorded;
@@ -58,8 +58,9 @@ class Leftover:
 def files_of_no_row(reader: RunReader) -> Iterator[Leftover | str]:
     """Yield every file that no table names, and the marker of an unfinished erasure.
 
-    A file that an interrupted change explains is a `Leftover`. Any other file, and one that contradicts an erasure, is
-    a problem. While a writer is active nothing is yielded, because it may be about to record or delete such files.
+    A file that an interrupted change explains is a `Leftover`. Any other file, and any file that contradicts an
+    erasure, is a problem. While a writer is active, nothing is yielded, because the writer may be about to record or
+    delete such files.
     """
     if is_locked(reader.folder):
         return

@@ -1,4 +1,4 @@
-"""Checks of releases with noise: each is the current head with the noise of the spec, and its distances are right."""
+"""Checks of releases with noise: each is a solved head plus noise of the spec's size, and its distances are right."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sifu.store.release_files import (
 )
 
 DISTANCES_AGREE = 1e-6
-"""Relative difference of two computations of a distance on different machines."""
+"""Largest accepted relative difference between a recorded distance and its recomputation on another machine."""
 
 
 def check_releases(reader: RunReader) -> Iterator[str]:
@@ -112,7 +112,7 @@ def _differs(view: RunView, client: int, what: str, recorded: float | None, reco
 
 
 def trusted_notes(reader: RunReader) -> Iterator[str]:
-    """Yield notes on the distances that were taken from the signed record, where nothing is kept to recompute them."""
+    """Yield notes on distances taken from the signed record because the data to recompute them are not stored."""
     rows = [row for row in releases(reader) if row.distances is not None]
     current = bool(rows) and rows[-1].node == reader.tip
     if taken := len(rows) - current:

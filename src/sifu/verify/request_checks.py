@@ -110,7 +110,7 @@ def _check_request(
     new, earlier = recorded.new_exposures, recorded.earlier_exposures
     yield from _check_subjects(request, recorded, recorded.noise_std)
     charged = {}
-    # Only the noise of the request itself is charged, to its own subjects and to those forgotten earlier.
+    # Only the noise of the request itself is charged, to its own subjects and to subjects forgotten earlier.
     for exposure in [*new, *earlier] if recorded.method.info.protection == "noise" else []:
         psi, subject = recorded.psi(exposure), exposure.subject
         cost = charge(psi, recorded.noise_std)
@@ -158,7 +158,7 @@ def _check_what_is_left(
 
 
 def _check_subjects(request: RequestRow, recorded: RecordedRequest, noise_std: float) -> Iterator[str]:
-    """Yield a problem unless the subjects are the requested clients and the new node is the recorded one.
+    """Yield a problem unless the subjects are the requested clients and the new node agrees with the request's row.
 
     A subject includes all earlier indices of its clients. The clients form one subject if the request asked for joint
     protection.
@@ -271,7 +271,7 @@ def _figure(text: str | None) -> float | None:
 
 
 def earlier_rules_notes(reader: RunReader) -> Iterator[str]:
-    """Yield a sentence for each certificate whose level today's rules would not reach."""
+    """Yield a sentence for each certificate whose level is higher than today's rules allow."""
     erased = not_recomputed(reader)
     for row in reader.requests():
         if row.level is None or row.noise_node is None or row.request in erased:

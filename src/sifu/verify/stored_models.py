@@ -1,4 +1,4 @@
-"""Checks of stored models and clients' updates against the ledger, and that nothing of a forgotten client is left."""
+"""Checks of stored models and updates: they match the ledger, and no update of a forgotten client is left."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
 
 
 def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
-    """Yield a problem unless updates are those of the participants of kept rounds, and rewritten files agree."""
+    """Yield a problem unless updates belong to participants of rounds that keep them, and rewritten files agree."""
     every, nodes = view.spec.round_extras.updates_every, {row.node.node: row.node for row in reader.node_rows()}
     everyone = reader.everyone()
     digests: dict[tuple[int, int], dict[str, str]] = {}
@@ -204,7 +204,7 @@ def check_updates_erased(
     wanted = {(by_file[file].node, by_file[file].part): set(stay) for file, stay in gone.shortened.items()}
     rounds = 0
     if recorded.replayed:
-        # Clients of earlier requests no longer take part, nor do those that approved requests leave out. Older events
+        # Clients of earlier requests no longer take part, nor do clients that approved requests leave out. Older events
         # leave out the clients of all waiting requests.
         ended = ("refused", "withdrawn", *(MAY_BE_APPROVED if "left_out" in content else ()))
         rows = [row for row in before.rows["requests"].values() if row["status"] not in ended]
