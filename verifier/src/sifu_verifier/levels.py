@@ -59,14 +59,14 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, nois
 
 
 def from_initial(run: RunFolder, request: Row) -> bool:
-    """Return whether training resumed without noise from the initial, fresh model (from version 3 on)."""
+    """Return whether training resumed without noise from the initial, fresh model (rules of version 3 and later)."""
     node = run.nodes.get(request["source_node"], {})
     plain = request["noise_std"] == 0 and request["method"] in ("sifu", "last")
     return plain and node.get("kind") == "initial" and rules_version(run, request) >= 3
 
 
 def is_steep(run: RunFolder, request: Row) -> bool:
-    """Return whether eta beta > 2 for a client that was present when the path of the request began."""
+    """Return whether eta beta > 2 for a client that was not forgotten when the path of the request began."""
     eta = run.rates.get(rate_since(run, request["noise_node"]), run.facts["local_rate"])
     begun = run.nodes[min(path_to(run, request["noise_node"]))]["request_order"]
     gone = {c for i, clients in run.subjects.items() for c in clients

@@ -1,4 +1,4 @@
-"""The nodes of a run: the tables of rounds and who took part (docs/store.md, section 1)."""
+"""Nodes of a run: the tables of rounds and of participants (docs/store.md, section 1)."""
 
 from __future__ import annotations
 

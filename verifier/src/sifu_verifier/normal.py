@@ -29,7 +29,7 @@ def log_cdf(x: float) -> float:
 
 
 def root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a falling function changes its sign between `low` and `high`, by bisection to the last bit."""
+    """Return the point between `low` and `high` at which a falling function changes sign, to the last bit."""
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if falling(middle) > 0 else (low, middle)
     return high

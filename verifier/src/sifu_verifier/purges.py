@@ -1,4 +1,4 @@
-"""Purges: what each one erased (docs/store.md, section 5)."""
+"""Erasures by purges (docs/store.md, section 5)."""
 
 from __future__ import annotations
 

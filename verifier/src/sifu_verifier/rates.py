@@ -1,4 +1,4 @@
-"""Local learning rates, and who determined an automatic one (docs/store.md, sections 2 and 4)."""
+"""Local learning rates, and the clients that determined an automatic rate (docs/store.md, sections 2 and 4)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def check_rates(run: RunFolder, request: Row) -> None:
 
 
 def rate_depends(run: RunFolder, request: Row) -> bool:
-    """Return whether the automatic local rate would differ without the clients of the request."""
+    """Return whether the request's clients determined the automatic local rate, or labels the number of outputs."""
     if run.facts["shape_from_labels"] or request["method"] == "closed_form":
         return bool(run.facts["shape_from_labels"])
     measured = {c: row for c, row in run.clients.items() if c not in run.erased}

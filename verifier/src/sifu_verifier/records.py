@@ -1,4 +1,4 @@
-"""Requests for single records, and the clients that rejoin with the rest (docs/store.md, sections 4b and 4c)."""
+"""Requests for records, and clients that rejoin with their remaining ones (docs/store.md, sections 4b and 4c)."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def momentum_limit(steps: int, rho: float) -> float:
 
 
 def regularity(client: Row, facts: Row, spec: Row) -> tuple[float, float]:
-    """Return P_i and alpha_i; limits have a tolerance, because automatic rates meet them with equality."""
+    """Return a client's P_i and alpha_i; limits have a tolerance, because automatic rates meet them with equality."""
     steps, eta, rho = client["local_steps"], facts["local_rate"], facts["momentum"]
     if spec["regularity"]["kind"] == "assumed":
         return spec["regularity"]["factor"] ** steps, 1.0

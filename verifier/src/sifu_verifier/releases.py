@@ -1,4 +1,4 @@
-"""Releases with noise, and what certificates say about an observer of all of them (docs/store.md, section 5d)."""
+"""Releases with noise, and the certified guarantee against an observer of all of them (docs/store.md, section 5d)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of a request's steps, and the clients that rejoin after one."""
+"""Order of a request's steps, and clients that rejoin after their records were forgotten."""
 
 from __future__ import annotations
 

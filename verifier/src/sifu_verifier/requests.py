@@ -1,4 +1,4 @@
-"""Requests: budgets, the rollback and what it erased (docs/store.md, section 4)."""
+"""Requests: budgets, rollbacks and erasures (docs/store.md, section 4)."""
 
 from __future__ import annotations
 

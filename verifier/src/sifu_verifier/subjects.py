@@ -38,7 +38,7 @@ def names_gone(run: RunFolder, request: Row) -> list[str]:
 
 
 def there_since(run: RunFolder, request: Row) -> list[int]:
-    """Return the clients present at the request that neither it nor an earlier one forgot."""
+    """Return the clients present at the request that neither this request nor an earlier one forgot."""
     gone = {c for i, clients in run.subjects.items() for c in clients
             if (run.owner[i]["request_order"] or math.inf) <= request["request_order"]}  # fmt: skip
     return [client for client in range(run.rolled[request["request"]]["clients"]) if client not in gone]

@@ -15,7 +15,7 @@ from sifu_verifier.tensors import tensors_of
 
 
 def replayed_updates(run: RunFolder, node: int, number: str) -> Any:
-    """Return g times the sum of the weighted means of the updates stored as parts of a heuristic node."""
+    """Return the server rate times the sum of the weighted means of a heuristic node's stored updates."""
     total: Any = 0.0
     for row in (row for row in run.tables["updates"] if row["node"] == node):
         updates = tensors_of((run.folder / "updates" / row["file"]).read_bytes(), number)
