@@ -52,7 +52,8 @@ MOST_HELD_OUT = 2000
 class Audited:
     """Shared state of an audit; `notes` lists what could not be tested.
 
-    `clients` holds names, x and y, or None to load them as the spec says; `noised` returns the noised model of an edge.
+    `clients` holds names, x and y, or None to load the data that the spec names. `noised` returns the noised model of
+    an edge.
     """
 
     run: Run
@@ -71,12 +72,12 @@ class Audited:
         self.normals: NormalSource = SystemNormals() if seed is None else keyed_generator(seed, "audit")
 
     def as_released(self, model: Vector, node: int | None = None, normals: NormalSource | None = None) -> Vector:
-        """Return a model as users get it: with noise on releases the stored release, or the model with fresh noise.
+        """Return a model in released form: unchanged or, with noise on releases, the stored release or fresh noise.
 
         Args:
             model: Model stored in the run folder.
             node: Its node; None if it is not a model of the run.
-            normals: Source of fresh noise; by default that of the audit.
+            normals: Source of fresh noise; by default the audit's source.
         """
         noise_std = self.spec.release.noise_std
         if noise_std == 0.0:
@@ -171,7 +172,7 @@ class ReleaseAttack:
         scratch_rounds: int,
         samples: dict[str, Samples],
     ) -> ForgettingAudit:
-        """Compare the models `released` and `scratch` with each other and with the records from before the request."""
+        """Compare the models `released` and `scratch` with each other and with the evaluation before the request."""
         from sifu.engines.sim.models import scorer_of
 
         engine, order, limit = self.engine, recorded.order, self.options.relearn_rounds

@@ -1,7 +1,8 @@
-"""The attack of an observer who kept an earlier release: compare two linear heads and reconstruct the deleted data.
+"""Attack of an observer who kept an earlier release: two linear heads are compared to reconstruct the deleted data.
 
 Let W be the head before a deletion and V the head after it, phi_i the features of a deleted record with the constant
-appended, and e_i = t_i - f(phi_i' W) its residual under the earlier head. Both heads minimise a penalised loss, so
+appended, and e_i = t_i - f(phi_i' W) its residual under the earlier head, with the link function f of the loss. Both
+heads minimise a penalised loss, so
 
     A (W - V) = sum_i phi_i e_i',        A the curvature of the loss on the remaining records.
 
@@ -10,10 +11,9 @@ holds to first order in the influence of the deleted records (Bertran et al. 202
 right side has rank one: its left singular vector is phi_i up to scale, and the constant gives the scale. The observer
 has both heads and estimates A, up to a factor, from public samples of the same kind, without their labels.
 
-Candidates are ranked by a matched filter: the inner product of sum_i phi_i e_i' with that of each candidate, in the
-metric A^-1, divided by the candidate's own length. In this metric the inner product is that of W - V itself, so the
-ranking depends on the estimate of A only through the lengths. Features that one head lacks, such as a dropped block,
-are ignored in both.
+Candidates are ranked by a matched filter: the inner product of sum_i phi_i e_i' with the same sum over each candidate,
+in the metric A^-1, divided by the candidate's length. A^-1 sum_i phi_i e_i' is W - V itself, so the ranking depends on
+the estimate of A only through the lengths. Features that one head lacks, such as a dropped block, are ignored in both.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class TwoHeads:
 
     @cached_property
     def reconstruction(self) -> Floats:
-        """Reconstructed features of one deleted record, as far as both heads have them, with the constant last."""
+        """Reconstructed features of one deleted record, for features that both heads have, with the constant last."""
         direction = np.linalg.svd(self.deleted_sum, full_matrices=False)[0][:, 0]
         # The constant feature is 1. If the estimate loses it, only the sign of the scale is known.
         constant = direction[-1]
@@ -204,10 +204,10 @@ class TwoHeads:
 class Attempt:
     """One comparison of two releases between which the deletion is known.
 
-    `reconstructed` says whether the deleted record is the candidate nearest to the reconstruction, and
-    `nearest_public` is the cosine of the public record nearest to it; both are None for clients. `cosine` is the
-    centred cosine of the reconstruction with the deleted record, or that of `deleted_sum` with the client's sum. The
-    control is another candidate, which was not deleted.
+    `reconstructed` says whether the deleted record is the candidate nearest to the reconstruction, and `nearest_public`
+    is the centred cosine of the deleted record with the nearest public record; both are None for clients. `cosine` is
+    the centred cosine of the reconstruction with the deleted record, or the cosine of `deleted_sum` with the client's
+    sum. The control is another candidate, which was not deleted.
     """
 
     identified: bool

@@ -205,7 +205,7 @@ def _opens(path: Path, nonce: str, commitment: str) -> bool:
 def _check_is_from_before(
     before: Path, body: dict[str, Any], nonce: str | None, problems: list[str], statements: list[str]
 ) -> None:
-    """Check by its description, and by the certified model, that a model can be from before the request."""
+    """Check, by its description and by the certificate's commitment, that a model can be from before the request."""
     if nonce is not None and _opens(before, nonce, body["commitments"]["final_model"]):
         problems.append("model before: it is the model that the certificate released after the request")
     if not description_path(before).exists():

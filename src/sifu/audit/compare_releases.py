@@ -165,7 +165,7 @@ class RunComparison:
     def _pair(
         self, row: RequestRow, clients: Sequence[int], stay: Sequence[int], evidence: Evidence
     ) -> tuple[Floats, Floats] | None:
-        """Return the heads of `clients` and of those who `stay`, or None if one of them is not available."""
+        """Return the heads of `clients` and of the clients in `stay`, or None if one of the heads is not available."""
         reader, engine = self._audited.reader, self._engine
         on_disk = reader.models()
 
@@ -276,7 +276,7 @@ def compare_files(
         module: The function that makes the features, if the release names one.
 
     Returns:
-        The ranking of records and, if the candidates name their clients, that of clients.
+        The ranking of records and, if the candidates name their clients, the ranking of clients.
     """
     earlier, later = (load_model(path, module=module) for path in (before, after))
     if earlier.description["released"]["run"] != later.description["released"]["run"]:

@@ -2,8 +2,8 @@
 
 The task is designed so that Psi equals the true distance. One client moves the model in a direction that no other
 client's data affect, so nothing pulls the model back and every round adds its full Delta (docs/theory.md, section 3.1).
-The request uses the whole budget. The honest run must pass with an empirical epsilon near the certified one. Each of
-three cheats must be caught: half of the noise, the release of a later node than the budget allows, and sensitivities
+The request uses the whole budget. The honest run must pass with an empirical epsilon near the certified epsilon. Each
+of three cheats must be caught: half of the noise, the release of a later node than the budget allows, and sensitivities
 computed with shares of the whole federation although few clients take part (the accounting of the authors' code).
 """
 

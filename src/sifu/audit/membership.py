@@ -184,10 +184,11 @@ class WatermarkSuccess:
 class ForgettingAudit:
     """Comparison of the released model with the earlier model and with Scratch; dictionaries are keyed by model.
 
-    Accuracy and loss before the request are the recorded ones.
+    Accuracy and loss before the request are read from the record or, if they are not recorded, measured again.
 
-    `relearn` counts rounds with the clients back until the model is as good on their data as before (None: not within
-    `relearn_limit`). `disagreement` is the share of samples with different predictions of released model and Scratch.
+    `relearn` counts the rounds, with the clients taking part again, until the model is as good on their data as before
+    (None: not within `relearn_limit`). `disagreement` is the share of samples for which the released model and Scratch
+    predict different labels.
     """
 
     accuracy: dict[str, float]
@@ -210,7 +211,7 @@ def relearn_rounds(
     order: int,
     limit: int,
 ) -> int | None:
-    """Return the rounds, with the forgotten clients back, until the model is as good on their data as before.
+    """Return the rounds, with the forgotten clients taking part, until the model is as good on their data as before.
 
     Args:
         engine: Engine of the run.

@@ -15,7 +15,7 @@ phi are the models of its source node. Later rounds are post-processing and can 
 attacks the noised model itself, with knowledge of both theta and phi.
 
 An exact certificate is compared, by digests, with the counterfactual without the client. The released model must equal
-the one that the same rounds give in an engine that never had the client's data. For a head in closed form, the sum is
+the model that the same rounds give in an engine that never had the client's data. For a head in closed form, the sum is
 recomputed from the data of the remaining clients, and its digest must be the recorded one. If no such engine can be
 built, nothing is recomputed, and the audit says so.
 """

@@ -22,7 +22,7 @@ from sifu.theory.history import PathNode
 from sifu.theory.rollback import Subject
 
 RARE = 1e-6
-"""Probability below which drawn noise counts as not the promised noise."""
+"""Probability below which drawn noise contradicts the promised distribution."""
 SLACK = {"float64": 1e-12, "float32": 1e-5}
 """Rounding error of the audit's distances relative to the model, by number type; far below any relevant Psi."""
 REPLAY_TOLERANCE = {"float64": 1e-7, "float32": 1e-2}

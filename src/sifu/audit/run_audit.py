@@ -45,12 +45,12 @@ def audit_run(
 ) -> AuditReport:
     """Replay a run with and without its forgotten clients, attack its releases, and compare with the certificates.
 
-    It needs every client's data, so it works for simulated federations.
+    The audit needs every client's data, so it works only for simulated federations.
 
     Args:
         run: The run or its folder; a run made from Python must be given as `Run` with its engine.
         options: Attacks to run and their numbers of draws.
-        clients: Names, x and y of the clients, for attacks on samples; by default loaded as the spec says.
+        clients: Names, x and y of the clients, for attacks on samples; by default loaded from the spec's data.
         data_folder: Folder of the data sets.
         noised: Returns the noised model of an edge; by default it comes from the record.
         progress: Callback that receives the name of the step, the work done, and the total work.
