@@ -135,7 +135,7 @@ def _legend(figure: Figure, *, scratch: bool, target: float) -> None:
 
 @styled
 def draw_accuracy(data: ReportData) -> Figure:
-    """Draw the accuracy on the active clients over all rounds, including those rolled back later."""
+    """Draw the accuracy on the active clients over all rounds, including rounds that were rolled back later."""
     trace = data.trace
     figure = new_figure(3.1)
     headline(figure, accuracy_message(data))
@@ -242,7 +242,7 @@ def fewer(rounds: int, scratch_rounds: int, *, at_least: bool = False) -> str:
 
 @styled
 def draw_rounds(data: ReportData) -> Figure:
-    """Draw a pair of bars for each request, and one pair for all of them."""
+    """Draw a pair of bars for each request, and one pair for the total."""
     done = data.done
     if not done:
         return empty_figure(rounds_message(data), "no request has been executed yet")

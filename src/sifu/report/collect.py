@@ -38,8 +38,8 @@ MOST_POINTS = 400
 
 
 def psi_panel(reader: RunReader, row: RequestRow, subjects: Sequence[SubjectRow]) -> PsiPanel:
-    """Return the panel of one request, for the first of its `subjects`."""
-    # The current model just before the request: it was evaluated then on the remaining clients.
+    """Return the panel of one request, for at most `MOST_SUBJECTS` of its `subjects`."""
+    # The model just before the request was evaluated on the remaining clients.
     before = Measured.of(reader, row).remaining_before
     view = RunView(reader, tip=(row.noise_node or 1) - 1 if before is None else before.node)
     path = view.path
@@ -311,7 +311,7 @@ def _rounds_of(reader: RunReader, row: RequestRow, last: Mapping[int, int]) -> i
 
 
 def _psi_panels(reader: RunReader, view: RunView) -> tuple[PsiPanel, ...]:
-    """Return the panels of the latest requests that added noise to a model of the history."""
+    """Return the panels of the latest requests that continued from a model of the history and hide by noise."""
     rows = [
         request
         for request in view.requests

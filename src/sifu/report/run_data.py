@@ -18,8 +18,8 @@ class Branch:
     """The rounds of the training (branch 0) or of one request, as a lane of the history.
 
     `start` counts the rounds on the path before the branch. `source` is (branch, position) of the model the
-    branch continues from, or None for a fresh one. Nodes up to `active_until` are on the active history; later ones
-    were rolled back. It is -1 if the whole branch was rolled back.
+    branch continues from, or None for a fresh one. Nodes up to `active_until` are on the active history; later nodes
+    were rolled back. `active_until` is -1 if the whole branch was rolled back.
     """
 
     branch: int
@@ -36,7 +36,7 @@ class PsiPanel:
     """Psi of a request's subjects along the path just before the request was executed.
 
     `x` counts rounds; `curves` has a row for each subject shown, the largest at the chosen model first.
-    `limit` is the bound for the request's own subjects: Psi* minus the reserve.
+    `limit` is the bound for the request's own subjects: Psi*, lowered by the reserve.
     """
 
     request: str
@@ -101,7 +101,7 @@ class ReportedRequest(RequestStatus):
 
 @dataclass(frozen=True)
 class AccuracyTrace:
-    """Accuracy on the active clients at every evaluated model, by rounds run, including those rolled back."""
+    """Accuracy on the active clients at every evaluated model, by rounds run, including models rolled back later."""
 
     x: Integers
     accuracy: Floats

@@ -1,8 +1,9 @@
 """Requirements of OWASP AISVS on deletion, unlearning, consent and federated learning that a bundle supports.
 
-The requirements are those of chapter C12, *Privacy Protection & Personal Data Management*, of the AISVS 1.0 draft. The
+The requirements come from chapter C12, *Privacy Protection & Personal Data Management*, of the AISVS 1.0 draft. The
 chapter was removed before the release (docs/aisvs.md), so the revision is named. "supported" means that the bundle
-alone shows it, "partly" that it shows some of it, "not supported" that an auditor has to look elsewhere.
+alone shows that a requirement is met, "partly" that it shows a part, and "not supported" that an auditor has to look
+elsewhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The evidence of a request as a zip file: writing it with its printable page, and checking a received one."""
+"""Evidence of a request as a zip file: its creation with a printable page, and the check of a received file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from sifu.version import __version__
 
 
 def render_evidence(body: Mapping[str, Any], **about: Any) -> str:
-    """Return the printable page: the request, its execution, the value of the result, and how to check it."""
+    """Return the printable page: the request, its execution, its guarantee, and instructions to check it."""
     template = templates("sifu.report", "evidence").get_template("evidence.html")
     return template.render(
         body=body,
