@@ -40,7 +40,7 @@ LOGINS_PER_SECOND, LOGINS_AT_ONCE = 0.2, 10
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a console; `hosts` are the host names it answers to in addition to those of this machine."""
+    """Settings of a console; `hosts` are the host names it answers to in addition to localhost."""
 
     folders: Sequence[Path]
     state: Path

@@ -40,13 +40,13 @@ class Console:
 
 
 class NotKnownError(SifuError):
-    """The visitor is not logged in."""
+    """Visit without a valid login."""
 
     exit_code = 2
 
 
 class ForgedError(SifuError):
-    """The change was not sent from one of the console's own pages."""
+    """Change that was not sent from one of the console's own pages."""
 
     exit_code = 2
 

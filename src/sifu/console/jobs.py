@@ -1,7 +1,7 @@
 """Long work for the console: each job is a `sifu` command in a separate process.
 
-The page stays responsive, and killing the console does not stop the job: the command continues, and what it does is
-in the run's ledger. Its output goes to private files of the console, which are removed once read.
+The page stays responsive, and killing the console does not stop the job: the command continues, and the run's ledger
+records its work. Its output goes to private files of the console, which are removed once read.
 """
 
 from __future__ import annotations

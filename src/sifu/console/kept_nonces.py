@@ -2,7 +2,8 @@
 
 A nonce opens one commitment of the public certificate (`core/record_commitments.py`), and the run keeps none. The
 console keeps the nonces of a request in a private file until the request is settled: while it is open, its ledger entry
-names the rows anyway. They are given again only to the person who filed the request, for the same clients and terms.
+names the rows anyway. The console gives the nonces again only to the person who filed the request, for the same clients
+and terms.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class KeptNonces:
     def again(
         self, run: str, request: str, person: str, clients: Sequence[str], terms: Mapping[str, Any]
     ) -> dict[str, str]:
-        """Return the nonces of an open request to the person who files the same again; empty for anyone else."""
+        """Return the nonces of an open request if the same person files the same request again; empty otherwise."""
         entry = self._entries.get(_key(run, request, person), {})
         return dict(entry["nonces"]) if entry.get("asked") == _digest(clients, terms) else {}
 
@@ -79,5 +80,5 @@ def _key(run: str, request: str, person: str) -> str:
 
 
 def _digest(clients: Sequence[str], terms: Mapping[str, Any]) -> str:
-    """Return a digest of what was asked for."""
+    """Return a digest of the clients and terms of a request."""
     return hashlib.sha256(canonical_json({"clients": list(clients), "terms": dict(terms)})).hexdigest()

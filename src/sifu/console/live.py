@@ -25,9 +25,9 @@ from sifu.store.reader import RunReader, joined_remainders, unused_clients
 MOST_POINTS = 60
 """Maximum number of points of the curve to send; a longer curve is thinned."""
 COUNTED_UP_TO = 5000
-"""Maximum number of clients for which a round's participants are counted; the table is ordered by client."""
+"""Maximum number of clients for which a round's participants are counted; counting reads rows of every client."""
 FRESH_FOR = 0.9
-"""Seconds for which the state of a running run stays valid, unless its inbox changes."""
+"""Seconds for which the state of a run in progress stays valid, unless its inbox changes."""
 
 
 Point = tuple[int, float | None, float, int | None]
@@ -42,7 +42,7 @@ class Live:
     rounds of the run. A point of `curve` is a round with its accuracy (None for regression), its loss, and its number
     of participants. `seconds_left` is an estimate from the curve and the speed of the last minute. `last_step` is the
     latest event of any request. `accuracy` is measured on the active clients' training data, `held_out` on held-out
-    rows; for regression, `mean_squared_error` replaces it.
+    rows; for regression, `mean_squared_error` replaces `accuracy`.
     """
 
     phase: str
@@ -85,7 +85,7 @@ class _ReadSoFar:
 class LiveView:
     """Reader of a run's current state, which rereads only after a change and measures the speed of the rounds.
 
-    A running run writes all the time, so all visitors within the same second share one read.
+    A run in progress changes all the time, so all visitors within the same second share one read.
     """
 
     def __init__(self, folder: Path) -> None:

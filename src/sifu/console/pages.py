@@ -363,7 +363,7 @@ def _is_undoable(run: ServedRun, request: str) -> bool:
 
 
 def _other_options(run: ServedRun, who: Token, terms: RequestTerms) -> Any:
-    """Return a plan that compares all methods under the same terms, or None if the terms exclude all others."""
+    """Return a plan that compares all methods under the same terms, or None if no such plan is possible."""
     given = terms.to_mapping() | {"method": AUTO}
     clients = given.pop("clients")
     with suppress(InputError, NotCertifiableError):

@@ -46,7 +46,7 @@ def expected_words(live: Live) -> str:
 
 
 def _names(names: tuple[str, ...] | list[str], most: int = 3) -> str:
-    """Return the first names, and how many more there are."""
+    """Return at most `most` names in one text, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 

@@ -145,7 +145,7 @@ class Guard:
 
 
 def origin_of(scope: Scope) -> str:
-    """Return the key by which limits count a visitor: the address, or for IPv6 its /64 network, which one person has.
+    """Return the key by which limits count a visitor: an address or, for IPv6, its /64 network, usually one person's.
 
     >>> origin_of({"client": ("2001:db8::7:1", 9)}), origin_of({"client": ("::ffff:10.0.0.7", 9)}), origin_of({})
     ('2001:db8::/64', '10.0.0.7', 'unknown')

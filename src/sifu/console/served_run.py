@@ -47,7 +47,7 @@ RECEIVED = "received; it will be examined"
 
 
 class UnknownError(SifuError):
-    """The requested object does not exist, or the visitor may not see it."""
+    """Requested object that does not exist, or that the visitor may not see."""
 
     exit_code = 2
 
@@ -267,7 +267,7 @@ class ServedRun:
             self.written()
 
     def examine(self, who: Token) -> None:
-        """File the requests that people without sight of the run submitted, or record why they are refused.
+        """File the requests submitted by people who may not see the run, or record why they are refused.
 
         This happens when a person who decides on requests or executes them looks at the list.
         """
@@ -315,7 +315,7 @@ class ServedRun:
             terms: Digest of the terms that the approver saw; required for an approval.
 
         Returns:
-            `recorded`, `unchanged`, or the outcome of putting the decision into the inbox.
+            `recorded`, `unchanged`, or `posted` if the decision waits in the inbox.
         """
         rights: dict[str, Right] = {"approved": "approve", "refused": "refuse", "verified": "refuse"}
         if decision == "withdrawn":

@@ -65,7 +65,7 @@ def rights_of(roles: Collection[Role]) -> frozenset[Right]:
 
 
 class NotAllowedError(SifuError):
-    """The visitor's roles do not allow this."""
+    """Action that the visitor's roles do not allow."""
 
     exit_code = 2
 
