@@ -109,7 +109,7 @@ def print_compared(report: AuditReport) -> None:
 
 
 def print_report(report: AuditReport) -> None:
-    """Print an audit for people."""
+    """Print the results of an audit as text and tables."""
     if report.holds:
         out.print(
             f"[bold green]No contradiction[/] in {escape(report.run)}: no attempted attack breaks a certified claim."

@@ -32,7 +32,7 @@ def show_status(run: Run, everything: bool = False, *shown: Any) -> Answer:
     Args:
         run: Run to describe.
         everything: True to show all clients and requests instead of a few.
-        *shown: Further lines for people.
+        *shown: Further lines of the text output.
     """
     status = run.status()
     return Answer(
@@ -212,7 +212,7 @@ def _how_good(run: Run, status: RunStatus) -> str:
 
 
 def _not_measured(run: Run) -> str:
-    """Return the command that measures a model which a request did not measure."""
+    """Return a sentence with the command that measures a model which no request measured."""
     with run.reader() as reader:
         if lacks_head(reader):
             return f"There is no head: sifu release {escape(str(run.folder))} solves one."

@@ -50,7 +50,7 @@ def tell(format: Format, values: Any, *shown: Any) -> None:
     Args:
         format: Output format.
         values: Values for JSON, or a function that returns them.
-        *shown: For people: sentences, tables, or functions that print.
+        *shown: Text output: sentences, tables, or functions that print.
     """
     if format is Format.json:
         print_json(values() if callable(values) else values)

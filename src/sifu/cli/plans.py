@@ -229,7 +229,7 @@ def print_units(plan: Plan) -> None:
 
 
 def budgets_table(lines: Sequence[BudgetLine]) -> Table:
-    """Return a table of the budgets of earlier forgotten clients, those with the least left first."""
+    """Return a table of the budgets of clients forgotten earlier, smallest remaining share first."""
     shown = table("client", "-used", "-this costs", "-left", title="\nBudgets of earlier forgotten subjects")
     for line in sorted(lines, key=lambda line: line.left_share)[:MOST_CLIENTS]:
         share = [f"{100 * value / line.budget:.0f} %" if line.budget else "-" for value in (line.used, line.cost)]
@@ -281,7 +281,7 @@ def _print_advice(advice: Advice, everything: bool) -> None:
 
 
 def _print_releases(advice: ReleaseAdvice) -> None:
-    """Print held-out accuracy against protection from observers of all releases."""
+    """Print, for each budget, the noise that protects against observers of all releases and the accuracy with it."""
     best = f"{percent(advice.accuracy)} on {advice.rows} held-out rows without it, at r = {advice.relative_penalty:.3g}"
     columns = ("hides", "-epsilon", "-delta", "-r", "-distance", "-noise", "-accuracy", "-without noise")
     shown = table(*columns, title=f"\nNoise on releases: {best}")
@@ -360,7 +360,7 @@ def _print_training_options(advice: Advice, everything: bool) -> None:
 
 
 def print_plan(plan: Plan, everything: bool) -> None:
-    """Print a plan for people."""
+    """Print a plan as text and tables."""
     terms = plan.terms
     together = {"client": ", each separately" if len(terms.clients) > 1 else "", "joint": ", all together"}[terms.unit]
     whom = escape(forgotten_words(terms.clients, len(terms.records))) if terms.records else names_text(terms.clients)

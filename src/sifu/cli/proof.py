@@ -1,4 +1,4 @@
-"""The commands `sifu verify|audit|client-audit|evidence`: recompute, attack, or hand over what was certified."""
+"""The commands `sifu verify|audit|client-audit|evidence`, which check certified claims or write their evidence."""
 
 from __future__ import annotations
 

@@ -269,8 +269,8 @@ LARGEST_MODEL = 4 << 30
 def load_model(path: str | Path, *, module: str | ModelGiven | None = None) -> LoadedModel:
     """Load the model at `path` that `sifu export` wrote; its description names its digest.
 
-    A module is a program, and a description alone must not run one. Weights and text of a module for features must be
-    those of the run.
+    A module is a program, and a description alone must not run one. A module for features must have the same weights
+    and source text as in the run.
 
     Args:
         path: The safetensors file.
@@ -381,7 +381,7 @@ def released_bytes(reader: RunReader) -> bytes:
     """Return the safetensors bytes of the current released model.
 
     Raises:
-        InputError: If the run is still in training.
+        InputError: If the run is not ready, so that its current model is not released.
     """
     if reader.phase not in ("training", "retraining", "ready"):
         raise RunDamagedError(f"{reader.folder} is damaged: its phase is {reader.phase!r}")

@@ -114,8 +114,8 @@ class LoadedModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores of raw samples `x`, one row each.
 
-        Bytes are scaled like those of the clients; other numbers are used unchanged. Images may have their channels
-        first, or in the position of the data file. Rows of a table must be as `inputs_of` reads them from a file.
+        Bytes are scaled like the clients' bytes; other numbers are used unchanged. Images may have their channels
+        first, or in the position of the data file. Rows of a table must have the form that `inputs_of` returns.
         """
         samples = self._mapped(self._samples(x))
         try:
@@ -148,8 +148,8 @@ class LoadedModel(nn.Module):
     def predict(self, x: Any) -> Array:
         """Return the predictions for raw samples `x` (see `forward`).
 
-        These are class numbers; numbers in their own unit for least_squares and a ridge regression; 0 or 1 for each
-        label.
+        These are class numbers, numbers in the unit of the targets (least_squares and ridge regression), or 0 or 1 for
+        each label.
         """
         return self._decided(self.scores(x))
 
@@ -261,7 +261,7 @@ class LoadedModel(nn.Module):
 
     @property
     def _largest_input(self) -> float:
-        """Largest number in a row that the features, or otherwise the model's type, can take."""
+        """Largest number in a row that the feature map accepts or, without one, that the model's type represents."""
         mapped = self.description["features"].get("kind") != "none" or self.description["task"] is not None
         return LARGEST_INPUT if mapped else float(np.finfo(self.description["dtype"]).max)
 
@@ -324,7 +324,7 @@ def described_map(description: dict[str, Any], networks: Mapping[str, Array], sh
 
 
 def _channels_first(x: Tensor, expected: list[int] | None) -> Tensor:
-    """Return images with channels first, found as by `scale_features`; those of the expected shape stay unchanged."""
+    """Return images with channels first, by the rule of `scale_features`; keep images of the expected shape."""
     if x.dim() == 3:
         return x.unsqueeze(1)
     if x.dim() == 4 and x.shape[3] <= 4 and list(x.shape[1:]) != expected:

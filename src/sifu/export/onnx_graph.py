@@ -3,8 +3,8 @@
 The graph is the whole path from a raw sample to a class. For a table, its inputs are the columns by name, each one
 column of doubles (NaN for a missing number) or of texts. Otherwise the input is `x`, bytes or numbers in the shape of
 the data file. The outputs are `scores`, `prediction`, and `class` if the spec names the classes. A row that `sifu
-predict` refuses has the scores NaN, the prediction -1 and no class. The metadata of the file holds the description,
-under `sifu`.
+predict` refuses has the scores NaN, the prediction -1 (NaN for regression) and no class. The metadata of the file holds
+the description, under `sifu`.
 
 Networks that groups tuned share their frozen layers: a node with the inputs and constants of an earlier one is reused
 (`Graph.add`). So the layers below the first tuned one are stored, and computed, once for all S + 1 copies of a

@@ -156,7 +156,7 @@ def prepared_inputs(graph: Graph, description: dict[str, Any], width: int | None
 def raw_samples(graph: Graph, description: dict[str, Any], width: int | None) -> tuple[str, tuple[int, ...]]:
     """Add samples in the form that a model or its feature map accepts; return their name and shape.
 
-    Arguments are those of `prepared_inputs`.
+    The arguments are the same as for `prepared_inputs`.
     """
     if description["table"] is not None:
         return _coded_table(graph, description)

@@ -23,7 +23,7 @@ BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY = "#0072B2", "#D55E00", "#009E73", 
 BRANCH_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 INK, GREY, FAINT = "#1f2430", "#6b7280", "#d8dce3"
 WIDE, NARROW = 7.6, 3.6
-"""Width of a figure in inches, on paper or a large screen, and on a phone; letters have the same size."""
+"""Width of a figure in inches, on paper or a large screen, and on a phone; text has the same size in both."""
 _width: ContextVar[float] = ContextVar("_width", default=WIDE)
 DOTS_PER_INCH = 160
 
