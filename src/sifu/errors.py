@@ -23,15 +23,15 @@ class InputError(SifuError):
 
 
 class NoSpaceError(InputError):
-    """A disk or quota is full: the operation was not done, and its input is not at fault."""
+    """Full disk or quota: the operation was not done, and its input is not at fault."""
 
 
 class MissingPackageError(InputError):
-    """An optional package that is needed is not installed."""
+    """Optional package that is needed but not installed."""
 
 
 class MissingExtensionError(InputError):
-    """A run, certificate or spec uses a method or key of a package that is not installed."""
+    """Run, certificate or spec that uses a method or key of a package that is not installed."""
 
     exit_code = 5
 
@@ -41,7 +41,7 @@ class UnusableSamplesError(InputError):
 
 
 class RoundRejectedError(InputError):
-    """A round produced values that must not enter the model (NaN, Inf): the last good state stays."""
+    """Round with values that must not enter the model (NaN, Inf): the last good state stays."""
 
 
 class VerificationError(SifuError):
@@ -51,29 +51,29 @@ class VerificationError(SifuError):
 
 
 class NotCertifiableError(SifuError):
-    """The request cannot be certified as requested: nothing was changed."""
+    """Request that cannot be certified as demanded: nothing was changed."""
 
     exit_code = 4
 
 
 class NoClientResponseError(SifuError):
-    """Needed clients are unavailable: nothing was changed, and the same command continues once they are available."""
+    """Unavailability of needed clients: nothing was changed, and the same command continues once they are available."""
 
 
 class RunDamagedError(SifuError):
-    """The run folder is damaged, of a newer schema, or not a run."""
+    """Run folder that is damaged, of a newer schema, or not a run."""
 
     exit_code = 5
 
 
 class DiskError(SifuError):
-    """The disk failed to read or write: earlier records stay, and running the same command again continues."""
+    """Failure of the disk to read or write: earlier records stay, and running the same command again continues."""
 
     exit_code = 5
 
 
 class RunBusyError(SifuError):
-    """Another process is writing to the run."""
+    """Conflict with another process that is writing to the run."""
 
     exit_code = 5
 

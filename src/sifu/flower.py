@@ -51,7 +51,7 @@ HONOURED = frozenset(
         "proximal_mu",
     }
 )
-"""Supported arguments of Flower's strategies; `proximal_mu` is that of FedProx."""
+"""Supported arguments of Flower's strategies; `proximal_mu` belongs to FedProx."""
 USUAL_NAMES = "the messages of a recorded run use Flower's usual names: leave it out"
 SERVER_STATE = (
     "the server would keep moments of all clients' past updates. Going back to an earlier model does not remove a "
@@ -89,7 +89,7 @@ OWN_ROUNDS = (
 class ForgettingFedAvg(FedAvg):
     """Federated averaging that executes and certifies requests to be forgotten while it runs.
 
-    The arguments are those of FedAvg. With `fraction_train` below 1, each client takes part in a round with that
+    It takes the arguments of FedAvg. With `fraction_train` below 1, each client takes part in a round with that
     probability. `proximal_mu` is sent to clients as in FedProx. Unsupported arguments and overridden methods are
     refused. `start` creates or continues the run.
     """
@@ -133,7 +133,7 @@ class ForgettingFedAvg(FedAvg):
     ) -> Result:
         """Train for `num_rounds`, execute every waiting request, and return the released model.
 
-        The arguments are those of FedAvg's `start`.
+        It takes the arguments of FedAvg's `start`.
         """
         result, began, config = Result(), time.monotonic(), {**(train_config or {}), **self._proximal}
         settings = Settings.of({"timeout": timeout, **self._config})
@@ -181,7 +181,7 @@ class ForgettingFedAvg(FedAvg):
         raise InputError(OWN_ROUNDS)
 
     def _spec(self, settings: Settings, config: Mapping[str, Any], num_rounds: int) -> Spec:
-        """Return the spec of the run: that of the file, or the default one with this strategy's arguments."""
+        """Return the spec of the run: read from the file, or the default spec with this strategy's arguments."""
         takes_part = "all" if self.fraction_train == 1.0 else f"poisson({float(self.fraction_train)!r})"
         given = load_spec(settings.spec) if settings.spec else _usual_spec(config, takes_part)
         if self.fraction_train < 1.0 and given.server.participation != takes_part:
