@@ -159,7 +159,7 @@ class Engine(Protocol):
         ...
 
     def initial_model(self, branch: int) -> Vector:
-        """Return a fresh model that depends on no client's data; a different one for each branch."""
+        """Return a fresh model that depends on no client's data; a random initialisation differs between branches."""
         ...
 
     def run_round(

@@ -1,1 +1,1 @@
-"""Engines, which run rounds: the embedded simulator, Flower, and programs of the operator's own."""
+"""Engines, which run rounds: the embedded simulator, Flower, and the operator's own programs."""

@@ -1,9 +1,10 @@
 """Mean of all replies of a round, and every drift, in one pass over the replies.
 
 Replies are read in place, in blocks that fit into the processor's cache. A block's mean is computed and every client's
-distance to it is accumulated before the next block is read. Tracking thus costs arithmetic on cached numbers, but no
-second pass through memory. Threads share the blocks, and partial sums are combined in the order of the blocks, so the
-bits do not depend on the number of threads. The bounds are those of `sifu.engines.sim.client_updates` for rows.
+distance to it is accumulated before the next block is read. Computing the drifts thus costs arithmetic on cached
+numbers, but no second pass through memory. Threads share the blocks, and partial sums are combined in the order of the
+blocks, so the bits do not depend on the number of threads. The bounds are the same as for `RowUpdates` in
+`sifu.engines.sim.client_updates`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MOST_THREADS = 4
 
 @dataclass(frozen=True)
 class _BlockSums:
-    """Sums over one block: squared distance of every row to the mean, ||mean||^2, ||mean - start||^2, Gram matrix."""
+    """Sums over one block: squared distance of each row to the mean, ||mean||^2, ||mean - start||^2 and Gram matrix."""
 
     distances: Floats
     mean: float

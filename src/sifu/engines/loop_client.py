@@ -56,7 +56,7 @@ class LoopClient:
 
         Args:
             arrays: The client's entry in `Task.models`.
-            instruction: The client's entry in `Task.instructions`, also after a round trip through JSON.
+            instruction: The client's entry in `Task.instructions`; it may have been encoded as JSON and decoded.
 
         Returns:
             Named arrays and plain values; for an evaluation, the number of correct predictions and the summed loss.

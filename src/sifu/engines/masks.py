@@ -33,7 +33,7 @@ def public_part(secret: bytes) -> bytes:
 
 
 def is_usable(key: bytes) -> bool:
-    """Return whether a public key gives a shared secret; with one of low order, every other client refuses the round.
+    """Return whether a public key gives a shared secret; every other client refuses a round with a key of low order.
 
     >>> is_usable(public_part(new_secret())), is_usable(bytes(32))
     (True, False)
@@ -46,7 +46,7 @@ def is_usable(key: bytes) -> bool:
 
 
 def mask(words: Words, secret: bytes, own: int, keys: Mapping[int, bytes], context: bytes) -> Words:
-    """Add one mask per other participant to the words.
+    """Add to the words one mask for each other participant.
 
     Args:
         words: The numbers to mask.

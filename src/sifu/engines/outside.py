@@ -62,7 +62,7 @@ class OutsideFederation(RemoteFederation):
         self._exchange, self._lost_in_a_row = exchange, 0
 
     def run_together(self, setups: Sequence[RoundSetup], *, separate: bool) -> list[RoundResult]:
-        """Run the rounds of all setups in one task; a model without any reply is unchanged."""
+        """Run the rounds of all setups in one task; a model without any usable reply is unchanged."""
         position, models, drawn = setups[0].position, dict[str, Arrays](), list[ClientIndices]()
         for setup in setups:
             drawn.append(np.array(self.may_ask(self.draw(setup)), dtype=np.int64))

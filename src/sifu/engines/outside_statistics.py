@@ -37,14 +37,14 @@ class OutsideStatistics(RemoteStatistics, OutsideFederation):
     """`RemoteStatistics` for clients that only the operator's program can reach."""
 
     _networks: Arrays = NOTHING
-    """Parameters tuned by the groups, sent with tasks of statistics or evaluation."""
+    """Parameters tuned by the groups; tasks for statistics or an evaluation include them."""
 
     def __init__(self, blueprint: Blueprint, exchange: Exchange) -> None:
         super().__init__(blueprint, exchange)
         self._silent: set[int] = set()
 
     def reachable(self, clients: Sequence[int]) -> list[int]:
-        """Return the clients that may be asked, except those without a usable reply to the last task."""
+        """Return the clients that may be asked and that gave a usable reply when they were last asked."""
         return [client for client in self.may_ask(clients) if client not in self._silent]
 
     def _ask_statistics(self, clients: Sequence[int], position: Position) -> dict[int, tuple[Origin, Sent] | Reason]:

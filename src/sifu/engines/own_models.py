@@ -58,9 +58,8 @@ def fresh_model(initial: Callable[..., Any], branch: int, seed: int) -> dict[str
 class FreshModels:
     """Initial models of one layout, as a vector per branch; it detects a function that returns a trained model.
 
-    For every other branch, the first model is created again and compared with the original. A function whose
-    models always differ cannot be distinguished from one that returns a trained model; it is trusted, as certificates
-    state.
+    In every call, the model of branch 0 is made again and compared with the original. A function whose models always
+    differ cannot be distinguished from a function that returns trained models; it is trusted, as certificates state.
     """
 
     def __init__(self, initial: Callable[..., Any], seed: int, layout: ModelLayout) -> None:
@@ -91,7 +90,7 @@ def own_training(
     preprocessing: str,
     **more: Any,
 ) -> Blueprint:
-    """Describe a training that only the clients know, of an initial model made by `initial` (`fresh_model`).
+    """Describe a training whose function only the clients have; `initial` makes its initial model (`fresh_model`).
 
     Nothing is proven about a user's training function. Certificates are therefore `conditional` at best, and the spec
     must state the assumed expansion (`regularity.kind = "assumed"`).

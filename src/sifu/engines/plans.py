@@ -164,7 +164,7 @@ class WireProfile:
 
 
 Sent = Integers | tuple[RowNumbers, RowNumbers]
-"""The words of statistics, or the features and targets of rows."""
+"""Words of statistics, or features and targets of rows."""
 
 
 @dataclass(frozen=True)

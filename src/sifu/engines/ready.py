@@ -66,7 +66,7 @@ def _section(text: str) -> FeaturesSpec:
 
 @lru_cache(maxsize=32)
 def reading_tokens(client: ReadyClient, features: str) -> ReadyClient:
-    """Return a client with token ids instead of texts; cached, since heads and federations are cached by client."""
+    """Return a client with token ids instead of texts; cached, because heads and federations are cached by client."""
     x = texts_as_tokens(client.x, _section(features)) if features else client.x
     return client if x is client.x else replace(client, x=x)
 
@@ -183,11 +183,11 @@ def _on_features(
 
 
 STEPS = ("steps", "batch", "momentum", "nesterov", "weight_decay", "clip")
-"""Fields of a plan that have the same names as in the spec's section `[local]`."""
+"""Fields of a plan that have the same names as keys of the spec's section `[local]`."""
 
 
 def plan_of(spec: Spec, outputs: int = 0) -> WirePlan:
-    """Return the settings of a spec that clients need; before the profiles are known, without rate and outputs."""
+    """Return the settings of a spec that clients need; `outputs` is 0 before the profiles are known."""
     model, sent = spec.model, spec.regime.sent_settings()
     return WirePlan(
         model.kind,
@@ -321,7 +321,7 @@ def blueprint(
         preprocessing: Description of the preprocessing of samples.
 
     Returns:
-        The description, and the spec with its local rate resolved.
+        The description, and the spec with its automatic settings resolved.
 
     Raises:
         InputError: If the spec does not fit the clients' data.

@@ -1,4 +1,4 @@
-"""Base of the engines whose clients run elsewhere: the training configuration, and rounds over returned models.
+"""Base of the engines with remote clients: the training configuration, and rounds over returned models.
 
 A client that sends no reply counts as absent from the round. Every reply is checked before it affects the model
 (`sifu.core.replies`). Deviations from the request are recorded as incidents (`take_incidents`).

@@ -1,9 +1,9 @@
 """Base classes of engines for closed-form heads with remote clients; subclasses implement the messages.
 
-`RemoteStatistics` sees every client's statistics and checks each of them. `MaskedRemoteStatistics` sees only their sum:
-masks are pairwise and modulo 2^64 (`masks`), and int64 statistics can be masked without loss. The masks cancel only in
-the sum over all clients that prepared statistics. If one of them sends nothing, the sum cannot be decoded and is
-repeated without that client; a wrong sum is never returned.
+`RemoteStatistics` sees and checks every client's statistics. `MaskedRemoteStatistics` sees only their sum. Masks are
+pairwise and modulo 2^64 (`masks`), so int64 statistics are masked without loss. The masks cancel only in the sum over
+all clients that prepared statistics. If one of them sends nothing, the sum cannot be decoded and is repeated without
+that client; a wrong sum is never returned.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RemoteStatistics(RemoteFederation):
     _head: HeadPlan
 
     def _use(self, blueprint: Blueprint) -> None:
-        """Use a blueprint; refuse one whose sums could overflow, before any client sends statistics."""
+        """Use a blueprint; refuse a blueprint whose sums could overflow, before any client sends statistics."""
         if blueprint.head is None:
             raise InputError("these clients train a model in rounds and send no statistics")
         fixed, samples = blueprint.head.fixed, sum(client.samples for client in blueprint.clients)
@@ -168,9 +168,9 @@ class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
     def _prepared(
         self, clients: Sequence[int], position: Position, rejections: dict[int, Rejection]
     ) -> dict[int, bytes]:
-        """Return the keys of clients whose prepared statistics are acceptable; add the others to `rejections`.
+        """Return the keys of clients whose prepared statistics are acceptable; add refused clients to `rejections`.
 
-        All clients refuse a round with an invalid or repeated key, so one such key would stop it.
+        One invalid or repeated key would stop the round, because all clients refuse it.
         """
         keys = {}
         acceptable = [client for client in clients if client not in rejections]

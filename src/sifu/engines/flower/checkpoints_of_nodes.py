@@ -31,7 +31,7 @@ class ShownCheckpoint:
         self._shown: dict[str, str] = {}
         self._links: list[list[str]] = []
         self.kept: dict[int, int] = {}
-        """Number of the event that each client has kept, as far as known."""
+        """Number of the latest event that each client is known to have kept."""
 
     def __call__(self, since: int | None) -> dict[str, str | int]:
         """Return the checkpoint and all key rotations as entries of a message's config; empty if nothing is signed.
@@ -121,10 +121,10 @@ def look_at_checkpoint(message: Message, context: Context) -> None:
 def follow(
     kept: Checkpoint | None, shown: Checkpoint, changes: list[dict[str, Any]], links: tuple[int, list[Any]] = (0, [])
 ) -> None:
-    """Refuse a checkpoint that is not signed, or that does not follow from the kept one.
+    """Refuse a checkpoint that is not signed, or that does not follow from the kept checkpoint.
 
-    A head with the same number must be equal, and an earlier one is refused. A later head must be computable from the
-    kept one through the links.
+    A head with the kept number must equal the kept head, and a head with a lower number is refused. A later head must
+    be computable from the kept head and the links.
 
     Args:
         kept: The kept checkpoint; None if there is none.
@@ -187,7 +187,7 @@ def _rotations(config: ConfigRecord) -> list[dict[str, Any]]:
 
 
 def _links(config: ConfigRecord) -> tuple[int, list[Any]]:
-    """Return the first event and the links of a message; (0, []) if they are malformed."""
+    """Return the first event and the links of a message; (0, []) if a link is malformed."""
     try:
         first, links = int(config.get(LINKS_FROM, 0)), json.loads(str(config.get(LINKS, "[]")))  # type: ignore[arg-type]
         sound = isinstance(links, list) and all(

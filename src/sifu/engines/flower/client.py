@@ -2,7 +2,7 @@
 
     app = client_app(lambda context: FunctionClient("hospital-a", len(y), train_arrays=my_training))
 
-`my_training(arrays)` receives the model as named numpy arrays and returns the trained ones. A ClientApp that already
+`my_training(arrays)` receives the model as named numpy arrays and returns the trained arrays. A ClientApp that already
 answers Flower's `train` (and `evaluate`) messages needs one line: `add_profile(app, "hospital-a", samples=len(y))`.
 """
 
@@ -65,7 +65,8 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
     The app keeps the signed ledger heads that the server shows, and takes no part in a fork (`checkpoints_of_nodes`).
 
     Args:
-        make_client: Function that makes the client. It is called for every message, since each may reach a new process.
+        make_client: Function that makes the client. It is called for every message, since each message may reach a new
+            process.
         masked_only: True to refuse to send unmasked updates or statistics.
     """
     app = ClientApp()
@@ -134,7 +135,7 @@ def add_profile(
     smoothness: float | None = None,
     curvature: float | None = None,
 ) -> ClientApp:
-    """Make a ClientApp that answers Flower's usual messages a tracked client: it also reports a profile and can mask.
+    """Turn a ClientApp for Flower's usual messages into a tracked client, which also reports a profile and can mask.
 
     Args:
         app: The app to extend.
@@ -179,7 +180,7 @@ class FunctionClient:
         return WireProfile(self.name, self.samples, self.local_steps, self.smoothness, self.curvature)
 
     def train(self, model: Arrays, instruction: Instruction) -> tuple[Arrays, int]:
-        """Call the training function once; it determines its number of steps itself."""
+        """Call the training function once; refuse a number of steps other than `local_steps`."""
         if instruction.steps != self.local_steps:
             raise InputError(
                 f"{instruction.steps} local steps were asked for, this client always does {self.local_steps}"

@@ -237,7 +237,7 @@ class Messenger:
         return {client: nodes[name] for client, name in names.items() if name in nodes}
 
     def _nodes_if_any_come(self, clients: Sequence[int]) -> dict[int, int]:
-        """Return `nodes` after waiting for the required number of them."""
+        """Return `nodes`, after waiting up to `absence` seconds until enough of them are connected."""
         nodes, end = self.nodes(clients), time.monotonic() + self.patience.absence
         least = min(self.patience.nodes, len(clients))
         if len(nodes) < least and self.patience.absence:
@@ -283,7 +283,7 @@ class Messenger:
             record: The model or models to send; None for none.
             position: Branch and round.
             kind: Flower's message type.
-            steps: Number of local steps; None for those of the client's profile.
+            steps: Number of local steps; None for the number in the client's profile.
             more: Additional entries of `config`.
         """
         blueprint, shown = self._federation.blueprint, self.shown
@@ -309,7 +309,8 @@ class Messenger:
     ) -> Answers[Answer]:
         """Send messages and wait for the replies.
 
-        A client that asks for the ledger links since an event it kept (`SHOW_EVENT`) is sent them, once.
+        If a client asks for the ledger links since an event that it kept (`SHOW_EVENT`), its message is sent once more
+        with these links.
 
         Args:
             messages: One message per client.

@@ -20,7 +20,7 @@ class Exchanged:
 
     `asked` is the number of clients asked, and `results` the number of them whose replies count. `counted` holds these
     replies; it is empty for masked rounds, which hide them. `errors` are Flower's error replies. `notes` name the
-    clients that do not count, with the reasons.
+    clients whose replies do not count, with the reasons.
     """
 
     kind: str
@@ -73,7 +73,7 @@ class Reporter:
 
 @dataclass(frozen=True)
 class EvaluationSample:
-    """Choice of the clients that evaluate a model: a `fraction` of those online, but at least `least`."""
+    """Choice of the clients that evaluate a model: a `fraction` of the online clients, but at least `least`."""
 
     fraction: float = 1.0
     least: int = 0

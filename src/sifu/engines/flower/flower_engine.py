@@ -1,21 +1,21 @@
 """Flower engine: sifu's own round loop over a `Grid`, with the same protocol as the embedded simulator.
 
-A round draws its participants with the same keys as every engine, asks those whose node is connected, and averages the
-replies that arrive in time (`sifu.core.round`). A client that is offline, late or fails counts as absent, which is
-recorded (`take_incidents`). Every reply is checked before it affects the model. Refusals are recorded, and
+A round draws its participants with the same keys as every engine, asks the drawn clients whose node is connected, and
+averages the replies that arrive in time (`sifu.core.round`). A client that is offline, late or fails counts as absent,
+which is recorded (`take_incidents`). Every reply is checked before it affects the model. Refusals are recorded, and
 `server.rejected` determines how the round continues.
 
 No client belongs to two groups, so the members of all groups are asked at once and the replies are sorted by group.
-Each group computes the same bits from its replies as it would alone. S groups thus take as long as one.
+Each group gets the same bits from its replies as if it trained alone. S groups thus take as long as one.
 
 In open rounds the server sees every client's model (`sifu.engines.remote.OpenRound`). A round with fewer than
 `min_replies` replies is dropped: it has no participants and leaves the model unchanged.
 
 In a `MaskedRound` the server learns the participants, the mean, and one number from each client. A client that is not
-ready in time counts as absent. From then on all are needed, because the masks of the ready clients cancel only in the
-sum over all of them. A round is therefore dropped if a masked update is missing or does not fit the range. A client
-whose drift does not arrive remains a participant, and its drift is recorded as infinite: its Psi is unbounded, never
-zero. Groups are not asked for drifts, because their rounds are recorded by their models and Psi begins after the merge.
+ready in time counts as absent. From then on every ready client is needed, because the masks cancel only in the sum over
+all of them. A round is therefore dropped if a masked update is missing or does not fit the range. A client whose drift
+does not arrive remains a participant, and its drift is recorded as infinite: its Psi is unbounded, never zero. Groups
+are not asked for drifts, because their rounds are recorded by their models and Psi begins after the merge.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         self._position = NOWHERE
         self.least = max(self._patience.min_replies, LEAST_MASKED if masked else 1)
         facts = blueprint.facts
-        # Without one client the round might not have counted, or another client's reply would have counted: clients
-        # are coupled, which certificates list as an assumption.
+        # Without one client, the round might not have counted, or another client's reply might have counted. Clients
+        # are therefore coupled, which certificates list as an assumption.
         coupled = []
         if self._patience.min_replies > 1:
             coupled.append(f"{MINIMUM_OF_ANSWERS} {self._patience.min_replies} answers a round")
@@ -125,7 +125,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
                     "clipping and server.update_bound need the update of each client: set masked-updates = false"
                 )
             coupled.append(DROPPED_MASKED_ROUND)
-            # The counterfactual's fixed-point numbers may have another range, so no allowance is claimed as proven.
+            # Fixed-point numbers may have another range in the counterfactual, so no allowance is claimed as proven.
             facts = replace(facts, rounding_bounded=False)
         super().__init__(blueprint, replace(facts, outside=(*facts.outside, *coupled)))
 
@@ -264,7 +264,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         return why is None
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
-        """Evaluate `model` on the clients that reply; excluded clients count with zero samples.
+        """Evaluate `model` on the clients that reply; all other clients count with zero samples.
 
         At least one client must reply, unless none may be asked.
         """
@@ -280,7 +280,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
 
     @property
     def same_evaluators(self) -> bool:
-        """True unless each model is evaluated by another sample of the clients."""
+        """True if all clients evaluate every model; otherwise each model has its own sample of clients."""
         return self.evaluation_sample.size(len(self.clients)) == len(self.clients)
 
     def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:

@@ -57,7 +57,7 @@ from sifu.theory.closed_form import Rows, Statistics
 from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up, up
 
 HEADROOM_BITS = 10
-"""Maximum size of an update, in doublings of the largest parameter of its starting model."""
+"""An update's entries may reach 2^10 times the largest parameter of the starting model, or 2^10 if that is larger."""
 SUM_BITS = 61
 
 
@@ -90,7 +90,7 @@ class FixedPoint:
         return bool(np.max(np.abs(update), initial=0.0) <= 2.0**self.reach_bits)  # False for NaN
 
     def words(self, update: Vector, samples: int) -> Words:
-        """Return round(2^b n_i update) modulo 2^64, followed by a one that counts the summands."""
+        """Return round(2^`scale_bits` `samples` update) modulo 2^64, followed by a 1 that counts the summands."""
         if not self.fits(update):
             raise InputError(f"the update has entries beyond 2^{self.reach_bits}, or NaN: it was not sent")
         scaled = np.rint(np.ldexp(samples * update.astype(np.float64), self.scale_bits))
@@ -115,13 +115,13 @@ class FixedPoint:
         return np.ldexp(entries.astype(np.float64), -self.scale_bits) / total_samples
 
     def error(self, size: int, total_samples: int, participants: int) -> float:
-        """Bound the error of the mean in norm: each participant rounds every entry by at most half a unit."""
+        """Bound the norm of the mean's error: each participant rounds every entry by at most half a unit."""
         return math.sqrt(size) * participants * 2.0 ** (-self.scale_bits - 1) / total_samples
 
 
 Train = Callable[[Message, Context], tuple[Arrays, int]]
 UPDATE, HEAD = "sifu-round", "sifu-statistics"
-"""Names in `Context.state` of the values kept for a round of either kind; their arrays are in separate records."""
+"""Names in `Context.state` of the values kept for updates and for statistics; their arrays are in other records."""
 
 
 def _keep(context: Context, name: str, arrays: Mapping[str, Any], **values: Any) -> bytes:

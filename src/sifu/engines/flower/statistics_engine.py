@@ -74,7 +74,7 @@ class MaskedFlowerStatistics(MaskedRemoteStatistics, FlowerStatistics):
 
 
 class TunedFlowerStatistics(TunedRemoteStatistics, FlowerStatistics):
-    """A `TunedRemoteStatistics` of Flower's nodes; a client that is busy is so in both kinds of rounds."""
+    """`TunedRemoteStatistics` for Flower nodes; a client that is busy in one kind of round is busy in the other."""
 
     tuning: FlowerFederation
 

@@ -224,8 +224,8 @@ def read_arrays(reply: Message) -> tuple[Arrays, int]:
 def read_model(reply: Message, layout: ModelLayout) -> tuple[ModelPieces, int]:
     """Return the model and the number of samples in a reply, not yet validated.
 
-    Wrong names or shapes give an empty model. The arrays are views of the message and keep their type; later checks
-    refuse a model of the wrong type.
+    Missing names or wrong shapes give an empty model. The arrays are views of the message and keep their type; later
+    checks refuse a model of the wrong type.
     """
     arrays, samples = read_arrays(reply)
     return model_pieces(arrays, layout), samples
@@ -255,7 +255,7 @@ def read_key(reply: Message) -> bytes:
 
 
 def read_masked(reply: Message, size: int) -> Words:
-    """Return the `size` masked words in a reply to `MASKED_TRAIN`."""
+    """Return the `size` masked words of updates or statistics in a reply."""
     words = _decoded(reply, only=MASKED)[MASKED]
     if words.dtype != np.uint64 or words.shape != (size,):
         raise InputError(f"the masked update is {words.dtype} of shape {words.shape}, not {size} words")

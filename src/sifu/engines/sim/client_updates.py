@@ -13,7 +13,7 @@ Clipped updates with noise: theta' = theta + g sum_i w_i (c_i + z C xi_i) with |
 c_i = u_i min(1, C / ||u_i||) is the clipped update u_i = theta_i - theta of client i. The order of the sums matters
 for the proof (docs/theory.md, section 10). The clipped updates are averaged separately, so that C alone bounds their
 rounding. The noise is averaged separately and depends on no data. One addition joins them, and all later steps are
-post-processing. Clipping is exact: each c_i has a norm of at most C in the very numbers that are averaged, since
+post-processing. Clipping is exact: the norm of each c_i, as it is averaged, is at most C, since
 ||u_i|| is rounded up and the factor is rounded down.
 """
 
@@ -37,18 +37,18 @@ from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import ROUNDED_DOWN, ROUNDED_UP, UNIT_ROUNDOFF, enlargement, norm_up, up
 
 LocalModels = Callable[[], Iterator[tuple[PartPlaces, Tensor]]]
-"""Function that trains the participants: it yields pairs of (places among them, rows of flat models)."""
+"""Function that trains the participants and yields pairs (places among them, rows of flat models)."""
 
 KEEP_BYTES = 2**30
-"""Maximum size of local models kept between the two passes; larger ones are trained again."""
+"""Maximum size of local models kept between the two passes; above it, clients are trained twice."""
 TOLERATED_EXCESS = 1e-6
 """Maximum relative rounding slack of a drift that is computed without the local models."""
 
 
 class RowUpdates:
-    """Updates u_i of some participants, computed in rows that may be changed in place; kept between passes if `keep`.
+    """Updates u_i of some participants, as rows that may be changed in place; kept between passes if `keep`.
 
-    `DualUpdates` has the same methods. Places are positions of these participants among all.
+    `DualUpdates` has the same methods. Places are the positions of these participants among all participants.
     """
 
     def __init__(self, make: LocalModels, keep: bool) -> None:
@@ -85,7 +85,7 @@ class RowUpdates:
             self._kept, self._centred = kept, True
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Return sum_i w_i u_i over these participants in float64; `weights` are those of all participants."""
+        """Return sum_i w_i u_i over these participants in float64; `weights` has an entry for every participant."""
         sums = [weights[places] @ rows.to(torch.float64) for places, rows in self.rows()]
         return sum(sums[1:], start=sums[0])
 
@@ -99,7 +99,7 @@ class RowUpdates:
             self._largest = max(self._largest, float(lengths.max()))
 
     def sum_error(self, weights: Floats, mean_norm: float) -> float:
-        """Bound the error of `weighted_sum` after summation with all others; call this after `distances`."""
+        """Bound the error of `weighted_sum`, including its addition to the other parts; call this after `distances`."""
         if weights.size == 1:
             return 0.0
         return (weights.size + 2) * UNIT_ROUNDOFF * (mean_norm + self._largest) * 1.001
@@ -107,14 +107,14 @@ class RowUpdates:
     def add_row_errors(self, errors: Floats) -> None:
         """Add to `errors` a bound on the error of each row of `differences`; zero for this class.
 
-        Rows are the u_i themselves; the rounding of the difference is covered by the error of a Gram matrix.
+        The rows are the u_i themselves, and the error of a Gram matrix covers the rounding of the differences.
         """
 
 
 class DualUpdates:
     """Updates u_i = X_i' V_i of clients of a linear model, given by V_i' (clients, outputs, rows) in float64.
 
-    The methods are those of `RowUpdates`.
+    It has the methods of `RowUpdates`.
     """
 
     def __init__(self, part: Part, gram: Tensor, dual: Tensor, keep: bool) -> None:
@@ -134,7 +134,7 @@ class DualUpdates:
             yield places, rows.sub_(mean)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Return sum_i w_i u_i over these participants; `weights` are those of all participants."""
+        """Return sum_i w_i u_i over these participants; `weights` has an entry for every participant."""
         total = self._part.summed(self._dual * weights[self._part.places][:, None, None]).flatten()
         self._let_go()
         return total
@@ -155,7 +155,7 @@ class DualUpdates:
                 + (size + 8) * whole
             ) * (1.01 * UNIT_ROUNDOFF)
             distances = np.sqrt(np.maximum(square, 0.0) + slack) * enlargement(4)
-            # Comparisons with NaN are false, so NaN is not trusted.
+            # Comparisons with NaN are false, so a NaN counts as not trusted.
             trusted = (slack <= TOLERATED_EXCESS * square) & (square > 1e-280) & (square < 1e280)
         if not trusted.all():
             doubtful = np.flatnonzero(~trusted)
@@ -318,7 +318,7 @@ class Clipping:
     ) -> Average:
         """Clip the updates, add noise, and average them.
 
-        The result's `updates` are the c_i + noise_i, and its `step` is their mean.
+        In the result, `updates` holds c_i + noise_i of each participant, and `step` is their weighted mean.
 
         Args:
             updates: Update of each participant.

@@ -42,7 +42,7 @@ PART_ROWS = 2**14
 PART_BYTES = 2**27
 """Maximum size of a copy of a part's samples; a single client may exceed it."""
 COPY_BYTES = 2**17
-"""Size from which a client's samples are multiplied in place, one client at a time; smaller ones are gathered."""
+"""Size from which samples are multiplied in place, one client at a time; samples of smaller clients are gathered."""
 FINE, MEDIUM, COARSE = 8, 4, 2
 """Numbers of padded sizes between one power of two and the next.
 
@@ -91,7 +91,7 @@ class Block:
         return padded * width * self.x.element_size() >= COPY_BYTES
 
     def bring_forward(self, rows: Integers) -> None:
-        """Move the clients at `rows` to the front, in this order, and the others after them."""
+        """Move the clients at `rows` to the front, in this order, followed by the other clients."""
         order = np.concatenate([rows, np.setdiff1d(np.arange(self.clients.size), rows)])
         for values in (self.clients, self.samples, self.lengths):
             values[:] = values[order]
@@ -105,11 +105,11 @@ class Block:
     def parts(self, rows: Integers, places: Integers | None = None) -> Iterator[Part]:
         """Yield the clients at `rows` of this block in parts.
 
-        The boundaries of the parts do not depend on the clients stored between those at `rows`.
+        The boundaries of the parts do not depend on other clients of the block.
 
         Args:
             rows: Rows of the clients in this block.
-            places: Their positions among all requested clients; None if no others were requested.
+            places: Their positions among all requested clients; None if all requested clients are in this block.
         """
         padded, width = self.x.shape[1:]
         count = max(1, min(PART_ROWS // padded, PART_BYTES // (padded * width * self.x.element_size())))
@@ -121,8 +121,8 @@ class Block:
 class Part:
     """Some clients of a block, with products that copy their samples only where this is faster.
 
-    The clients are at `rows` of the `block`; `places` are their positions among all requested clients. `one_by_one`
-    says whether their samples are multiplied in place.
+    The clients are at `rows` of the `block`; `places` are their positions among all requested clients. `one_by_one` is
+    True if the samples of each client are multiplied in place.
     """
 
     def __init__(self, block: Block, rows: Integers, places: PartPlaces) -> None:
@@ -215,8 +215,8 @@ def side_by_side(rows: Integers) -> bool:
 def padded_rows(samples: Integers, batch_size: int | None = None) -> Integers:
     """Return the number of rows each client is padded to, from its samples and the batch size alone.
 
-    A client whose data fit into one batch is never padded beyond the batch size. The padded size thus tells which
-    clients train on whole batches.
+    A client whose data fit into one batch is never padded beyond the batch size. The padded size thus shows whether a
+    client trains on whole batches.
 
     >>> padded_rows(np.array([3, 16, 17, 100, 105, 1000])).tolist()
     [3, 16, 20, 104, 112, 1024]

@@ -37,13 +37,13 @@ KEPT_BYTES = 1 << 29
 
 
 PROBED = 128
-"""Samples whose features a device computes twice before it is used."""
+"""Number of samples whose features a device computes twice before it is used."""
 
 
 class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
     """Engine, and `StatisticsEngine`, of clients whose data are available in this process.
 
-    `declared` says that the operator declares the feature map to be public; `from_labels` says that the number of
+    `declared` is True if the operator declares the feature map to be public; `from_labels` is True if the number of
     outputs was counted from the clients' labels.
     """
 
@@ -195,7 +195,7 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         """Count correct predictions and sum squared errors for each client.
 
         Regression has no correct predictions; in `multi_label` all labels of a sample must be correct. A client whose
-        samples have no features counts as one without samples.
+        samples cannot be mapped to features counts as a client without samples.
         """
         chosen = np.asarray(clients, dtype=np.int64)
         weights = np.asarray(model, dtype=np.float64).reshape(self.fixed.width, self.fixed.outputs)
@@ -233,7 +233,7 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
 
 
 class HeadsOnDevice(ClosedFormFederation):
-    """A `ClosedFormFederation` with inexact features from a device that must repeat their bits.
+    """A `ClosedFormFederation` whose features are not exact, on a device that must give the same bits twice.
 
     Certificates depend on the class of an engine (`run.devices`).
     """
@@ -241,7 +241,7 @@ class HeadsOnDevice(ClosedFormFederation):
     _repeated = False
 
     def sent_by(self, client: int) -> Statistics | Rows:
-        """Return the statistics or the rows of a client, after the device repeated the features of some samples.
+        """Return the statistics or the rows of a client; check first, once, that the device repeats features exactly.
 
         Raises:
             InputError: If the features differ the second time.

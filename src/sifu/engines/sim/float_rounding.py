@@ -5,15 +5,16 @@ With X the n x d matrix of samples extended by a column of ones and f the mean l
     beta = factor * lambda_max(X'X) / n,       factor = 1/2 softmax, 1/4 logistic, 1 half squared error,
 
 plus weight decay, which adds to every eigenvalue (docs/theory.md, section 5.7). A mini-batch of b samples has another
-loss; all batches of a client are covered by (section 5.4)
+loss. This bound covers all batches of a client (section 5.4):
 
     beta_batch <= min( (n / b_min) beta, max_rows factor (||x||^2 + 1) ),
 
-since X_B'X_B <= X'X, and the norm of a mean of matrices x x' is at most that of the largest of them. Convexity only
+since X_B'X_B <= X'X, and the norm of a mean of matrices x x' is at most the largest of their norms. Convexity only
 gives mu >= 0, so mu is the weight decay alone.
 
-Section 6.3 derives the allowance of a round, section 5.9 that of clipped steps; names follow the symbols there. The
-allowance holds while Psi <= 1000. Code that determines a certificate's level must check this (`ROUNDING_HOLDS_UP_TO`).
+Section 6.3 derives the allowance of a round, and section 5.9 the allowance of clipped steps; names follow the symbols
+there. The allowance holds while Psi <= 1000. Code that determines a certificate's level must check this condition
+(`ROUNDING_HOLDS_UP_TO`).
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ def linear_curvature(
 ) -> tuple[Floats, Floats]:
     """Compute beta and energy of every client, from its samples in the training type.
 
-    Both hold for every batch a client can draw. beta includes weight decay. The energy is factor * ||X_B||_F^2 / b, the
-    sum of the eigenvalues whose largest beta bounds (without weight decay); rounding errors grow with it.
+    Both hold for every batch a client can draw. beta includes weight decay. The energy is factor * ||X_B||_F^2 / b. It
+    is the sum of the eigenvalues, while beta (without weight decay) bounds the largest of them. Rounding errors grow
+    with the energy.
 
     >>> from sifu.engines.sim.embedded_clients import OBJECTIVES
     >>> client = CheckedClient("a", np.array([[1.0, 0.0]]), np.array([0]))
@@ -114,7 +116,7 @@ def _top_eigenvalue_up(extended: Floats, trace: Floats, clients: Sequence[Checke
 
 @dataclass(frozen=True)
 class ClientSizes:
-    """Quantities of each client that determine the allowance: all that a server needs if clients keep their data.
+    """Quantities of each client that determine the allowance; a server needs no other data of its clients.
 
     `samples` is n and `batch_ratios` is n/b_min. `linear_curvature` defines `smoothness` and `energy`. `target_norms`
     is the largest ||y_row|| (least squares only).
@@ -209,7 +211,7 @@ def round_allowance(
 def _path_radius(
     start: float, pull: float, stretch: float, smoothness: float, training: LocalTraining, labels: bool
 ) -> float:
-    """Return max(R, Q), a bound on every client's iterates in either coordinates; `stretch` is sqrt(n/b_min)."""
+    """Return max(R, Q), a bound on all iterates in feature and in sample space; `stretch` is sqrt(n/b_min)."""
     if training.clip:
         radius, velocity = start, 0.0
         for _ in range(training.steps):

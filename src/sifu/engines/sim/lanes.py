@@ -1,6 +1,6 @@
 """Engines of several runs that run as lanes of one batched program on a GPU.
 
-Separately trained groups of a run are lanes as well: they share everything but their model and their members.
+Separately trained groups of a run are lanes as well; only their models and members differ.
 
 Lanes share the model, the local training (including the clipping of its steps) and the sampling of clients. Seeds,
 data, budgets, stop rules and the clipping of whole updates belong to each lane.
@@ -42,7 +42,7 @@ def lane_engines(
     device: str = "cuda",
     precision: str = "float32",
 ) -> list[LaneEngine]:
-    """Make an engine for each of `federations`, all of them lanes of one group.
+    """Make an engine for each of `federations`; the engines are lanes of one group.
 
     Args:
         federations: The simulated federations; they must share model, training and participation.
@@ -108,7 +108,7 @@ def lane_engines(
 
 
 class _LaneData:
-    """All distinct federations' clients in one list, and row numbers (client * most + position) for each lane."""
+    """Clients of all distinct federations in one list, and row numbers (client * most + position) for each lane."""
 
     def __init__(self, clients: Sequence[Sequence[ClientData]], most: int, device: str) -> None:
         where: dict[int, int] = {}

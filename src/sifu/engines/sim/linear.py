@@ -125,7 +125,7 @@ class VectorisedTrainer:
         model = torch.from_numpy(start).reshape(self._shape)
         keep = want_gram or samples.size * start.size * 8 <= KEEP_BYTES
         threads = torch.get_num_threads() if int(samples.sum()) * self._shape[0] >= SMALL_ROUND else 1
-        # Our own threads need the cores on which torch's threads would wait for work (`sifu.engines.sim.threads`).
+        # Sifu's threads need the cores on which torch's threads would wait for work (`sifu.engines.sim.threads`).
         alone = threads == 1 or all(id(part.block) in self._whole for part in parts)
         offset, error = None, 0.0
         if self._share != 1.0:
@@ -164,7 +164,7 @@ class VectorisedTrainer:
     def _rows(self, block: Block, clients: ClientIndices) -> Integers:
         """Return the rows of `clients` in their block; make them contiguous first if they are nearly the whole block.
 
-        A round without a few clients that left then copies nothing.
+        Rounds of the same clients then access their samples through a view and copy nothing.
         """
         rows: Integers = self._row_of[clients]
         if rows.size >= NEARLY_ALL * block.clients.size and not side_by_side(rows):
@@ -174,7 +174,7 @@ class VectorisedTrainer:
         return rows
 
     def _whole_batches(self, block: Block) -> WholeBatches | None:
-        """Return a trainer that takes all steps of a block's clients in one call; None if there is none."""
+        """Return a trainer that takes all steps of a block's clients in one call; None if that is not possible."""
         rows, softmax = block.targets.shape[2], self._objective.name == "softmax"
         if not (softmax and self._plain and self._training.whole_batches(rows) and block.one_by_one):
             return None
@@ -350,7 +350,7 @@ GATHERED = platform.machine() in ("aarch64", "arm64")
 
 
 class SoftmaxSteps(nn.Module):
-    """K steps of rate eta on all n rows of each client."""
+    """Module that takes `steps` steps of rate `rate` on all rows of each client."""
 
     def __init__(self, steps: int, rate: float, gathered: bool) -> None:
         super().__init__()
@@ -370,7 +370,7 @@ class SoftmaxSteps(nn.Module):
         samples = x.index_select(0, index) if self.gathered else x[:0]
         first = torch.empty_like(wanted)
         if self.gathered:
-            # The faster orientation whose bits equal those of one product per client (checked with OpenBLAS).
+            # This is the faster orientation that gives the same bits as one product per client (checked with OpenBLAS).
             if model.dtype == torch.float32:
                 products = torch.mm(samples.flatten(0, 1), model.t())
                 first.copy_(products.view(len(rows), x.size(1), model.size(0)).transpose(1, 2))

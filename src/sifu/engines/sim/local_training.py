@@ -6,7 +6,7 @@ of epoch e is the stable order of
 
     scores(place_key(base_key(seed, "batches"), branch, round, client, e), 0..n-1)        (`sifu.theory.participation`),
 
-so removing a client does not change the batches of the others.
+so removing a client does not change the batches of other clients.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class LocalTraining:
         return torch.clamp(self.clip / norm, max=1.0) + 0.0 * norm
 
     def clip_gradient(self, gradient: torch.Tensor, dim: tuple[int, ...] | None = None) -> None:
-        """Clip a gradient in place if clipping is on; `dim` are the dimensions of one model among several."""
+        """Clip a gradient in place if clipping is on; `dim` lists the dimensions of one model if there are several."""
         if self.clip:
             norm = torch.linalg.vector_norm(gradient, dim=dim, keepdim=dim is not None, dtype=torch.float64)
             gradient.mul_(self.clip_factor(norm).to(gradient.dtype))

@@ -95,7 +95,7 @@ class ModuleModel:
     `loss(outputs, targets)` is a mean over the samples of a batch. Only parameters are averaged between clients.
     Buffers (running statistics of batch normalisation) restart from their initial values for every client and round;
     evaluation normalises with the statistics of the data it evaluates. Modules from the factory are copied before use.
-    A factory whose modules share parameters is refused, because training one of them would train all of them.
+    A factory whose modules share parameters is refused, because training one module would train the others.
     """
 
     factory: Callable[[], nn.Module]
@@ -175,7 +175,7 @@ class ModuleModel:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Factory that equals any other with the same function and arguments, so that lanes can share a program."""
+    """Factory that equals every factory with the same function and arguments, so that lanes can share a program."""
 
     make: Callable[..., nn.Module]
     arguments: tuple[Any, ...]
@@ -233,7 +233,7 @@ def make_model(
 
 
 def evaluated_module(model: Model, layout: ModelLayout, parameters: Mapping[str, Array]) -> nn.Module:
-    """Return a module that computes as in evaluation, even after `eval()` or `train()`.
+    """Return a module in evaluation mode; `eval()` and `train()` do not change how it normalises.
 
     Args:
         model: Model to evaluate.
@@ -251,7 +251,7 @@ def evaluated_module(model: Model, layout: ModelLayout, parameters: Mapping[str,
     for name, parameter in module.named_parameters():
         parameter.data = torch.from_numpy(parameters[name].copy())
     for part in module.modules():
-        if isinstance(part, _NormBase):  # running statistics are not exchanged: normalise with those of the input
+        if isinstance(part, _NormBase):  # running statistics are not exchanged: normalise with the input's statistics
             part.track_running_stats = False
             part.running_mean = part.running_var = part.num_batches_tracked = None
     return module
@@ -366,7 +366,7 @@ class Scorer:
         return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
     def squared_error(self, vector: Vector, samples: Samples) -> float:
-        """Return the mean squared error of real targets, in squares of their unit."""
+        """Return the mean squared error of real targets, in the square of their unit."""
         predicted = self._values(vector, samples.x)
         return float(np.mean((predicted - np.asarray(samples.y, dtype=np.float64).reshape(predicted.shape)) ** 2))
 

@@ -159,7 +159,7 @@ class ConvLayer(Layer):
 
 @dataclass(frozen=True)
 class LinearLayer(Layer):
-    """Linear layer; a `hidden` one is followed by ReLU and by dropout at rate `dropout`."""
+    """Linear layer; ReLU and dropout at rate `dropout` follow a `hidden` layer."""
 
     features_in: int
     features_out: int
@@ -325,7 +325,7 @@ CONV_NETS: dict[str, Callable[[tuple[int, int, int], int], ConvNet]] = {
     "authors_cifar100": lambda shape, outputs: ConvNet(shape, _AUTHORS_CIFAR, (256,), outputs),
     "authors_celeba": lambda shape, outputs: ConvNet(shape, _AUTHORS_CELEBA, (), outputs),
 }
-"""Convolutional networks by their name in a spec: a small one, and those of the paper; they adapt to the image size.
+"""Convolutional networks by their name in a spec: a small network and the paper's; they adapt to the image size.
 
 In `cnn_...` a ReLU follows every convolution. `authors_...` follow the code of the paper's authors, which omits the
 ReLU after the third convolution for CIFAR-10 and CIFAR-100, and after all convolutions for CelebA.

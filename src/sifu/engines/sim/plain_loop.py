@@ -38,8 +38,8 @@ COMPARED = 3
 class LoopTrainer:
     """Trainer and evaluator of one client at a time.
 
-    A user's module and loss are copied for each client (`fresh_copy`). Repeated local training checks that no state
-    passes between clients nevertheless. Before the first round, a few clients train again in another order and after
+    A user's module and loss are copied for each client (`fresh_copy`). In addition, local training is repeated to check
+    that no state passes between clients. Before the first round, a few clients train again in another order and after
     training on other data. After every round, the first client of the round and the first compared client train again.
     Variables that all copies share must not change (`shared_state`).
     """
@@ -49,11 +49,11 @@ class LoopTrainer:
         self._device = torch.device(device)
         self._data = self._put_samples(clients)
         self._pristine = model.build(plan.dtype).to(self._device)
-        """Module as it was made; it is only copied, never run."""
+        """Module as the model made it; it is copied but never run."""
         users = isinstance(model, ModuleModel) and model.initial_source == MADE_BY_OPERATOR
         self._reused = None if users else fresh_copy(self._pristine)
         self._users = (model.custom_loss,) if isinstance(model, ModuleModel) and model.custom_loss else ()
-        """The user's own loss, or None."""
+        """The user's own loss; empty if there is none."""
         self._shared = shared_state(self._pristine, *self._users) if users else {}
         self._compared: dict[int, Tensor] = {}
         """First training result of some clients, starting from `_compared_from`."""
@@ -95,7 +95,8 @@ class LoopTrainer:
     def check_repeats(self, clients: ClientIndices | None = None) -> None:
         """Refuse a user's module whose local training gives a different result when it is repeated.
 
-        Some of `clients` (None: of all) train, then the first of them on other labels, then all in reverse order.
+        Some of `clients` (None: of all) train, then the first of them trains on other labels, then all of them train
+        again in reverse order.
         """
         if self._reused is not None or self._compared or (clients is not None and not len(clients)):
             return

@@ -103,7 +103,7 @@ def _trainer(
 
 
 def _all_usable(trained: AcceptedModels, start: Vector, limit: float) -> bool:
-    """Return whether all models are usable, as far as this can be decided without looking at each of them."""
+    """Return whether all models are known to be usable without a check of each model."""
     mean = trained.average
     if mean is None:
         return bool(np.isfinite(np.asarray(trained.models) - start).all())
@@ -129,7 +129,8 @@ class SimulationSettings:
         features_by_module: True if this map is a module supplied by the operator.
         clipping: Clipping and noise of whole updates; None for neither.
         numbers: Increasing indices that key the draws of participants, batches and dropout (by default 0, 1, ...). A
-            subset of the clients, or one client on its own machine, thus draws the same as in the whole federation.
+            subset of the clients, or one client on its own machine, thus makes the same draws as in the whole
+            federation.
         replies: Handling of a client's model that cannot be used; by default the round stops with an error.
         loop: Function that makes the trainer for one client at a time.
     """
@@ -206,7 +207,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
         self._numbers = settings.numbers_of(len(clients))
         self._last_given: ClientIndices | None = None
         self._last_checked = Places.of(np.zeros(0, dtype=np.int64))
-        """Most recently requested clients, if they were in increasing order."""
+        """Clients of the most recent request that was in increasing order."""
         self.layout = model.layout(settings.dtype)
         outputs = linear.outputs if linear else count_outputs(clients, model.objective)
         checked = check_clients(clients, model.objective, outputs, settings.dtype, flat=linear is not None)
@@ -274,7 +275,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
             self._trainer.check_repeats()
 
     def initial_model(self, branch: int) -> Vector:
-        """Return the initial model of a branch; branches differ unless a linear model starts from zeros."""
+        """Return the initial model of a branch; branches differ if the initialisation is random."""
         return self.model.initial(self.seed, branch, self.layout.dtype)
 
     def run_round(
@@ -289,7 +290,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
     ) -> RoundResult:
         """Run one round of FedAvg; drifts and shift refer to the float64 mean, before rounding to float32.
 
-        `absent` clients are drawn and then removed (`RoundSetup`). Unseeded noise differs when a round is run again.
+        `absent` clients are drawn and then removed (`RoundSetup`). Unseeded noise differs each time a round is run.
         """
         start = self.layout.own_copy(model)
         chosen = self._checked_clients(active, "active")
@@ -348,7 +349,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
             if self._clipping:
                 return self._clipping.average(updates, position, self._numbers[participants], samples, setup.want_gram)
             rows = [(slice(0, participants.size), torch.from_numpy(models))]
-            # As in `ConvTrainer.average`: leave no thread spinning on the cores that train.
+            # As in `ConvTrainer.average`, leave no thread in a busy loop on the cores that train.
             with one_thread() if isinstance(self._trainer, ConvTrainer) else nullcontext():
                 average = average_models(
                     lambda: iter(rows), start.astype(np.float64), samples, start.itemsize, setup.want_gram

@@ -46,7 +46,7 @@ _one_at_a_time = threading.Lock()
 def scripted(module: AnyModule) -> AnyModule:
     """Return `module` with its exported methods compiled, sharing its tensors; the module itself if this fails.
 
-    All warnings of the process are silenced during compilation, as torch's cannot be silenced otherwise.
+    All warnings of the process are silenced during compilation, because torch's warnings cannot be silenced separately.
     """
     with _one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -85,8 +85,8 @@ class TunedFederation(ClosedFormFederation, TunedEngine, ChecksModule):
     def use_networks(self, networks: Mapping[int, Vector]) -> None:
         """Compute features with these networks from now on; there is one per block, or one for a merge.
 
-        Blocks are independent of each other. If some are dropped and the others stay, cached features become those of
-        the new map by setting the dropped blocks to zero, and no network runs again.
+        Blocks are independent of each other. If some blocks are dropped and the others stay, the dropped blocks of
+        cached features are set to zero, and no network runs again.
         """
         through = {group: hashlib.sha256(vector.tobytes()).hexdigest() for group, vector in networks.items()}
         if through == self._through:
@@ -106,7 +106,7 @@ class TunedOnDevice(TunedFederation):
 
 
 class TuningFederation(SimulatedFederation):
-    """FedAvg of the tuned parameters, from the public network and a last layer of zeros, independent of the seed."""
+    """FedAvg of the tuned parameters; every branch starts from the public network and a last layer of zeros."""
 
     def __init__(
         self,

@@ -3,7 +3,8 @@
 3x3 convolutions are computed in tiles: each 2x2 block of outputs from its 4x4 patch of inputs.
 
 A tile is also a pooling window. Outputs are therefore stored as four planes (position in the tile; tile; channel), and
-pooling is a maximum over planes. Images are (sample, row, column, channel). There are two ways from patches to tiles:
+pooling is a maximum over planes. Images are (sample, row, column, channel). Tiles are computed from patches in two
+ways:
 
 * `DenseTiles`, for few input channels: a patch (16 c numbers) times the weights of the four outputs, which are zero
   outside an output's window. This needs 16/9 of the multiplications of a plain convolution, but in one large product.

@@ -47,7 +47,7 @@ SUMS = 4
 """Number of sums of pieces, and so the maximum number of threads that share a client."""
 
 SCRIPT_AFTER = 50
-"""Number of uses after which a pass is compiled, which takes as long as 10 to 70 passes of the paper's networks."""
+"""Number of uses after which a pass is compiled; compiling takes as long as 10 to 70 passes of the paper's networks."""
 
 CLIENTS_AHEAD = 32
 """Number of clients trained before their models are yielded, independent of the number of threads."""
@@ -84,8 +84,8 @@ class ConvTrainer:
     ) -> Average:
         """Train the participants and average them.
 
-        Work between clients uses one thread: torch's other threads would keep waiting in a busy loop on the cores that
-        train (`sifu.engines.sim.threads`).
+        Averaging uses one thread, because torch's other threads would wait in a busy loop on the cores that train
+        (`sifu.engines.sim.threads`).
         """
         threads, steps = torch.get_num_threads(), self._training.steps
         with one_thread(), ExitStack() as stack:
@@ -106,7 +106,7 @@ class ConvTrainer:
     ) -> Generator[tuple[slice, Tensor]]:
         """Yield the local models after `steps` steps, some clients at a time: (places among the participants, rows).
 
-        `threads` is the number of threads, by default torch's.
+        `threads` is the number of threads, by default torch's setting.
         """
         model = torch.from_numpy(start)[self._order]
         largest = int(self._samples[participants].max(initial=1))
@@ -230,7 +230,7 @@ class ConvTrainer:
         pieces: Sequence[tuple[int, int]],
         prepared: list[Tensor],
     ) -> None:
-        """Compute sum `number` of a step: the gradients of every SUMS-th piece, starting with that one."""
+        """Compute sum `number` of a step: the gradients of every SUMS-th piece, starting with piece `number`."""
         batch = local.batches[step]
         for low, high in pieces[number::SUMS]:
             first = low == pieces[number][0]
@@ -312,7 +312,7 @@ class _Spares(Generic[Thing]):
 
 @contextmanager
 def _crew(threads: int) -> Iterator[ThreadPoolExecutor]:
-    """Start threads that each run torch's operations on their own."""
+    """Start threads in which torch's operations use one thread each."""
     before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as crew:

@@ -39,7 +39,7 @@ FILLED = 32
 MOST_GRAPHS = 8
 """Maximum number of batch sizes that a lane captures; others run without a graph."""
 DRAWN = 4
-"""Number of artificial samples, on which steps warm up and are captured."""
+"""Number of artificial samples, which are used for warm-up steps and captures."""
 WARM_UPS = 3
 """Steps before a capture, in which libraries select and load their kernels."""
 SAME_STEP = 1e-2

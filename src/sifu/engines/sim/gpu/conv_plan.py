@@ -52,7 +52,7 @@ class LinearPlace(LinearLayer):
 
 @dataclass(frozen=True)
 class DeviceLayout:
-    """Layers on the device, and the mapping from the model's vector to the device's."""
+    """Layers on the device, and the mapping from the model's vector to the vector on the device."""
 
     convolutions: tuple[ConvolutionPlace, ...]
     hidden: tuple[LinearPlace, ...]
@@ -108,7 +108,7 @@ def _weight_entries(layer: ConvLayer | LinearLayer) -> NDArray[np.int64]:
 
 PRECISIONS = {"float32": "ieee", "tf32": "tf32", "tf32x3": "tf32x3"}
 BLOCK_CHANNELS = (1, 2, 4)
-"""Input channels for which a pooled convolution uses blocks of 4 x 4 pixels; other numbers would not fill a matrix."""
+"""Channel counts for which a pooled convolution uses blocks of 4 x 4 pixels; other counts would not fill a matrix."""
 ENOUGH_PROGRAMS = 1024
 """Number of programs that keep the whole GPU busy; if there would be more, one program may compute several tiles."""
 
@@ -163,7 +163,7 @@ class WeightForm:
 
     @staticmethod
     def of(layer: ConvolutionPlace, batch: int, slots: int, precision: str) -> WeightForm:
-        """Return a form that measured well on an H200; without tensor cores, the one with the least arithmetic."""
+        """Return the form that was fast on an H200; for `ieee` products, the form with the least arithmetic."""
         if precision == "ieee":
             return WeightForm("patch", _parts(64 // slots, 8))
         channels, outputs = layer.channels_in, batch * layer.height_out * layer.width_out

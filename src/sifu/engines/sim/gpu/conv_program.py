@@ -1,4 +1,4 @@
-"""Rounds of a `ConvNet` for many lanes at once: one captured graph per round, without reading back in between.
+"""Rounds of a `ConvNet` for many lanes at once, in captured graphs of one or several rounds (`CapturedRounds`).
 
 A lane is one run, or one group of a run, with its own model, clients, schedule and origin. All lanes of a program share
 the network, the data and the local training. `run` advances every lane by `rounds` rounds; the models after each round
@@ -160,7 +160,7 @@ class ConvForward:
         place, plan = self._layout.hidden[number], self._plan
         groups, batch = rows.shape
         tall = min(power_of_two(batch), 64)
-        # The width of a tile does not change the sums: every output has its own.
+        # The width of a tile does not change the sums, because every output has its own sum.
         wide = 16 if groups * place.features_out < 2 * ENOUGH_PROGRAMS else 32
         round_kernels.hidden_layer[(-(-place.features_out // wide), -(-batch // tall), groups)](
             source, params, out, dropout_keys if dropout_keys is not None else out,
@@ -226,7 +226,7 @@ class ConvBackward:
                 self._sum_weight_gradient(number, source, rows)
             if number:
                 self._input_gradient(number)
-            # Afterwards, since the step changes weights that the gradient of the input uses.
+            # This comes last, because the step changes weights that the gradient of the input uses.
             with self._beside():
                 self._weight_step(number, source, rows, flags)
         self._together()
@@ -372,8 +372,8 @@ def with_border(network: ConvNet, images: Tensor) -> Tensor:
 class ConvProgram(PackedProgram):
     """Program that trains a `ConvNet` on `images` prepared by `with_border`.
 
-    `summed_for` is the number of slots for which sums are split. It is the same for the whole run, whichever clients a
-    lane holds, so that a group of clients gets the same bits whichever lanes run beside it.
+    `summed_for` is the number of slots for which sums are split. It is the same for the whole run, so that a group of
+    clients gets the same bits whichever lanes run in parallel.
     """
 
     def __init__(

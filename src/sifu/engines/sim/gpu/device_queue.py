@@ -1,7 +1,8 @@
 """Asynchronous queues of device work, and work captured as a graph to replay.
 
-No operation here waits for the device. A copy from ordinary memory would, so all copies use pinned memory. A caller
-that needs a result sleeps until the `Mark` after it, without spinning. On a CPU all work is done immediately.
+Only `synchronize` waits for the device. A copy from ordinary memory would wait as well, so all copies use pinned
+memory. A caller that needs a result sleeps until the queue reaches the `Mark` after it. On a CPU all work is done
+immediately.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def capture(
     Args:
         device: The GPU.
         work: Function that submits the work.
-        first: Function that runs once before, to compile kernels; by default `work`.
+        first: Function that runs once before the capture, to compile kernels; by default `work`.
     """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -125,14 +126,14 @@ def capture(
 
 
 SEVERAL = 5
-"""Number of rounds per graph where enough rounds are left, which reduces the work of the host."""
+"""Number of rounds per graph if enough rounds are left; fewer launches reduce the work of the host."""
 
 
 class CapturedRounds:
     """Runner of rounds that increment a device counter and write history[counter]; on a GPU it replays graphs.
 
-    `one_round` is passed to every call and not stored. It is a method of this object's owner, and the reference cycle
-    would keep both and their graphs alive until a garbage collection.
+    `one_round` is passed to every call and not stored. It is a method of the object that owns this runner. Storing it
+    would create a reference cycle, which would keep both objects and their graphs alive until a garbage collection.
     """
 
     def __init__(self, counter: torch.Tensor, history: torch.Tensor) -> None:
@@ -140,7 +141,7 @@ class CapturedRounds:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def run(self, one_round: Callable[[], None], rounds: int) -> None:
-        """Run `rounds` rounds from history[0]; afterwards history[k] is the model after k of them."""
+        """Run `rounds` rounds from history[0]; afterwards history[k] is the model after k rounds."""
         if self._counter.device.type != "cuda":
             self._counter.zero_()
             for _ in range(rounds):

@@ -42,7 +42,7 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
     ) -> None:
         self._federation, self._group, self._lane = federation, group, lane
         self.layout, self.clients = federation.layout, federation.clients
-        # Requests of this lane alone do not wait for rounds that the group runs ahead.
+        # Work of this lane alone does not wait for rounds that the group runs ahead.
         self._queue = DeviceQueue(group.device)
         # Every certificate lists how this device differs from the embedded engine.
         linear = isinstance(federation.model, LinearModel)  # a lane trains all clients in one copy of a module
@@ -102,7 +102,7 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
     ) -> Iterator[list[StreamedRound]]:
         """Yield rounds of groups of clients, each from its own model; every group is a lane of the same program.
 
-        Models stay on the device until they are read, because only a few of them are.
+        Models stay on the device until they are read, because only a few of them are read.
         """
         return self._run_together(models, position, groups, wanted, models_stay=True)
 
@@ -222,7 +222,7 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
             participants = chunk.participants[ahead, mine]
             evaluation = None
             if len(looked_at) and is_evaluated(wanted.stop, at + 1, stream.accuracy):
-                evaluated = chunk.evaluated.get(ahead + 1)  # None if it was not evaluated in advance
+                evaluated = chunk.evaluated.get(ahead + 1)  # None if the model was not evaluated in advance
                 clients = np.asarray(looked_at)
                 evaluation = (
                     self.evaluate(self._model_of(chunk, ahead), clients)

@@ -1,4 +1,4 @@
-"""Group of lanes that run in one program: waiting runs join the next batch, finished ones leave.
+"""Group of lanes that run in one program: waiting runs join the next batch, and finished runs leave.
 
 Each run has its own engine (`LaneEngine`) and a thread that uses it like any other engine. A thread that needs rounds
 opens a stream and takes chunks of rounds from it. The group's worker thread submits the next rounds of all streams
@@ -45,7 +45,7 @@ LONE_CHUNK = 60
 AHEAD = 2
 """Maximum number of chunks of a stream: one being processed and one being computed."""
 PATIENCE = 0.02
-"""Seconds an idle device waits for a lane of the previous batch: few lanes take almost as long as many."""
+"""Seconds an idle device waits for a lane of the previous batch, because few lanes take almost as long as many."""
 GLANCE = 0.002
 """Polling interval of a busy device, in seconds."""
 CHUNK_BYTES = 2**28
@@ -112,7 +112,7 @@ class LaneGroup:
             self._changed.notify_all()
 
     def take(self, streams: Sequence[LaneStream]) -> list[Chunk] | None:
-        """Return the next rounds of streams that were opened together, equally many of each; None after the last.
+        """Return the next chunk of each stream; streams opened together get equally many rounds. None at the end.
 
         This also releases the chunks of the previous call.
         """
@@ -133,7 +133,8 @@ class LaneGroup:
         for chunk in chunks:
             chunk.ready.synchronize()
         with self._changed:
-            # Threads share one interpreter lock: starting to process now would delay the thread that feeds the device.
+            # Threads share one interpreter lock, so processing a chunk now would delay the thread that feeds the
+            # device.
             while self._feeding:
                 self._changed.wait()
         return chunks
@@ -148,7 +149,7 @@ class LaneGroup:
             self._changed.notify_all()
 
     def close(self, lane: int) -> None:
-        """Remove a lane; the last one to leave waits for running work and releases the device."""
+        """Remove a lane; the last lane that leaves waits for running work and releases the device."""
         with self._changed:
             self._open.discard(lane)
             self._streams = [stream for stream in self._streams if stream.lane != lane]
@@ -236,7 +237,7 @@ class LaneGroup:
     def _gather(self) -> list[LaneStream] | None:
         """Return the streams to run next; None when all lanes are closed.
 
-        These are all expected streams, or the available ones once an idle device has waited long enough.
+        These are all expected streams, or the available streams once an idle device has waited for `PATIENCE` seconds.
         """
         since, last_count = time.monotonic(), 0
         with self._changed:
@@ -388,7 +389,7 @@ class LaneGroup:
     ) -> list[Evaluated]:
         """Return correct predictions and losses of every client of some lanes, valid once a later mark is reached.
 
-        If `clients` are given, only they are evaluated; the others have zeros.
+        If `clients` are given, only they are evaluated, and all other clients have zeros.
         """
         tables = self._tables.rows.index_select(0, queue.upload(np.array(lanes)))
         everyone = tables.shape[1]
@@ -412,7 +413,7 @@ class LaneGroup:
     def _program(self, capacity: int, slots: int, width: int) -> Program:
         key = (capacity, slots, width)
         if key not in self._programs:
-            # Waiting is acceptable here, because it is rare: for work of a dropped program, and for the new one's data.
+            # Wait for work of a dropped program and for the new program's data; new programs are rare.
             self.queue.synchronize()
             while len(self._programs) >= MOST_PROGRAMS:
                 del self._programs[next(iter(self._programs))]

@@ -31,7 +31,7 @@ BLOCK = 1024
 class ProgramPlan:
     """Dimensions of a program: `lanes` lanes of at most `slots` clients each, of which at most `width` train at a time.
 
-    A program runs at most `chunk` rounds ahead, with batches of at most `batch` samples. `clipped` says whether whole
+    A program runs at most `chunk` rounds ahead, with batches of at most `batch` samples. `clipped` is True if whole
     updates are clipped.
     """
 
@@ -77,7 +77,7 @@ class Program(abc.ABC):
         """Load the schedule of the next rounds."""
 
     def run(self, rounds: int) -> None:
-        """Run `rounds` rounds from `history[0]`; afterwards `history[k]` is the model after k of them."""
+        """Run `rounds` rounds from `history[0]`; afterwards `history[k]` is the model after k rounds."""
         self._rounds.run(self._round, rounds)
 
     def local_steps(self, steps: int) -> None:
@@ -86,7 +86,7 @@ class Program(abc.ABC):
         self._local_steps(steps)
 
     def local_models(self, at: int, lane: int) -> Tensor:
-        """Return the local models (slots, size) of a lane after round `at`, which must be the last one run.
+        """Return the local models (slots, size) of a lane after round `at`, which must be the last round that was run.
 
         Rows of empty slots are undefined.
         """
@@ -176,11 +176,11 @@ class Chunk:
 
     `participants` and `measured` have shapes (rounds, slots) and (rounds, slots + 3); a row of `measured` holds the
     drifts, then ||mean - theta||, ||next - origin|| and ||theta||. `drawn` is the number of clients each round drew; if
-    it exceeds the number of slots, some were not trained. `models` (rounds, parameters) is in the model's own order, on
-    the host, or on the device for a stream that rarely reads its models. `tip` is the last model, on the device and in
-    device order. `updates` are the updates of the last round's participants, also on the device, if requested.
-    `evaluated` maps a round, counted from 1, to the evaluation of every client; it contains the rounds that the stop
-    rule needs, as far as the accuracy was known when they ran.
+    it exceeds the number of slots, some clients were not trained. `models` (rounds, parameters) is on the host in the
+    model's own order, or, for a stream that rarely reads its models, on the device in device order. `tip` is the last
+    model, on the device and in device order. `updates` are the updates of the last round's participants, also on the
+    device, if requested. `evaluated` maps a round, counted from 1, to the evaluation of every client; it contains the
+    rounds that the stop rule needs, as far as the accuracy was known when they ran.
     """
 
     start: int
@@ -212,7 +212,7 @@ class LaneStream:
     clients: int
     """Number of active clients."""
     slots: int
-    """Maximum number of participants of a round."""
+    """Number of slots for the participants of a round (`slots_for`)."""
     wanted: RoundsWanted
     left: int
     single: bool = False

@@ -1,7 +1,7 @@
-"""Rounds of a linear model for many lanes at once, in float64 (or float32), one captured graph per round.
+"""Rounds of a linear model for many lanes at once, in float64 or float32, in captured graphs (`CapturedRounds`).
 
-The arithmetic is that of `engines.sim.linear`: steps in sample space if clients have few samples (W_k = a_k W_0 +
-X'V_k, so a step needs only G = XX'), otherwise steps in feature space. The local models are always computed and
+The arithmetic is the same as in `engines.sim.linear`: steps in sample space if clients have few samples (W_k = a_k W_0
++ X'V_k, so a step needs only G = XX'), otherwise steps in feature space. The local models are always computed and
 measured directly, because on a GPU their memory costs less than computing drifts without them.
 `engines.sim.float_rounding` bounds any order of sums. As in `engines.sim.linear`, clipped steps in float64 are taken in
 feature space only.
@@ -30,7 +30,7 @@ class LinearProgram(Program):
     """Program that trains a linear model.
 
     `samples` (clients of all lanes, rows, features + 1) and `targets` are padded with zero rows. A row of the schedule
-    is client * rows + position. `everyone` means that the participants of a lane do not change within a chunk. Slots
+    is client * rows + position. `everyone` is True if the participants of a lane do not change within a chunk. Slots
     are not packed: they are in the order of their lanes.
     """
 

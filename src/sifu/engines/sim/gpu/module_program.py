@@ -139,7 +139,7 @@ class ModulePass:
 
 
 def refuse_other_gradients(own: Tensor, reference: Tensor, precision: str) -> None:
-    """Raise `InputError` if a device's gradients differ from those of the CPU."""
+    """Raise `InputError` if a device's gradients deviate from the CPU's gradients by more than `AGREEMENT` allows."""
     away = float((own.cpu() - reference).abs().max() / reference.abs().max().clamp(min=1e-30))
     if not away <= AGREEMENT[precision]:
         raise InputError(
@@ -212,7 +212,7 @@ def _convolution(
 ) -> Tensor | None:
     """Compute `functional.conv2d` as a matrix product; return None for unsupported arguments.
 
-    The argument names are those of torch.
+    The argument names are torch's names.
     """
     if groups != 1 or isinstance(padding, str) or input.dim() != 4:
         return None

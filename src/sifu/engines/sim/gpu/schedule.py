@@ -1,7 +1,7 @@
 """Participants and batches of many rounds of many lanes, drawn on the device.
 
-The draws equal those of `sifu.theory.participation`, so that all engines share a schedule. Integer arithmetic in torch
-wraps modulo 2^64, as in numpy; `_shift` implements logical shifts.
+The draws equal the draws of `sifu.theory.participation`, so that all engines share a schedule. Integer arithmetic in
+torch wraps modulo 2^64, as in numpy; `_shift` implements logical shifts.
 
 Only slots that hold a client are trained. A lane has as many slots as it can have participants. Groups of unequal size
 or a random number of participants leave some slots empty, and training an empty slot costs as much as a full one. The
@@ -82,7 +82,7 @@ class Schedule:
     rows: Tensor
     dropout: Tensor
     drawn: Tensor
-    """Number of clients each round drew (rounds, lanes); if it exceeds the number of slots, some were left out."""
+    """Number of clients drawn in each round (rounds, lanes); if it exceeds the slots, some clients were left out."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,10 @@ def _batches(own: Tensor, who: Tensor, sizes: Tensor, key: Tensor, smallest: int
 
 
 def slots_for(participation: Participation, clients: int) -> int:
-    """Return an upper bound on how many of `clients` clients in a lane train concurrently."""
+    """Return the number of slots for the participants of a round, given the number of clients in a lane.
+
+    Rounds never have more participants, except that a Poisson draw exceeds the slots with negligible probability.
+    """
     if participation.kind == "all":
         return clients
     if participation.kind == "fixed":
@@ -240,7 +243,7 @@ def slots_for(participation: Participation, clients: int) -> int:
 
 
 def width_for(participation: Participation, lanes: Sequence[int]) -> int:
-    """Return an upper bound on how many clients of all lanes train concurrently.
+    """Return the number of places for the participants of all lanes (see `slots_for`).
 
     Args:
         participation: The rule by which participants are drawn.
