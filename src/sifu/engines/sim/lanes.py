@@ -177,7 +177,7 @@ def _module_source(
 
     if plan.clipped:
         raise InputError(
-            "updates of this model cannot be clipped on a GPU: leave privacy.clip out, or use device cpu; linear "
+            "updates of this model cannot be clipped on a GPU: leave server.clip out, or use device cpu; linear "
             "models and the convolutional networks of a spec can be clipped on a GPU"
         )
     layout, objective = federations[0].layout, model.objective

@@ -157,7 +157,7 @@ def refuse_unmapped(model: ModuleModel, precision: str = "float32") -> None:
     elif any(isinstance(part, _DropoutNd) and part.p > 0 for part in module.modules()):
         reason = "it drops units at random"
     elif model.custom_loss is not None:
-        reason = "it has its own loss, which cannot leave out the places that fill up a batch"
+        reason = "it has its own loss, which cannot ignore the padding of a batch"
     elif len(list(module.parameters())) < len(list(module.named_parameters(remove_duplicate=False))):
         reason = "some of its layers share parameters"
     if reason:
