@@ -113,7 +113,7 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
 
 
 def _answering(app: ClientApp, profile: Callable[[Message, Context], Message]) -> ClientApp:
-    """Let the app answer a training message that asks for a profile; there may be no run to check yet."""
+    """Let the app answer a training message that asks for a profile, without `guard`: there may be no run yet."""
     train = app._registered_funcs.get(USUAL_TRAINING)
     if train is None:
         return app

@@ -268,7 +268,7 @@ class _Copy:
 
 
 class _Lane:
-    """Network that trains one client at a time: the graphs' own copy, or without a graph a fresh copy per client."""
+    """Network that trains one client at a time: the copy used by the graphs, or without graphs one copy per client."""
 
     def __init__(
         self,
