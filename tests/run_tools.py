@@ -1,4 +1,4 @@
-"""Small runs, looked at from outside: build one, copy it, dump it, change it, run the command line on it."""
+"""Tools for small runs: build one, copy it, dump it, change it, run the command line on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ SMALL: dict[str, Any] = {
     "local": {"steps": 3},
     "stop": {"target": 0.0, "max_rounds": 8},
 }
-"""Twelve clients of ten digits each, eight rounds: trains in a fraction of a second once torch is loaded."""
+"""Spec of twelve clients with ten digits each and eight rounds: it trains in a fraction of a second once torch is
+loaded.
+"""
 
 TUNED: dict[str, Any] = {
     "data": {"name": "digits", "clients": 6, "samples_per_client": 8},
@@ -39,11 +41,11 @@ TUNED: dict[str, Any] = {
     "local": {"rate": 0.05, "steps": 1},
     "privacy": {"noise": "seeded"},
 }
-"""A federation whose groups tune a small public network."""
+"""Spec of a federation whose groups tune a small public network."""
 
 SOURCES = Path(sifu.__file__).resolve().parent.parent
 INSTALLED = Path(__file__).resolve().parent / "installed"
-"""A folder with an installed extension, found through its entry points."""
+"""Folder with an installed extension that its entry points reveal."""
 
 
 def small_spec(**sections: Any) -> dict[str, Any]:
@@ -55,9 +57,10 @@ def small_spec(**sections: Any) -> dict[str, Any]:
 
 
 def spec_for(method: str, **sections: Any) -> dict[str, Any]:
-    """Return `small_spec` with stored updates, which every method must handle, and the training that dp needs.
+    """Return `small_spec` with stored updates, which every method must handle, and with the training noise that dp
+    needs.
 
-    A closed-form head has no rounds, so no updates either.
+    A closed-form head has no rounds and so no updates.
     """
     result = small_spec(**sections)
     if method == "closed_form":
@@ -71,12 +74,12 @@ def spec_for(method: str, **sections: Any) -> dict[str, Any]:
 
 
 def sigma_for(method: str, sigma: float) -> float:
-    """Return a sigma that this method can work with where sifu works with `sigma`: last needs far more."""
+    """Return a sigma that this method supports where sifu uses `sigma`: last needs far more."""
     return 1000.0 * sigma if method in ("last", "noise_here") else sigma
 
 
 def build_run_with_requests(folder: Path) -> None:
-    """Make one run with every kind of request: to the middle, scratch, joint, strict, and one that still waits."""
+    """Make one run with requests of several kinds: rollback, scratch, joint, strict, and a waiting one."""
     run = sifu.train(small_spec(keep={"updates_every": 3}), run=folder)
     run.forget(["client-000"], "to-the-middle", sigma=0.05, compare_scratch=True)
     run.forget(["client-001"], "from-scratch", method="scratch")
@@ -89,7 +92,7 @@ def copy_run(source: Path, target: Path) -> Path:
     """Copy a run folder as `cp -r` does."""
     try:
         shutil.copytree(source, target)
-    except shutil.Error:  # SQLite took its -wal and -shm away as a reader of this process was closed
+    except shutil.Error:  # SQLite removed its -wal and -shm files when a reader of this process closed
         shutil.rmtree(target)
         shutil.copytree(source, target)
     return target
@@ -106,7 +109,7 @@ class Column:
 
 
 def connect(folder: Path) -> sqlite3.Connection:
-    """Connect to the run's database with the checks off, for tests that damage it."""
+    """Connect to the run's database with its checks disabled, for tests that damage it."""
     connection = sqlite3.connect(folder / "run.db", isolation_level=None)
     connection.execute("PRAGMA ignore_check_constraints=ON")
     return connection
@@ -125,7 +128,7 @@ def columns(connection: sqlite3.Connection, table: str) -> list[Column]:
 
 
 def dump(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """Return everything the database holds, table by table."""
+    """Return all content of the database, table by table."""
     connection = sqlite3.connect(folder / "run.db", isolation_level=None)
     try:
         return {name: sorted(connection.execute(f"SELECT * FROM {name}"), key=repr) for name in tables(connection)}
@@ -134,7 +137,7 @@ def dump(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Return digests of the models, updates, statistics and certificates on disk, temporary files included."""
+    """Return digests of the model, update, statistics and certificate files, temporary files included."""
     paths = [
         path
         for name in ("models", "updates", "statistics", "certificates")
@@ -148,7 +151,7 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 def numbers_of(folder: Path) -> dict[str, str]:
-    """Return digests of the same files without their salts, which differ between runs; no certificates, no key."""
+    """Return digests of these files without their salts, which differ between runs; without certificates and key."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(_without_salts(path)).hexdigest()
         for name in ("models", "updates", "statistics")
@@ -162,14 +165,14 @@ def _without_salts(path: Path) -> bytes:
         return path.read_bytes()[:-SALT_BYTES]
     try:
         stored = safetensors.numpy.load_file(path)
-    except safetensors.SafetensorError:  # a power loss left half a file that nothing refers to
+    except safetensors.SafetensorError:  # a power loss left a partial file that nothing refers to
         return path.read_bytes()
     tensors = {name: tensor for name, tensor in stored.items() if name != SALTS}
     return safetensors.numpy.save(tensors)
 
 
 def state(folder: Path) -> tuple[Any, Any]:
-    """Return database and files: if they are equal before and after, nothing was changed."""
+    """Return database and files; equal values before and after show that nothing changed."""
     return dump(folder), files_of(folder)
 
 
@@ -183,7 +186,7 @@ def query(folder: Path, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any,
 
 
 def scalars(folder: Path) -> dict[str, Any]:
-    """Return what must not depend on interruptions: everything recorded but times, nonces, hashes and the key."""
+    """Return everything recorded that must not depend on interruptions: no times, nonces, hashes or key."""
     return {
         "nodes": query(folder, "SELECT * FROM nodes ORDER BY node"),
         "participation": query(folder, "SELECT * FROM participation ORDER BY node, client"),
@@ -216,20 +219,20 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """The one JSON object on stdout; anything else is an error."""
+        """The JSON object on stdout; any other output is an error."""
         return json.loads(self.out)
 
 
 Command = Callable[..., Answer]
 
 built_command = functools.cache(typer.main.get_command)
-"""Built commands: Typer builds all of them again at every call, which takes longer than most commands here."""
+"""Cache of built commands: Typer rebuilds all of them at every call, which takes longer than most commands here."""
 
 
 def called_in_process(
     main: Callable[[], None], program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Command:
-    """Return a function that calls `program ARGUMENTS` in this process, for its exit code and output."""
+    """Return a function that calls `program ARGUMENTS` in this process and returns exit code and output."""
 
     def call(*arguments: object) -> Answer:
         capsys.readouterr()
@@ -245,7 +248,7 @@ def called_in_process(
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the environment of a child process: our sources, one thread, no colours."""
+    """Return the environment of a child process: sifu's sources, one thread, no colours."""
     inherited = {key: value for key, value in os.environ.items() if key not in ("SIFU_DEBUG", "FORCE_COLOR")}
     return inherited | {
         "PYTHONPATH": f"{SOURCES}{os.pathsep}{INSTALLED}",

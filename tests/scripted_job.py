@@ -1,4 +1,4 @@
-"""The job of fault and kill tests: train, forget and, as it says, join, rebuild, purge, back up, be witnessed."""
+"""Job of fault and kill tests: train, forget and, if configured, join, rebuild, purge, back up, notify a witness."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from timestamp_authority import make_authority, stamp
 Step = Callable[[Path, "sifu.Run | None"], sifu.Run]
 """One command of a job: the folder, and the run if an earlier step of this process opened it."""
 AUTHORITY = "authority"
-"""The folder of the timestamp authority, next to the runs."""
+"""Folder of the timestamp authority, next to the runs."""
 NOWHERE = "http://127.0.0.1:9/"
-"""An address that is never asked: the authority is called directly."""
+"""Address that is never contacted, because the authority is called directly."""
 
 
 def prepare(base: Path, job: dict[str, Any]) -> None:
-    """Make what the runs in a folder share."""
+    """Make the files that the runs in a folder share."""
     if job.get("timestamps"):
         (base / AUTHORITY).mkdir()
         make_authority(base / AUTHORITY)
@@ -32,7 +32,7 @@ def prepare(base: Path, job: dict[str, Any]) -> None:
 
 
 def work(folder: Path, job: dict[str, Any], begin: int = 0, end: int | None = None) -> None:
-    """Execute the steps of the job, or some of them; run again after a fault, they continue."""
+    """Execute some or all steps of the job; after a fault they continue."""
     outside = {kept_outside.WITNESSES: f"file:{kept_by_witness(folder)}"} if job.get("witness") else {}
     outside |= {timestamps.AUTHORITY: NOWHERE} if job.get("timestamps") else {}
     for name in (kept_outside.WITNESSES, timestamps.AUTHORITY):
@@ -80,7 +80,7 @@ def _training_without_the_last(job: dict[str, Any]) -> Step:
 
 def _joining(job: dict[str, Any]) -> Step:
     def join(run: sifu.Run) -> None:
-        if run.status().phase == "ready":  # otherwise a request is being executed, and everybody joined before it
+        if run.status().phase == "ready":  # otherwise a request is running, and all clients joined before it
             run.join()
 
     return _on(job, join)
@@ -93,7 +93,7 @@ def _forgetting(job: dict[str, Any], request: dict[str, Any]) -> Step:
 
 
 def _purge_once(run: sifu.Run) -> None:
-    unfinished = (run.folder / "scrub").exists()  # an operator who sees a purge interrupted runs it again
+    unfinished = (run.folder / "scrub").exists()  # an operator runs an interrupted purge again
     if unfinished or not query(run.folder, "SELECT 1 FROM events WHERE kind = 'purged'"):
         run.purge()
 
@@ -104,7 +104,7 @@ def _back_up_once(run: sifu.Run) -> None:
 
 
 def _on(job: dict[str, Any], command: Callable[[sifu.Run], object]) -> Step:
-    """Return the step of a command on a run, which is opened if no step before it did."""
+    """Return the step of a command on a run; the step opens the run if no earlier one did."""
 
     def step(folder: Path, run: sifu.Run | None) -> sifu.Run:
         if run is None:
@@ -126,18 +126,18 @@ def backup_of(folder: Path) -> Path:
 
 
 def witnesses_of(folder: Path) -> list[Path]:
-    """Return the witness's file, if there is one."""
+    """Return the witness's file in a list, or an empty list if there is none."""
     return [kept_by_witness(folder)] if kept_by_witness(folder).exists() else []
 
 
 def problems_of(folder: Path, authority: Path | None = None) -> list[str]:
-    """Return the problems that verification finds in a run, given its own witness and perhaps a timestamp authority."""
-    os.environ.pop(kept_outside.WITNESSES, None)  # that of the run that was worked on last
+    """Return the problems that verification finds in a run, with its witness and optionally a timestamp authority."""
+    os.environ.pop(kept_outside.WITNESSES, None)  # set by the previous run
     return list(verify_run(folder, witnesses=witnesses_of(folder), authority=authority).problems)
 
 
 def problems_outside(folder: Path) -> list[str]:
-    """Return the problems of a finished run, against its witness and its timestamps, and of the files next to it."""
+    """Return the problems of a finished run, against its witness and timestamps, and of the files next to it."""
     roots = folder.parent / AUTHORITY / "root.pem"
     problems = problems_of(folder, roots if roots.exists() else None)
     if roots.exists():

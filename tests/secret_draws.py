@@ -1,7 +1,7 @@
-"""Secret draws of a test: salts, nonces, keys, partitions and noise are the same every time it runs.
+"""Fixed secret draws in tests: salts, nonces, keys, partitions and noise are the same in every run of a test.
 
-A conftest imports the fixture and the hook. A test marked `system_secrets` draws from the operating system. So does a
-process that a test starts.
+A conftest imports the fixture and the hook. Tests marked `system_secrets`, and processes that a test starts, draw from
+the operating system.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 KEYS: tuple[Any, ...] = (Ed25519PrivateKey, X25519PrivateKey)
-"""Private keys that the library draws, from 32 bytes each."""
+"""Classes of private keys that the library draws, from 32 bytes each."""
 
 
 def fix_draws(patch: pytest.MonkeyPatch, place: str) -> None:
-    """Replace every source of secrets by a generator with `place` as its seed."""
+    """Replace every source of secrets by a generator seeded with `place`."""
     generator = random.Random(place)
 
     def token_bytes(nbytes: int | None = None) -> bytes:
@@ -40,7 +40,7 @@ def fixed_secrets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Fix the draws of a fixture that several tests share by its own name, whichever test needs it first."""
+    """Fix the draws of a shared fixture by its own name, whichever test needs it first."""
     if fixturedef.scope == "function":
         return (yield)
     with pytest.MonkeyPatch.context() as patch:

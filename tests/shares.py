@@ -1,4 +1,4 @@
-"""Long lists of trials, cut into shares: each runs in a process forked from this one, and is a line of a log."""
+"""Shares of long lists of trials: each runs in a forked process and becomes a line of a log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Share:
-    """Some of the trials of a matrix; `work` makes them in a separate folder and says what came of it."""
+    """Some trials of a matrix; `work` runs them in a separate folder and returns the result."""
 
     matrix: str
     number: int
@@ -28,7 +28,7 @@ class Share:
 
 
 class _Process:
-    """A share that runs."""
+    """Running share."""
 
     def __init__(self, share: Share, parent: Path) -> None:
         self._share, self._began, self._ended = share, time.monotonic(), False
@@ -60,14 +60,14 @@ class _Process:
         return place | {"seconds": taken} | result
 
     def stop(self) -> None:
-        """End it and everything it started."""
+        """End the share and all its processes."""
         if not self._ended:
             os.killpg(self._process, signal.SIGKILL)
             os.waitpid(self._process, 0)
 
 
 def options(description: str | None) -> argparse.Namespace:
-    """Parse the options that programs with shares have."""
+    """Parse the common options of programs with shares."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1, help="how many processes")
     parser.add_argument("--seconds", type=float, default=0.0, help="end after this many seconds")
@@ -76,7 +76,7 @@ def options(description: str | None) -> argparse.Namespace:
 
 
 def work_off(shares: Sequence[Share], parent: Path, chosen: argparse.Namespace) -> list[Line]:
-    """Make the shares that the log does not have yet, as far as the time goes; every line of the log."""
+    """Run the shares missing in the log, as long as time permits; return every line of the log."""
     lines = [json.loads(text) for text in chosen.log.read_text().splitlines()] if chosen.log.exists() else []
     done = {(line["matrix"], line["share"]) for line in lines}
     waiting = [share for share in shares if (share.matrix, share.number) not in done]
@@ -101,5 +101,5 @@ def work_off(shares: Sequence[Share], parent: Path, chosen: argparse.Namespace) 
 
 
 def cut(trials: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    """Return trials that follow each other, `size` at a time."""
+    """Return consecutive trials, `size` at a time."""
     return [trials[begin : begin + size] for begin in range(0, len(trials), size)]

@@ -1,7 +1,7 @@
-"""Networks that keep something outside their parameters, for tests of what passes from client to client.
+"""Networks with state outside their parameters, for tests of leaks between clients.
 
-`Stateful` is made of three choices: where its state is, when it changes, and what it does. `make` builds the one that
-`CHOSEN` names, as the function that a spec refers to.
+`Stateful` combines three choices: where its state is, when it changes, and its effect. `make` is the function that a
+spec refers to; it builds the network that `CHOSEN` names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Kind:
-    """A stateful network: `place` of its state, `moment` of change, `effect`, and after how many changes it acts."""
+    """Kind of stateful network: `place` of its state, `moment` of change, `effect`, and the number of changes before it
+    acts.
+    """
 
     place: str
     moment: str
@@ -33,17 +35,17 @@ PLACES = ("nowhere", "attribute", "closure", "class", "global", "file")
 MOMENTS = ("forward", "training", "gradients on", "backward")
 EFFECTS = ("scale", "gradient", "unfreeze", "bank")
 BANK: list[float] = []
-"""The state of kind "global"."""
+"""State of kind "global"."""
 
 
 def remembers(on: bool) -> bool:
-    """Return whether the state of kind "global" was ever `on`, for networks of other files."""
+    """Return whether the state of kind "global" was ever set; set it if `on`. For networks in other files."""
     BANK.extend([1.0] * on)
     return bool(BANK)
 
 
 class Bank:
-    """The state of kind "class"."""
+    """State of kind "class"."""
 
     held: ClassVar[list[float]] = []
 
@@ -59,7 +61,7 @@ def _closure() -> tuple[Callable[[float], None], Callable[[], list[float]]]:
 
 
 class Stateful(nn.Module):
-    """Twelve features of an 8 x 8 image, changed by what the network saw before."""
+    """Network with twelve features of an 8 x 8 image that depend on earlier inputs."""
 
     def __init__(self, kind: Kind) -> None:
         super().__init__()
@@ -69,7 +71,7 @@ class Stateful(nn.Module):
         self.put, self.get = _closure()
 
     def note(self, value: float) -> None:
-        """Keep a number."""
+        """Store a number in the state."""
         kind = self.kind
         if kind.place == "attribute":
             self.own.append(value)
@@ -84,7 +86,7 @@ class Stateful(nn.Module):
                 file.write(f"{value!r}\n")
 
     def noted(self) -> list[float]:
-        """Return everything that was kept."""
+        """Return the content of the state."""
         kind = self.kind
         if kind.place == "file":
             path = Path(kind.file)
@@ -93,7 +95,7 @@ class Stateful(nn.Module):
         return held.get(kind.place, [])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return features under the influence of the state."""
+        """Return features, modified by the state."""
         kind, rows = self.kind, x.flatten(1)
         now = {
             "forward": True,
@@ -118,7 +120,7 @@ class Stateful(nn.Module):
         return features
 
     def changed(self, gradient: Tensor, held: list[float]) -> Tensor:
-        """Return a gradient divided by the largest that was seen, if the state acts on gradients."""
+        """Return the gradient, divided by the largest one seen if the state acts on gradients."""
         if self.kind.moment == "backward":
             self.note(float(gradient.abs().max()))
         if self.kind.effect == "gradient" and held:
@@ -127,13 +129,13 @@ class Stateful(nn.Module):
 
 
 class Remembers(torch.autograd.Function):
-    """A function whose gradient is divided by the largest one that it ever saw."""
+    """Autograd function whose gradient is divided by the largest one it ever saw."""
 
     largest = 0.0
 
     @staticmethod
     def forward(context: Any, x: Tensor) -> Tensor:
-        """Return the input as it is."""
+        """Return the input unchanged."""
         return x.clone()
 
     @staticmethod
@@ -144,7 +146,7 @@ class Remembers(torch.autograd.Function):
 
 
 class WithFunction(nn.Module):
-    """A network with an autograd function that has memory."""
+    """Network with an autograd function that has memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +160,7 @@ class WithFunction(nn.Module):
 
 
 class WithHook(nn.Module):
-    """A network with a hook that divides gradients by their running maximum, which is in the hook's closure."""
+    """Network with a hook that divides gradients by their running maximum, kept in the hook's closure."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,7 +181,7 @@ class WithHook(nn.Module):
 
 
 class Draws(nn.Module):
-    """A network that draws from a generator outside torch: noise on gradients, or a mixture of samples."""
+    """Network that draws from a generator outside torch: noise on gradients, or a mixture of samples."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -213,13 +215,13 @@ CLASSES: dict[str, Callable[[], nn.Module]] = {
 
 
 def make() -> nn.Module:
-    """Return the network that was chosen."""
+    """Return the chosen network."""
     named = CLASSES.get(CHOSEN.place)
     return named() if named else Stateful(CHOSEN)
 
 
 def choose(kind: Kind) -> None:
-    """Let `make` build this kind from now on, with nothing kept."""
+    """Make `make` build this kind from now on, with an empty state."""
     global CHOSEN
     CHOSEN = kind
     BANK.clear()
@@ -228,7 +230,7 @@ def choose(kind: Kind) -> None:
 
 
 def drawn_kind(seed: int, folder: Path) -> Kind:
-    """Return a stateful network of a seed."""
+    """Return a random kind of stateful network for a seed."""
     draw = random.Random(seed)
     place = draw.choice(PLACES[1:])
     return Kind(place, draw.choice(MOMENTS), draw.choice(EFFECTS), draw.choice((0, 0, 1, 5, 20)), str(folder / "state"))

@@ -1,4 +1,6 @@
-"""Approval of requests: kept by the ledger, on the command line, during another process's work, and by verification."""
+"""Approval of requests: enforced by the ledger, on the command line, while another process writes,
+and by verification.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def runs_with_approval(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 
 @pytest.fixture
 def two(runs_with_approval: dict[str, Path], tmp_path: Path) -> Path:
-    """Return a run whose requests two people must approve; a test may change it."""
+    """Return a copy of a run whose requests two people must approve."""
     return copy_run(runs_with_approval["two"], tmp_path / "two")
 
 
@@ -70,7 +72,8 @@ def test_two_different_people_who_did_not_ask_must_approve(two: Path, cli: Comma
     with pytest.raises(InputError, match="rita filed request a"):
         run.decide("a", "approved", actor=" Rita ")
     assert cli("requests", "decide", two, "a", "approved", "--actor", "ann").out.endswith("It needs 1 more approval.\n")
-    assert run.decide("a", "approved", actor="ANN") == "unchanged"  # the same person again counts once
+    # a second approval by the same person does not count
+    assert run.decide("a", "approved", actor="ANN") == "unchanged"
     assert "needs 1 more approval" in cli("requests", "list", two).out
     assert "a needs 1 more approval" in cli("status", two).out
     assert cli("forget", two, "--request", "a").code == 2
@@ -91,7 +94,7 @@ def test_one_approval_is_enough_where_one_is_asked_for(one: Path) -> None:
     run.request(["client-003"], "a", actor="rita")
     run.request(["client-004"], "b", actor="rita")
     run.decide("b", "approved", actor="ann")
-    assert [outcome.request for outcome in run.forget()] == ["b"]  # the one in front waits, and holds no other up
+    assert [outcome.request for outcome in run.forget()] == ["b"]  # the first request waits and does not block others
     assert run.request_record("a").status.approvals_missing == 1
     run.decide("a", "refused", "not theirs", actor="ann")
     assert run.request_record("a").status.approvals_missing == 0
@@ -134,7 +137,7 @@ def test_forget_says_which_requests_lack_approvals_and_what_to_do(one: Path, own
 def test_without_approval_nothing_changes(own_trained: Path) -> None:
     run = sifu.open_run(own_trained)
     run.request(["client-003"], "a", actor="rita")
-    run.decide("a", "approved", actor="ann")  # recorded, though it was not required
+    run.decide("a", "approved", actor="ann")  # recorded, although no approval is required
     assert [outcome.request for outcome in run.forget()] == ["a"]
     assert run.verify().problems == []
     assert verify_independently(own_trained) == []
@@ -189,13 +192,13 @@ def test_an_approval_after_the_fact_is_caught(two: Path) -> None:
 def test_decisions_beside_a_process_that_writes_go_through_the_inbox(two: Path, cli: Command) -> None:
     run = sifu.open_run(two)
     with RunWriter.open(two) as writer:
-        run.request(["client-003"], "a", actor="rita")  # posted: its request is not in the ledger yet
+        run.request(["client-003"], "a", actor="rita")  # posted as a message: the request is not in the ledger yet
         answer = cli("requests", "decide", two, "a", "approved", "--actor", "ann", "--format", "json")
         assert answer.json == {"request": "a", "status": "approved", "changed": False, "posted": True}
         assert ingest(writer) == []
         assert run.decide("a", "approved", actor="ann") == "unchanged"
         assert run.decide("a", "approved", actor="bob") == "posted"
-        assert run.decide("a", "approved", actor="bob") == "posted"  # the same message
+        assert run.decide("a", "approved", actor="bob") == "posted"  # the same message again
         assert len(messages(two)) == 1
         for decision, actor, reason in (("approved", "rita", ""), ("refused", "ann", ""), ("eaten", "ann", "x")):
             with pytest.raises(InputError):
@@ -239,14 +242,16 @@ def test_a_hostile_decision_is_refused_and_recorded(two: Path, name: str) -> Non
 
 
 def test_a_running_server_waits_for_approvals_and_then_goes_on(two: Path) -> None:
-    """A request posted to a running server does not start at once; two messages later it does, without a command."""
+    """A server leaves a request with one of two approvals waiting; after the second approval the next server executes
+    it.
+    """
     run = sifu.open_run(two)
     spec = run.spec
     engine = engine_from_spec(spec, clients_from_spec(spec))[0]
     told: list[str] = []
 
     def people(sentence: str) -> None:
-        """Act for the people outside the server: it filed nothing itself, and everything is posted."""
+        """Act as the people outside the server, whose decisions arrive as messages."""
         told.append(sentence)
         if "waiting" in sentence and not messages(two):
             run.decide("a", "approved", actor=["ann", "bob"][min(1, len(told) - 1)])
@@ -266,12 +271,12 @@ OTHER_TERMS: dict[str, Any] = {
     "calibration": "classical", "retention": "strict", "reserve": 0.25, "method": "scratch", "level": "none",
     "max_rounds": 17, "target": 0.5, "release": "now", "records": [2, 5], "before_after": "3,1e-5",
 }  # fmt: skip
-"""Value that was not approved, for every term."""
+"""A value that was not approved, for every term."""
 
 
 @pytest.fixture
 def approved(one: Path) -> Path:
-    """Return a run with a request that was approved and not executed yet."""
+    """Return a run with an approved request that is not executed yet."""
     run = sifu.open_run(one)
     run.request(["client-003"], "a", actor="rita")
     run.decide("a", "approved", actor="ann", terms=run.request_record("a").status.terms_digest)
@@ -279,7 +284,7 @@ def approved(one: Path) -> Path:
 
 
 def test_terms_changed_after_the_approval_are_not_carried_out(approved: Path, tmp_path: Path) -> None:
-    """Each term in turn, changed in the stored row: no command executes it, and both verifiers say so."""
+    """If any term is changed in the stored row, no command executes the request, and both verifiers report it."""
     from sifu.core.request_terms import TERMS
 
     assert set(OTHER_TERMS) == set(TERMS)
@@ -299,7 +304,7 @@ def test_terms_changed_after_the_approval_are_not_carried_out(approved: Path, tm
 
 
 def test_an_approval_of_other_terms_does_not_count(one: Path) -> None:
-    """The terms as an approver saw them are not those of the request; also when the approval is signed with the key."""
+    """An approval of other terms than those of the request does not count, even if it is signed with the key."""
     run = sifu.open_run(one)
     run.request(["client-003"], "a", actor="rita", epsilon=7.5)
     seen = replace(run.request_record("a").status.terms, epsilon=5.0).digest("a")
@@ -315,7 +320,7 @@ def test_an_approval_of_other_terms_does_not_count(one: Path) -> None:
 
 @pytest.mark.parametrize("name", ["method", "sigma", "retention", "max_rounds", "release"])
 def test_what_an_operator_carries_out_otherwise_than_approved_is_caught(one: Path, name: str) -> None:
-    """An operator with the key can pass every check of the worker; the ledger shows that this was not approved."""
+    """An operator with the key can bypass every check of the worker, but the ledger shows the missing approval."""
     run = sifu.open_run(one)
     given: dict[str, Any] = {"method": "sifu", "sigma": 2.0, "max_rounds": 2, "target": 0.0}
     run.request(["client-003"], "a", actor="rita", **given | ({"release": "now"} if name == "release" else {}))

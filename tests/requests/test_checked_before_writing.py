@@ -1,4 +1,4 @@
-"""Every command that writes looks at the ledger and the tables first: on a run that was changed it does nothing."""
+"""Commands that write check the ledger and the tables first, and do nothing on a changed run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHANGED: dict[str, Callable[[Path], None]] = {
         f, "CREATE TRIGGER later AFTER INSERT ON events BEGIN UPDATE requests SET status = 'withdrawn'; END"
     ),
 }
-"""Changes by a person who may write to the folder, all of them closed and checkpointed."""
+"""Changes by a person who can write to the folder; each connection is closed and checkpointed."""
 
 WRITERS: dict[str, Callable[[Path], object]] = {
     "request": lambda f: sifu.open_run(f).request(["client-007"], "new"),
@@ -48,14 +48,14 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """Return every byte of the folder and of what lies next to it, without the lock and SQLite's own two files."""
+    """Return every byte of the folder and of its neighbours, without the lock and SQLite's two log files."""
     passing = ("lock", "run.db-wal", "run.db-shm")
     paths = [path for path in folder.parent.rglob("*") if path.is_file() and path.name not in passing]
     return {str(path.relative_to(folder.parent)): path.read_bytes() for path in paths}
 
 
 def leave_things_to_clear_away(folder: Path) -> None:
-    """Leave files that opening a run for writing deletes, ingests or restores: a refusal must leave them alone too."""
+    """Leave files that opening a run for writing deletes, ingests or restores; a refusal must not touch them."""
     (folder / "models" / "900.safetensors").write_bytes(b"of a write that was cut short")
     (folder / "certificates" / "strictly.public.json").unlink()
     (folder / "operator.key.new-00").write_bytes(b"of a rotation that was cut short")
@@ -75,7 +75,7 @@ def test_a_run_that_was_changed_takes_nothing(own_run: Path, change: str, writer
 
 @pytest.mark.parametrize("writer", ["request", "decide", "rotate_key", "forget", "purge", "backup"])
 def test_the_same_run_unchanged_takes_them(own_run: Path, writer: str) -> None:
-    """The control: it is the change that is refused, not the writer."""
+    """Control: the same writers succeed on an unchanged run."""
     leave_things_to_clear_away(own_run)
     before = len(query(own_run, "SELECT seq FROM events"))
     WRITERS[writer](own_run)
@@ -93,7 +93,7 @@ def test_the_same_run_unchanged_takes_them(own_run: Path, writer: str) -> None:
     ],
 )
 def test_who_builds_on_rounds_checks_them_too(own_run: Path, writer: str, change: str) -> None:
-    """Waiting inbox messages are not ingested either."""
+    """Writers that build on rounds also check the rounds, and a refused one ingests no inbox message."""
     RunWriter.open(own_run).close()
     post(own_run, "clients", "c-1", {"do": "block", "name": "client-008"})
     execute(own_run, change)
@@ -115,7 +115,7 @@ def test_the_command_line_says_so(own_run: Path, cli: Command, command: tuple[An
 
 
 def test_a_client_that_signed_is_not_told_that_its_request_waits(own_run: Path) -> None:
-    """No message is left in a run that takes none."""
+    """A refused run keeps no message of a client, so the client is not told that its request waits."""
     execute(own_run, "UPDATE requests SET terms = json_set(terms, '$.epsilon', 50) WHERE request = 'waits'")
     before = content_of(own_run)
     statement = {"body": {"do": "forget me", "run": "00", "client": "client-007", "request": "mine"}}

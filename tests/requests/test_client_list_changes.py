@@ -1,4 +1,4 @@
-"""The operator's list of clients: no change is lost, whatever else is at work and wherever a process died."""
+"""The operator's list of clients: no change is lost, despite other writers and killed processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add(folder: Path, name: str, key: str) -> bool:
 
 
 def test_two_changes_at_once_do_not_overwrite_each_other(tmp_path: Path) -> None:
-    """Read, changed and written under the lock: the second is told to wait, and nothing of it is half done."""
+    """A change while another process holds the lock is refused as a whole, and can be repeated later."""
     add(tmp_path / "run", "a", "key of a")
     with WriterLock(tmp_path / "run" / LOCK_FILE), pytest.raises(RunBusyError):
         add(tmp_path / "run", "b", "key of b")
@@ -29,7 +29,7 @@ def test_two_changes_at_once_do_not_overwrite_each_other(tmp_path: Path) -> None
 
 
 def test_a_change_between_the_first_event_of_a_run_and_its_list_keeps_the_others(own_trained: Path) -> None:
-    """A server that was killed there left the list in its file only; a change must be one of that list."""
+    """A server killed there left the list only in its file; a change must start from that list."""
     entries = [{"name": f"client-00{k}", "key": f"key {k}", "status": "allowed"} for k in range(3)]
     (own_trained / CLIENTS_FILE).write_text(json.dumps(entries))
     assert ask_for_change(own_trained, {"do": "block", "name": "client-001"})
@@ -46,7 +46,7 @@ def test_a_name_that_cannot_be_shown_is_not_listed(tmp_path: Path, name: str) ->
 
 @pytest.mark.parametrize("key", ["", "zz", "A" * 64, "a" * 63, "a" * 64 + "\n"])
 def test_what_is_no_fingerprint_is_not_listed(tmp_path: Path, key: str) -> None:
-    """A message may hold anything; no node could ever answer for such a key."""
+    """A message may contain anything, but no node could answer for such a key."""
     with pytest.raises(InputError, match="64 hexadecimal digits"):
         ask_for_change(tmp_path / "run", {"do": "add", "name": "a", "key": key})
     assert listed_clients(tmp_path / "run") == ()

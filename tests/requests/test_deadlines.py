@@ -1,4 +1,4 @@
-"""Deadlines: what waits and what is overdue, in one run and in many, said by every command."""
+"""Deadlines: every command reports waiting and overdue requests, in one run and in many."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sifu.store.writer import RunWriter
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch):
-    """Return a function that lets days pass for everybody who asks what is overdue."""
+    """Return a function that shifts the clock of all deadline checks by some days."""
 
     def pass_days(days: int) -> None:
         original = deadlines._days_left
@@ -33,7 +33,7 @@ def test_a_deadline_has_the_whole_of_its_day() -> None:
     deadline = datetime.datetime(2026, 11, 16, 9, 30, tzinfo=datetime.UTC)
     for hour, day, left in ((0, 16, 0), (23, 16, 0), (0, 17, -1), (23, 15, 1)):
         assert deadlines._days_left(deadline, datetime.datetime(2026, 11, day, hour, 59, tzinfo=datetime.UTC)) == left
-    # Days are those of UTC, wherever the request comes from.
+    # Days are counted in UTC, wherever the request comes from.
     east = datetime.timezone(datetime.timedelta(hours=10))
     assert deadlines._days_left(deadline, datetime.datetime(2026, 11, 17, 5, 0, tzinfo=east)) == 0
 

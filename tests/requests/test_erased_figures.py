@@ -1,4 +1,4 @@
-"""A purge of all figures: no guess of a forgotten record is confirmed, no claim grows, and nothing is half erased."""
+"""Purges of all figures: no guess of a forgotten record is confirmed, no claim grows, and no erasure is partial."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SIGMAS = [0.05, "auto"]
 
 
 def scaled(factor: float) -> list[ClientData]:
-    """Return the federation, with one record of the client that leaves made larger or smaller."""
+    """Return the federation with one record of the leaving client scaled by `factor`."""
     clients = federation(TRUTH)
     x = clients[GONE].x.copy()
     x[ROW] *= factor
@@ -74,7 +74,7 @@ def test_the_command_asks_first_and_no_means_no(tmp_path: Path, cli: Command, mo
 
 @pytest.mark.parametrize(("method", "sigma"), [("sifu", 0.05), ("sifu", "auto"), ("noise_here", "auto")])
 def test_no_guess_is_confirmed_after_a_purge_of_all_figures(tmp_path: Path, method: str, sigma: float | str) -> None:
-    """The positive control: noise from the operating system, and an ordinary purge leaves the right guess confirmed."""
+    """Before the purge of all figures exactly the right guess is confirmed (the control); after it none is."""
     guesses = {label: guess(ROUNDS, tmp_path / f"guess-{label}", label) for label in range(3)}
     run = noised(tmp_path / "run", federation(TRUTH), method=method, sigma=sigma)
     run.purge()
@@ -89,7 +89,9 @@ def test_no_guess_is_confirmed_after_a_purge_of_all_figures(tmp_path: Path, meth
 def test_worlds_whose_requests_went_back_to_other_nodes_leave_the_same_folder(
     tmp_path: Path, sigma: float | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Source, Psi and sigma differ with the record, and the folders differ in what is random or follows the noise."""
+    """Source, Psi and sigma depend on the record, yet after the purge the folders differ only in random or noisy
+    places.
+    """
     monkeypatch.setattr("sifu.run.training.COMMIT_SECONDS", float("inf"))
     runs, chosen = [], set()
     for number, factor in enumerate((1.0, 0.1, 2.5)):
@@ -113,14 +115,14 @@ def test_what_was_erased_is_named_and_the_rest_holds(erased: sifu.Run) -> None:
     (outcome,) = erased.outcomes()
     assert outcome.level == "proven"
     assert outcome.rollback_to is None
-    assert outcome.sigma != outcome.sigma  # not a number
-    assert erased.certificate("gone").body["sigma"] == 0.05  # the request named it
+    assert outcome.sigma != outcome.sigma  # NaN
+    assert erased.certificate("gone").body["sigma"] == 0.05  # the request set it explicitly
     with pytest.raises(InputError, match="was erased on"):
         erased.certificate("gone", "auditor")
 
 
 def test_stored_updates_go_as_well(tmp_path: Path) -> None:
-    """The choice of updates that a request wrote again would reveal its source."""
+    """Stored updates are erased too, because those that a request rewrote would reveal its source."""
     spec = ROUNDS | {"keep": {"updates_every": 1}}
     runs = [noised(tmp_path / f"{number}", scaled(factor), spec) for number, factor in enumerate((1.0, 2.5))]
     assert runs[0].outcomes()[0].rollback_to != runs[1].outcomes()[0].rollback_to
@@ -172,14 +174,14 @@ def test_an_ordinary_purge_after_a_fresh_start_leaves_numbers_of_things(erased: 
 
 
 def test_rounds_after_it_bound_no_one_either(tmp_path: Path) -> None:
-    """Rounding of erased rounds is part of every Psi: noise hides no one before a fresh start."""
+    """Every later Psi contains the rounding of erased rounds, so noise hides nobody before a fresh start."""
     spec = ROUNDS | {"stop": {"max_rounds": 4, "target": 0.99}}
 
     def stop(*_: Any) -> None:
         raise InterruptedError
 
     run = sifu.train(spec, run=tmp_path / "run", clients=federation(TRUTH))
-    with pytest.raises(InterruptedError):  # the request is done; rounds to its target would follow
+    with pytest.raises(InterruptedError):  # the request is done, but more rounds would follow to its target
         run.forget([f"c{GONE}"], "gone", method="sifu", sigma=0.05, release="now", progress=stop)
     run.purge(figures=True)
     nodes = query(run.folder, "SELECT COUNT(*) FROM nodes")[0][0]
@@ -221,7 +223,7 @@ def test_it_is_refused_where_it_cannot_be_whole(
 
 
 def test_what_an_ordinary_purge_erases_is_not_given_up(tmp_path: Path) -> None:
-    """Certificates of a closed-form head are still recomputed after a purge of all figures."""
+    """A purge of all figures keeps what recomputing closed-form certificates needs."""
     run = sifu.train(RIDGE, run=tmp_path / "run", clients=federation(TRUTH))
     run.forget([f"c{GONE}"], "gone", retention="strict")
     assert run.purge(figures=True).figures == COUNTS
@@ -231,7 +233,7 @@ def test_what_an_ordinary_purge_erases_is_not_given_up(tmp_path: Path) -> None:
 
 
 def test_a_list_of_what_clients_reported_keeps_the_figures() -> None:
-    """On Flower, the server continues with such a list."""
+    """Figures are kept if clients reported them, because a server on Flower continues with that list."""
     spec = ROUNDS | {"privacy": {"noise": "system"}, "keep": {"gram_clients": 0}}
     first = {"run": {"spec": spec, "asked": spec}, "sealed": "00"}
     request = {"level": "proven", "method": "sifu"}
@@ -284,7 +286,7 @@ def test_they_are_noticed_with_the_key_of_the_operator_too(tmp_path: Path, name:
     erased = noised(tmp_path / "run", federation(TRUTH), sigma="auto")
     erased.purge(figures=True)
     rebuild_chain(erased.folder)
-    assert problems(erased) == []  # the control: the forger's tool alone breaks nothing
+    assert problems(erased) == []  # control: the forger's tool alone breaks nothing
     execute(erased.folder, FORGERIES[name])
     rebuild_chain(erased.folder)
     assert erased.verify().problems
@@ -292,7 +294,7 @@ def test_they_are_noticed_with_the_key_of_the_operator_too(tmp_path: Path, name:
 
 
 def test_the_event_as_it_was_before_is_noticed(tmp_path: Path) -> None:
-    """Payload and nonce of an erased event, put back from a copy, still open its commitment."""
+    """Payload and nonce of an erased event, restored from a copy, still open its commitment and are reported."""
     run = noised(tmp_path / "run", federation(TRUTH))
     rows = query(run.folder, "SELECT payload, nonce, seq FROM events")
     certificate = query(run.folder, "SELECT * FROM certificates WHERE form = 'auditor'")[0]
@@ -310,7 +312,7 @@ def test_the_event_as_it_was_before_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["the event", "what it says"])
 def test_figures_that_are_missing_without_the_event_are_noticed(tmp_path: Path, erased: sifu.Run, kind: str) -> None:
-    """The operator's key does not help: the purge must say what it erased, and that it erased it."""
+    """Even with the operator's key, figures cannot be missing without a purge event that states the erasure."""
 
     def edit(event: str, content: dict[str, Any]) -> None:
         if event == "purged":
@@ -389,7 +391,7 @@ def test_commands_that_show_a_run_go_on(erased: sifu.Run, cli: Any) -> None:
 
 def test_the_command_asks_first(tmp_path: Path, cli: Any) -> None:
     run = noised(tmp_path / "run", federation(TRUTH))
-    assert cli("purge", run.folder, "--figures").code != 0  # no answer
+    assert cli("purge", run.folder, "--figures").code != 0  # without a confirmation
     assert run.verify().not_recomputed == {}
     answer = cli("purge", run.folder, "--figures", "--yes")
     assert answer.code == 0, answer.err
@@ -397,10 +399,10 @@ def test_the_command_asks_first(tmp_path: Path, cli: Any) -> None:
 
 
 def test_nothing_is_asked_where_an_ordinary_purge_erases_the_same(tmp_path: Path, cli: Any) -> None:
-    """No certificate loses its figures, so the command needs no confirmation."""
+    """A purge that costs no certificate its figures needs no confirmation."""
     run = sifu.train(RIDGE, run=tmp_path / "run", clients=federation(TRUTH))
     run.forget([f"c{GONE}"])
-    answer = cli("purge", run.folder, "--figures")  # no answer is there to be read
+    answer = cli("purge", run.folder, "--figures")  # without any input for a prompt
     assert answer.code == 0, answer.err
     assert "No certificate of this run depends on more figures" in answer.err
     assert "Erase them?" not in answer.err
@@ -408,7 +410,7 @@ def test_nothing_is_asked_where_an_ordinary_purge_erases_the_same(tmp_path: Path
 
 
 def starts_afresh(folder: Path, request: str) -> bool:
-    """Return whether a request began with a model that no data had touched."""
+    """Return whether a request started from a model that no data had influenced."""
     rows = query(folder, "SELECT source_node, noise_std FROM requests WHERE request = ?", (request,))
     kinds = query(folder, "SELECT kind FROM nodes WHERE node = ?", (rows[0][0],))
     return rows[0][1] == 0.0 and (rows[0][0] is None or kinds == [("initial",)])
@@ -416,7 +418,7 @@ def starts_afresh(folder: Path, request: str) -> bool:
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 60))])
 def test_random_journeys_never_add_noise_to_what_is_not_bounded(tmp_path: Path, seed: int) -> None:
-    """Clients, records and purges in any order: until a fresh start no request starts from a trained model."""
+    """With clients, records and purges in any order, no request starts from a trained model until a fresh start."""
     draw = random.Random(seed)
     spec = ROUNDS | {"keep": {"updates_every": draw.choice([0, 2])}}
     run = sifu.train(spec, run=tmp_path / "run", clients=federation(TRUTH))
@@ -424,7 +426,7 @@ def test_random_journeys_never_add_noise_to_what_is_not_bounded(tmp_path: Path, 
     for _ in range(7):
         step, client = draw.choice(["forget", "forget", "records", "purge", "figures", "figures"]), draw.choice(names)
         if step in ("purge", "figures"):
-            with suppress(InputError):  # no one was forgotten yet
+            with suppress(InputError):  # nobody was forgotten yet
                 run.purge(figures=step == "figures")
             with run.reader() as reader:
                 is_bounded = not RunView(reader).erased_note
@@ -455,11 +457,11 @@ def test_the_same_command_finishes_an_interrupted_erasure(tmp_path: Path, cli: C
         assert cli("purge", folder, "--figures", "--yes").code == 0
         assert problems(sifu.open_run(folder)) == []
         assert confirmed(folder, guesses) == set()
-    assert halfway > 0  # the control: some kills left a run that does not verify
+    assert halfway > 0  # control: some kills left a run that does not verify
 
 
 def test_a_kill_at_any_step_leaves_all_or_nothing(tmp_path: Path) -> None:
-    """Until the erasure is finished the run does not verify, and the next command that writes finishes it."""
+    """After a kill the run does not verify until the erasure is finished; the next writing command finishes it."""
     run = noised(tmp_path / "run", federation(TRUTH))
     guesses = {label: guess(ROUNDS, tmp_path / f"guess-{label}", label) for label in range(3)}
     total = purge_killed_at(copy_run(run.folder, tmp_path / "whole"), 0, figures=True)
@@ -472,7 +474,7 @@ def test_a_kill_at_any_step_leaves_all_or_nothing(tmp_path: Path) -> None:
         left, was_erased = sifu.open_run(folder), bool(query(folder, "SELECT 1 FROM events WHERE kind = 'purged'"))
         if left.verify().holds:
             assert (confirmed(folder, guesses) == set()) == was_erased
-        RunWriter.open(folder).close()  # any command that writes
+        RunWriter.open(folder).close()  # any writing command
         assert not (folder / SCRUB_FILE).exists()
         assert problems(left) == []
         assert (confirmed(folder, guesses) == set()) == was_erased

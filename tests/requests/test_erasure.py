@@ -1,4 +1,6 @@
-"""After a strict erasure nothing of the forgotten is in the raw bytes of any file, but for the auditor's record."""
+"""Strict erasure: the raw bytes of all files contain nothing of the forgotten client, except in the
+auditor's record.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def raw(folder: Path) -> dict[str, bytes]:
 
 
 def model_patterns(folder: Path, nodes: list[int]) -> list[bytes]:
-    """Return stretches of 32 bytes out of models, that nothing else can hold by chance."""
+    """Return 32-byte patterns of models, which cannot occur elsewhere by chance."""
     patterns = []
     for node in nodes:
         content = stored_path(folder, "models", node).read_bytes()
@@ -53,13 +55,13 @@ def holding(folder: Path, patterns: list[bytes]) -> list[str]:
 
 
 def touched(folder: Path) -> list[int]:
-    """Return the models on disk that are not the initial one: with everyone taking part, F has a part in each."""
+    """Return the models on disk except the initial one; every client took part, so F influenced each of them."""
     return [node for (node,) in query(folder, "SELECT node FROM models WHERE node > 0")]
 
 
 @pytest.fixture(scope="module")
 def kept_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train a run with models and updates kept, the last frames still in the log."""
+    """Train a run that keeps models and updates, with its last changes still in the write-ahead log."""
     folder = tmp_path_factory.mktemp("erasure") / "kept"
     sifu.train(SPEC, run=folder)
     return folder
@@ -71,7 +73,7 @@ def kept(kept_run: Path, tmp_path: Path) -> Path:
 
 
 def test_the_patterns_are_there_before(kept: Path) -> None:
-    """The negative control: the search finds what is there."""
+    """Negative control: the search finds the patterns before the erasure."""
     patterns = model_patterns(kept, touched(kept))
     assert len(holding(kept, patterns)) >= len(patterns)
 
@@ -124,7 +126,7 @@ def live_pages(folder: Path, patterns: list[bytes]) -> dict[str, int]:
 
 
 def test_scalars_stay_in_the_auditors_record_alone(kept: Path) -> None:
-    """Every drift of the forgotten is found once for each live row of run.db, and in no other file."""
+    """Every drift of the forgotten client occurs once for each live row of run.db, and in no other file."""
     before = scalars_of(kept, F)
     run = sifu.open_run(kept)
     run.forget([F], "strictly", sigma=0.5, retention="strict")
@@ -136,7 +138,7 @@ def test_scalars_stay_in_the_auditors_record_alone(kept: Path) -> None:
 
 
 def test_deleted_rows_leave_nothing_in_free_pages(kept: Path) -> None:
-    """psi_max of an erased model is a float of the `models` table; only the ledger's text may still say it."""
+    """The psi_max of an erased model, a float in `models`, is in no page; only the ledger's text may still state it."""
     rows = query(kept, "SELECT psi_max FROM models WHERE node > 0")
     patterns = [struct.pack(">d", value) for (value,) in rows if value]
     run = sifu.open_run(kept)
@@ -148,11 +150,11 @@ def test_deleted_rows_leave_nothing_in_free_pages(kept: Path) -> None:
 
 
 def test_without_writing_the_database_anew_the_log_tells(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second negative control: leave the last step out, and the search finds the old pages."""
+    """Second negative control: without scrubbing the database, the search finds the old pages."""
     monkeypatch.setattr(writer, "scrub_database", lambda connection: True)
     rows = query(kept, "SELECT psi_max FROM models WHERE node > 0")
     patterns = [struct.pack(">d", value) for (value,) in rows if value]
-    keeper = sqlite3.connect(kept / "run.db")  # a connection that stays open keeps the log
+    keeper = sqlite3.connect(kept / "run.db")  # an open connection keeps the log
     keeper.execute("SELECT COUNT(*) FROM models").fetchone()
     sifu.open_run(kept).forget([F], "strictly", sigma=0.5, retention="strict")
     left = [struct.pack(">d", value) for (value,) in query(kept, "SELECT psi_max FROM models")]
@@ -175,10 +177,10 @@ def test_a_purge_killed_on_the_way_is_finished_by_the_next_command(kept: Path, t
     for step in range(1 + share, total + 1, 4):
         folder = copy_run(kept, tmp_path / f"killed-{step}")
         killed += purge_killed_at(folder, step) is None
-        RunWriter.open(folder).close()  # any command that writes
+        RunWriter.open(folder).close()  # any writing command
         assert not (folder / SCRUB_FILE).exists()
         if not query(folder, "SELECT 1 FROM events WHERE kind = 'purged'"):
-            sifu.open_run(folder).purge()  # it had not begun
+            sifu.open_run(folder).purge()  # the purge had not begun
         assert holding(folder, patterns) == [], step
         assert sifu.open_run(folder).verify().problems == []
     print(f"purge: killed at {killed} of {total} steps, 0 stretches of erased models found after a restart")

@@ -1,4 +1,4 @@
-"""A client whose records were forgotten continues under another name; a later request is about all of its names."""
+"""Clients with forgotten records continue under another name; later requests cover all their names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def table_clients(seed: int = 0) -> list[ClientData]:
 
 @contextmanager
 def names_taken_apart() -> Iterator[None]:
-    """Make the mistake that this file is about: count what is left of a client as a new client."""
+    """Make the mistake under test: count the rest of a client as a new client."""
 
     def alone(reader: RunReader, client: int) -> tuple[int, ...]:
         return (client,)
@@ -47,7 +47,7 @@ def names_taken_apart() -> Iterator[None]:
 
 
 def took_part(folder: Path, node: int, names: Sequence[str]) -> bool:
-    """Return whether one of these names took part in a round on the way to a node."""
+    """Return whether one of these names took part in a round on the path to a node."""
     parents = dict(query(folder, "SELECT node, parent FROM nodes"))
     path = [node]
     while parents[path[-1]] is not None:
@@ -57,7 +57,7 @@ def took_part(folder: Path, node: int, names: Sequence[str]) -> bool:
 
 
 def is_false(folder: Path, request: str, names: Sequence[str]) -> bool:
-    """Return whether a request is certified as exact although its client took part in what was released."""
+    """Return whether a request is certified as exact although its client took part in the released model."""
     sql = f"SELECT level, final_node FROM requests WHERE request = '{request}'"
     ((level, final),) = query(folder, sql)
     return bool(level == "exact" and took_part(folder, final, names))
@@ -98,7 +98,9 @@ def test_negative_control_with_names_taken_apart_exact_is_false_and_both_verifie
 def test_the_bound_holds_for_clients_that_never_were(
     tmp_path: Path, unit: Any, together: list[tuple[str, ...]]
 ) -> None:
-    """The current model after ten rounds, against that of a federation without them: other counts, fewer clients."""
+    """Psi bounds the distance between the model after ten rounds and the model of a federation
+    without these clients.
+    """
     clients = table_clients()
     run = sifu.train(SPEC, run=tmp_path / "run", clients=clients)
     run.forget(["c3"], records=[1], method="go_on", level="none")
@@ -138,20 +140,20 @@ def test_a_second_request_for_records_hides_the_first_training_too(tmp_path: Pat
 
 def test_the_rate_that_a_client_set_is_not_exact_after_one_of_its_records_went(tmp_path: Path) -> None:
     clients = table_clients()
-    clients[1] = ClientData("c1", clients[1].x * 2.0, clients[1].y)  # the steepest loss: it sets the rate
+    clients[1] = ClientData("c1", clients[1].x * 2.0, clients[1].y)  # the steepest loss determines the rate
     spec = SPEC | {"local": {"rate": "auto", "steps": 2}}
     run = sifu.train(spec, run=tmp_path / "run", clients=clients)
     run.forget(["c1"], "one", records=[int(np.argmax(np.linalg.norm(clients[1].x, axis=1)))], method="scratch")
     (outcome,) = run.forget(["c1"], records=[int(np.argmin(np.linalg.norm(clients[1].x, axis=1)))], method="scratch")
     assert outcome.level == "conditional"
     assert run.plan(["c1"], sigma=1.0).level == "conditional"
-    (outcome,) = run.forget(["c1"], method="scratch")  # which recomputes the rate without it
+    (outcome,) = run.forget(["c1"], method="scratch")  # Scratch recomputes the rate without it
     assert outcome.level == "exact"
     assert fine(run)
 
 
 def test_a_reply_that_was_refused_under_an_earlier_name_counts(tmp_path: Path) -> None:
-    """c3 was refused in every round for one sample; without it the client takes part, and asks to be forgotten."""
+    """c3 was refused in every round for one sample; without the sample it takes part, and its refusals still count."""
     clients = table_clients()
     x = clients[3].x.copy()
     x[0] *= 1e4
@@ -204,7 +206,7 @@ def test_a_client_has_the_name_that_it_first_joined_under(tmp_path: Path) -> Non
     with run.reader() as reader:
         assert [chain_of(reader, client) for client in (3, 6, 7)] == [(3,), (3, 6), (3, 6, 7)]
         assert [plain_name(reader, client) for client in (3, 6, 7)] == ["c3"] * 3
-        assert plain_name(reader, 5) == "c9~2"  # a name of the user's own, which only looks like one of ours
+        assert plain_name(reader, 5) == "c9~2"  # a user's own name that only looks like an internal one
 
 
 def _some_rows() -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Claims count everyone who has left so far, and going back to the initial model is Scratch."""
+"""Claims cover everyone who has left so far, and going back to the initial model counts as Scratch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_leavers_one_after_another_are_certified_as_together(tmp_path: Path, met
 
 
 def steep(seed: int) -> dict[str, Any]:
-    """Return clients of whom the two with the steepest loss are alike: the automatic rate is that of both."""
+    """Return clients of whom two share the steepest loss, so that both determine the automatic rate."""
     generator = np.random.default_rng(seed)
     clients = {f"c{number}": (generator.normal(size=(6, 3)), generator.integers(0, 2, 6)) for number in range(6)}
     x, y = clients["c0"]

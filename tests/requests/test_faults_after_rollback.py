@@ -1,4 +1,4 @@
-"""An exception at any step after a rollback leaves a run that the same command finishes."""
+"""Exceptions at any step after a rollback: the same command finishes the request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 class Steps:
-    """Counter of the library's calls after the rollback, which raises at one of them."""
+    """Counter of the library's calls after the rollback, which raises at the chosen one."""
 
     def __init__(self, at: int | None = None, fault: type[BaseException] = ValueError) -> None:
         self.at, self.fault, self.count = at, fault, 0
@@ -99,20 +99,20 @@ def test_the_same_command_finishes_after_any_exception(
         except Exception:
             raised += 1
         run = sifu.open_run(folder)
-        with suppress(InputError):  # it had been done before the exception
+        with suppress(InputError):  # the request was done before the exception
             run.forget(["client-003"], **terms)
         assert run.status().phase == "ready", (case, at, fault)
         assert [row.request for row in run.outcomes()] == ["r1"], (case, at, fault)
         np.testing.assert_array_equal(final_model(run), expected, err_msg=f"{case} {at} {fault}")
         assert run.verify().problems == [], (case, at, fault)
-    assert raised >= 5  # most are not caught on the way
+    assert raised >= 5  # most exceptions reach the caller
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "closed form" in case])
 def test_after_any_exception_the_request_is_withdrawn_or_another_one_executed(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once its head is solved, a request is not withdrawn: the same command finishes it."""
+    """Before its head is solved, a request can be withdrawn; afterwards the same command finishes it."""
     spec, terms = CASES[case]
     sifu.train(spec, run=tmp_path / "trained").request(["client-005"], "other")
     heads = {}

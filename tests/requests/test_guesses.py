@@ -1,4 +1,4 @@
-"""Information that a purged run leaks to an adversary who has the run folder and all other clients' data.
+"""Information that a purged run reveals to an adversary with the run folder and all other clients' data.
 
 The adversary guesses a forgotten record, trains a copy of the federation with it, and searches the purged folder for
 every figure and digest that follows from the guess.
@@ -56,7 +56,9 @@ def purged(spec: dict[str, Any], folder: Path, label: int = TRUTH, **terms: Any)
 
 
 def test_a_purged_closed_form_run_confirms_no_guess_of_a_record(tmp_path: Path, guesses: dict[int, set[str]]) -> None:
-    """The positive control: before the client is forgotten, exactly the right guess is confirmed."""
+    """Before the client is forgotten exactly the right guess is confirmed (the positive control); after the purge none
+    is.
+    """
     run = sifu.train(RIDGE, run=tmp_path / "run", clients=federation(TRUTH))
     assert confirmed(run.folder, guesses) == {TRUTH}
     run.forget([f"c{GONE}"], retention="strict")
@@ -69,7 +71,9 @@ def test_a_purged_closed_form_run_confirms_no_guess_of_a_record(tmp_path: Path, 
 
 
 def test_a_seed_for_the_noise_does_not_give_the_salts_of_a_closed_form_run_away(tmp_path: Path) -> None:
-    """It draws no noise, so it stays exact; with the spec's seed an adversary would work out every salt."""
+    """Closed-form runs draw no noise and stay exact; if the spec's seed gave the salts, an adversary could compute
+    them.
+    """
     spec = RIDGE | {"privacy": {"noise": "seeded"}}
     with_salts = {}
     for label in range(3):
@@ -82,7 +86,7 @@ def test_a_seed_for_the_noise_does_not_give_the_salts_of_a_closed_form_run_away(
 
 
 def test_a_later_leaver_is_not_in_what_an_earlier_request_left(tmp_path: Path, guesses: dict[int, set[str]]) -> None:
-    """Certificates of an earlier request were signed while the client was still there."""
+    """A guess of a later leaver's record is not confirmed by certificates signed while it was still active."""
     run = sifu.train(RIDGE, run=tmp_path / "run", clients=federation(TRUTH))
     for client in ("c0", f"c{GONE}"):
         run.forget([client], retention="strict")
@@ -99,7 +103,9 @@ def test_a_later_leaver_is_not_in_what_an_earlier_request_left(tmp_path: Path, g
 
 @pytest.mark.parametrize("spec", [ROUNDS, AUTOMATIC, NETWORK], ids=["linear", "automatic rate", "network"])
 def test_a_purged_run_in_rounds_confirms_no_guess_of_a_record(tmp_path: Path, spec: dict[str, Any]) -> None:
-    """The positive control: before the client is forgotten, the right guess alone is confirmed, also by bytes."""
+    """Before the client is forgotten only the right guess is confirmed, also by bytes (the control); after the purge
+    none is.
+    """
     run = sifu.train(spec, run=tmp_path / "run", clients=federation(TRUTH))
     guesses = {number: guess(spec, tmp_path / f"{number}", number) for number in GUESSES}
     assert confirmed(run.folder, guesses) == {TRUTH}
@@ -115,7 +121,7 @@ WHICH_WERE_KEPT = {
     "certificates.content.body.erased_nodes", "events.rolled back.dropped_models", "events.rounds.models.kept",
     "events.rounds.models.bytes", "events.rounds.models.node",
 }  # fmt: skip
-"""Places where a purged run still tells which models of the first training were kept, as `sifu purge` says."""
+"""Places in which a purged run still shows which models of the first training were kept, as `sifu purge` reports."""
 CASES = [
     (RIDGE, {}),
     (ROUNDS, {"method": "scratch"}),
@@ -131,9 +137,9 @@ CASES = [
 def test_nothing_in_a_purged_folder_follows_from_a_forgotten_record(
     tmp_path: Path, spec: dict[str, Any], terms: dict[str, Any], other: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two federations that differ in the record alone: every value is the same in both, or random."""
+    """In two federations that differ only in the record, every value after the purge is equal or random."""
     monkeypatch.setattr("sifu.store.unfinished._group_key", lambda spec: bytes(32))  # the same groups in both
-    for module in ("training", "group_training"):  # rounds are recorded when they end, not when the clock says so
+    for module in ("training", "group_training"):  # rounds are committed at the end, not by the clock
         monkeypatch.setattr(f"sifu.run.{module}.COMMIT_SECONDS", float("inf"))
     runs = [purged(spec, tmp_path / f"{number}", number, **terms) for number in (other, TRUTH)]
     differ = places_that_differ(*(run.folder for run in runs))
@@ -147,7 +153,9 @@ def test_nothing_in_a_purged_folder_follows_from_a_forgotten_record(
 def test_a_purge_of_all_figures_erases_which_models_were_kept(
     tmp_path: Path, terms: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An outlier changes which models of a linear training are kept; the control is what a plain purge leaves."""
+    """An outlier changes which models of a linear training are kept; a purge of all figures erases this, a plain one
+    does not.
+    """
     monkeypatch.setattr("sifu.run.training.COMMIT_SECONDS", float("inf"))
     runs = [purged(ROUNDS, tmp_path / f"{number}", number, method="scratch", **terms) for number in (OUTLIER, TRUTH)]
     differ = places_that_differ(*(run.folder for run in runs))
@@ -166,7 +174,7 @@ def test_a_purge_of_all_figures_erases_which_models_were_kept(
 
 @pytest.mark.parametrize("steepest", [GONE, 0])
 def test_an_automatic_rate_is_erased_whoever_set_it(tmp_path: Path, steepest: int) -> None:
-    """Two federations that differ in the record alone; the next requests recompute the rate from what is left."""
+    """In two federations that differ only in the record, the purge erases the rate, and later requests recompute it."""
     runs, rates = [], []
     for number in (7, TRUTH):
         run = sifu.train(AUTOMATIC, run=tmp_path / f"{number}", clients=federation(number, steepest))
@@ -178,14 +186,14 @@ def test_an_automatic_rate_is_erased_whoever_set_it(tmp_path: Path, steepest: in
             assert run.purge().figures == COUNTS
         assert run.verify().problems == sifu_verifier.verify(run.folder) == []
         runs.append(run)
-    assert (rates[0] != rates[1]) == (steepest == GONE)  # the control: the rate told of the record before
+    assert (rates[0] != rates[1]) == (steepest == GONE)  # control: before the purge the rate depended on the record
     differ = places_that_differ(*(run.folder for run in runs))
     assert {place for place in differ if not is_random(place)} == set()
     assert in_bytes(runs[0].folder, set(map(repr, rates))) == set()
 
 
 def test_rates_that_a_purge_left_are_checked_against_those_who_stay(tmp_path: Path) -> None:
-    """A rate that a purge erased is noticed if it is back, also with the operator's key."""
+    """An erased rate that is put back is found, even with the operator's key."""
     for number, edit in enumerate((lambda rates: {"0": 0.25} | rates, lambda rates: dict.fromkeys(rates, 0.25))):
         run = purged(AUTOMATIC, tmp_path / f"{number}", method="scratch")
 
@@ -216,7 +224,7 @@ def test_a_purge_that_erases_no_figures_keeps_every_rate_in_listed_places(tmp_pa
 
 
 def test_where_a_method_rests_on_bounds_what_differs_is_in_the_list(tmp_path: Path) -> None:
-    """Certificates of such methods hold bounds, which do confirm a guess; nothing but what is listed differs."""
+    """Certificates of such methods contain bounds, which do confirm a guess; only listed places differ."""
     runs = [purged(ROUNDS, tmp_path / f"{label}", label, method="sifu", level="exact") for label in (0, TRUTH)]
     differ = {place for place in places_that_differ(*(run.folder for run in runs)) if not is_random(place)}
     assert {place for place in differ if not listed(place, tuple(figure.place for figure in KEPT_FIGURES))} == set()
@@ -240,7 +248,9 @@ REMAINS = {
 def test_what_follows_from_a_forgotten_record_is_in_the_list(
     tmp_path: Path, spec: dict[str, Any], terms: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A value that agrees in two runs on the same data, and differs in a run on other data, follows from the data."""
+    """A value that agrees in two runs on the same data and differs on other data follows from the data, and must be
+    listed.
+    """
     monkeypatch.setattr("sifu.run.training.COMMIT_SECONDS", float("inf"))
     folders = []
     for copy, number in enumerate((7, 7, TRUTH)):
@@ -249,9 +259,11 @@ def test_what_follows_from_a_forgotten_record_is_in_the_list(
         figures_left = run.purge().figures
         folders.append(run.folder)
     follows = places_that_differ(folders[0], folders[2]) - places_that_differ(folders[0], folders[1])
-    follows = {name for name in follows if name.endswith(".digest") or not is_random(name)}  # times may differ or not
+    # times may or may not differ
+    follows = {name for name in follows if name.endswith(".digest") or not is_random(name)}
     assert place in follows
-    counted = ("*.dropped_models", "*.remaining_models", "*.bytes_kept")  # `models`, in every payload that has them
+    # counts of models, in every payload that contains them
+    counted = ("*.dropped_models", "*.remaining_models", "*.bytes_kept")
     in_the_list = (*(figure.place for figure in figures_left), *counted)
     assert {name for name in follows if not listed(name, in_the_list)} == set()
 
@@ -276,7 +288,7 @@ def test_erased_figures_that_come_back_are_noticed(tmp_path: Path, statement: st
     execute(run.folder, statement)
     assert run.verify().problems
     assert sifu_verifier.verify(run.folder)
-    rebuild_chain(run.folder)  # also with the operator's key
+    rebuild_chain(run.folder)  # with the operator's key
     assert run.verify().problems
     assert sifu_verifier.verify(run.folder)
 
@@ -299,7 +311,7 @@ def test_figures_that_look_erased_without_a_purge_are_noticed(tmp_path: Path, st
 
 
 def test_a_run_goes_on_after_its_figures_were_erased(tmp_path: Path) -> None:
-    """Later requests, a second purge, an audit and a backup: what was erased is needed by none of them."""
+    """Later requests, a second purge, an audit and a backup need none of the erased figures."""
     run = purged(ROUNDS, tmp_path / "run", method="scratch")
     run.forget(["c1"], method="scratch", retention="strict")
     run.purge()

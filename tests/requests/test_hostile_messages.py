@@ -1,6 +1,6 @@
-"""A message from a stranger is refused and recorded: it never stops its reader, and trouble never eats it.
+"""Hostile inbox messages: refused and recorded; they never stop their reader, and no fault loses a valid one.
 
-A message that ended the writer with an unexplained error would lie there still, and end every later one.
+A message that ended the writer with an unexplained error would remain and end every later writer.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def test_a_hostile_letter_is_refused_and_recorded(own_trained: Path, name: str) 
 
 
 def test_what_is_no_plain_file_is_left_alone(own_trained: Path) -> None:
-    """A pipe waited for ever, a link to /dev/zero filled the memory, and a folder ended the process."""
+    """A pipe, a link to /dev/zero and a folder in the inbox are ignored; each once blocked or ended the process."""
     inbox = own_trained / "inbox"
     inbox.mkdir(exist_ok=True)
     (inbox / "request.folder.json").mkdir()
@@ -105,7 +105,7 @@ def test_what_is_no_plain_file_is_left_alone(own_trained: Path) -> None:
 
 
 def test_a_link_put_in_the_place_of_a_letter_is_not_followed(own_trained: Path) -> None:
-    """Between the look at a file and its opening it may be exchanged."""
+    """A link that replaces a message between the check and the opening of the file is not followed."""
     from sifu.store import inbox as inbox_module
 
     (own_trained / "request.a.json").symlink_to("/dev/zero")
@@ -125,7 +125,7 @@ def test_a_letter_too_long_is_refused(own_trained: Path) -> None:
 
 
 def test_a_letter_that_cannot_be_opened_now_is_not_lost(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too many open files, a failing disk, another account's message: none is the fault of the person who asks."""
+    """Too many open files, a failing disk or another account's file do not lose the message of a requester."""
     from sifu.store import inbox as inbox_module
 
     post(own_trained, "request", "a", TERMS)
@@ -150,7 +150,7 @@ def test_a_letter_that_cannot_be_opened_now_is_not_lost(own_trained: Path, monke
 
 
 def test_a_letter_with_many_names_is_read_in_a_moment(own_trained: Path) -> None:
-    """Fifty thousand names fit into a message; counting each among all took minutes, with the run's lock held."""
+    """A message with fifty thousand names is read quickly; counting each name among all took minutes under the lock."""
     counted = 0
 
     class Name(str):
@@ -176,7 +176,7 @@ def test_what_cannot_be_written_down_is_not_posted(own_trained: Path) -> None:
 
 
 def test_strict_retention_cannot_be_had_by_letter_either(tmp_path: Path) -> None:
-    """A run that keeps Gram matrices cannot erase strictly; the check must not depend on how the request came."""
+    """A run with Gram matrices cannot erase strictly, and this check also applies to requests by message."""
     from run_tools import small_spec
 
     run = sifu.train(small_spec(keep={"gram_clients": 12}, stop={"max_rounds": 1}), run=tmp_path / "run")
@@ -196,7 +196,7 @@ def test_strict_retention_cannot_be_had_by_letter_either(tmp_path: Path) -> None
 def test_trouble_with_the_disk_does_not_refuse_a_letter(
     own_trained: Path, monkeypatch: pytest.MonkeyPatch, trouble: str, expected: type[Exception]
 ) -> None:
-    """The first write fails and the next would go well: the request must not be taken for a bad one and lost."""
+    """If the first write fails and the next would succeed, the request is not refused or lost."""
     post(own_trained, "request", "a", TERMS)
     calls = 0
 
@@ -224,7 +224,7 @@ def test_trouble_with_the_disk_does_not_refuse_a_letter(
 def test_a_commit_that_fails_and_is_there_all_the_same_has_its_files(
     own_trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the sync of a commit fails, it is not known whether it will be there after a crash. Its files must be."""
+    """If the sync of a commit fails, the event may or may not survive a crash, so its files must remain."""
 
     @contextlib.contextmanager
     def failing_after(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") -> Iterator[None]:

@@ -1,7 +1,7 @@
-"""Writes by a stranger or a dishonest operator into names, orders and fields that are looked up by name.
+"""Forged names, orders and fields, written by a stranger or a dishonest operator.
 
-The first half holds no key: a trigger under a table's name, a model put in place of another, names that lead out of the
-folder. The second half holds the key and recomputes the whole chain.
+In the first half the forger has no key: a trigger under a table's name, a replaced model, names that lead out of the
+folder. In the second half the forger has the key and recomputes the whole chain.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def problems(folder: Path) -> str:
 
 
 def plant_trigger(folder: Path, name: str, body: str) -> None:
-    """Write a trigger with the name of a table into the file, before that table."""
+    """Write a trigger with the name of a table into the database file, before that table."""
     connection = sqlite3.connect(folder / "run.db", isolation_level=None)
     connection.execute(f"CREATE TRIGGER {name} {body}")
     rows = connection.execute("SELECT * FROM sqlite_master ORDER BY rowid").fetchall()
@@ -59,7 +59,7 @@ def test_a_trigger_cannot_hide_behind_the_name_of_a_table(own_trained: Path) -> 
 
 @pytest.mark.parametrize("node", [44, 36])
 def test_a_model_is_not_put_in_place_of_another(own_run: Path, node: int) -> None:
-    """An event of a kind that may record models, with the digest of a file that was never trained."""
+    """An added event that may record models, with the digest of a file that was never trained, is found."""
     content = bytearray((own_run / "models" / f"{node}.safetensors").read_bytes())
     content[-1] ^= 1
     (own_run / "models" / f"{node}.safetensors").write_bytes(content)
@@ -96,7 +96,7 @@ def test_figures_of_earlier_models_are_not_written_over(own_run: Path) -> None:
 
 
 def test_a_request_id_does_not_lead_out_of_the_folder(own_run: Path) -> None:
-    """Opening a stranger's run for writing puts certificates that are missing into their files."""
+    """Opening a stranger's run for writing restores missing certificate files, but never outside the folder."""
     execute(own_run, "INSERT INTO certificates VALUES ('../../planted', 'public', 'content of a stranger')")
     with pytest.raises(RunDamagedError, match="planted"):
         RunWriter.open(own_run)
@@ -105,7 +105,7 @@ def test_a_request_id_does_not_lead_out_of_the_folder(own_run: Path) -> None:
 
 
 def test_a_file_of_updates_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
-    """Updates that a request drops are deleted by their names."""
+    """Dropped updates are deleted by name, but never outside the folder."""
     run = sifu.train(small_spec(keep={"updates_every": 3}), run=tmp_path / "run")
     victim = tmp_path / "victim.txt"
     victim.write_text("another program's")
@@ -141,22 +141,24 @@ def test_a_request_received_by_an_unusable_id_is_named(own_run: Path) -> None:
 def test_a_request_has_the_order_in_which_it_was_carried_out(
     own_trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Noise covers clients that asked at its order or before: one of order 9 would hide requests that come after it."""
+    """Noise covers clients that asked at its order or before, so a false order 9 would also cover later requests."""
     run = sifu.open_run(own_trained)
     for check in ("sifu.api.run_folder.check_integrity", "sifu.store.writer.check_record"):
-        monkeypatch.setattr(check, lambda reader: None)  # which would stop the forger here
+        monkeypatch.setattr(check, lambda reader: None)  # these checks would stop the forger here
     monkeypatch.setattr(RunView, "next_order", 9)
     run.forget(["client-000"], "first", sigma=0.05)
     monkeypatch.setattr(RunView, "next_order", 2)
     run.forget(["client-001"], "second", sigma=0.05)
     monkeypatch.undo()
     (level,) = query(own_trained, "SELECT level FROM requests WHERE request = 'second'")[0]
-    assert level == "exact"  # what the forger wants to be believed
+    assert level == "exact"  # the forger's false claim
     assert "names order 9" in problems(own_trained)
 
 
 def test_a_participant_was_a_client_by_then(own_trained: Path) -> None:
-    """A client that takes part before it joined would be no part of what is said about those known then."""
+    """A participant must have joined before the round; otherwise the claims about the clients known
+    then would miss it.
+    """
     count = 12
     execute(own_trained, f"INSERT INTO participation VALUES (3, {count}, 10, 0.0)")
     execute(
@@ -169,7 +171,7 @@ def test_a_participant_was_a_client_by_then(own_trained: Path) -> None:
 
 
 def reissued(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]], form: str = "public") -> str:
-    """Return what verification says when the certificate `strictly` was changed and signed again."""
+    """Return the findings of verification after the certificate `strictly` was changed and signed again."""
     public = dict(connect(folder).execute("SELECT key, value FROM run"))["public_key"]
     body = json.loads(certificate_path(folder, "strictly", form).read_text())["body"]
     replace_certificate(
@@ -204,7 +206,7 @@ def test_a_certificate_is_compared_as_it_is_built(own_run: Path, name: str) -> N
 
 
 def test_names_that_look_like_numbers_are_names(tmp_path: Path) -> None:
-    """A client called 1 is not the one called 01, and a certificate for one is none for the other."""
+    """Clients 1 and 01 are different, and a certificate of one does not hold for the other."""
     from dataclasses import replace
 
     from sifu.core.spec import Spec
@@ -252,7 +254,7 @@ def test_control_signing_an_unchanged_certificate_again_is_no_forgery(own_run: P
 
 
 def test_noise_that_was_recorded_but_not_added_is_noticed(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operator who signs for noise and adds none: the models on disk lie too close to each other."""
+    """If an operator signs for noise but adds none, the models on disk are too close to each other."""
     import sifu.methods.base as method
 
     assert hasattr(method, "noised_model")
@@ -263,7 +265,7 @@ def test_noise_that_was_recorded_but_not_added_is_noticed(own_trained: Path, mon
 
 
 def test_a_round_that_moved_further_than_it_says_is_noticed(own_run: Path) -> None:
-    """A smaller mean_shift would understate what a client that was alone in its round left behind."""
+    """A smaller mean_shift would understate the trace of a client that was alone in its round."""
     execute(own_run, "UPDATE nodes SET mean_shift = mean_shift * 0.9")
     rebuild_chain(own_run)
     resign_everything(own_run)
@@ -275,7 +277,7 @@ def test_a_round_that_moved_further_than_it_says_is_noticed(own_run: Path) -> No
     [lambda text: text.replace('{"', '{"actor":"somebody else","', 1), lambda text: text.replace(":", ": ", 1)],
 )
 def test_an_event_is_written_one_way_only(own_run: Path, change: Callable[[str], str]) -> None:
-    """A key that is there twice reads differently to another program."""
+    """An event that is not canonical JSON is refused: other programs may read a duplicate key differently."""
     from sifu.core.ledger import chain, commit
 
     connection = connect(own_run)

@@ -1,4 +1,4 @@
-"""A client that stays is called what it was called before, wherever people read its name, and is counted once."""
+"""Names for people: a client with forgotten records keeps its original name everywhere, and counts once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sifu.core.operator_words import rows_words
 
 HOSPITALS = ("cleveland", "budapest", "zurich")
 TURN = "~2"
-"""Suffix of the inner name of a client that stays."""
+"""Suffix of the internal name of a client with forgotten records."""
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> sifu.Run:
-    """Read only: of three hospitals one left, and another lost records twice and waits for a third time."""
+    """Return a run in which one of three hospitals left and another forgot records twice and waits again; read only."""
     folder, generator = tmp_path_factory.mktemp("runs"), np.random.default_rng(0)
     rows = [
         f"P{number:03},{HOSPITALS[number % 3]},{generator.normal():.3f},{number % 2}" for number in range(60)
@@ -124,7 +124,7 @@ def test_records_are_described_in_words(run: sifu.Run, cli: Command) -> None:
     assert "some: 2 records of cleveland" in said
     assert rows_words([0, 1]) in said
     assert "rows" not in said
-    assert "P00" not in said  # only an open request shows identities, to those who decide on it
+    assert "P00" not in said  # only an open request shows identities, and only to those who decide on it
     assert "identities: P009" in cli("requests", "show", run.folder, "waits").out
     assert "P009" not in cli("requests", "list", run.folder).out
     assert "records [" not in said

@@ -1,4 +1,4 @@
-"""A key is one key: the check of a signature and the search for the key must read the same one."""
+"""Node keys: the signature check and the key lookup must read the same key from a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEGIN = "-----BEGIN PUBLIC KEY-----\n"
 
 
 class NodeKey:
-    """A pair of files, as ssh-keygen writes them, and the public key as PEM."""
+    """Key pair in files, as ssh-keygen writes them, with the public key as PEM."""
 
     def __init__(self, file: Path) -> None:
         key = ec.generate_private_key(ec.SECP384R1())
@@ -58,7 +58,9 @@ def test_every_way_to_write_a_key_down_gives_the_same_fingerprint(mine: NodeKey,
     ],
 )
 def test_a_key_with_another_beside_it_speaks_for_nobody_else(mine: NodeKey, victim: NodeKey, name_key: Any) -> None:
-    """A header inside the first block made the signature one of the first key and the fingerprint one of the second."""
+    """A header inside the first block once made the signature belong to the first key and the fingerprint to the
+    second.
+    """
     statement = sign_statement(mine.file, {"do": "forget me"})
     statement["key"] = name_key(mine.pem, victim.pem)
     assert signer_of(statement) in (None, mine.fingerprint)

@@ -1,4 +1,4 @@
-"""A request that leaves a single client, or too few for masks, says so: in plan, request, log and status."""
+"""Requests that leave one client, or too few for masks: plan, request, log and status announce it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SOLVES_STOP = "and a masked sum needs 3: the head cannot be solved again until a
 def test_masks_with_fewer_than_three_clients_left_are_announced(
     tmp_path: Path, cli: Any, masks: str, warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The embedded engine stands for a server that masks and says so; without masks nothing is announced."""
+    """With masks a warning is shown, without them none; the embedded engine stands in for a masking server."""
     rounds = small_spec(stop={"max_rounds": 2, "target": 0.0})
     head = {"data": rounds["data"], "model": {"kind": "ridge"}}
     given = Spec.from_mapping(head if masks == MASKED_STATISTICS else rounds)
@@ -53,7 +53,7 @@ def test_masks_with_fewer_than_three_clients_left_are_announced(
     names = [name for (name,) in query(run.folder, "SELECT name FROM clients ORDER BY client")]
     two, three = f"2 clients left, {warning}", names[3:]
     assert run.status().warnings == ()
-    assert not [note for note in run.plan(three).notes if "masked" in note]  # three stay
+    assert not [note for note in run.plan(three).notes if "masked" in note]  # three clients remain
     announced = [note for note in run.plan(names[2:]).notes if note.startswith(two)]
     assert bool(announced) == bool(masks)
     answer = cli("request", run.folder, "--clients", ",".join(names[2:]), "--id", "few")
@@ -65,7 +65,7 @@ def test_masks_with_fewer_than_three_clients_left_are_announced(
 
 
 def test_a_head_of_one_client_whose_rows_are_kept_verifies(tmp_path: Path) -> None:
-    """Its own file holds rows, and the sum over one client is not of another form of that client's file."""
+    """The single client's file contains rows, and the sum over it must not be taken for another form of that file."""
     spec = {"data": {"clients": 3, "samples_per_client": 2}, "model": {"kind": "ridge"}}
     run = sifu.train(spec, run=tmp_path / "run")
     for client in ("client-000", "client-001"):

@@ -1,4 +1,4 @@
-"""A request is planned once: the plan that was checked is executed, unless the run changed in between."""
+"""Requests are planned once: the checked plan is executed, unless the run changed meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPECS = {
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the plans that are made, with the module that asked for each."""
+    """Return a list of all plans made, with the calling module of each."""
     made: list[Any] = []
 
     def counted(module: Any) -> None:
@@ -49,7 +49,7 @@ def test_a_request_is_planned_once(tmp_path: Path, planned: list[Any], kind: str
 
 
 def test_a_plan_is_made_again_where_the_run_changed_in_between(tmp_path: Path, planned: list[Any]) -> None:
-    """An earlier request for records is executed first, so the plan that was checked is no longer that of the run."""
+    """An earlier request for records is executed first, so the checked plan is outdated and is made again."""
     run = sifu.train(SPECS["rounds"], run=tmp_path / "run")
     run.request(["client-004"], records=[1])
     run.forget(["client-001"])
@@ -59,7 +59,7 @@ def test_a_plan_is_made_again_where_the_run_changed_in_between(tmp_path: Path, p
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_a_plan_is_the_same_before_and_after_its_request_was_received(tmp_path: Path, kind: str) -> None:
-    """A plan once subtracted the leavers twice from the participants, if the request was waiting."""
+    """A plan for a waiting request once subtracted the leavers twice from the participants."""
     run = sifu.train(SPECS[kind], run=tmp_path / "run")
     before = run.plan(["client-001"])
     waiting = run.plan_of(run.request(["client-001"]))

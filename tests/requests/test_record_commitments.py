@@ -1,4 +1,4 @@
-"""Commitments to the identities of records: the person can check them, and nothing else opens them."""
+"""Commitments to the identities of records: the person can check them, and nobody else can open them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_control_other_commitments_in_the_ledger_are_found(run: sifu.Run) -> Non
 
 def test_a_request_in_the_inbox_keeps_its_commitments(run: sifu.Run) -> None:
     nonces = sifu.new_nonces(["P003", "P009"])
-    with run.writer():  # another process writes
+    with run.writer():  # another process is writing
         sifu.Run(run.folder).request(["south"], "r1", records=["P003", "P009"], nonces=nonces)
     (message,) = messages(run.folder)
     assert message.content is not None
@@ -111,7 +111,7 @@ def test_approvers_see_identities_while_the_request_waits(run: sifu.Run) -> None
 def test_a_command_that_is_cut_off_has_shown_the_nonces(
     run: sifu.Run, cli: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run keeps no nonce, so it is shown before the run commits to it."""
+    """The run keeps no nonce, so an interrupted command has shown the nonces before the commitment."""
 
     def cut_off(*_: Any) -> None:
         raise InputError("cut off")

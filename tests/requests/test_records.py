@@ -1,4 +1,4 @@
-"""Records of a client that stays: forgotten exactly with statistics, and by leaving and joining again otherwise."""
+"""Records of clients that stay: forgotten exactly with kept statistics, otherwise by leaving and joining again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROUNDS: dict[str, Any] = {
 
 
 def table_clients(count: int, seed: int = 0) -> list[ClientData]:
-    """Return clients of unequal size whose classes are bumps."""
+    """Return clients of unequal size whose classes are Gaussian clusters."""
     generator = np.random.default_rng(seed)
     clients = []
     for number in range(count):
@@ -61,7 +61,7 @@ def kept_sum(folder: Path) -> Statistics:
 
 
 def fine(run: sifu.Run) -> bool:
-    """Return whether both verifiers agree that everything recomputes."""
+    """Return whether both verifiers find no problem."""
     return run.verify().problems == [] == sifu_verifier.verify(run.folder)
 
 
@@ -78,13 +78,13 @@ def test_records_leave_no_bit_in_a_closed_form(tmp_path: Path, keep: str) -> Non
     gone = {"1.sum.statistics"} | ({"1.3.rows.statistics"} if keep == "clients" else set())
     assert all(before[name] not in now for name in gone)
     assert fine(run)
-    # The rows keep their numbers; the client keeps the name that its operator knows it by.
+    # Rows keep their numbers, and the client keeps the name that its operator knows.
     reopened = sifu.open_run(tmp_path / "run", clients=clients)
     reopened.forget(["c3"], records=[1])
     never = [without(c, [0, 1, 2]) if c.name == "c3" else c for c in clients]
     sifu.train(spec, run=tmp_path / "never again", clients=never)
     assert kept_sum(tmp_path / "run") == kept_sum(tmp_path / "never again")
-    # The owner may have taken the rows out of its source.
+    # The owner may have deleted the rows from its source.
     later = sifu.open_run(tmp_path / "run", clients=never)
     later.forget(["c0"])
     sifu.train(spec, run=tmp_path / "without both", clients=never[1:])
@@ -142,7 +142,7 @@ def test_any_sequence_gives_the_bits_of_a_federation_that_never_had_what_was_rem
 
 
 def test_negative_control_float64_sums_remember_records() -> None:
-    """The same replacement in floating point is not the sum of a federation that never had the records."""
+    """The same replacement in floating point differs from the sum of a federation that never had the records."""
     clients = table_clients(8, seed=3)
     grams = [client.x.T @ client.x for client in clients]
     reduced = without(clients[3], [0, 2])
@@ -176,7 +176,7 @@ def test_other_methods_forget_the_client_and_let_it_join_again(
     assert took_part
     assert min(took_part) > (noise_node,)
     assert fine(run)
-    # Later commands read the data again, and drop the rows again.
+    # Later commands read the data and drop the rows again.
     later = sifu.open_run(tmp_path / "run", clients=clients)
     later.forget(["c3"], method="scratch")
     assert query(tmp_path / "run", "SELECT clients FROM subjects") == [("[3]",), ("[3,5]",)]
@@ -320,7 +320,7 @@ def test_a_request_that_the_backup_names_is_restored_for_its_records(tmp_path: P
 
 
 def test_a_backup_from_before_brings_the_whole_client_back(tmp_path: Path) -> None:
-    """A certificate does not say which records it is about: until they are named, the client takes no part."""
+    """A certificate does not name its records, so after a restore the client takes no part until they are named."""
     clients = table_clients(4)
     run = sifu.train(TABLE, run=tmp_path / "run", clients=clients)
     run.backup(tmp_path / "backup")
@@ -345,7 +345,7 @@ AUTO = ROUNDS | {"local": {"rate": "auto", "steps": 2}}
 
 
 def steep_clients() -> list[ClientData]:
-    """Return clients of which c1 has one long sample: without its other ones its loss is the steepest of all."""
+    """Return clients of which c1 has one long sample; without its other samples its loss is the steepest."""
     clients = table_clients(5)
     x = clients[1].x.copy()
     x[0] *= 4.0
@@ -353,7 +353,7 @@ def steep_clients() -> list[ClientData]:
 
 
 def test_records_that_would_end_the_bound_on_rounding_are_refused_before_anything_is_lost(tmp_path: Path) -> None:
-    """`auto` takes the largest rate for the clients as they are; without some samples a client's loss is steeper."""
+    """`auto` uses the largest rate for the current clients; records whose removal makes a loss steeper are refused."""
     clients = steep_clients()
     run = sifu.train(AUTO, run=tmp_path / "run", clients=clients)
     before = state(tmp_path / "run")
@@ -361,7 +361,7 @@ def test_records_that_would_end_the_bound_on_rounding_are_refused_before_anythin
         with pytest.raises(NotCertifiableError, match=r"c1 has a steeper loss.*nothing was changed.*of at most 0\.\d"):
             ask(["c1"], records=[1, 2, 3], method="scratch")  # type: ignore[operator]
     assert state(tmp_path / "run") == before
-    # One that waits stays withdrawable, and is in no other's way.
+    # A waiting request can be withdrawn and does not block others.
     waiting = run.request(["c1"], records=[1, 2, 3], method="scratch")
     again = sifu.open_run(tmp_path / "run", clients=clients)
     with pytest.raises(NotCertifiableError, match="steeper"):
@@ -369,7 +369,7 @@ def test_records_that_would_end_the_bound_on_rounding_are_refused_before_anythin
     (outcome,) = again.forget(["c2"], records=[0], method="scratch")
     assert outcome.records == 1
     assert again.decide(waiting, "withdrawn") == "recorded"
-    # The long sample itself can go, and the client as a whole.
+    # The long sample and the whole client can be forgotten.
     again.forget(["c1"], records=[0], method="scratch")
     again.forget(["c1"], method="scratch")
     assert fine(again)

@@ -1,4 +1,4 @@
-"""Requests as a lifecycle: every step an event with time and actor, deadlines, a public record, a plain answer."""
+"""Lifecycle of requests: every step is an event with time and actor; deadlines, a public record, a plain answer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_refused_or_withdrawn_request_is_not_carried_out(own_trained: Path, cl
     with pytest.raises(InputError, match=decision):
         run.forget(["client-003"], "a")
     before = dump(own_trained)
-    # No message says that it is in the ledger and waits.
+    # A decided request is not reported as waiting.
     assert f"was {decision}" in cli("request", own_trained, "--clients", "client-003", "--id", "a").err
     assert run.decide("a", decision, "again") == "unchanged"  # idempotent
     assert dump(own_trained) == before
@@ -107,7 +107,7 @@ def test_a_deadline_is_shown_with_what_is_overdue(own_trained: Path, cli: Comman
     end_of_the_day = datetime.datetime.fromisoformat(requests["late"]["deadline"]).replace(
         hour=23, minute=59, second=59
     )
-    assert not is_overdue(rows["late"], end_of_the_day)  # a deadline of today is not missed today
+    assert not is_overdue(rows["late"], end_of_the_day)  # a deadline of today is not overdue today
     assert is_overdue(rows["late"], end_of_the_day + datetime.timedelta(seconds=1))
     assert not is_overdue(rows["usual"], end_of_the_day + datetime.timedelta(seconds=1))
     assert is_overdue(rows["usual"], end_of_the_day + datetime.timedelta(days=31))
@@ -146,8 +146,8 @@ def test_the_answer_to_a_client_is_in_plain_words(own_run: Path, cli: Command) -
         answer = cli("certificate", "show", own_run, request, "--public")
         assert answer.code == 0, answer.err
         assert words in " ".join(answer.out.split())
-        said, terms = answer.out.split("Terms asked for: ")  # as they were filed
-        assert ("sigma" in terms) == (request != "from-scratch")  # noise is no part of a fresh model
+        said, terms = answer.out.split("Terms asked for: ")  # the terms as filed
+        assert ("sigma" in terms) == (request != "from-scratch")  # a fresh model has no noise
         for hidden in ("Psi", "sigma", "commitment"):
             assert hidden not in said
     text = " ".join(cli("certificate", "show", own_run, "to-the-middle", "--all").out.split())
@@ -166,7 +166,7 @@ def test_level_none_says_that_nothing_is_guaranteed(own_trained: Path, cli: Comm
 
 @pytest.mark.long
 def test_a_request_that_arrives_during_training_is_served_after_it(tmp_path: Path) -> None:
-    """A request while another process trains is handed to it, outlives it, and counts once."""
+    """A request filed while another process trains is passed to it, survives it, and counts once."""
     spec = tmp_path / "spec.toml"
     spec.write_text("[data]\nclients = 12\n[stop]\ntarget = 0.0\nmax_rounds = 4000\n")
     training = start_cli("train", spec, "--run", tmp_path / "run")
@@ -181,7 +181,7 @@ def test_a_request_that_arrives_during_training_is_served_after_it(tmp_path: Pat
         training.communicate()
     run = sifu.open_run(tmp_path / "run")
     assert run.request(["client-003"], "a") == "a"
-    assert run.request(["client-003"], "a") == "a"  # twice is once
+    assert run.request(["client-003"], "a") == "a"  # a repeated request counts once
     assert query(tmp_path / "run", "SELECT COUNT(*) FROM requests") == [(1,)]
     with pytest.raises(InputError, match="already waits"):
         run.request(["client-003"], "b")
@@ -204,7 +204,7 @@ def test_two_processes_that_ask_at_once_lose_nothing(own_trained: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(answers) == [f"r-{number}" for number in range(4)]
-    # A process that met the run in use left a message; status names it, and the next writer takes it in.
+    # A command that found the run in use left a message; status names it, and the next writer ingests it.
     run = sifu.open_run(own_trained)
     status = run.status()
     assert {request.request for request in status.requests} | {message.id for message in status.inbox} == set(answers)
@@ -224,7 +224,8 @@ def test_the_actor_is_in_every_event_of_a_request(own_run: Path) -> None:
 def test_a_deadline_runs_from_when_the_letter_was_posted(own_trained: Path, waited: float, left: int) -> None:
     writer = RunWriter.open(own_trained)
     try:
-        sifu.open_run(own_trained).request(["client-003"], "late")  # the writer holds the lock, so it is posted
+        # the writer holds the lock, so the request is posted
+        sifu.open_run(own_trained).request(["client-003"], "late")
         (message,) = messages(own_trained)
         then = time.time() - waited * 86400
         os.utime(message.path, (then, then))

@@ -1,4 +1,4 @@
-"""A run continues with the data it was made with: other data, and the same rows in another order, are refused."""
+"""Runs continue only with their original data: other data, and the same rows in another order, are refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SPECS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=SPECS)
 def spec(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Return the spec of a kind of run."""
+    """Return the spec of one kind of run."""
     return SPECS[request.param]
 
 
@@ -65,7 +65,7 @@ def in_order(client: ClientData, rows: Any) -> ClientData:
 
 
 def fine(run: sifu.Run) -> bool:
-    """Return whether both verifiers agree that everything recomputes."""
+    """Return whether both verifiers find no problem."""
     return run.verify().problems == [] == sifu_verifier.verify(run.folder)
 
 
@@ -76,7 +76,7 @@ def test_rows_in_another_order_are_refused(tmp_path: Path, spec: dict[str, Any],
     events = query(tmp_path / "run", "SELECT COUNT(*) FROM events")
     sorted_anew = [*clients[:2], in_order(clients[2], np.arange(8)[::-1]), clients[3]]
     run = sifu.open_run(tmp_path / "run", clients=sorted_anew)
-    for _ in range(2):  # asking again does not help
+    for _ in range(2):  # a second attempt is refused too
         with pytest.raises(InputError, match="client 'c2' are not those the run was made with: the order"):
             run.forget(["c1"], **({"records": list(records)} if records else {}))
     assert query(tmp_path / "run", "SELECT COUNT(*) FROM events") == events
@@ -97,7 +97,7 @@ def test_other_samples_or_labels_of_the_same_size_are_refused(tmp_path: Path) ->
 
 
 def test_a_table_that_was_sorted_anew(tmp_path: Path, cli: Command) -> None:
-    """The wrong patients would be forgotten, and the certificate would be exact."""
+    """With a re-sorted table the wrong patients would be forgotten under an exact certificate, so it is refused."""
     table, rows, spec, folder = (tmp_path / name for name in ("table.csv", "rows.txt", "spec.toml", "run"))
     lines = [
         [client.name, str(label), *map(repr, sample.tolist())]
@@ -122,7 +122,7 @@ def test_a_table_that_was_sorted_anew(tmp_path: Path, cli: Command) -> None:
     assert "Put the data back as they were" in " ".join(answer.err.split())
     write(lines)
     assert cli("forget", folder, "--client", "c1", "--records", rows).code == 0
-    write([line for number, line in enumerate(lines) if number not in (8, 12)])  # the owner took them out, too
+    write([line for number, line in enumerate(lines) if number not in (8, 12)])  # the owner also deleted these rows
     assert cli("forget", folder, "--client", "c3").code == 0
 
 
@@ -186,7 +186,7 @@ def test_clients_that_join_and_runs_that_are_restored(tmp_path: Path) -> None:
 
 
 def test_forgotten_samples_do_not_join_again_under_another_name(tmp_path: Path) -> None:
-    """The head would be the old one, bit for bit, with a certificate that says it is not."""
+    """Forgotten samples under a new name would give the old head again, with a certificate that denies it."""
     clients = some_clients()
     run = sifu.train(SPECS["ridge"], run=tmp_path / "run", clients=clients[:3])
     run.forget(["c0"])
@@ -200,7 +200,7 @@ def test_forgotten_samples_do_not_join_again_under_another_name(tmp_path: Path) 
 
 
 def test_digests_are_salted_and_the_salt_goes_with_the_client(tmp_path: Path) -> None:
-    """Nothing in the folder confirms a guess of what the forgotten client had; a salt put back is a finding."""
+    """Nothing in the folder confirms a guess of the forgotten client's data; a restored salt is reported."""
     clients = some_clients()
     run = sifu.train(SPECS["ridge"], run=tmp_path / "run", clients=clients)
     digests, salts = [sample_digest(client) for client in clients], read_salts(run.folder)
@@ -225,23 +225,25 @@ def test_without_the_salts_nobody_guesses(tmp_path: Path) -> None:
     clients = some_clients()
     run = sifu.train(SPECS["ridge"], run=tmp_path / "run", clients=clients)
     (run.folder / SALTS_FILE).unlink()
-    assert fine(run)  # certificates do not depend on it
+    assert fine(run)  # certificates do not depend on the salts
     (note,) = run.verify().notes
     assert "lacks the salts of 4 clients; certificates hold" in note
     with pytest.raises(InputError, match=r"the file back from a backup.*train the clients that stay in a new folder"):
         sifu.open_run(tmp_path / "run", clients=clients).forget(["c1"])
-    # What the sentence says can be done.
+    # The remedy in the message works.
     stay = [client for client in clients if client.name != "c1"]
     again = sifu.train(SPECS["ridge"], run=tmp_path / "again", clients=stay)
     assert fine(again)
     again.forget(["c2"])
     assert fine(again)
-    assert again.verify().notes == []  # the salt of a forgotten client is not missing
+    assert again.verify().notes == []  # the salt of a forgotten client does not count as missing
 
 
 @pytest.mark.parametrize("kind", ["rounds", "ridge"])
 def test_an_engine_that_is_handed_over_has_the_same_data(tmp_path: Path, kind: str) -> None:
-    """Statistics, smoothness and sample counts may agree where labels do not: the data themselves are compared."""
+    """Statistics, smoothness and sample counts may agree although labels differ, so the data
+    themselves are compared.
+    """
     clients = some_clients()
     spec = sifu.Spec.from_mapping(SPECS[kind] | {"data": {"name": "python", "preprocessing": "fixed"}})
     relabelled = [ClientData(client.name, client.x, np.roll(client.y, 1)) for client in clients]
@@ -266,7 +268,7 @@ def test_an_engine_that_is_handed_over_has_the_same_data(tmp_path: Path, kind: s
 
 
 class Closed:
-    """An engine that does not show its clients' samples."""
+    """Engine that does not expose its clients' samples."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""A request whose rounds can never be finished: it is settled with the model that it has, and the run stays usable."""
+"""Requests whose rounds can never be finished: they are settled with their current model, and the run stays usable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHY = "two sites left the study for good"
 
 @pytest.fixture
 def refusing(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Let every round that retrains be refused, as nodes do that can never satisfy it."""
+    """Refuse every round of retraining, like nodes that can never satisfy it."""
     run = RecordedTraining.run
 
     def refuse(self: RecordedTraining, phase: str, *rest: Any) -> bool:
@@ -116,7 +116,7 @@ def test_a_failure_after_the_rollback_says_what_to_do(
         assert way in last_line(failed.err)
     for shown in (cli("status", run.folder), cli("requests", "show", run.folder, "gone")):
         assert "the nodes refuse every round. Request gone is unfinished" in " ".join(shown.out.split())
-        assert "".join(way.split()) in "".join(shown.out.split())  # lines break at any place of a long path
+        assert "".join(way.split()) in "".join(shown.out.split())  # a long path may be broken at any place
     assert way in run.request_record("gone").status.failure
     assert run.request_record("later").status.failure == ""
     run.settle("gone", WHY)
@@ -141,7 +141,7 @@ def test_a_failure_is_forgotten_once_the_request_goes_on(tmp_path: Path, refusin
 def test_a_level_that_fails_after_the_rollback_is_no_waiting_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the rollback something was changed: the request is not one that keeps waiting."""
+    """After the rollback the run was changed, so the request is unfinished and no longer waiting."""
     run = sifu.train(SMALL, run=tmp_path / "run")
     run.request(["client-003"], "gone", method="scratch")
     run.request(["client-004"], "next", method="scratch")

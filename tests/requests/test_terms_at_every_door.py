@@ -1,4 +1,4 @@
-"""Every term of a request can be given at every door, and comes out of the ledger and the stored row as it went in."""
+"""Terms of a request: every interface accepts each of them, and the ledger and the stored row keep it unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TERMS_GIVEN: dict[str, Any] = {
     "retention": "strict", "reserve": 0.25, "method": "scratch", "level": "none", "max_rounds": 17,
     "release": "now", "target": 0.5, "records": [2, 5], "before_after": "3,1e-5",
 }  # fmt: skip
-"""A value other than the default for every term; a new term gets one here."""
+"""A value other than the default for every term; a new term needs one here."""
 
 
 def test_callers_can_give_every_term() -> None:
@@ -34,7 +34,7 @@ def test_callers_can_give_every_term() -> None:
 def test_a_term_has_the_same_type_for_callers_and_in_the_request() -> None:
     hints = get_type_hints(RequestTerms)
     for name, term in terms_on_offer().items():
-        if name != "records":  # a caller may give any sequence
+        if name != "records":  # a caller may pass any sequence
             assert hints[name] in (term.kind, term.kind | None), name
 
 
@@ -80,19 +80,19 @@ OLD_DIGESTS = {
         PLAIN, sigma=0.25, level="proven", target=0.5, records=(3,)
     ),
 }
-"""Digests that approvals in existing ledgers are about."""
+"""Digests that approvals in existing ledgers refer to."""
 
 
 @dataclass(frozen=True)
 class WithLaterTerm(RequestTerms):
-    """A term added as it should be."""
+    """Terms with a new field, added correctly."""
 
     priority: int = later_term(0)
 
 
 @dataclass(frozen=True)
 class WithPlainTerm(RequestTerms):
-    """The mistake: a term added with a plain default."""
+    """Terms with a new field added wrongly, with a plain default."""
 
     priority: int = 0
 
@@ -104,4 +104,4 @@ def test_a_term_that_is_added_later_leaves_old_approvals_valid(digest: str) -> N
     assert terms.digest("r1") == digest
     assert WithLaterTerm(**given).digest("r1") == digest
     assert WithLaterTerm(**given, priority=1).digest("r1") != digest
-    assert WithPlainTerm(**given).digest("r1") != digest  # the negative control
+    assert WithPlainTerm(**given).digest("r1") != digest  # negative control

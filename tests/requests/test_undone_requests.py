@@ -1,4 +1,4 @@
-"""A request whose head can never be solved: it is withdrawn or refused, its clients return, and others go on."""
+"""Requests whose head can never be solved: they are withdrawn or refused, their clients return, and others continue."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_next_release_contains_the_client_again(tmp_path: Path, unsolvable: 
 def test_no_model_is_served_until_a_head_is_solved_again(
     tmp_path: Path, cli: Command, unsolvable: pytest.MonkeyPatch
 ) -> None:
-    """The rollback left a head of zeros, which nobody may take for the model of the clients."""
+    """The rollback left a head of zeros, which must not be served as the clients' model."""
     run = sifu.train(RIDGE, run=tmp_path / "run", clients=CLIENTS)
     before = run.model().state_dict()
     with pytest.raises(np.linalg.LinAlgError):

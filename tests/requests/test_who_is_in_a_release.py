@@ -20,7 +20,7 @@ METHODS = ("closed_form", "scratch", "sifu", "groups")
 
 
 def table_clients(count: int = 6) -> list[ClientData]:
-    """Return clients of unequal size whose classes are bumps."""
+    """Return clients of unequal size whose classes are Gaussian clusters."""
     generator = np.random.default_rng(39)
     clients = []
     for number in range(count):
@@ -30,7 +30,7 @@ def table_clients(count: int = 6) -> list[ClientData]:
 
 
 def spec_of(method: str, approval: str = "none", **keep: Any) -> dict[str, Any]:
-    """Return the spec of a small run whose requests are executed by `method`, with noise that can be drawn again."""
+    """Return the spec of a small run for requests by `method`, with seeded noise."""
     common: dict[str, Any] = {"data": {"preprocessing": "fixed"}, "requests": {"approval": approval}}
     if method == "closed_form":
         ridge = {"model": {"kind": "ridge", "outputs": 3}, "ridge": {"regularisation": 0.01}}
@@ -64,7 +64,7 @@ def taken_part(run: sifu.Run, client: int) -> set[int]:
 
 
 def is_fine(run: sifu.Run) -> bool:
-    """Return whether both verifiers find nothing wrong."""
+    """Return whether both verifiers find no problem."""
     return run.verify().problems == [] == sifu_verifier.verify(run.folder)
 
 
@@ -87,7 +87,7 @@ def test_an_unapproved_request_changes_no_other_release(tmp_path: Path, method: 
     assert model_of(run) == model_of(twin)
     assert "c2" in {client.name for client in run.status().clients if client.state == "active"}
     run.decide(pending, "refused", "not hers", actor="Ann")
-    assert run.release().rounds == 0  # nothing was left out, so nothing comes back
+    assert run.release().rounds == 0  # no client was left out, so none comes back
     assert model_of(run) == model_of(twin)
     assert is_fine(run)
 
@@ -129,7 +129,7 @@ def test_a_refused_client_is_in_the_next_head(tmp_path: Path, keep: str, decisio
         spec = spec_of("closed_form", "one", statistics=keep)
         return model_of(sifu.train(spec, run=tmp_path / f"without{'-'.join(gone)}", clients=stay))
 
-    assert model_of(run) == fresh("c2", "c4")  # approved and pending: left out
+    assert model_of(run) == fresh("c2", "c4")  # approved and pending requests are left out
     run.decide(pending, decision, "not hers", actor="Bob")
     released = run.release()
     assert (released.rounds, released.returned, released.left_out) == (1, ("c2",), ())
@@ -208,7 +208,7 @@ def test_approvers_see_what_else_is_left_out(tmp_path: Path) -> None:
     run = started(tmp_path / "run", "closed_form", "one")
     first, second = run.request(["c2"], records=[1, 4], actor="Zoe"), run.request(["c3"], actor="Zoe")
     own = run.request(["c4"], actor="Zoe")
-    assert not any("left out by pending" in note for note in run.plan_of(own).notes)  # nothing is approved yet
+    assert not any("left out by pending" in note for note in run.plan_of(own).notes)  # no request is approved yet
     for request in (first, second):
         run.decide(request, "approved", actor="Ann")
     wanted = f"also left out by pending requests: 2 records of c2 (request {first}); c3 (request {second})"

@@ -1,4 +1,4 @@
-"""A fifth regime, added in this file alone: every client trains once, for long, and one average is the model."""
+"""A fifth regime, added in this file alone: every client trains once, for long, and the average is the model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPEC = small_spec(local={"rate": 0.05, "steps": 2, "one_shot": 3}, stop={"target
 
 
 class OneShot(Regime):
-    """One round of long local training."""
+    """Regime with one round of long local training."""
 
     name = "one shot"
 
@@ -50,7 +50,7 @@ class OneShot(Regime):
 
 
 class OneShotRun(RunInRounds):
-    """Behaviour of a run that ends after one round, whatever its stop rule says."""
+    """Behaviour of a run that ends after one round, regardless of its stop rule."""
 
     def training(self, engine: Engine, writer: RunWriter, stop: StopSpec | None = None) -> RecordedTraining:
         once = replace(stop or self.view.spec.stop, target=0.0, min_rounds=1, max_rounds=1, evaluate_every=1)
@@ -60,7 +60,7 @@ class OneShotRun(RunInRounds):
 def long_training(
     spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
 ) -> tuple[Engine, Spec]:
-    """Make the engine of rounds with longer local training."""
+    """Return the engine of rounds with longer local training, and its spec."""
     longer = replace(spec.local, steps=spec.local.steps * spec.extension(LENGTH))
     engine, settled = rounds_engine(replace(spec, local=longer), clients, model, numbers)
     return engine, replace(settled, local=replace(settled.local, steps=spec.local.steps))
@@ -68,7 +68,7 @@ def long_training(
 
 @pytest.fixture
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register the spec key alone: without the regime it changes nothing."""
+    """Register only the spec key; without the regime it has no effect."""
     monkeypatch.setattr(extensions, "_KEYS", dict(extensions._KEYS))
     sifu.register_key(LENGTH)
 
@@ -110,7 +110,7 @@ def test_its_demands_are_those_of_the_spec() -> None:
 
 @pytest.mark.usefixtures("one_shot")
 def test_verification_asks_the_regime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A negative control: were no round allowed, the same run would not verify."""
+    """Negative control: if the regime allowed no round, the same run would not verify."""
     run = sifu.train(SPEC, run=tmp_path / "run")
     run.forget(["client-003"], method="scratch")
     monkeypatch.setattr(OneShot, "most_rounds", lambda self, release, max_rounds: 0)
@@ -119,7 +119,7 @@ def test_verification_asks_the_regime(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("key")
 def test_without_the_regime_the_same_spec_trains_in_rounds(tmp_path: Path) -> None:
-    """A negative control: the key alone changes nothing."""
+    """Negative control: the key alone has no effect."""
     run = sifu.train(SPEC, run=tmp_path / "run")
     with run.reader() as reader:
         assert len(reader.node_rows()) == 9

@@ -1,4 +1,4 @@
-"""Accounting for releases with noise: last bits, restored backups, records kept as rows, and the words about it."""
+"""Accounting for noisy releases: last bits, restored backups, records kept as rows, and wording."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOISE = 0.05
 
 
 def _spec(samples: int = 60, **release: Any) -> dict[str, Any]:
-    """Return a spec whose clients keep statistics with 60 samples, and rows with 4."""
+    """Return a spec whose clients keep statistics (60 samples) or rows (4 samples)."""
     return {
         "model": {"kind": "ridge"},
         "data": {"clients": 6, "samples_per_client": samples},
@@ -32,7 +32,7 @@ def _spec(samples: int = 60, **release: Any) -> dict[str, Any]:
 
 
 class _Uniforms:
-    """Box and Muller's transform of 53-bit uniforms, as `SystemNormals` has it, from a seed."""
+    """Box-Muller transform of 53-bit uniforms like `SystemNormals`, but from a seed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         draw = keyed_generator(seed, "last bits")
@@ -43,10 +43,10 @@ class _Uniforms:
 
 
 def _off_the_lattice(released: np.ndarray, head: np.ndarray, noise_std: float) -> float:
-    """Return how far the uniforms behind the noise would be from multiples of 2^-53, if `head` was released.
+    """Return the mean distance of the uniforms behind the noise from multiples of 2^-53, if `head` was released.
 
-    In the tails, exp(-r^2/2) times 2^53 is a small enough integer to be seen in float64. On average a wrong head is a
-    quarter away from one, and the right head far less.
+    In the tails, exp(-r^2/2) times 2^53 is an integer small enough for float64. For a wrong head the mean distance from
+    integers is a quarter, for the right head far less.
     """
     half = head.size // 2
     noise = (released - head) / noise_std
@@ -58,7 +58,9 @@ def _off_the_lattice(released: np.ndarray, head: np.ndarray, noise_std: float) -
 
 @pytest.mark.parametrize("release", [add_noise, with_noise])
 def test_last_bits_do_not_tell_which_head_was_released(monkeypatch: pytest.MonkeyPatch, release: Any) -> None:
-    """Negative control: noise that is added and not rounded to a grid tells an attacker who can compute both heads."""
+    """Rounding to a grid hides which head was released; noise added without rounding reveals it
+    (the negative control).
+    """
     draw, normals = np.random.default_rng(5), _Uniforms(monkeypatch, 5)
     found = []
     for _ in range(10):
@@ -80,7 +82,7 @@ def test_the_grid_is_far_below_the_noise() -> None:
 
 
 def test_after_a_restore_nothing_is_said_about_all_releases(tmp_path: Path) -> None:
-    """The first run goes on after the backup, so the restored one does not know what was released."""
+    """The original run may continue after the backup, so the restored one claims nothing about all releases."""
     first = sifu.train(_spec(), run=tmp_path / "first")
     first.backup(tmp_path / "backup")
     first.forget(["client-000"])
@@ -118,7 +120,7 @@ def test_distances_of_records_recorded_too_small_are_caught(tmp_path: Path, monk
 
 
 def test_kept_rows_give_the_distances_that_the_data_give(tmp_path: Path) -> None:
-    """On Flower, the server has no records, and distances of records come from the kept rows."""
+    """On Flower the server has no records, so their distances come from the kept rows."""
     from sifu.run.releases import Accountant, _largest_of_records
 
     run = sifu.train(_spec(samples=4), run=tmp_path / "run")

@@ -66,7 +66,7 @@ def test_the_command_shows_it(tmp_path: Path, cli: Command) -> None:
 
 @pytest.mark.parametrize("hides", ["record", "client"])
 def test_what_the_advised_noise_hides_is_not_found(tmp_path: Path, advice: ReleaseAdvice, hides: str) -> None:
-    """At (1, 1e-5) the attack names no more than guesses do; without noise it names nearly everything."""
+    """At (1, 1e-5) the attack names no more than guessing does; without noise it names nearly everything."""
     option = next(each for each in advice.options if each.unit == hides)
     named = {}
     for noise in (0.0, option.noise):
@@ -77,12 +77,12 @@ def test_what_the_advised_noise_hides_is_not_found(tmp_path: Path, advice: Relea
         assert found.attempts == 40
         named[noise] = found.identified, max(found.control_identified, 1.0 / found.candidates)
     assert named[0.0][0] > 0.9
-    # Three of 40 guesses among 40 clients, or more, are right with a probability below 0.1.
+    # Three or more of 40 guesses among 40 clients are right with a probability below 0.1.
     assert named[option.noise][0] <= named[option.noise][1] + 2.0 / 40.0
 
 
 def test_the_advised_noise_keeps_what_it_promises(tmp_path: Path, advice: ReleaseAdvice) -> None:
-    """The study holds out the same rows as the run, so no record is farther away; epsilon is stated rounded up."""
+    """The study holds out the same rows as the run, so no record is farther away; epsilon is rounded up."""
     option = advice.options[1]
     spec = SPEC | {"release": {"noise": option.noise}, "ridge": {"regularisation": option.relative_penalty}}
     run = sifu.train(spec, run=tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Every way out of a run with noise on releases: none hands out the solved head, its scores or its accuracy."""
+"""Outputs of a run with noise on releases: none contains the solved head, its scores or its accuracy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPEC = {
     "ridge": {"regularisation": 0.05},
 }
 HAND_OUT_MODELS = {"export", "export onnx", "predict", "Run.model"}
-"""Ways out that hand out the model, or its scores, whatever it is."""
+"""Outputs that contain the model or its scores."""
 MEASURE = {
     "status",
     "evaluate",
@@ -34,7 +34,7 @@ MEASURE = {
     "metrics",
     "console /api/v1/runs/{run}",
 }
-"""Ways out that show the accuracy of a model."""
+"""Outputs that contain an accuracy."""
 
 
 def _trained(folder: Path, noise: float) -> sifu.Run:
@@ -51,7 +51,7 @@ def _pieces(content: bytes) -> Iterator[bytes]:
 
 
 def _shows(content: bytes, secrets: np.ndarray) -> bool:
-    """Return whether most of these numbers are in the content: as float64, as float32, or as text of six digits."""
+    """Return whether most of these numbers occur in the content, as float64, float32, or text with six digits."""
     pieces = list(_pieces(content))
 
     def written(value: float) -> bool:
@@ -63,7 +63,7 @@ def _shows(content: bytes, secrets: np.ndarray) -> bool:
 
 
 def _pages(run: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield every page and answer of the console that needs no form."""
+    """Yield every page and API answer of the console that needs no form."""
     from starlette.testclient import TestClient
 
     from sifu.console import finding, json_api, pages
@@ -86,7 +86,7 @@ def _pages(run: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _ways_out(run: sifu.Run, folder: Path, command: Command) -> dict[str, bytes]:
-    """Return everything that leaves a run, by its way out. `sifu backup` copies the folder itself, and is not here."""
+    """Return all outputs of a run by name, except `sifu backup`, which copies the folder itself."""
     here, out = run.folder, folder / "out"
     out.mkdir()
     x = np.random.default_rng(1).uniform(0.0, 1.0, size=(20, 64)).astype(np.float32)
@@ -122,7 +122,7 @@ def _ways_out(run: sifu.Run, folder: Path, command: Command) -> dict[str, bytes]
 
 
 def _secrets(run: sifu.Run) -> np.ndarray:
-    """Return weights of the solved head, and its scores of the rows that are predicted."""
+    """Return the largest weights of the solved head."""
     with run.reader() as reader:
         head = reader.load_model(reader.tip)
     return head[np.argsort(-np.abs(head))[:9]]
@@ -157,7 +157,7 @@ def _accuracies(value: Any, name: str = "") -> Iterator[float]:
 
 
 def _objects(text: str) -> Iterator[Any]:
-    """Yield the JSON objects that begin a line."""
+    """Yield the JSON objects that start at the beginning of a line."""
     decoder, end = json.JSONDecoder(), 0
     for start in re.finditer(r"(?m)^\{", text):
         if start.start() >= end:
@@ -170,7 +170,7 @@ def _objects(text: str) -> Iterator[Any]:
 
 @pytest.mark.parametrize("noise", [0.0, DROWNING])
 def test_no_way_out_shows_an_accuracy_of_the_solved_head(tmp_path: Path, cli: Command, noise: float) -> None:
-    """The noise drowns the head, so any accuracy far above a guess is that of the solved one."""
+    """The noise dominates the head, so any accuracy far above guessing would be the solved head's."""
     run = _trained(tmp_path / "runs" / "run", noise)
     seen = dict.fromkeys(MEASURE, 0)
     for name, content in _ways_out(run, tmp_path, cli).items():

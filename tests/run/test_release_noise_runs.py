@@ -1,4 +1,4 @@
-"""Runs with noise on releases: what leaves the folder, what certificates state, and what tampering is caught."""
+"""Runs with noise on releases: their outputs, the statements of certificates, and detected tampering."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_several_requests_share_a_release(tmp_path):
 
 
 def _exits(run: sifu.Run, folder: Path) -> dict[str, np.ndarray]:
-    """Return everything that hands out weights or full-precision scores of the model, as weights."""
+    """Return everything that exports weights or full-precision scores of the model, as weights."""
     from safetensors.numpy import load_file
 
     exported = run.export(folder / "model.safetensors")
@@ -136,7 +136,7 @@ def test_the_solved_head_leaves_the_folder_only_without_noise(tmp_path, noise):
 
 
 def test_figures_are_those_of_the_released_head(tmp_path):
-    """With noise that drowns the head, no recorded accuracy may be that of the solved one."""
+    """With noise that dominates the head, no recorded accuracy may be the solved head's."""
     run = sifu.train(_spec(noise=100.0), run=tmp_path / "run")
     solved = sifu.train(_spec(noise=0.0), run=tmp_path / "plain")
     assert solved.status().accuracy > 0.8
@@ -210,7 +210,7 @@ def test_tampering_is_caught_by_both_verifiers(tmp_path, tamper):
 
 
 def test_distances_that_an_operator_records_too_small_are_caught(tmp_path, monkeypatch):
-    """Signed by the right key and in the chain, so only recomputing them tells."""
+    """The forged distances are signed with the right key and in the chain, so only recomputation finds them."""
     from sifu.theory.release_noise import Release
 
     honest = Release.distance_without

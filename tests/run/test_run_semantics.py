@@ -1,4 +1,4 @@
-"""Promises of a run: what is kept, what is erased, what is released, and the level of every kind of training."""
+"""Promises of a run: what it keeps, erases and releases, and the level of every kind of training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def kept_nodes(folder: Path) -> set[int]:
     return {node for (node,) in query(folder, "SELECT node FROM models WHERE kept = 1")}
 
 
-# -- what is kept ---------------------------------------------------------------------------------------------
+# -- kept models -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -60,17 +60,17 @@ def test_a_fixed_sigma_keeps_at_most_one_model_a_client(tmp_path: Path, sigma: f
     )
     run = sifu.train(spec, run=tmp_path / "run")
     assert len(kept_nodes(run.folder) - {0}) <= 12
-    # And the one a client needs is among them: no client has to go back further than the budget says.
+    # The needed model is among them: no client must go back further than the budget requires.
     for number in range(12):
         plan = run.plan([f"client-{number:03d}"])
         assert plan.source_node == plan.wanted_node
 
 
-# -- what is erased -------------------------------------------------------------------------------------------
+# -- erasure -----------------------------------------------------------------------------------------------------------
 
 
 def traces(folder: Path, client: int) -> dict[int, float]:
-    """Return Psi(n, client) of every model on disk at which no noise covers it."""
+    """Return Psi(n, client) of every model n on disk that no noise covers."""
     run = sifu.open_run(folder)
     reader = run.reader()
     try:
@@ -105,7 +105,7 @@ def test_paper_retention_keeps_the_prefix_within_the_budget(own_trained: Path) -
 
 
 def test_strict_retention_is_refused_where_gram_matrices_are_kept(tmp_path: Path) -> None:
-    """docs/theory.md, section 9.6: `strict` erases Gram matrices too, from which joint certificates are recomputed."""
+    """`strict` erases Gram matrices too, from which joint certificates are recomputed (docs/theory.md, section 9.6)."""
     run = sifu.train(small_spec(keep={"gram_clients": 12}), run=tmp_path / "run")
     with pytest.raises(InputError, match="gram_clients = 12"):
         run.forget(["client-003"], sigma=0.1, retention="strict")
@@ -128,7 +128,7 @@ def test_erased_files_are_gone_and_listed(own_trained: Path) -> None:
         assert secret not in public
 
 
-# -- what is released -------------------------------------------------------------------------------------------
+# -- releases ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_exported_model_is_the_released_one(own_trained: Path, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_rollback_starts_from_the_node_plus_the_stated_noise(own_trained: Path
     reader = run.reader()
     noise = reader.load_model(noise_node) - source
     reader.close()
-    # 650 normals: their standard deviation lies within 20 % of sigma (7 standard errors).
+    # 650 normals: their standard deviation is within 20 % of sigma (7 standard errors).
     assert abs(noise.std() / 0.1 - 1.0) < 0.2
     assert abs(noise.mean()) < 0.1 * 5 / np.sqrt(noise.size)
 
@@ -176,7 +176,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tmp_path: Pat
     ]
     assert recorded[0] == recorded[1]
     assert recorded[0]["participation"] != recorded[2]["participation"]
-    # Events group rounds by time, so only what they hold can be compared: the numbers of every kept model.
+    # Events group rounds by time, so the comparison uses the numbers of every kept model.
     models = [numbers_of(tmp_path / name) for name in "abc"]
     assert models[0] == models[1] != models[2]
 
@@ -185,7 +185,9 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tmp_path: Pat
 
 
 def test_the_latest_scope_forgets_what_earlier_releases_cost(trained_run: Path, tmp_path: Path) -> None:
-    """After a first full-budget release a second rollback before it must not charge the same client again."""
+    """With scope `all` both releases stay within the budget; `latest` ignores the first, so the second goes back less
+    far.
+    """
     depths = {}
     for scope in ("all", "latest"):
         run = sifu.open_run(copy_run(trained_run, tmp_path / scope))
@@ -271,7 +273,7 @@ def test_any_sequence_of_requests_verifies(
     assert on_disk(folder) == {node for (node,) in query(folder, "SELECT node FROM models")}
 
 
-# -- every kind of training, with the level the design gives it ---------------------------------------------------
+# -- levels of every kind of training ----------------------------------------------------------------------------------
 
 NETWORK = {"regularity": {"kind": "assumed"}}
 KINDS: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -281,9 +283,9 @@ KINDS: dict[str, tuple[dict[str, Any], str, str]] = {
     "momentum within the range": ({"local": {"momentum": 0.9}}, "convex", "proven"),
     "momentum beyond it": ({"local": {"momentum": 0.9, "rate": 0.2}}, "smooth", "proven"),
     "nesterov": ({"local": {"momentum": 0.5, "nesterov": True, "rate": 0.05}}, "smooth", "proven"),
-    # Beyond 2/beta no allowance for rounding is proven.
+    # Beyond 2/beta no rounding allowance is proven.
     "a rate beyond the range": ({"local": {"rate": 0.4}}, "smooth", "conditional"),
-    # The largest certified rate is 2/beta, at which the steepest direction does not shrink.
+    # The largest certified rate is 2/beta, at which the steepest direction does not contract.
     "weight decay at the largest rate": ({"local": {"weight_decay": 0.2}}, "convex", "proven"),
     "weight decay": ({"local": {"weight_decay": 0.2, "rate": 0.1}}, "strongly convex", "proven"),
     "server rate 0.5": ({"server": {"rate": 0.5}}, "convex", "proven"),
@@ -316,15 +318,15 @@ KINDS: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_of_training_forgets_and_verifies(tmp_path: Path, name: str) -> None:
     sections, regularity, level = KINDS[name]
-    # Networks are slow, and where distances may grow Psi soon leaves the range in which rounding is bounded.
+    # Networks are slow, and with growing distances Psi soon leaves the range of the rounding bound.
     rounds = 2 if regularity == "smooth" else 3 if name in ("mlp", "cnn") else 5
-    # A given rate: one found from the clients' data makes the level depend on who decided it.
+    # The rate is given, because a rate derived from clients' data makes the level depend on the client that set it.
     local = {"rate": "auto" if "largest" in name else 0.03, **sections.get("local", {})}
     run = sifu.train(small_spec(stop={"max_rounds": rounds}, **{**sections, "local": local}), run=tmp_path / "run")
     reader = run.reader()
     assert RunView(reader).regularities.measured.kind == regularity
     reader.close()
-    # Just enough noise for the last model, so that the level is that of noise and not of an exact restart.
+    # Just enough noise for the last model, so that noise determines the level and not an exact restart.
     probe = run.plan(["client-000", "client-001"], sigma=1e9)
     sigma = 1.01 * probe.psi * probe.multiplier
     plan = run.plan(["client-000", "client-001"], sigma=sigma)
@@ -350,7 +352,7 @@ def test_every_kind_of_training_forgets_and_verifies(tmp_path: Path, name: str) 
 
 
 def test_the_client_that_decided_the_rate_is_conditional_unless_training_begins_afresh(own_trained: Path) -> None:
-    """With local.rate = "auto" the least smooth client decides the rate; no other client's certificate suffers."""
+    """With local.rate = "auto" the least smooth client sets the rate; certificates of the others keep their level."""
     run = sifu.open_run(own_trained)
     smoothness = dict(query(own_trained, "SELECT name, smoothness FROM clients"))
     decides = max(smoothness, key=smoothness.__getitem__)
@@ -364,7 +366,7 @@ def test_the_client_that_decided_the_rate_is_conditional_unless_training_begins_
 
 
 def test_strong_convexity_lets_psi_fall_without_the_client(tmp_path: Path) -> None:
-    """With L < 1 everybody's Psi shrinks in rounds it misses."""
+    """With L < 1 every client's Psi shrinks in rounds without it."""
     spec = small_spec(
         local={"weight_decay": 1.0}, server={"participation": "poisson(0.3)"}, stop={"target": 0.0, "max_rounds": 30}
     )

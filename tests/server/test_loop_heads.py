@@ -1,4 +1,4 @@
-"""Closed-form heads and tuned networks in a server loop: the bits of one process, and exact forgetting."""
+"""Closed-form heads and tuned networks in a server loop: the bits of a single process, and exact forgetting."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODULE = "public_backbone:make"
 
 
 def head_spec(**sections: Any) -> dict[str, Any]:
-    """Return a spec of eight clients with a few digits each and a head on random features."""
+    """Return a spec with eight clients of a few digits each and a head on random features."""
     usual: dict[str, Any] = {
         "seed": 3,
         "data": {"clients": 8, "samples_per_client": 12, "preprocessing": "fixed"},
@@ -41,7 +41,7 @@ def head_spec(**sections: Any) -> dict[str, Any]:
 
 
 def tuned_spec(tune: str = "blocks", **sections: Any) -> dict[str, Any]:
-    """Return the spec of six clients and a head on twelve features that two groups tune."""
+    """Return a spec with six clients and a head on twelve features that two groups tune."""
     sifu.allow_code(MODULE)
     return head_spec(
         **{
@@ -57,7 +57,7 @@ def tuned_spec(tune: str = "blocks", **sections: Any) -> dict[str, Any]:
 
 
 class Federation:
-    """Clients with data of their own, the program between them and the loop, and the tasks it passed on."""
+    """Clients with their own data, the program between them and the loop, and the tasks it passed on."""
 
     def __init__(self, folder: Path, spec: dict[str, Any], without: tuple[str, ...] = (), **options: Any) -> None:
         data = [client for client in clients_from_spec(Spec.from_mapping(spec)) if client.name not in without]
@@ -71,12 +71,12 @@ class Federation:
         return sifu.ServerLoop(self.folder, self.spec, self.samples, sample_shape=self.shape, **self.options)
 
     def answers(self, task: Task) -> dict[str, Any]:
-        """Return the replies of honest clients, whose instructions travel as JSON."""
+        """Return the replies of honest clients; instructions are passed as JSON."""
         told = json.loads(json.dumps(task.instructions))
         return {name: self.clients[name].answer(arrays, told[name]) for name, arrays in task.models.items()}
 
     def serve(self, change: Change = lambda task, replies: replies) -> list[str]:
-        """Pass on tasks until all work is done; return their kinds."""
+        """Pass tasks on until all work is done; return their kinds."""
         self.tasks = []
         with self.loop() as server:
             while task := server.next():
@@ -350,7 +350,7 @@ def test_networks_are_tuned_as_in_one_process_and_blocks_forget_without_a_task(t
     sifu.train(tuned_spec(), run=tmp_path / "embedded")
     tuned, embedded = networks_of(fed.folder), networks_of(tmp_path / "embedded")
     assert tuned.keys() == embedded.keys() == {0, 1}
-    for group, vector in tuned.items():  # one process adds a round's models in another order, in float32
+    for group, vector in tuned.items():  # a single process adds a round's models in another order, in float32
         np.testing.assert_allclose(vector, embedded[group], rtol=0, atol=1e-6)
     np.testing.assert_allclose(head_of(fed.folder), head_of(tmp_path / "embedded"), rtol=0, atol=1e-3)
     assert [kind for kind in fed.forget("client-002") if kind != "evaluate"] == []
@@ -365,7 +365,7 @@ def test_networks_are_tuned_as_in_one_process_and_blocks_forget_without_a_task(t
         np.testing.assert_array_equal(vector, others[kept])
     whole = kept_sum(never.folder)
     assert kept_sum(fed.folder) == drop(whole, blocks, {group})
-    assert kept_sum(fed.folder) != whole  # a group that lost a member has a network in the counterfactual
+    assert kept_sum(fed.folder) != whole  # in the counterfactual, a group that lost a member still has a network
 
 
 def test_a_merge_of_tuned_networks_forgets_in_one_masked_sum(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A program that trains and forgets while it is killed, again and again: python killed_runs.py FOLDER JSON
+"""Program that trains and forgets while it is killed repeatedly: python killed_runs.py FOLDER JSON
 
 It imports everything once and then forks a child for every attempt, so that a kill costs milliseconds. A child
 is killed with SIGKILL either after a random time or at the n-th of the calls that touch the disk (fsync,
@@ -30,7 +30,7 @@ MOST_ATTEMPTS = 400
 
 
 class Countdown:
-    """Counter of the calls that touch the disk, which ends the process at the n-th."""
+    """Counter of the calls that touch the disk, which kills the process at the n-th."""
 
     def __init__(self, kill_at: int | None) -> None:
         self.count, self.kill_at = 0, kill_at
@@ -47,7 +47,7 @@ class Countdown:
 
 
 def attempt(folder: Path, job: dict[str, Any], kill_at: int | None = None, after: float | None = None) -> bool:
-    """Run the job in a child that is killed on the way; return whether it came to its end."""
+    """Run the job in a child that is killed on the way; return whether it finished."""
     child = os.fork()
     if child == 0:
         try:
@@ -82,7 +82,7 @@ def main() -> None:
     base, job = Path(sys.argv[1]), json.loads(sys.argv[2])
     training.COMMIT_SECONDS = group_training.COMMIT_SECONDS = job.get("commit_seconds", 0.0)
     prepare(base, job)
-    work(base / "uninterrupted", job)  # which also imports everything
+    work(base / "uninterrupted", job)  # this also imports everything
     calls, seconds = measure(base / "counted", job)
     chosen = random.Random(job["seed"])
     kills = 0
@@ -102,7 +102,7 @@ def main() -> None:
             kills += 1
         else:
             raise SystemExit("too many attempts")
-    # And one run each that is killed at a given call, at regular distances.
+    # One run each that is killed at a given call, at regular intervals.
     last = min(calls, job.get("last_call", calls))
     for call in range(job.get("first_call", 1), last + 1, job["every_call"]) if job["every_call"] else ():
         folder = base / f"call-{call}"

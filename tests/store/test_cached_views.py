@@ -57,7 +57,7 @@ def test_another_run_in_the_same_place_is_another_run(own_trained: Path, run_wit
 
 
 def test_psi_that_goes_on_from_what_was_known_is_the_replayed_one(run_with_requests: Path) -> None:
-    """Bit for bit, at every node of every history."""
+    """Psi computed incrementally equals the replayed one bit for bit, at every node of every history."""
     everyone = np.arange(12)
     warm = RunReader(run_with_requests)
     tips = [row.node.node for row in warm.node_rows()]
@@ -71,7 +71,7 @@ def test_psi_that_goes_on_from_what_was_known_is_the_replayed_one(run_with_reque
 
 
 def test_participations_that_were_read_are_only_added_to_by_ones_own_writes(own_trained: Path) -> None:
-    """New rows are found, rows of a transaction that was taken back are not kept, and a change by hand is seen."""
+    """New rows are found, rows of a rolled-back transaction are not kept, and manual changes are seen."""
 
     def as_read_now() -> list[tuple[float, ...]]:
         cold = RunReader(own_trained)
@@ -105,7 +105,7 @@ def test_participations_that_were_read_are_only_added_to_by_ones_own_writes(own_
 
 
 def test_a_second_plan_asks_no_client_for_its_rate_again(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value that follows from all clients together is computed once: for many clients it takes longer than a plan."""
+    """A value derived from all clients is computed once, because for many clients it takes longer than a plan."""
     from sifu.theory import regularity
 
     run = sifu.open_run(own_trained)

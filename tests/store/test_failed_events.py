@@ -1,4 +1,4 @@
-"""An event that cannot be recorded leaves the run as it was, and files that are not its own where they are."""
+"""Events that cannot be recorded: the run stays unchanged, and so do files of other events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 @contextmanager
 def never_committed(connection: sqlite3.Connection) -> Iterator[None]:
-    """Open a transaction that does all of its block, and cannot be committed."""
+    """Open a transaction that executes its block but cannot be committed."""
     with transaction(connection):
         yield
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -38,7 +38,7 @@ def never_committed(connection: sqlite3.Connection) -> Iterator[None]:
 def test_an_event_that_fails_takes_away_its_own_files_alone(
     own_trained: Path, monkeypatch: pytest.MonkeyPatch, committing: bool
 ) -> None:
-    """Unless it failed while it was being committed: then a crash may still bring the event back, so its files stay."""
+    """A failed event removes its own files, unless the commit failed: a crash may still bring that event back."""
     with RunWriter.open(own_trained) as writer:
         tip, node = writer.tip, 1 + max(writer.nodes_by_number())
         model, statistics = writer.load_model(tip), f"{node}.sum.statistics"
@@ -78,7 +78,7 @@ def test_an_event_that_fails_takes_away_its_own_files_alone(
 
 
 def test_a_file_that_was_dropped_since_is_not_missing(own_trained: Path) -> None:
-    """A verification reads one state of the run; its writer may have dropped files and ended before they are read."""
+    """A verification reads one state of the run; files that a writer has dropped since then do not count as missing."""
     with RunReader(own_trained) as reader, reader.snapshot():
         assert not [*check_models(reader), *check_updates(reader)]
         with RunWriter.open(own_trained) as writer:

@@ -1,4 +1,4 @@
-"""A full disk: a sentence, the last good state, and the same command continues later."""
+"""Full disks: a clear message, the last good state, and the same command continues later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sifu.store.projection import NewRows, insert_rows
 
 
 class FullDisk:
-    """os.fsync that says the disk is full from its n-th call on."""
+    """Replacement of os.fsync that reports a full disk from its n-th call on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fails_from: int, code: int = errno.ENOSPC) -> None:
         self.calls, self.fails_from, self.code = 0, fails_from, code
@@ -115,7 +115,9 @@ def test_a_database_that_cannot_grow(
 def test_what_a_failed_write_left_behind_is_no_tampering(
     monkeypatch: pytest.MonkeyPatch, own_trained: Path, cli: Command
 ) -> None:
-    """Model files are written before the transaction that names them; one that was never named is no erased model."""
+    """Model files are written before the transaction that names them; an unnamed one is not taken for a restored erased
+    model.
+    """
 
     def full(connection: sqlite3.Connection, rows: NewRows) -> None:
         insert_rows(connection, rows)
@@ -155,7 +157,7 @@ def test_other_failures_of_the_disk_end_in_a_sentence(
     assert answer.code != 0
     assert "Traceback" not in answer.err
     assert answer.err.startswith("sifu: ")
-    # The request itself may be in the ledger already; the history is as it was.
+    # The request itself may be in the ledger already; the history is unchanged.
     for table in ("nodes", "models", "subjects", "charges", "certificates"):
         assert dump(own_trained)[table] == before[0][table]
     assert cli("forget", own_trained).code == 0

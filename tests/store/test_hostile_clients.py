@@ -1,4 +1,4 @@
-"""Replies that no honest client sends: refused before they touch the model, recorded with the reason."""
+"""Replies that no honest client sends: refused before they touch the model, and recorded with the reason."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Corruption = Callable[[Reply], list[Reply]]
 
 
 class Evil:
-    """Object that looks like an array until it is touched."""
+    """Object that looks like an array until it is used."""
 
     def __array__(self, *_: Any) -> Any:
         raise AssertionError("code of a client ran")
@@ -118,11 +118,11 @@ STRAY: dict[str, tuple[Corruption, str]] = {
     "a client with code": (lambda reply: [reply, Reply(Evil(), reply.position, 10, reply.vector)], "unknown client"),
     "late": (lambda reply: [reply, Reply(reply.client, Position(0, 0), reply.samples, reply.vector)], "another round"),
 }
-"""Replies besides the honest one: the round has all its clients."""
+"""Replies in addition to the honest one: the round has all its clients."""
 
 
 class HostileFederation(SimulatedFederation):
-    """The embedded engine with one client that answers as `corrupt` says, in every round from the third on."""
+    """Embedded engine with one client whose replies `corrupt` changes, from the third round on."""
 
     corrupt: Corruption
 
@@ -153,7 +153,7 @@ PLACE = Position(0, 5)
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_reply_changes_nothing(name: str) -> None:
-    """The round ends bit for bit as if the client had not been there."""
+    """The round ends bit for bit as if the client had been absent."""
     corrupt, reason = BAD[name]
     engine = hostile(corrupt)
     model = engine.initial_model(0)
@@ -201,7 +201,7 @@ def test_by_default_the_round_stops_with_a_sentence(name: str) -> None:
 
 
 def test_honest_replies_make_the_round_of_the_engine_without_a_gate() -> None:
-    """Two routes through the arithmetic: replies averaged as models, and the vectorised engine."""
+    """Replies averaged as models agree with the vectorised engine up to rounding."""
     plain = federation(SimulatedFederation, ReplyRules("reply"))
     gated = hostile(lambda reply: [reply])
     model = plain.initial_model(0)
@@ -215,7 +215,7 @@ def test_honest_replies_make_the_round_of_the_engine_without_a_gate() -> None:
 
 @pytest.mark.parametrize("rule", ["reply", "round"])
 def test_a_client_whose_own_data_diverge_is_left_out(rule: Any) -> None:
-    """No harness: the embedded engine's own client returns NaN, since its data are enormous."""
+    """A client of the embedded engine with enormous data returns NaN and is left out."""
     from types import SimpleNamespace
 
     from sifu.engines.sim import LocalTraining
@@ -243,12 +243,12 @@ def test_a_run_with_a_hostile_client_is_recorded_and_verifies(tmp_path: Path, ru
     run = sifu.train(spec, run=tmp_path / "run", engine=engine)
     rows = query(tmp_path / "run", "SELECT round, client, reason, left_out FROM rejections WHERE reason = ?", (reason,))
     left_out = name not in STRAY
-    if name != "a forgotten client":  # no client is forgotten yet: client 0 is asked too, and its reply comes twice
+    if name != "a forgotten client":  # nobody is forgotten yet: client 0 is asked too, and its reply arrives twice
         assert [row[0] for row in rows] == list(range(2, 8))
         assert {row[3] for row in rows} == {int(left_out)}
     (outcome,) = run.forget(["client-000"], "first", sigma=0.5)
     premises = {row["name"] for row in run.certificate(outcome.request).body["premises"] if row["status"] == "assumed"}
-    # The engine that makes replies hostile is not sifu's own.
+    # The engine that makes replies hostile is not part of sifu.
     assert (outcome.level, premises) == ("conditional", {"replies", "engine"} if left_out else {"engine"})
     assert run.verify().problems == []
     assert verify(tmp_path / "run") == []
@@ -285,7 +285,7 @@ def test_whoever_changes_the_record_of_a_rejection_is_caught(tmp_path: Path) -> 
 @given(st.floats(0.01, 2.0), st.floats(0.5, 2.0), st.integers(0, 5))
 @settings(max_examples=examples(20), deadline=None, derandomize=True)
 def test_a_bound_on_updates_bounds_every_psi_beforehand(bound: float, rate: float, seed: int) -> None:
-    """Delta_c <= 2 g w_c U, whatever the clients send; the drifts are those the engine reports."""
+    """Delta_c <= 2 g w_c U holds whatever the clients send, for the drifts that the engine reports."""
     from sifu.theory.tracking import client_increments
 
     rng = np.random.default_rng(seed)

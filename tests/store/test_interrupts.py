@@ -1,4 +1,4 @@
-"""Interruptions inside one process: Ctrl-C between rounds, in a commit, and what a resumed run records."""
+"""Interruptions inside one process: Ctrl-C between rounds and in a commit, and the record of a resumed run."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ for _spec in SPECS.values():
 
 
 class StopAfterEachRound:
-    """A progress callback that presses Ctrl-C after every round."""
+    """Progress callback that presses Ctrl-C after every round."""
 
     def __call__(self, update: Progress) -> None:
         raise KeyboardInterrupt
 
 
 def until_done(step: Any) -> int:
-    """Call until it is not interrupted any more; return how often it was."""
+    """Call `step` until it is not interrupted; return the number of interruptions."""
     for number in range(200):
         try:
             step()
@@ -79,7 +79,7 @@ def test_a_run_interrupted_after_every_round_records_the_same(tmp_path: Path, na
 
 
 def interrupted_commit() -> bool:
-    """Press Ctrl-C in an uninterrupted block; return whether the block ended and the interrupt came after it."""
+    """Press Ctrl-C in an uninterrupted block; return whether the block finished before the interrupt."""
     finished = False
     try:
         with uninterrupted():
@@ -98,7 +98,7 @@ def test_an_interrupt_waits_for_the_end_of_a_commit() -> None:
 
 
 def test_an_interrupt_waits_also_when_another_thread_could_take_it() -> None:
-    """The kernel hands Ctrl-C to any thread that does not block it; torch and BLAS have threads of their own."""
+    """The kernel delivers Ctrl-C to any thread that does not block it, and torch and BLAS have their own threads."""
     ended = threading.Event()
     other = threading.Thread(target=ended.wait)
     other.start()
@@ -110,7 +110,7 @@ def test_an_interrupt_waits_also_when_another_thread_could_take_it() -> None:
 
 
 def test_an_interrupt_just_after_a_commit_commits_nothing_twice(tmp_path: Path, monkeypatch: Any) -> None:
-    """Ctrl-C lands after the transaction and before the pending rounds were let go of."""
+    """Ctrl-C arrives after the transaction but before the pending rounds are cleared."""
     from sifu.run import training
     from sifu.store.writer import RunWriter
 

@@ -1,4 +1,4 @@
-"""A disk that fails in the middle of a command: one clear line, nothing lost, and the same command continues later."""
+"""Failing disks in the middle of a command: one clear line, nothing lost, and the same command continues later."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def io_error(*arguments: Any, **named: Any) -> Any:
 
 
 class FailingStream(io.FileIO):
-    """A file that opens and cannot be read or written."""
+    """File that opens but cannot be read or written."""
 
     def readall(self) -> bytes:
         return io_error()  # type: ignore[no-any-return]
@@ -36,7 +36,7 @@ class FailingStream(io.FileIO):
 
 @contextmanager
 def failing_disk(monkeypatch: pytest.MonkeyPatch, how: str, at: int) -> Iterator[list[int]]:
-    """Let one kind of access fail from its n-th call on; yield the calls that failed."""
+    """Make one kind of access fail from its n-th call on; yield the calls that failed."""
     calls, failed = [0], []
 
     def fails() -> bool:
@@ -76,7 +76,7 @@ def failing_disk(monkeypatch: pytest.MonkeyPatch, how: str, at: int) -> Iterator
         yield failed
 
 
-# A request that is executed meets such a fault at every point in the crash matrix.
+# The crash matrix tries such faults at every point of an executed request.
 COMMANDS = {
     "request": ("request", "--clients", "client-001", "--id", "later"),
     "backup": ("backup",),
@@ -100,10 +100,10 @@ def test_a_disk_that_fails_is_one_line_and_loses_nothing(
             answer = cli(*arguments(at))
         if not failed:
             break
-        if answer.code == 0:  # it failed where nothing depends on it, after the work was recorded
+        if answer.code == 0:  # it failed after the work was recorded, where nothing depends on it
             break
         assert answer.code in (2, 5), answer.err
-        # One line says what went wrong; before it there may be warnings of what could not be cleared away.
+        # One line states the error; before it there may be warnings about files that could not be removed.
         assert sum(line.startswith("sifu: ") for line in answer.err.splitlines()) == 1, answer.err
         assert "Traceback" not in answer.err
         assert "unexpected" not in answer.err, answer.err
@@ -120,7 +120,7 @@ def test_a_disk_that_fails_is_one_line_and_loses_nothing(
 def test_a_model_that_cannot_be_read_is_named_and_kept(
     own_trained: Path, monkeypatch: pytest.MonkeyPatch, cli: Command
 ) -> None:
-    """EIO on a read of one file: it is not mistaken for a file that is missing, and nothing is deleted."""
+    """A file whose read fails with EIO is not reported as missing, and nothing is deleted."""
     names = sorted(path.name for path in (own_trained / "models").iterdir())
     real = os.open
 
