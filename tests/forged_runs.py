@@ -166,7 +166,7 @@ def sign_anew(folder: Path, *, run: str | None = None) -> str:
 
 
 def add_event(folder: Path, kind: str, payload: dict[str, Any]) -> None:
-    """Append a sealed event and change the tables accordingly."""
+    """Append a sealed event, signed with the key in the folder, and change the tables accordingly."""
     connection = connect(folder)
     seq, previous, time = connection.execute("SELECT seq, hash, time FROM events ORDER BY seq DESC LIMIT 1").fetchone()
     payload = dict(payload)

@@ -1,4 +1,4 @@
-"""Setup of every suite before its first test: Triton's interpreter, Ctrl-C, repeatable properties, room in memory."""
+"""Setup of every suite before its first test: Triton's interpreter, Ctrl-C, repeatable properties, runs in memory."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import tempfile
 from pathlib import Path
 
 if not Path("/dev/nvidia0").exists():
-    # Without a GPU its kernels run in Triton's interpreter, which has to be said before anything imports triton.
+    # Without a GPU its kernels run in Triton's interpreter, which must be set before anything imports triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    # `make test &` of a script starts us with Ctrl-C ignored, and children inherit that; some tests press it.
+    # `make test &` in a script starts the tests with Ctrl-C ignored, and children inherit that; some tests press it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from hypothesis import HealthCheck, settings
 
 
 def examples(most: int) -> int:
-    """Return the number of examples a property sees: a fifth of `most`, or all of them with SIFU_EXAMPLES=all."""
+    """Return the number of examples of a property: a fifth of `most`, or all of them with SIFU_EXAMPLES=all."""
     return most if os.environ.get("SIFU_EXAMPLES") == "all" else max(10, most // 5)
 
 
@@ -36,7 +36,7 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 
-# The real file of known keys is never touched: what a session shares has one, and every test has its own.
+# The real file of known keys is never touched: shared fixtures use this one, and every test has its own.
 KNOWN_KEYS = Path(tempfile.mkdtemp(prefix="sifu-known-keys-")) / "known_keys"
 os.environ["SIFU_KNOWN_KEYS"] = str(KNOWN_KEYS)
 atexit.register(shutil.rmtree, KNOWN_KEYS.parent, ignore_errors=True)
@@ -44,5 +44,5 @@ atexit.register(shutil.rmtree, KNOWN_KEYS.parent, ignore_errors=True)
 MEMORY = Path("/dev/shm")
 ROOM = 1 << 30
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM:
-    # A run waits for the disk at every event, some fifty times a request; nothing here needs to outlive the machine.
+    # A run syncs at every event, some fifty times per request; no test run needs to survive the machine.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))

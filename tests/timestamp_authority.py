@@ -1,4 +1,4 @@
-"""A timestamp authority (RFC 3161) made with openssl: a root, a certificate that may sign timestamps, and answers."""
+"""Timestamp authority (RFC 3161) made with openssl: a root, a certificate that may sign timestamps, and answers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make_authority(folder: Path) -> Path:
 
 
 def answer(folder: Path, question: bytes) -> bytes:
-    """Return the authority's answer to a question of RFC 3161. Every process has its own files, so several may ask."""
+    """Return the authority's answer to an RFC 3161 query. Files are named by process, so that several may ask."""
     own = str(os.getpid())
     (folder / f"{own}.cnf").write_text(CONFIG.format(folder=folder, serial=f"{own}.serial"))
     if not (folder / f"{own}.serial").exists():
@@ -65,7 +65,7 @@ def answer(folder: Path, question: bytes) -> bytes:
 
 
 def stamp(folder: Path, content: bytes) -> bytes:
-    """Return a timestamp of some content, asked for and answered."""
+    """Return a timestamp of some content."""
     own = str(os.getpid())
     (folder / f"{own}.content").write_bytes(content)
     _openssl(folder, "-query", "-data", f"{own}.content", "-sha256", "-cert", "-out", f"{own}.asked")

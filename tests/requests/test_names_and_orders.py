@@ -1,7 +1,7 @@
 """Forged names, orders and fields, written by a stranger or a dishonest operator.
 
-In the first half the forger has no key: a trigger under a table's name, a replaced model, names that lead out of the
-folder. In the second half the forger has the key and recomputes the whole chain.
+The first half adds a trigger under a table's name, replaces a model, and uses names that lead out of the folder. In the
+second half the forger rebuilds and signs the whole chain.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def problems(folder: Path) -> str:
     return "\n".join(verify_run(folder).problems)
 
 
-# -- without the key ---------------------------------------------------------------------------------------------
+# -- planted triggers, models and names --------------------------------------------------------------------------------
 
 
 def plant_trigger(folder: Path, name: str, body: str) -> None:
@@ -135,7 +135,7 @@ def test_a_request_received_by_an_unusable_id_is_named(own_run: Path) -> None:
     assert "which is not a usable id" in problems(own_run)
 
 
-# -- with the key ------------------------------------------------------------------------------------------------
+# -- rebuilt and signed chains -----------------------------------------------------------------------------------------
 
 
 def test_a_request_has_the_order_in_which_it_was_carried_out(

@@ -1,4 +1,4 @@
-"""A kill at any instant leaves a run that continues as if nothing had happened."""
+"""Kills at any instant: the run continues as if it had not been interrupted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ KEEPING_UPDATES = small_spec(privacy={"noise": "seeded"}, keep={"updates_every":
 
 
 def kill_repeatedly(folder: Path, **job: Any) -> dict[str, Any]:
-    """Run the program; return how often it killed."""
+    """Run the program; return its counts of kills."""
     wanted = {"requests": REQUESTS, "purge": False, "seed": 1, "runs": 0, "kills_a_run": 0, "every_call": 0, **job}
     ended = subprocess.run(
         [sys.executable, str(PROGRAM), str(folder), json.dumps(wanted)],
@@ -63,7 +63,7 @@ def kill_repeatedly(folder: Path, **job: Any) -> dict[str, Any]:
 
 
 def check_all_equal(folder: Path) -> int:
-    """Check that every killed run recorded what the uninterrupted one did, and verifies; return their number."""
+    """Check that every killed run verifies and recorded what the uninterrupted one did; return the number of runs."""
     reference = folder / "uninterrupted"
     expected = scalars(reference)
     assert verify_run(reference).problems == []
@@ -85,21 +85,23 @@ def test_killed_runs_end_like_uninterrupted_ones(tmp_path: Path, name: str) -> N
 
 
 def test_rounds_committed_in_groups_are_run_again(tmp_path: Path) -> None:
-    """With a commit at the end only, a kill takes every round with it; they come back bit for bit."""
+    """With a single commit at the end, a kill loses every round, and they are recomputed bit for bit."""
     result = kill_repeatedly(tmp_path, spec=SPECS["everyone"], runs=1, kills_a_run=4, seed=3, commit_seconds=1e9)
     assert result["kills"] >= 1
     assert check_all_equal(tmp_path) == 2
 
 
 def test_killed_runs_with_stored_updates_end_like_uninterrupted_ones(tmp_path: Path) -> None:
-    """Files of updates are written, replaced and deleted by every kind of request; none is lost, none is left."""
+    """Requests write, replace and delete update files; after kills none is lost and none is left over."""
     result = kill_repeatedly(tmp_path, spec=KEEPING_UPDATES, requests=REPLAYS, runs=2, kills_a_run=8, seed=5)
     assert result["kills"] >= 8
     assert check_all_equal(tmp_path) == 3
 
 
 def test_killed_runs_in_groups_end_like_uninterrupted_ones(tmp_path: Path) -> None:
-    """Separate rounds, the merge, requests, rebuilt groups, timestamps: a run recovers from any kill bit for bit."""
+    """After any kill in separate rounds, merges, requests, rebuilt groups or timestamps, the run
+    recovers bit for bit.
+    """
     pytest.importorskip("rfc3161_client")
     job = {"spec": LATER, "requests": MERGES, "rebuild": True, "timestamps": shutil.which("openssl") is not None}
     result = kill_repeatedly(tmp_path, **job, runs=2, kills_a_run=8, seed=6)
@@ -124,9 +126,9 @@ def test_a_kill_anywhere_in_a_run_with_stored_updates(tmp_path: Path, every: int
 @pytest.mark.parametrize("keep", ["clients", "sum"])
 @pytest.mark.parametrize("every", [1021, pytest.param(29, marks=pytest.mark.slow)])
 def test_killed_closed_form_runs_end_like_uninterrupted_ones(tmp_path: Path, keep: str, every: int) -> None:
-    """Clients join; statistics are written, subtracted and erased.
+    """Kills while clients join and statistics are written, subtracted and erased lose nothing.
 
-    The sum of those who stay is never lost and never holds more.
+    The sum of the remaining clients is never lost and never contains others.
     """
     spec = spec_for("closed_form", keep={"statistics": keep})
     requests = [
@@ -150,7 +152,7 @@ def test_many_random_kills(tmp_path: Path, name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_kill_while_the_run_is_being_created(tmp_path: Path, every: int) -> None:
-    """Until the database appears under its name the folder is no run; the same command makes it one."""
+    """Until the database has its final name the folder is not a run; the same command makes it one."""
     spec = small_spec(stop={"target": 0.0, "max_rounds": 1})
     result = kill_repeatedly(tmp_path, spec=spec, requests=[], every_call=every, last_call=140)
     assert result["kills"] >= 140 // every
@@ -167,7 +169,7 @@ def test_a_kill_at_every_sixteenth_call_that_touches_the_disk(tmp_path: Path, sh
 
 @pytest.mark.parametrize("runs", [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_killed_runs_with_system_noise_verify(tmp_path: Path, runs: int) -> None:
-    """The noise cannot be drawn again, so the runs differ; every one of them must verify."""
+    """The noise cannot be drawn again, so the runs differ, but each of them verifies."""
     result = kill_repeatedly(tmp_path, spec=small_spec(), runs=runs, kills_a_run=5, seed=7)
     assert result["kills"] >= 3 * runs
     for path in sorted(tmp_path.iterdir()):

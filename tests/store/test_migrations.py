@@ -1,4 +1,4 @@
-"""A run of an earlier schema is brought to today's: by numbered steps, all or none of them, and never by reading it."""
+"""Migration of runs with an earlier schema: by numbered steps, all or none of them, and never by a reader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sifu.store.database import is_copy_in_memory, schema_problems
 from sifu.store.writer import RunWriter
 
 FIRST = Path(__file__).with_name("schema_9.sql")
-"""The first schema that is read, as it was: not to be changed."""
+"""The first supported schema; the file must not change."""
 
 
 def version(folder: Path) -> int:
@@ -26,7 +26,7 @@ def version(folder: Path) -> int:
 
 
 def next_step(monkeypatch: pytest.MonkeyPatch, step: Callable[[sqlite3.Connection], None]) -> int:
-    """Add one migration more than there is; return the schema it leads to."""
+    """Add another migration; return the number of its schema."""
     number = migrations.schema_version() + 1
     monkeypatch.setitem(migrations.MIGRATIONS, number, step)
     return number

@@ -1,4 +1,4 @@
-"""A database that does not belong to its folder, or was changed by hand, is refused before anything is written."""
+"""Databases that do not belong to their folder or were changed by hand: refused before anything is written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def backup(folder: Path, target: Path) -> Path:
 
 
 def test_an_older_database_cannot_spend_a_budget_twice(own_trained: Path, tmp_path: Path) -> None:
-    """Forget, put the old database back, forget again: two releases at full budget, each `proven`."""
+    """Putting the old database back after a forget, to release twice at full budget, is refused."""
     older = backup(own_trained, tmp_path / "older.db")
     sifu.open_run(own_trained).forget(["client-001"], "first", sigma=1.0)
     put_back(own_trained, older)
@@ -81,7 +81,7 @@ def test_a_certificate_of_another_run_is_named(own_run: Path) -> None:
     ],
 )
 def test_nothing_is_built_on_records_changed_by_hand(own_trained: Path, change: str) -> None:
-    """Smaller drifts would let any noise pass for enough."""
+    """Records changed by hand, such as smaller drifts that would make any noise suffice, are refused."""
     connection = sqlite3.connect(own_trained / "run.db")
     with connection:
         connection.execute(change)
@@ -93,7 +93,7 @@ def test_nothing_is_built_on_records_changed_by_hand(own_trained: Path, change: 
 
 
 def test_a_folder_with_files_of_ones_own_is_left_alone(tmp_path: Path) -> None:
-    """`models` and `certificates` may be another program's folders: without our marker they are not ours to clear."""
+    """`models` and `certificates` without sifu's marker may belong to another program and are not cleared."""
     for name in ("models", "certificates"):
         (tmp_path / "mine" / name).mkdir(parents=True)
         (tmp_path / "mine" / name / "precious").write_text("mine")
@@ -103,7 +103,7 @@ def test_a_folder_with_files_of_ones_own_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_can_be_verified(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An auditor's copy; root may write anywhere, so the system's answer is replaced."""
+    """An auditor's read-only copy can be verified; root may write anywhere, so the system's answer is replaced."""
     connection = sqlite3.connect(own_run / "run.db")
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
@@ -126,7 +126,7 @@ def test_a_missing_key_is_noticed_before_the_work(own_trained: Path) -> None:
 def test_a_run_whose_database_is_gone_is_never_trained_over(
     own_run: Path, tmp_path: Path, cli: Command, command: str
 ) -> None:
-    """The remaining files may be all there is of its certificates and models; no message says to remove them."""
+    """The remaining files may be the only copies of certificates and models, so no message advises removing them."""
     (own_run / "run.db").unlink()
     before = files_of(own_run)
     if command == "train":
@@ -143,7 +143,7 @@ def test_a_run_whose_database_is_gone_is_never_trained_over(
 
 @pytest.mark.parametrize("left", ["operator.key", "models", "updates", "statistics", "run.db-wal", "head"])
 def test_whatever_is_left_of_a_run_is_not_advised_to_be_removed(tmp_path: Path, cli: Command, left: str) -> None:
-    """One thing that only a run has is enough; the rest of it may have been lost with the database."""
+    """One file that only a run has is enough to protect a folder; the rest may have been lost with the database."""
     folder = tmp_path / "run"
     folder.mkdir()
     if left in ("models", "updates", "statistics"):

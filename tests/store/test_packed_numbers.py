@@ -1,4 +1,4 @@
-"""Packed numbers: the same numbers again, for every width, and nothing from damaged content."""
+"""Packed numbers: unpacked unchanged for every width, and refused if damaged."""
 
 from __future__ import annotations
 

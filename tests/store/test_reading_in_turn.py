@@ -1,4 +1,4 @@
-"""Many threads read participations at once: each gets all of them, and none waits forever for a turn."""
+"""Many threads that read participations at once: each gets all of them, and none waits forever."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_threads_read_the_same_rows_in_turn(trained_run: Path) -> None:
 
 def test_a_view_keeps_its_reader_while_another_thread_looks(trained_run: Path) -> None:
     run = sifu.open_run(trained_run)
-    with run.reader() as open_throughout:  # the files of the database stay as they are
+    with run.reader() as open_throughout:  # keeps the database files open
         open_throughout.requests()
         _look_twice_at_once(run)
 
@@ -49,7 +49,7 @@ def _look_twice_at_once(run: sifu.Run) -> None:
 
     others: list[tuple[bool, int]] = []
     with run.view() as view:
-        assert view is kept  # what was worked out is used again
+        assert view is kept  # the computed view is reused
         reader, thread = view.reader, threading.Thread(target=look)
         thread.start()
         thread.join()

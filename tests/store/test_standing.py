@@ -55,7 +55,7 @@ def test_the_gain_is_that_of_counting_without_them(trained: Path) -> None:
     names = [f"client-{k:03d}" for k in worst]
     assert forecast_of(trained, *names).gain == pytest.approx(gain)
     tip = RunView(sifu.open_run(trained).reader()).path.tip
-    # Without those who are served worst the target is nearer.
+    # Without the clients of lowest accuracy the target is nearer.
     assert forecast_of(trained, *names).expected(tip, 0.2) < forecast_of(trained).expected(tip, 0.2)
     assert standing.gain_without(set(range(30))) == 0.0
 
@@ -96,7 +96,9 @@ def test_nothing_of_the_forgotten_stays(trained: Path, tmp_path: Path, retention
 
 
 def test_an_erasure_that_was_cut_short_takes_the_standing_along(trained: Path, tmp_path: Path) -> None:
-    """Killed between the event of a strict request and its last steps: the next to open the run finishes them."""
+    """After a kill between the event of a strict request and its last steps, the next opening of
+    the run finishes them.
+    """
     folder = copy_run(trained, tmp_path / "run")
     kept = (folder / STANDING_FILE).read_bytes()
     sifu.open_run(folder).forget(["client-003"], sigma=0.3, retention="strict")

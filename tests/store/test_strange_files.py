@@ -1,6 +1,6 @@
-"""Links, pipes and folders where a regular file belongs: named and refused, never followed and never waited for.
+"""Links, pipes and folders in place of regular files: named and refused, never followed, never waited for.
 
-Every test would hang or write elsewhere without its defence, so each reads and writes under a limit of time.
+Without the defences these tests would hang or write elsewhere, so each has a time limit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sifu.store.writer import RunWriter
 
 @pytest.fixture(autouse=True)
 def limited() -> Iterator[None]:
-    """End the test instead of waiting for ever."""
+    """End the test instead of waiting forever."""
 
     def too_long(number: int, frame: object) -> None:
         raise TimeoutError("it waits for something that never comes")
@@ -93,7 +93,7 @@ def test_what_is_not_a_regular_file_is_named_and_nothing_is_done(own_trained: Pa
 
 @pytest.mark.parametrize("name", ["models", "updates", "certificates"])
 def test_a_folder_of_ours_is_no_link(own_trained: Path, tmp_path: Path, name: str) -> None:
-    """Files named like ours would be deleted there, and certificates written."""
+    """In a linked folder, files with sifu's names would be deleted and certificates written elsewhere."""
     elsewhere = (own_trained / name).rename(tmp_path / "elsewhere")
     (own_trained / name).symlink_to(elsewhere)
     (elsewhere / "123.safetensors").write_text("another program's")
@@ -104,7 +104,7 @@ def test_a_folder_of_ours_is_no_link(own_trained: Path, tmp_path: Path, name: st
 
 
 def test_what_is_no_letter_keeps_nobody_busy(own_trained: Path) -> None:
-    """A file that is never ingested must not look as if a request had come: training would stop for it for ever."""
+    """A file that is never ingested does not look like a request; otherwise training would stop for it forever."""
     (own_trained / "inbox").mkdir(exist_ok=True)
     (own_trained / "inbox" / "note.json").write_text("{}")
     assert not any_messages(own_trained)
@@ -119,7 +119,7 @@ def test_plans_do_not_wait_for_a_pipe(own_trained: Path) -> None:
 
 
 def test_a_file_that_was_there_first_gets_nothing_of_ours(own_trained: Path, tmp_path: Path) -> None:
-    """A backup or an export has a temporary file of a known name; another process made it first and holds it open."""
+    """Backups and exports never write into an existing temporary file that another process may hold open."""
     for name in ("b.zip", "b.zip.db", "m.safetensors"):
         (tmp_path / f".tmp-{name}").write_text("mine")
         (tmp_path / f".tmp-{name}").chmod(0o666)

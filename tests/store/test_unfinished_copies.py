@@ -1,4 +1,4 @@
-"""A backup or restore that is killed leaves no copy of the operator's key behind, whatever comes next."""
+"""Killed backups and restores: no copy of the operator's key stays behind."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ CALLS = ("open", "fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
 
 
 class KilledError(BaseException):
-    """End of the process: nothing after it touches the disk, no cleaning up either."""
+    """End of the process: no later call touches the disk, not even cleaning up."""
 
 
 @contextmanager
 def killed_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
-    """Fail every file-system call from the n-th on, as if the process had ended there; yield a counter of the calls."""
+    """Fail every file-system call from number `number` on, as after a kill; yield a counter of the calls."""
     count = 0
 
     def counted(real: Any) -> Any:
@@ -50,7 +50,7 @@ def killed_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 
 def holding_the_key(place: Path, key: bytes) -> list[str]:
-    """Return files below a folder that hold the private key, wherever in the file."""
+    """Return the files below a folder that contain the private key."""
     return sorted(
         path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file() and key in path.read_bytes()
     )
@@ -82,17 +82,17 @@ def test_a_backup_killed_at_every_step_leaves_no_key(
         left = [path for path in elsewhere.glob(".tmp-*") if key in path.read_bytes()]
         if left:
             seen += 1
-            # Named before it is taken away ...
+            # The copy is named before it is deleted ...
             notes = " ".join(verify_run(own_trained).notes)
             assert left[0].name in notes
-        # ... by the next command that writes, which has nothing to do with backups.
+        # ... by the next writing command, which has nothing to do with backups.
         RunWriter.open(own_trained).close()
         finished = [f"elsewhere/{number}.zip"] if backup.exists() else []
         assert holding_the_key(tmp_path, key) == [*finished, "own-trained/operator.key"], number
         backup.unlink(missing_ok=True)
         assert not (own_trained / COPYING_FILE).exists()
         assert verify_run(own_trained).leftovers == []
-    assert seen >= 2  # the search finds what is there
+    assert seen >= 2  # control: the search finds copies
 
 
 @pytest.mark.long
@@ -115,7 +115,7 @@ def test_a_restore_killed_at_every_step_leaves_no_key(
             restore(backup, target)
         there = [f"{name}/operator.key" for name in ("second", "whole")]
         seen += len(holding_the_key(place, key)) > len(there)
-        # A writer of a run next to it, whatever its name, takes it away.
+        # A writer of any neighbouring run deletes it.
         RunWriter.open(place / "whole").close()
         finished = [f"{target.name}/operator.key"] if target.exists() else []
         assert holding_the_key(place, key) == sorted(there + finished), number
@@ -126,7 +126,7 @@ def test_a_restore_killed_at_every_step_leaves_no_key(
 
 
 def die_at(number: int) -> None:
-    """End this process with SIGKILL at its n-th file-system call."""
+    """Kill this process with SIGKILL at its n-th file-system call."""
     left = iter(range(number - 1, -1, -1))
 
     def counted(real: Any) -> Any:
@@ -145,7 +145,7 @@ def die_at(number: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("command", ["backup", "restore"])
 def test_a_killed_process_leaves_no_key(own_trained: Path, tmp_path: Path, command: str) -> None:
-    """Real kills, in forked children."""
+    """Real kills in forked children leave no key behind."""
     key = (own_trained / "operator.key").read_bytes()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -172,7 +172,7 @@ def test_a_killed_process_leaves_no_key(own_trained: Path, tmp_path: Path, comma
 
 
 def test_a_copy_that_a_process_is_at_work_on_stays(own_trained: Path, tmp_path: Path) -> None:
-    """A restoration next to a run that is being written to is not disturbed; nor is another program's file."""
+    """A writer disturbs neither a restoration in progress next to its run nor another program's file."""
     sifu.open_run(own_trained).backup(tmp_path / "b.zip")
     (tmp_path / ".tmp-sifu-mine").write_text("mine")
     (tmp_path / ".tmp-other").write_text("mine")
@@ -185,7 +185,7 @@ def test_a_copy_that_a_process_is_at_work_on_stays(own_trained: Path, tmp_path: 
 
 
 def test_a_stranger_s_note_deletes_nothing(own_trained: Path, tmp_path: Path) -> None:
-    """The file `copying` of a folder from a stranger can name nothing but an unfinished copy."""
+    """The `copying` file of a stranger's folder can name only unfinished copies."""
     precious = tmp_path / "elsewhere" / ".tmp-precious"
     precious.parent.mkdir()
     precious.write_text("mine")
@@ -197,7 +197,7 @@ def test_a_stranger_s_note_deletes_nothing(own_trained: Path, tmp_path: Path) ->
 
 
 def test_a_copy_out_of_reach_is_named_until_it_is_gone(own_trained: Path, tmp_path: Path, cli: Command) -> None:
-    """The disk of an interrupted backup is not mounted: verify and purge say so, and the note stays."""
+    """If the disk of an interrupted backup is not mounted, verify and purge report the copy, and its note stays."""
     path = tmp_path / "disk" / ".tmp-sifu-backup-0123456789abcdef"
     (own_trained / COPYING_FILE).write_text(f"{path}\n")
     sifu.open_run(own_trained).forget(["client-000"], sigma=0.5)
@@ -212,7 +212,7 @@ def test_a_copy_out_of_reach_is_named_until_it_is_gone(own_trained: Path, tmp_pa
 
 
 def test_a_key_that_was_being_written_is_taken_away(own_trained: Path) -> None:
-    """A rotation killed while it wrote the new key."""
+    """A key left by a rotation that was killed while writing it is deleted."""
     (own_trained / ".tmp-operator.key.new-00").write_text("half a key")
     RunWriter.open(own_trained).close()
     assert list(own_trained.glob(".tmp-*")) == []

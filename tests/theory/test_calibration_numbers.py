@@ -28,11 +28,11 @@ EPSILONS = (1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0)
 DELTAS = (1e-12, 1e-9, 1e-6, 1e-5, 1e-3, 0.01, 0.1, 0.5, 0.9)
 BUDGETS = [(epsilon, delta) for epsilon in EPSILONS for delta in DELTAS]
 CORNERS = [(1e-6, 1e-12), (1e-6, 1e-30), (1e-4, 1e-12), (1e-4, 1e-100), (0.1, 1.0 - 1e-6), (10.0, 1.0 - 1e-12)]
-"""Budgets at which the two terms of delta cancel, or delta is close to 1: hard for float64, allowed all the same."""
+"""Budgets that are valid but hard for float64: the two terms of delta cancel, or delta is close to 1."""
 
 
 def precise_delta(epsilon: float, multiplier: float) -> mpmath.mpf:
-    """Return Balle & Wang's delta to 50 digits after all cancellation, from the very floats given."""
+    """Return Balle & Wang's delta to 50 digits after all cancellation, from exactly the given floats."""
     with mpmath.workdps(150):
         eps, s = mpmath.mpf(epsilon), mpmath.mpf(multiplier)
         return +(mpmath.ncdf(1 / (2 * s) - eps * s) - mpmath.exp(eps) * mpmath.ncdf(-1 / (2 * s) - eps * s))
@@ -49,14 +49,16 @@ def test_golden_multipliers() -> None:
 def test_golden_attack() -> None:
     mu = 1.0 / exact_multiplier(10, 0.01)
     assert round(true_positive_rate(mu, 0.01), 2) == 0.70
-    # The best test simulated: threshold at the 1 % quantile; 10^6 draws know 0.7 to 5e-4 (one sigma).
+    # Simulation of the best test, with its threshold at the 1 % quantile; 10^6 draws have a standard error of 5e-4.
     draws = np.random.default_rng(1).standard_normal(1_000_000)
     threshold = 2.3263478740408408
     assert np.mean(draws + mu > threshold) == pytest.approx(true_positive_rate(mu), abs=2.5e-3)
 
 
 def test_two_full_budget_releases_reach_a_quarter() -> None:
-    """docs/theory.md, section 8.1: two releases of which the latest alone is counted really reach delta 0.248."""
+    """Two full-budget releases of which only the latest is counted really reach delta 0.248 (docs/theory.md, section
+    8.1).
+    """
     s = exact_multiplier(10, 0.01)
     assert round(delta_reached(10, s / math.sqrt(2.0)), 3) == 0.248
 
@@ -71,7 +73,7 @@ def test_golden_momentum_steps(steps: int, golden: float) -> None:
 
 
 def precise_momentum_step(steps: int, momentum: float) -> float:
-    """Return x_max with 50 digits, by the formula of docs/theory.md, section 5.6 written out entry by entry."""
+    """Return x_max to 50 digits, by the formula of docs/theory.md, section 5.6, entry by entry."""
     with mpmath.workdps(50):
         rho = mpmath.mpf(momentum)
 
@@ -98,7 +100,7 @@ def test_momentum_step_is_rounded_down(steps: int, momentum: float) -> None:
 
 @pytest.mark.parametrize(("epsilon", "delta"), BUDGETS)
 def test_agrees_with_dp_accounting(epsilon: float, delta: float) -> None:
-    """Their root finder stops at about 1e-6 of sigma where delta is tiny, so that is the tolerance."""
+    """dp-accounting's root finder stops at about 1e-6 of sigma if delta is tiny, which sets the tolerance."""
     assert exact_multiplier(epsilon, delta) == pytest.approx(get_sigma_gaussian(epsilon, delta, tol=1e-12), rel=2e-6)
 
 
@@ -107,11 +109,11 @@ def test_never_too_small_against_fifty_digits(epsilon: float, delta: float) -> N
     s = exact_multiplier(epsilon, delta)
     assert precise_delta(epsilon, s) <= delta
     wasted = 1e-4 if (epsilon, delta) in CORNERS else 1e-8
-    assert precise_delta(epsilon, s * (1.0 - wasted)) > delta  # and not wasteful
+    assert precise_delta(epsilon, s * (1.0 - wasted)) > delta  # and hardly more than necessary
 
 
 def test_control_the_multiplier_without_its_margin_is_caught() -> None:
-    """The same check refuses a multiplier that is 1e-7 too small, at every budget of the grid."""
+    """Negative control: the same check refuses a multiplier that is 1e-7 too small, at every budget of the grid."""
     for epsilon, delta in BUDGETS:
         assert precise_delta(epsilon, exact_multiplier(epsilon, delta) * (1.0 - 1e-7)) > delta
 
@@ -143,7 +145,7 @@ def test_epsilon_is_recovered(epsilon: float, delta: float) -> None:
 
 
 def test_epsilon_zero_is_allowed_for_the_exact_root() -> None:
-    """delta = 2 Phi(1/(2s)) - 1 at epsilon = 0."""
+    """At epsilon = 0 the exact root solves delta = 2 Phi(1/(2s)) - 1."""
     s = exact_multiplier(0.0, 0.01)
     assert precise_delta(0.0, s) <= 0.01
     assert s == pytest.approx(39.894, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Theory that holds if every local step is clipped (docs/theory.md, section 5.9), on random losses."""
+"""Theory of clipped local steps (docs/theory.md, section 5.9), on random losses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class ClippedTraining:
         return model
 
     def lengths(self, start: float, of_gradient: Callable[[float], float]) -> float:
-        """Take the same steps on lengths, all pointing the worst way; `of_gradient` bounds a step's direction."""
+        """Return the length after the same steps if all point the worst way; `of_gradient` bounds a
+        step's direction.
+        """
         length, velocity = start, 0.0
         for _ in self.gradients:
             direction = of_gradient(length)
@@ -56,7 +58,7 @@ def clipped(gradient: Vector, clip: float) -> Vector:
 
 
 def random_training(generator: np.random.Generator) -> tuple[ClippedTraining, Vector, Vector]:
-    """Draw losses sum log cosh(A x - b), convex and smooth, another one each step; two models to start from."""
+    """Draw smooth convex losses sum log cosh(A x - b), a new one for each step, and two starting models."""
     size, steps = int(generator.integers(1, 5)), int(generator.integers(1, 8))
     matrices = generator.normal(size=(steps, size, size)) * 3.0
     shifts = generator.normal(size=(steps, size))
@@ -104,7 +106,9 @@ def test_drifts_within_twice_the_reach(seed: int) -> None:
 
 @pytest.mark.parametrize("rate", [1e-3, 0.01, 0.1, 0.2])
 def test_control_a_clipped_step_on_a_convex_loss_expands(rate: float) -> None:
-    """Unclipped, eta <= 2/beta = 0.222 never expands; clipped, every rate does."""
+    """Negative control: an unclipped step with eta <= 2/beta = 0.222 never expands, but a clipped one does at every
+    rate.
+    """
     curvature, here = np.array([1.0, 9.0]), np.array([9.0, 1.0])
     there = here + 1e-4 * np.array([0.901, 0.434])
     plain = (here - rate * curvature * here) - (there - rate * curvature * there)

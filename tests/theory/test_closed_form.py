@@ -1,4 +1,4 @@
-"""Closed-form heads: integers that forget to the bit, heads and penalties against independent ways to compute them."""
+"""Closed-form heads: exact integer sums, and heads and penalties against independent computations."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ OPERATIONS = st.lists(
 
 
 def follow(operations: list[Operation]) -> tuple[Statistics, Floats, dict[int, tuple[Floats, Floats]]]:
-    """Apply joins, leaves and lost records in this order; return the running sum, a float64 sum, and what is left."""
+    """Apply joins, leaves and lost records in order; return the running sum, a float64 sum, and the remaining data."""
     held: dict[int, tuple[Floats, Floats]] = {}
     sums, floats = Statistics.empty(FIXED), np.zeros((FIXED.width, FIXED.width))
     for kind, client, seed in operations:
@@ -104,7 +104,7 @@ def follow(operations: list[Operation]) -> tuple[Statistics, Floats, dict[int, t
 
 
 def never_had_it(held: dict[int, tuple[Floats, Floats]]) -> Statistics:
-    """Return the sum of a federation of what is left, which never saw anything else."""
+    """Return the sum of a federation that only ever had these data."""
     return total(FIXED, (statistics_of(FIXED, *held[client]) for client in sorted(held)))
 
 
@@ -144,7 +144,7 @@ def test_neither_order_nor_pieces_matter(seed: int, count: int, data: st.DataObj
 
 
 def test_samples_are_cut_into_blocks_that_are_exact() -> None:
-    """24 bits: 32 samples fill 2^53 many times over, and a single float64 product would round."""
+    """With 24 bits, 32 samples exceed 2^53 many times over, so a single float64 product would round."""
     fixed = replace(FIXED, feature_bits=22, norm=20.0)
     phi = np.random.default_rng(1).normal(size=(64, 4))
     phi *= 20.0 / np.linalg.norm(phi, axis=1, keepdims=True)
@@ -169,7 +169,7 @@ def test_words_and_digest_have_the_documented_form() -> None:
 
 
 def test_words_add_up_modulo_2_to_the_64() -> None:
-    """Masks rely on this: words may wrap around on the way, and the sum is still right."""
+    """Words may wrap around in between, and their sum is still right, which masks rely on."""
     parts = [statistics_of(FIXED, *samples(5, seed)) for seed in range(3)]
     mask = np.random.default_rng(0).integers(2**64, size=parts[0].words.size, dtype=np.uint64)
     words = parts[0].words.view(np.uint64) + mask + parts[1].words.view(np.uint64)
@@ -226,7 +226,7 @@ def test_what_does_not_belong_is_refused() -> None:
 
 
 def changed(kind: Flaw) -> Statistics:
-    """Return honest statistics with one lie in them."""
+    """Return honest statistics with one flaw."""
     honest = statistics_of(FIXED, *samples(40, 5))
     gram, cross = honest.gram.copy(), honest.cross.copy()
     count, energy = honest.samples, honest.target_energy
@@ -249,7 +249,7 @@ def changed(kind: Flaw) -> Statistics:
             gram[0, 0] += 2 * count * FIXED.row_limit
         case Flaw.CAUCHY_SCHWARZ:
             gram[0, 1] = gram[1, 0] = int(np.sqrt(float(gram[0, 0]) * float(gram[1, 1]))) + 2
-        case Flaw.SEMI_DEFINITE:  # pairs are possible, all three together are not
+        case Flaw.SEMI_DEFINITE:  # each pair is possible, but not all three together
             for row, column in ((0, 1), (1, 2), (0, 2)):
                 entry = int(0.9 * np.sqrt(float(gram[row, row]) * float(gram[column, column])))
                 gram[row, column] = gram[column, row] = -entry
@@ -272,12 +272,12 @@ def test_hostile_statistics_are_refused_and_named(flaw: Flaw) -> None:
 @given(st.integers(0, 60), st.integers(0, 2**32), st.integers(0, 3))
 def test_honest_statistics_pass_even_where_they_are_singular(count: int, seed: int, copies: int) -> None:
     phi, targets = samples(count, seed)
-    phi[:, :copies] = phi[:, 3:]  # the same feature again, and again
+    phi[:, :copies] = phi[:, 3:]  # copies of the same feature
     phi *= 0.5
     assert find_flaw(statistics_of(FIXED, phi, targets)) == (None, "")
 
 
-# ---- a negative direction, by both ways to look for one
+# ---- negative directions, by both methods
 
 WIDE = FixedPoint(features=60, outputs=1)
 TOLERANCE = 4.0 * WIDE.width**2 * np.finfo(np.float64).eps
@@ -290,7 +290,7 @@ def smallest_eigenvalue(gram: Integers) -> float:
 
 
 def wide_gram(count: int, seed: int) -> Integers:
-    """Return G of a few samples with many features, some of which are small, nearly alike, or equal."""
+    """Return G of a few samples with many features, some of them small, nearly equal, or equal."""
     phi = np.random.default_rng(seed).normal(size=(count, WIDE.features)) * np.logspace(-2, 0, WIDE.features)
     phi[:, :10] = phi[:, 40:50] * (1.0 + 1e-4 * np.arange(10))
     phi *= 0.9 * WIDE.norm / np.linalg.norm(phi, axis=1, keepdims=True)
@@ -314,7 +314,9 @@ def test_data_have_no_negative_direction_by_either_way(count: int, seed: int) ->
 def test_a_negative_direction_is_refused_wherever_it_lies(
     count: int, seed: int, magnitude: float, data: st.DataObject
 ) -> None:
-    """A pair of entries moved by 10^magnitude of what its squares allow: the smallest eigenvalue decides."""
+    """A pair of entries moved by 10^magnitude of what its squares allow is refused according to the smallest
+    eigenvalue.
+    """
     gram = wide_gram(count, seed).copy()
     row, column = data.draw(st.lists(st.integers(0, WIDE.features), min_size=2, max_size=2, unique=True))
     room = np.sqrt(float(gram[row, row])) * np.sqrt(float(gram[column, column]))
@@ -330,13 +332,13 @@ def test_a_negative_direction_is_refused_wherever_it_lies(
 
 
 def test_what_is_left_beside_the_pivots_counts() -> None:
-    """After one pivot only off-diagonal entries are left: squares that are zero allow none."""
+    """After one pivot only off-diagonal entries remain, and zero squares allow none."""
     gram = np.full((20, 20), 100, dtype=np.int64)
     assert is_semi_definite(gram, 1)
     gram[3, 7] = gram[7, 3] = 99
     assert not is_semi_definite(gram, 1)
     assert not is_semi_definite(gram, 20)
-    # More directions than samples, all of them positive: the second way decides.
+    # More positive directions than samples: the second method decides.
     assert is_semi_definite(np.diag(np.arange(1, 41)), 1)
 
 
@@ -361,7 +363,7 @@ def test_the_head_is_that_of_other_libraries() -> None:
 
 @pytest.mark.parametrize(("count", "features"), [(300, 6), (40, 39), (30, 60), (8, 1)])
 def test_cross_validation_needs_only_the_sums(count: int, features: int) -> None:
-    """The sums agree with generalised cross-validation on the design matrix itself, whose hat matrix has n rows."""
+    """The sums agree with generalised cross-validation on the design matrix, whose hat matrix has n rows."""
     fixed = FixedPoint(features=features, outputs=3)
     phi, targets = samples(count, 11, fixed)
     statistics = statistics_of(fixed, phi, targets)
@@ -388,7 +390,7 @@ def test_the_penalty_is_chosen_by_those_who_stay() -> None:
 
 @pytest.mark.parametrize("relative", [1e-7, 1e-3, 10.0])
 def test_wide_heads_solve_the_same_equations(relative: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More samples than features, fewer, and features that are zero in every sample."""
+    """Wide heads agree for more samples than features, for fewer, and for features that are zero in every sample."""
     for count, features, zeros in ((200, 40, 0), (20, 40, 0), (200, 40, 5)):
         fixed = FixedPoint(features=features, outputs=3)
         phi, targets = samples(count, 7, fixed)
@@ -398,7 +400,7 @@ def test_wide_heads_solve_the_same_equations(relative: float, monkeypatch: pytes
         monkeypatch.setattr(ridge, "WIDE", features - 1)
         wide = fit_head(statistics, relative)
         monkeypatch.undo()
-        assert not np.array_equal(wide.weights, narrow.weights)  # or the other solver was not used
+        assert not np.array_equal(wide.weights, narrow.weights)  # otherwise the other solver was not used
         np.testing.assert_allclose(wide.weights, narrow.weights, rtol=0.0, atol=1e-7 * np.abs(narrow.weights).max())
         assert wide.residual <= 1e-9
 

@@ -1,4 +1,4 @@
-"""Groups: the hash looks at names alone, a merge is the weighted mean to the last bit."""
+"""Groups: the hash uses only names, and a merge is the weighted mean to the last bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_nobody_changes_groups_when_others_leave(clients: set[int], leaving: set
 
 def test_groups_are_about_equal_and_depend_on_the_key() -> None:
     sizes = [len(group) for group in members_by_group(KEY, NAMES, range(2000), 10)]
-    # A binomial count of mean 200 and deviation 13.4: five deviations are left about once in a million.
+    # A binomial count with mean 200 and deviation 13.4 exceeds five deviations about once in a million.
     assert all(abs(size - 200) < 5 * math.sqrt(2000 * 0.1 * 0.9) for size in sizes)
     other = bytes(KEY_BYTES)
     moved = sum(group_of(KEY, name, 10) != group_of(other, name, 10) for name in NAMES)
@@ -57,7 +57,7 @@ def test_a_moved_merge_is_the_line_through_fresh_and_mean(seed: int, stretch: fl
 
 
 def test_variances_stay_variances() -> None:
-    """BatchNorm begins with variances of one; a mean of small ones would be moved below zero."""
+    """Scaling keeps variances of BatchNorm, which start at one, from becoming negative."""
     assert move_on(np.array([0.05, 0.5, -0.1]), np.array([1.0, 1.0, 1.0]), 1.25).tolist() == [0.05, 0.375, -0.375]
 
 
@@ -68,7 +68,9 @@ def test_groups_without_samples_count_alike() -> None:
 
 
 def test_groups_left_is_the_mean_over_random_leavers() -> None:
-    """Groups not hit by q leavers, each in a random group: 40,000 draws, three standard errors."""
+    """The expected number of groups without leavers agrees with 40,000 draws of q leavers, within three standard
+    errors.
+    """
     rng = np.random.default_rng(5)
     hit = rng.integers(0, 10, size=(40_000, 5))
     left = 10 - np.array([len(set(row)) for row in hit.tolist()])

@@ -20,7 +20,7 @@ PSI = st.one_of(st.just(0.0), st.floats(0.0, 1e7))
 
 @given(LEVELS, st.data())
 def test_crossing_is_what_it_says(levels: list[float], data: st.DataObject) -> None:
-    """Psi(n) <= level < Psi(n+1) for some client and level, by brute force; levels themselves are drawn too."""
+    """`crosses_a_level` agrees with Psi(n) <= level < Psi(n+1) by brute force, also at the levels themselves."""
     values = st.one_of(PSI, st.sampled_from(levels))
     pairs = data.draw(st.lists(st.tuples(values, values), max_size=5))
     before = np.array([min(pair) for pair in pairs])
@@ -30,7 +30,7 @@ def test_crossing_is_what_it_says(levels: list[float], data: st.DataObject) -> N
 
 
 def test_control_crossing_at_the_level_itself() -> None:
-    """Psi = level is still within: strict and loose sides must not be swapped."""
+    """Negative control: Psi = level does not cross yet, so strict and loose comparisons must not be swapped."""
     level = np.array([1.0])
     assert crosses_a_level(level, np.array([1.0]), np.array([1.5]))
     assert not crosses_a_level(level, np.array([0.5]), np.array([1.0]))
@@ -41,7 +41,7 @@ def test_control_crossing_at_the_level_itself() -> None:
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.01, 3.0))
 def test_one_level_keeps_at_most_one_model_a_client(seed: int, share: float) -> None:
-    """This holds with L >= 1, and what is kept is enough: every client's request finds the node it wants."""
+    """With L >= 1 each client keeps at most one model per level, and these suffice for every client's request."""
     run = draw_run(seed, ("convex", "smooth")[seed % 2])
     path, count = path_of(run), len(run.federation.clients)
     curves = [client_curve(path, part_of(run.federation, run.records, c)) for c in range(count)]
@@ -56,14 +56,14 @@ def test_one_level_keeps_at_most_one_model_a_client(seed: int, share: float) -> 
             kept.add(depth)
     assert len(kept - {0}) <= count
     for client, curve in enumerate(curves):
-        # multiplier 1 and sigma = level hide exactly Psi <= level, a rounding margin aside
+        # multiplier 1 and sigma = level hide exactly Psi <= level, up to a rounding margin
         exposure = Exposure(Subject(0, (client,), 1.0, "all", 1), path, lambda curve=curve: curve)
         choice = choose_node([exposure], {*kept, path.tip}, level * (1.0 + 1e-9), 1)
         assert choice.depth == choice.wanted_depth or curve.one(choice.depth) >= level * (1.0 - 1e-6)
 
 
 def test_control_with_contraction_one_client_crosses_often() -> None:
-    """L < 1: Psi falls and rises again, so the bound of one model a client is a fact about L >= 1 only."""
+    """With L < 1 Psi falls and rises again, so the bound of one model per client holds only for L >= 1."""
     crossings, psi = 0, 0.0
     for number in range(20):
         after = psi + 1.0 if number % 2 == 0 else 0.5 * psi
@@ -79,7 +79,9 @@ DEPTHS = st.lists(st.integers(0, 500), min_size=1, max_size=30, unique=True)
 def test_thinning_keeps_what_is_protected_and_reaches_the_limit(
     depths: list[int], protected: set[int], limit: int
 ) -> None:
-    """The first and the last depth are never dropped either; everything else goes until the limit is reached."""
+    """Thinning never drops the first, the last or a protected depth; the others are dropped until
+    the limit is reached.
+    """
     dropped = thin(depths, protected, limit)
     kept = sorted(set(depths) - set(dropped))
     assert set(dropped) <= set(depths)

@@ -1,6 +1,6 @@
-"""The tracker's scale and the history's product against a dense recursion (docs/theory.md, section 4.4).
+"""Scale of the tracker and product of the history, against a dense recursion (docs/theory.md, section 4.4).
 
-The reference is mpmath with 40 digits and no limits of exponent: Psi' = L Psi + Delta for every client at every round.
+The reference is mpmath with 40 digits and unlimited exponents: Psi' = L Psi + Delta for every client at every round.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ Rounds = list[RoundScalars]
 
 
 def draw_rounds(seed: int, rounds: int, lowest: float, highest: float, zero_every: int = 0) -> Rounds:
-    """Draw random L of the absent and of each participant, random increments, everybody seen now and then."""
+    """Draw random L for the absent and for each participant, and random increments; every client
+    takes part sometimes.
+    """
     generator = np.random.default_rng(seed)
     drawn = []
     for number in range(rounds):
@@ -34,7 +36,7 @@ def draw_rounds(seed: int, rounds: int, lowest: float, highest: float, zero_ever
 
 
 def dense(rounds: Rounds) -> list[mpmath.mpf]:
-    """Compute the naive recursion over all clients."""
+    """Return Psi by the naive recursion over all clients."""
     with mpmath.workdps(40):
         values = [mpmath.mpf(0)] * CLIENTS.size
         for scalars in rounds:
@@ -48,7 +50,7 @@ def dense(rounds: Rounds) -> list[mpmath.mpf]:
 
 
 def compare(rounds: Rounds) -> tuple[float, float]:
-    """Return (largest shortfall, largest excess) of the tracker against the reference, relative; both must be tiny."""
+    """Return the largest relative shortfall and excess of the tracker against the reference; both must be tiny."""
     tracker = SensitivityTracker(CLIENTS.size)
     for scalars in rounds:
         tracker.update(scalars)
@@ -68,7 +70,7 @@ def compare(rounds: Rounds) -> tuple[float, float]:
     ids=["shrinking", "around one", "wild", "growing", "slowly shrinking"],
 )
 def test_five_thousand_rounds_are_never_below_the_dense_recursion(lowest: float, highest: float) -> None:
-    """In all but the second the scale leaves its range [1e-100, 1e100], in some of them many times."""
+    """In all but the second case the scale leaves its range [1e-100, 1e100], sometimes many times."""
     short, excess = compare(draw_rounds(11, 5000, lowest, highest))
     assert short <= 0.0
     assert excess <= 1e-9
@@ -94,7 +96,7 @@ def test_a_zero_factor_loses_nothing_that_came_after(seed: int, zero_every: int)
 
 
 def test_control_a_lost_rescaling_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tracker that resets its scale without folding it into the values."""
+    """Negative control: a tracker that resets its scale without multiplying the values is found."""
 
     def careless(self: SensitivityTracker, factor: float) -> None:
         self._scale *= factor
@@ -107,13 +109,13 @@ def test_control_a_lost_rescaling_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_control_plain_rounding_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without rounding up, some value falls below the exact one."""
+    """Negative control: without rounding up, some value falls below the exact one."""
     monkeypatch.setattr("sifu.theory.tracking.ROUNDED_UP", 1.0)
     assert compare(draw_rounds(0, 5000, 0.9, 1.1))[0] > 0.0
 
 
 def test_a_round_touches_its_participants_only() -> None:
-    """Cost O(participants): no other entry is rewritten, and the array is not replaced."""
+    """A round costs O(participants): no other entry is rewritten, and the array is not replaced."""
     tracker = SensitivityTracker(CLIENTS.size)
     for scalars in draw_rounds(3, 40, 0.8, 1.2):
         array, before = tracker._values, tracker._values.copy()
@@ -124,7 +126,9 @@ def test_a_round_touches_its_participants_only() -> None:
 
 
 def test_update_returns_what_crossed() -> None:
-    """Psi before and after the round, of the participants, in their order: what `crosses_a_level` is asked with."""
+    """`update` returns the participants' Psi before and after the round, in their order, as
+    `crosses_a_level` needs it.
+    """
     tracker = SensitivityTracker(CLIENTS.size)
     for scalars in draw_rounds(4, 60, 0.8, 1.2):
         expected = tracker.bare(scalars.participants)
@@ -134,9 +138,11 @@ def test_update_returns_what_crossed() -> None:
 
 
 def hand_made(factors: list[float | None], increments: dict[int, float], rounding: float = 0.0) -> tuple:
-    """Return a path of one round per entry: `factors[k]` is P of both bystanders of round k + 1; None: an empty round.
+    """Return a path of one round per entry: `factors[k]` is P of both bystanders in round k + 1, or None if it is
+    empty.
 
     Client 0 (10 of 30 samples, P = 1) takes part at the depths of `increments`, with that drift times 1/2 as Delta.
+
     """
     nodes = [PathNode(0, None, "initial", 0, 0)]
     for depth, factor in enumerate(factors, start=1):
@@ -158,14 +164,14 @@ def hand_made(factors: list[float | None], increments: dict[int, float], roundin
 def test_hand_made_paths_are_read_right() -> None:
     path, part = hand_made([2.0, 2.0, None, 3.0], {1: 1.0, 4: 10.0})
     curve = client_curve(path, part)
-    # Delta 1, doubled by round 2, kept by the empty round, then 3 * 2 + 10.
+    # Delta 1, doubled by round 2, unchanged by the empty round, then 3 * 2 + 10.
     np.testing.assert_allclose(curve.at(np.arange(5)), [0.0, 1.0, 2.0, 2.0, 16.0], rtol=1e-12)
     assert curve.one(0) == 0.0
 
 
 @pytest.mark.parametrize("zero", [0.0, 1e-300])
 def test_a_round_that_forgets_everything_does_not_hide_what_comes_after_it(zero: float) -> None:
-    """After a round with L = 0 (or so small that the running product underflows), later Psi counts as ever."""
+    """After a round with L = 0, or so small that the running product underflows, later Psi values are correct."""
     path, part = hand_made([1.0, zero, zero, 1.0, 2.0, 1.0], {1: 1.0, 4: 5.0})
     values = client_curve(path, part).at(np.arange(7))
     np.testing.assert_allclose(values[4:], [5.0, 10.0, 10.0], rtol=1e-9)
@@ -175,7 +181,7 @@ def test_a_round_that_forgets_everything_does_not_hide_what_comes_after_it(zero:
 @pytest.mark.parametrize("rounding", [0.0, 1e-13])
 @pytest.mark.parametrize("depths", [(1,), (3,), (1, 3)])
 def test_infinite_growth_makes_psi_infinite(depths: tuple[int, ...], rounding: float) -> None:
-    """Rounds 2 and 4 expand without bound. Never NaN after them, and never zero, which would read as `exact`."""
+    """Rounds 2 and 4 expand without bound; Psi after them is neither NaN nor zero, which would read as `exact`."""
     with np.errstate(invalid="ignore", over="ignore"):
         path, part = hand_made([1.0, math.inf, 1.0, math.inf], dict.fromkeys(depths, 1.0), rounding)
         for curve in (client_curve(path, part), joint_curve(path, {0: part})):
@@ -186,7 +192,7 @@ def test_infinite_growth_makes_psi_infinite(depths: tuple[int, ...], rounding: f
 
 
 def test_a_client_of_unbounded_growth_itself_has_infinite_psi() -> None:
-    """Both participants expand without bound; leaving one out must not turn inf - inf into a small number."""
+    """If both participants expand without bound, leaving one out does not turn inf - inf into a small number."""
     samples, factors = np.array([10, 10]), np.array([math.inf, math.inf])
     with np.errstate(invalid="ignore"):
         regularity = RoundRegularity.of(samples, factors, np.ones(2))
@@ -217,7 +223,9 @@ def test_the_tracker_of_unbounded_growth_is_infinite() -> None:
 
 
 def test_psi_of_a_participant_never_becomes_exactly_zero() -> None:
-    """Zero is read as "never touched", and certified as `exact`: an underflow must not end there."""
+    """An underflow never makes a participant's Psi zero, because zero means "never touched" and is certified as
+    `exact`.
+    """
     path, part = hand_made([0.5] * 1200, {1: 1.0})
     assert client_curve(path, part).one(1200) > 0.0
     tracker = SensitivityTracker(2)
@@ -229,7 +237,7 @@ def test_psi_of_a_participant_never_becomes_exactly_zero() -> None:
 
 
 def test_the_rounding_allowance_stays_when_the_drift_was_zero() -> None:
-    """A client whose update equalled the mean bit for bit still took part: floating point may have left a trace."""
+    """A client whose update equalled the mean bit for bit still took part and may have left a trace of rounding."""
     path, part = hand_made([1.0, 1.0], {1: 0.0}, rounding=1e-13)
     assert client_curve(path, part).one(0) == 0.0
     assert client_curve(path, part).one(2) >= 2e-13
@@ -240,9 +248,9 @@ def test_the_rounding_allowance_stays_when_the_drift_was_zero() -> None:
 
 
 def test_equal_clients_leave_a_trace_of_rounding() -> None:
-    """The allowance is needed: three clients have the same update, yet means with and without one differ.
+    """The allowance is needed: three clients have the same update, yet the means with and without one of them differ.
 
-    Drift and Delta are zero in exact arithmetic, yet the two float64 models are an ulp apart.
+    Drift and Delta are zero in exact arithmetic, yet the two float64 models differ by an ulp.
     """
     update = np.full(64, 0.1) + np.arange(64) * 0.07
     weights = np.array([1, 1, 1]) / 3
@@ -253,7 +261,7 @@ def test_equal_clients_leave_a_trace_of_rounding() -> None:
 
 
 def test_rounding_grows_with_the_rounds() -> None:
-    """R' = growth R + r, the same in the tracker and along the path, and never below the exact value."""
+    """R' = growth R + r holds in the tracker and along the path, and is never below the exact value."""
     path, part = hand_made([1.5, 0.5, 2.0, None, 1.0], {1: 1.0}, rounding=1e-10)
     exact = [0.0]
     for growth in (1.5, 1.0, 2.0, 1.0, 1.0):
@@ -264,7 +272,7 @@ def test_rounding_grows_with_the_rounds() -> None:
 
 
 def test_the_largest_psi_on_the_way_may_lie_between_participations() -> None:
-    """Growing rounds, then shrinking ones, all without the client: the peak is at no depth it took part in."""
+    """If rounds without the client first grow and then shrink, the peak lies at no depth of its participation."""
     path, part = hand_made([1.0, 2.0, 2.0, 0.1, 0.1], {1: 1.0})
     curve = client_curve(path, part)
     assert curve.largest_until(5) == pytest.approx(4.0)

@@ -1,7 +1,7 @@
-"""The paper's appendix A: with more features than samples, fine-tuning keeps a trace; SIFU hides it.
+"""Appendix A of the paper: with more features than samples, fine-tuning keeps a trace, and SIFU hides it.
 
-f(theta) = |y - X theta|^2 / (2 n), each client holds a few rows, fewer rows than features in all. Gradients on the
-remaining rows lie in their span, so whatever a forgotten row left outside that span stays for ever.
+f(theta) = |y - X theta|^2 / (2 n), each client holds a few rows, and all rows together are fewer than the features.
+Gradients on the remaining rows lie in their span, so a forgotten row's contribution outside that span never disappears.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def test_fine_tuning_keeps_the_trace_for_any_number_of_rounds(rounds: int) -> No
 
 
 def test_fine_tuning_looks_perfect_all_the_same() -> None:
-    """It fits the remaining rows as well as retraining does: no accuracy shows the trace."""
+    """Fine-tuning fits the remaining rows as well as retraining does, so no accuracy shows the trace."""
     federation = regression()
     run = train(federation, [frozenset([FORGOTTEN])], [list(range(CLIENTS))] * 40, np.zeros(FEATURES))
     for model in (keep_training(federation, model, 1500) for model in run.models[-1]):
@@ -75,16 +75,16 @@ def test_rollback_and_noise_hide_the_trace(epsilon: float, delta: float, sigma: 
         assert distance == 0.0
     else:
         assert (distance / sigma) ** 2 <= choice.charges[0] <= 1.0 / subject.multiplier**2
-    # Going on without the client is post-processing: the distance to hide does not grow again.
+    # Training without the client is post-processing: the distance to hide does not grow again.
     later = [keep_training(federation, model, 200) for model in run.models[choice.depth]]
     assert np.linalg.norm(later[0] - later[1]) <= distance + 1e-12
 
 
 def test_control_no_rollback_breaks_the_budget() -> None:
-    """The noise of a small sigma at the last model, as if fine-tuning had been enough, exceeds the budget."""
+    """Negative control: a small sigma at the last model, as if fine-tuning had been enough, exceeds the budget."""
     federation = regression()
     run = train(federation, [frozenset([FORGOTTEN])], [list(range(CLIENTS))] * 40, np.zeros(FEATURES))
     sigma, multiplier = 0.01, exact_multiplier(10.0, 0.01)
     assert (run.distance(40, 0) / sigma) ** 2 > 1.0 / multiplier**2
     trace = np.linalg.norm(outside_span(federation, run.models[-1][0]))
-    assert (trace / sigma) ** 2 > 1.0 / multiplier**2  # and no further training would ever help
+    assert (trace / sigma) ** 2 > 1.0 / multiplier**2  # and further training would not help

@@ -24,7 +24,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def one_round(seed: int, everyone: bool = False):
-    """Return a round of random clients from one common model, and the sets that are taken out of it."""
+    """Return a round of random clients from one common model, the removed set, and the change by each removal."""
     generator = np.random.default_rng(seed)
     loss = str(generator.choice(("quadratic", "logistic", "softmax", "cosine", "tanh")))
     count = int(generator.integers(1, 7))
@@ -50,7 +50,7 @@ def test_delta_of_a_client_is_the_round_without_it(seed: int) -> None:
 
 @given(seed=SEEDS, everyone=st.booleans())
 def test_delta_of_a_set_is_the_round_without_it(seed: int, everyone: bool) -> None:
-    """Exact from the Gram matrix; never smaller, and never smaller than that, by the triangle inequality."""
+    """The Gram matrix gives the exact Delta, and both it and the triangle inequality are upper bounds."""
     federation, record, gone, change = one_round(seed, everyone)
     total, g = int(record.samples.sum()), federation.server_rate
     samples = record.samples[gone]
@@ -67,12 +67,12 @@ def test_delta_of_a_set_is_the_round_without_it(seed: int, everyone: bool) -> No
 
 
 def test_nobody_left_is_told_by_the_counts() -> None:
-    """The counterfactual round then does nothing; the rule is on integers, so no tolerance decides it."""
+    """If nobody is left, the counterfactual round does nothing; sample counts, not a tolerance, decide this."""
     counts = np.array([3])
     assert client_increments(counts, np.array([0.0]), 3, 2.0, 0.5)[0] == pytest.approx(1.0)
     assert set_increment_bound(counts, np.array([0.0]), 3, 2.0, 0.5) == pytest.approx(1.0)
     assert set_increment_exact(counts, np.zeros((1, 1)), 3, 2.0, 0.5, 1) == pytest.approx(1.0)
-    huge = np.array([2**40])  # w_W rounds to 1 in float32, one sample is left all the same
+    huge = np.array([2**40])  # w_W rounds to 1 in float32, although one sample is left
     assert client_increments(huge, np.array([1.0]), 2**40 + 1, 2.0, 1.0)[0] == pytest.approx(2.0**40)
     no_clients = np.zeros(0, dtype=np.int64)
     assert set_increment_bound(no_clients, np.zeros(0), 5, 2.0, 1.0) == 0.0
@@ -80,14 +80,16 @@ def test_nobody_left_is_told_by_the_counts() -> None:
 
 
 def test_rounds_of_one_client_in_one_call() -> None:
-    """The same formula along a client's history: totals and shifts are arrays then."""
+    """The same formula works along a client's history, with arrays of totals and shifts."""
     samples, drifts = np.array([2, 2, 2]), np.array([1.0, 1.0, 7.0])
     increments = client_increments(samples, drifts, np.array([4, 10, 2]), np.array([9.0, 9.0, 5.0]), 1.0)
     np.testing.assert_allclose(increments, [1.0, 0.25, 5.0], rtol=1e-12)
 
 
 def test_control_population_accounting_is_far_too_small() -> None:
-    """m of M clients averaged: (M-1)/(m-1) times too small, 25 at m = 5, M = 100 (docs/theory.md, section 3.4)."""
+    """Negative control: averaging m of M clients as M is (M-1)/(m-1) times too small: 25 for m = 5, M = 100 (section
+    3.4).
+    """
     samples, drifts = np.full(5, 10), np.ones(5)
     honest = client_increments(samples, drifts, 50, 1.0, 1.0)
     theirs = population_increments(samples, drifts, 1000, 1.0)

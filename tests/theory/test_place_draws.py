@@ -1,4 +1,4 @@
-"""Draws by place, against splitmix64 written out in Python's own integers."""
+"""Draws by place, against splitmix64 written in Python integers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_when_too_few_are_below_everybody_is_looked_at(monkeypatch: pytest.Monke
 
 
 def test_golden_participants() -> None:
-    """Any other program that draws alike must find these."""
+    """Golden: any other implementation of the draws must find these participants."""
     key = place_key(base_key(1, "participation"), 0, 0)
     assert int(key) == key_of(1, "participation", 0, 0)
     everyone = np.arange(1000)

@@ -1,7 +1,7 @@
 """Theorem 1 on random federations: the distance to the counterfactual never exceeds Psi (docs/theory.md, section 4.1).
 
-Every class of losses is run in all counterfactuals at once by `tiny_federation`. The same checker, `violations`, then
-receives mutated rules on stored seeds and must catch each of them.
+`tiny_federation` runs every class of losses in all counterfactuals at once. The same checker, `violations`, then
+receives mutated rules on stored seeds and must find each of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def draw_federation(generator: np.random.Generator, family: str) -> Federation:
-    """Draw a random federation of one regularity class; hyper-parameters reach up to the edge of the class."""
+    """Draw a random federation of one regularity class, with hyper-parameters up to the edge of the class."""
     loss = str(generator.choice(("cosine", "tanh") if family == "smooth" and generator.random() < 0.7 else CONVEX))
     if family == "momentum smooth":
         loss = str(generator.choice(("cosine", "tanh", "quadratic", "softmax")))
@@ -116,7 +116,7 @@ def test_distance_never_exceeds_psi_of_a_client(family: str, seed: int) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @given(seed=SEEDS)
 def test_tracker_and_history_agree(family: str, seed: int) -> None:
-    """They agree to 1e-12 in general and bit for bit if every L is 1, with and without a rounding allowance."""
+    """Tracker and history agree to 1e-12, and bit for bit if every L is 1, with and without a rounding allowance."""
     run = draw_run(seed, family)
     rounding = float(np.random.default_rng(seed).choice((0.0, 1e-13)))
     path = path_of(run, rounding=rounding)
@@ -134,7 +134,7 @@ def test_tracker_and_history_agree(family: str, seed: int) -> None:
 @settings(max_examples=examples(40))
 @given(seed=SEEDS)
 def test_distance_never_exceeds_psi_of_a_set(family: str, seed: int) -> None:
-    """It holds by the Gram matrix and by the triangle inequality; the first is never looser than the second."""
+    """The bound for a set holds by the Gram matrix and by the triangle inequality; the first is never looser."""
     run = draw_run(seed, family, sets=True)
     exact, triangle = by_joint_curve(run, with_grams=True), by_joint_curve(run, with_grams=False)
     assert violations(run, lambda _: exact) == []
@@ -143,7 +143,7 @@ def test_distance_never_exceeds_psi_of_a_set(family: str, seed: int) -> None:
 
 
 def test_classes_are_reached() -> None:
-    """The families above are what they are called: otherwise the tests before this one would prove less."""
+    """The families above belong to their classes; otherwise the tests before this one would prove less."""
     seen = set()
     for family in FAMILIES:
         for seed in range(30):
@@ -182,13 +182,13 @@ def test_the_largest_certified_rate_is_certified(seed: int, momentum: float) -> 
     assert any(regularity.factor > 1.0 for regularity in beyond.regularities)
 
 
-# Equality: one dimension, quadratics of known curvature, the removed client always pulls to the same side.
+# Equality: one dimension, quadratics of known curvature; the removed client always pulls in the same direction.
 
 
 def tight_run(seed: int, server_rate: float = 1.0, rounds: int = 8, population: int = 6) -> Run:
-    """Return a run with equality in the recursion of theorem 1: every mutated rule that is smaller fails here.
+    """Return a run with equality in the recursion of theorem 1, so that every smaller mutated rule fails.
 
-    Client 0 sits far to the right, every step factor 1 - eta beta_i is positive, so no sign ever changes.
+    The optimum of client 0 is far to the right, and every step factor 1 - eta beta_i is positive, so no sign changes.
     """
     generator = np.random.default_rng(seed)
     clients = []
@@ -200,7 +200,7 @@ def tight_run(seed: int, server_rate: float = 1.0, rounds: int = 8, population: 
         clients.append(Client(rows, np.full(n, target * slope), int(generator.integers(1, 4))))
     federation = Federation("quadratic", clients, 0.4, server_rate, true_curvature=True)
     schedule = [[0, *np.flatnonzero(generator.random(population - 1) < 0.7) + 1] for _ in range(rounds)]
-    for number in range(rounds // 2, rounds):  # then client 0 stays away, so that L alone acts
+    for number in range(rounds // 2, rounds):  # then client 0 is absent, so that only L acts
         schedule[number] = [i for i in schedule[number] if i != 0] or [1]
     return train(federation, [frozenset([0])], schedule, np.zeros(1))
 
@@ -219,13 +219,13 @@ def test_psi_is_reached_with_smooth_growth() -> None:
     rate, beta, steps = 0.3, 1.5, 4
     factor = Federation("cosine", [Client(np.array([[beta**0.5]]), np.zeros(1), steps)], rate).regularities[0].factor
     assert factor == pytest.approx((1.0 + rate * beta) ** steps, rel=1e-7)
-    # cos(sqrt(beta) theta) has curvature -beta at 0: two models near the top part at that very rate.
+    # cos(sqrt(beta) theta) has curvature -beta at 0: two models near the maximum separate at exactly that rate.
     federation = Federation("cosine", [Client(np.array([[beta**0.5]]), np.zeros(1), steps)], rate)
     moved = federation.train_locally(np.array([[1e-6], [-1e-6]]), 0, 0)
     assert abs(moved[0, 0] - moved[1, 0]) / 2e-6 == pytest.approx(factor, rel=1e-6)
 
 
-# Negative controls: the plain recursion, one edit away from the truth.
+# Negative controls: the plain recursion with one defect each.
 
 
 def plain_recursion(
@@ -238,7 +238,7 @@ def plain_recursion(
     renormalise: bool = True,
     lonely_is_zero: bool = False,
 ) -> list[list[float]]:
-    """Compute Psi' = L Psi + Delta for single clients, with the defects that a checker must notice."""
+    """Compute Psi' = L Psi + Delta for single clients, optionally with a defect that the checker must find."""
     federation, g = run.federation, run.federation.server_rate
     local = factor or (lambda i: federation.regularities[i].factor)
     everyone = int(federation.samples(range(len(federation.clients))).sum())
@@ -272,7 +272,9 @@ def plain_recursion(
 @settings(max_examples=examples(30))
 @given(seed=SEEDS, family=st.sampled_from(FAMILIES[:5]))
 def test_the_plain_recursion_is_the_tracker(seed: int, family: str) -> None:
-    """Each negative control below is thus one edit away from the rule under test (g <= 1 or no averaging)."""
+    """Without a defect the plain recursion equals the tracker (g <= 1 or no averaging), so each
+    control has one defect.
+    """
     run = draw_run(seed, family)
     if run.federation.server_rate <= 1.0:
         np.testing.assert_allclose(by_tracker(run), plain_recursion(run), rtol=1e-9, atol=1e-300)
@@ -298,7 +300,9 @@ def test_control_a_round_of_the_removed_client_alone_is_caught() -> None:
 
 
 def diverging_run() -> Run:
-    """Return a run in which client 0 pushes once; then others step at eta beta = 2.5 around their own optimum."""
+    """Return a run in which client 0 takes part once, and the others then step at eta beta = 2.5
+    around their optimum.
+    """
     clients = [Client(np.array([[1.0]]), np.array([t]), 2) for t in (5.0, 0.0, 0.0)]
     return train(Federation("quadratic", clients, 2.5), [frozenset([0])], [[0, 1], *[[1, 2]] * 5], np.zeros(1))
 
@@ -315,15 +319,17 @@ def test_control_growth_left_out_is_caught() -> None:
 
 
 def test_control_weights_not_renormalised_are_caught() -> None:
-    """L with w_i instead of q_i = w_i / (1 - w_W) is too small whenever the removed client took part."""
+    """Negative control: L with w_i instead of q_i = w_i / (1 - w_W) is too small if the removed client took part."""
     run = tight_run(seed=1)
     assert violations(run, lambda r: plain_recursion(r, renormalise=False))
 
 
 def test_control_momentum_past_x_max_as_convex_is_caught() -> None:
-    """K = 2 heavy-ball steps at rho = 0.9: eta beta = 1.45 is convex without momentum, but past x_max = 0.892.
+    """Negative control: with K = 2 heavy-ball steps at rho = 0.9, eta beta = 1.45 is convex without momentum, but
+    beyond x_max = 0.892.
 
     A round then expands by |p_2(1.45)| = 1.1025 on any quadratic of that curvature.
+
     """
     clients = [Client(np.array([[1.0]]), np.array([t]), 2) for t in (5.0, 0.0, 0.0)]
 
@@ -341,7 +347,7 @@ def test_control_momentum_past_x_max_as_convex_is_caught() -> None:
 
 
 def worst_momentum_growth(steps: int, momentum: float, product: float, tries: int, seed: int) -> float:
-    """Return the largest |delta_K| found over convex losses that change from step to step (quadratics in the plane)."""
+    """Return the largest |delta_K| found over convex losses (quadratics in the plane) that change with each step."""
     generator = np.random.default_rng(seed)
     delta = np.tile([1.0, 0.0], (tries, 1))
     velocity = np.zeros_like(delta)
@@ -358,14 +364,14 @@ def worst_momentum_growth(steps: int, momentum: float, product: float, tries: in
 @pytest.mark.parametrize("momentum", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("steps", [2, 3, 5, 10])
 def test_x_max_holds_for_losses_that_change_every_step(steps: int, momentum: float) -> None:
-    """20,000 random sequences of rank-one quadratics never expand at x_max; well past it some do."""
+    """20,000 random sequences of rank-one quadratics never expand at x_max; far beyond it some do."""
     edge = largest_momentum_step(steps, momentum)
     assert worst_momentum_growth(steps, momentum, edge, 20_000, seed=steps) <= 1.0 + 1e-12
     assert worst_momentum_growth(steps, momentum, 4.0 * edge, 20_000, seed=steps) > 1.0
 
 
 def test_control_averagedness_ignored_is_caught() -> None:
-    """g = 2.5 at eta beta = 1 and one step: alpha = 1/2, g alpha > 1, so L = 1 is not proven, and does not hold."""
+    """Negative control: for g = 2.5, eta beta = 1 and one step, alpha = 1/2 and g alpha > 1, so L = 1 does not hold."""
     clients = [Client(np.array([[1.0]]), np.array([t]), 1) for t in (5.0, 0.0, 0.0)]
     federation = Federation("quadratic", clients, 1.0, 2.5)
     run = train(federation, [frozenset([0])], [[0, 1], *[[1, 2]] * 5], np.zeros(1))
@@ -374,7 +380,7 @@ def test_control_averagedness_ignored_is_caught() -> None:
 
 
 def test_fixed_size_sampling_is_another_counterfactual() -> None:
-    """With the slot refilled by another client the distance may exceed Psi: why such a run is never `proven`."""
+    """If another client fills the slot, the distance may exceed Psi, so such a run is never `proven`."""
     generator = np.random.default_rng(0)
     exceeded = 0
     for trial in range(40):

@@ -29,7 +29,7 @@ def _clients(seed: int, sizes: tuple[int, ...] = (9, 4, 1, 12)) -> list[tuple[np
 
 
 def _direct(phi: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Return the head by the formula of docs/theory.md, section 14.4, on rounded samples, not by the tested code."""
+    """Return the head by the formula of docs/theory.md, section 14.4, on rounded samples, without the tested code."""
     rows = np.hstack([np.rint(phi * 2.0**16) / 2.0**16, np.ones((len(phi), 1))])
     wanted = np.rint(targets * 2.0**16) / 2.0**16
     gram = rows.T @ rows
@@ -76,7 +76,9 @@ def test_estimates_for_advice_are_the_distances(relative):
 
 
 def test_control_with_lambda_left_as_it_was_the_distance_is_another():
-    """The lambda of the counterfactual follows from its own trace; the usual influence formula forgets that."""
+    """Negative control: the usual influence formula keeps lambda, but the counterfactual's lambda depends on its own
+    trace.
+    """
     clients = _clients(0)
     phi, targets = map(np.concatenate, zip(*clients, strict=True))
     rows = np.hstack([phi, np.ones((len(phi), 1))])
@@ -119,9 +121,10 @@ DRAWS = 2000
 
 
 def _advantages(noise: float, stated: float, seed: int) -> np.ndarray:
-    """Return delta(epsilon) that the likelihood-ratio attacker really has over three releases, less the stated one.
+    """Return the likelihood-ratio attacker's true delta(epsilon) over three releases, minus the stated one.
 
     Both federations release a head three times: with everyone, after another client left, and after a second one left.
+
     """
     clients, draw = _clients(seed), np.random.default_rng(1000 + seed)
     target = clients[0]

@@ -1,10 +1,10 @@
 """Sequences of requests, replayed with the same noise in the run and its counterfactual (docs/theory.md, section 8.2).
 
-A simulated operator trains, is asked, rolls back, adds noise and continues, exactly by `choose_node`, `charge`,
-`is_covered` and `Subject`. Then, for each forgotten subject f, every noise edge added at or after its request is
-looked at again: unless an earlier such edge lies on the path to its source, the mechanism's shift is the true
-distance between run and counterfactual at that source. The sum of (distance / sigma)^2 must stay within what
-was charged, and that within 1 / s^2.
+A simulated operator trains, receives requests, rolls back, adds noise and continues, exactly by `choose_node`,
+`charge`, `is_covered` and `Subject`. Then, for each forgotten subject f, every noise edge added at or after its request
+is examined: unless an earlier such edge lies on the path to its source, the mechanism's shift is the true distance
+between run and counterfactual at that source. The sum of (distance / sigma)^2 must not exceed the charge, and the
+charge must not exceed 1 / s^2.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 @dataclass
 class Step:
-    """One edge of the tree of all models ever made."""
+    """Edge of the tree of all models ever made."""
 
     kind: str
     who: list[int] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Audit:
 
 
 class Operator:
-    """Operator that trains, and executes requests by the book; `path` holds indices into `steps`."""
+    """Operator that trains and executes requests by the rules; `path` holds indices into `steps`."""
 
     def __init__(self, federation: Federation, start: Array, seed: int) -> None:
         self.federation, self.start = federation, start
@@ -117,7 +117,7 @@ class Operator:
     def request(
         self, clients: list[int], multiplier: float, scope: str, unit: str, share: float, reserve: float
     ) -> tuple[list[Exposure], list[int], Choice]:
-        """Execute one request; sigma is `share` of what hides the new subjects at the current model."""
+        """Execute one request; sigma is `share` of the noise that hides the new subjects at the current model."""
         self.orders += 1
         groups = [tuple(clients)] if unit == "joint" else [(i,) for i in clients]
         for group in groups:
@@ -134,12 +134,12 @@ class Operator:
         return exposures, kept, choice
 
     def book(self, choice: Choice) -> None:
-        """Charge everyone, measure what it really cost, cut the path and add the noise."""
+        """Charge every subject, measure the true cost, cut the path and add the noise."""
         real, source_path = self.models(), set(self.path[: choice.depth + 1])
         edge = len(self.steps)
         for audit, price in zip(self.audits, choice.charges, strict=True):
             audit.charges.append(price)
-            if not source_path & set(audit.edges):  # not post-processing of an edge of its time
+            if not source_path & set(audit.edges):  # not post-processing of an earlier edge
                 shift = float(
                     np.linalg.norm(real[choice.depth] - self.models(frozenset(audit.subject.clients))[choice.depth])
                 )
@@ -156,7 +156,7 @@ class Operator:
 
 
 def tight_federation(generator: np.random.Generator) -> Federation:
-    """Return a federation of one-dimensional quadratics: Psi is nearly reached, so that no wrong rule can hide."""
+    """Return a federation of one-dimensional quadratics in which Psi is nearly reached, so that wrong rules fail."""
     clients = []
     for _ in range(6):
         n = int(generator.integers(1, 4))
@@ -165,7 +165,7 @@ def tight_federation(generator: np.random.Generator) -> Federation:
 
 
 def play(seed: int, family: str, scope: str | None = None, remembers_used: bool = True) -> Iterator[tuple]:
-    """Play a random life of an operator; yield (operator, exposures, kept, choice) after each request."""
+    """Play a random sequence of requests; yield (operator, exposures, kept, choice) after each request."""
     generator = np.random.default_rng(seed)
     federation = tight_federation(generator) if family == "tight" else draw_federation(generator, family)
     operator = Operator(federation, generator.normal(size=federation.size), seed)
@@ -190,7 +190,7 @@ def play(seed: int, family: str, scope: str | None = None, remembers_used: bool 
 
 
 def broken_promises(operator: Operator, *, every_scope_is_all: bool = False) -> list[str]:
-    """Return what the replay finds wrong with an operator's books."""
+    """Return the violations that the replay finds in an operator's accounts."""
     broken = []
     for audit in operator.audits:
         subject, budget = audit.subject, audit.subject.multiplier**-2
@@ -223,7 +223,7 @@ def test_nobody_ever_loses_more_than_charged_nor_than_the_budget(family: str, se
 @settings(max_examples=15)
 @given(seed=SEEDS)
 def test_the_chosen_node_is_the_latest_allowed_one(family: str, seed: int) -> None:
-    """The choice agrees with a brute force over every kept depth, by the inequality of docs/theory.md, section 9.1."""
+    """The choice agrees with brute force over every kept depth, by the inequality of docs/theory.md, section 9.1."""
     for _, exposures, kept, choice in play(seed, family):
         order = max(exposure.subject.order for exposure in exposures)
         sigma = choice.noise_std
@@ -268,7 +268,7 @@ def test_least_noise_is_the_edge_of_what_is_allowed(family: str, seed: int) -> N
 
 
 def test_every_turn_of_the_rules_is_taken() -> None:
-    """The lives above do meet exact restarts, free (post-processing) edges, repeated charges and empty budgets."""
+    """The sequences above include exact restarts, free (post-processing) edges, repeated charges and empty budgets."""
     seen = set()
     for seed in range(25):
         audits: list[Audit] = []
@@ -320,7 +320,7 @@ def first_broken(family: str, seeds: range, **changes: object) -> tuple[int, lis
 
 
 LATEST_RULE_SEED = 17
-"""A life in which the paper's rule lets the releases together exceed the budget."""
+"""Seed of a sequence in which the paper's rule lets the releases together exceed the budget."""
 
 
 def test_control_the_latest_release_rule_breaks_the_budget_of_all_releases() -> None:
@@ -339,20 +339,22 @@ EARLIER_EDGE_SEED = 0
 
 
 def test_control_an_edge_before_the_request_does_not_cover(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise added for another client before f asked is in the run and in its counterfactual: it hides nothing of f."""
+    """Negative control: noise added before f asked is in the run and in its counterfactual, so it
+    hides nothing of f.
+    """
     monkeypatch.setattr(
         rollback, "is_covered", lambda path, depth, subject: any(edge <= depth for edge, _ in path.noise_depths)
     )
     broken = None
     try:
         broken = first_broken("tight", range(EARLIER_EDGE_SEED, EARLIER_EDGE_SEED + 1), scope="all")
-    except AssertionError as error:  # it may even restart without noise from a model that f had touched
+    except AssertionError as error:  # it may even restart without noise from a model that f influenced
         broken = (EARLIER_EDGE_SEED, [str(error)])
     assert broken is not None
 
 
 def test_control_half_the_noise_is_caught() -> None:
-    """The books say sigma, the edge has sigma / 2: the replay notices."""
+    """Negative control: the accounts state sigma but the edge has sigma / 2, and the replay finds it."""
     caught = False
     for operator, *_ in play(LATEST_RULE_SEED, "tight", scope="all"):
         for audit in operator.audits:
@@ -363,7 +365,7 @@ def test_control_half_the_noise_is_caught() -> None:
     assert caught
 
 
-# Corners of the rule.
+# Edge cases of the rule.
 
 
 def flat_path(regularities: list[RoundRegularity], rounding: float = 0.0) -> ActivePath:
@@ -385,7 +387,7 @@ def exposure(path: ActivePath, taken: TakenPart, multiplier: float = 1.0) -> Exp
 
 
 def test_unbounded_growth_is_never_taken_for_exact() -> None:
-    """Momentum past every bound over many local steps: L is infinite, so only the untouched start is left."""
+    """With momentum beyond every bound over many local steps L is infinite, so only the untouched start remains."""
     regularity = RoundRegularity.of(np.array([10, 10, 10]), np.full(3, math.inf), np.ones(3))
     with np.errstate(invalid="ignore"):
         path = flat_path([regularity] * 5)
@@ -396,7 +398,7 @@ def test_unbounded_growth_is_never_taken_for_exact() -> None:
 
 
 def test_a_forgetful_round_is_never_taken_for_exact() -> None:
-    """L = 0 by an assumed or rounded B: who took part before it is not certified as never seen."""
+    """If L = 0 by an assumed or rounded B, earlier participants are not certified as never seen."""
     forgetful = RoundRegularity.of(np.array([10, 10]), np.zeros(2), np.ones(2))
     usual = RoundRegularity.of(np.array([10, 10, 10]), np.ones(3), np.ones(3))
     path = flat_path([usual, forgetful, usual, usual])
@@ -406,7 +408,7 @@ def test_a_forgetful_round_is_never_taken_for_exact() -> None:
 
 
 def test_charge_of_a_huge_psi_is_infinite_not_an_exception() -> None:
-    """L = 2.6 over 400 rounds makes Psi 1e166; its square is beyond float64."""
+    """L = 2.6 over 400 rounds makes Psi 1e166, whose square exceeds float64."""
     assert charge(1e166, 1e-3) == math.inf
     assert charge(math.inf, 1.0) == charge(math.nan, 1.0) == charge(1.0, 0.0) == math.inf
     assert charge(0.0, 0.0) == 0.0
@@ -426,13 +428,13 @@ def test_what_is_left_never_exceeds_the_budget(multiplier: float, reserve: float
     spent = replace(fresh, used=used)
     assert Fraction(used) + Fraction(spent.left(4)) <= exact_budget
     assert Fraction(fresh.left(3)) <= exact_budget * (1 - Fraction(reserve)) * (1 + Fraction(1, 2**50))
-    assert fresh.left(4) == fresh.budget  # the reserve is for the requests after its own
+    assert fresh.left(4) == fresh.budget  # the reserve is for requests after its own
     assert replace(spent, scope="latest").left(4) == fresh.budget
     assert replace(fresh, used=2.0 * fresh.budget).left(4) == 0.0
 
 
 def test_the_wanted_depth_counts_the_rounding_allowance() -> None:
-    """With L = 1 Psi still grows by the allowance of every round, between participations too."""
+    """With L = 1 Psi still grows by the allowance of every round, also between participations."""
     regularity = RoundRegularity.of(np.array([10, 10, 10]), np.ones(3), np.ones(3))
     path = flat_path([regularity] * 20, rounding=0.01)
     subject = exposure(path, part([1]))  # Psi = 0.5 + 0.01 n after depth n
@@ -442,7 +444,7 @@ def test_the_wanted_depth_counts_the_rounding_allowance() -> None:
 
 
 def test_a_client_without_samples_changes_nothing() -> None:
-    """docs/theory.md, section 3.3: no client with samples left; a participant may hold none, alone or jointly."""
+    """A participant without samples, alone or jointly, changes nothing (docs/theory.md, section 3.3)."""
     regularity = RoundRegularity.of(np.array([0, 10, 10]), np.ones(3), np.ones(3))
     path = flat_path([regularity, regularity])
     taken = part([1, 2], samples=0)

@@ -1,4 +1,4 @@
-"""Floating point errs on the safe side (docs/theory.md, section 6.1): checked against exact rational arithmetic."""
+"""Floating-point results that err on the safe side (docs/theory.md, section 6.1), against exact rational arithmetic."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WIDE = st.floats(-1e300, 1e300, allow_nan=False)
 @given(hnp.arrays(np.float64, st.integers(0, 40), elements=WIDE))
 @example(np.array([1e-170]))  # the square underflows to zero
 @example(np.array([1e-200, 1e-200, 0.0]))
-@example(np.array([5e-324, 5e-324]))  # denormal: no enlargement by a factor can be seen
+@example(np.array([5e-324, 5e-324]))  # denormal: enlarging by a factor has no effect
 @example(np.array([1e308, 1e308, 1e308]))
 @example(np.array([1e155, 1.0]))
 @example(np.zeros(0))
@@ -57,7 +57,9 @@ def test_norm_is_tight_and_keeps_what_is_not_finite() -> None:
 
 
 def test_control_a_float32_norm_under_reports() -> None:
-    """docs/theory.md, section 6.2: next to one large entry a running float32 sum loses every small one."""
+    """Negative control: next to one large entry a running float32 sum loses every small one (docs/theory.md, section
+    6.2).
+    """
     vector = np.full(4_000_000, 1e-2, dtype=np.float32)
     vector[0] = 1000.0
     running = float(np.cumsum(vector * vector, dtype=np.float32)[-1])
@@ -108,7 +110,7 @@ def test_control_increments_without_slack_are_caught() -> None:
 @pytest.mark.parametrize("spread", [1.0, 1e-4, 1e-8, 1e-12])
 @pytest.mark.parametrize("seed", range(6))
 def test_set_increment_survives_cancellation(seed: int, spread: float) -> None:
-    """W's members pull against each other until almost nothing is left: the bound must not fall below it."""
+    """If the members of W pull against each other until almost nothing is left, the bound does not fall below it."""
     generator = np.random.default_rng(seed)
     size, members = 30, int(generator.integers(2, 6))
     samples = generator.integers(1, 50, members)
@@ -127,10 +129,10 @@ def test_set_increment_survives_cancellation(seed: int, spread: float) -> None:
 
 
 def _many_leavers(value: float, separate: float, leavers: int = 4096) -> tuple[Fraction, np.ndarray, np.ndarray]:
-    """Return Delta^2 of all but the last client, whose model differs, and the leavers' Gram matrix with its errors.
+    """Return Delta^2 of all clients but the last, whose model differs, and the leavers' Gram matrix with its errors.
 
-    Leavers have all the same model, so nothing of their differences to the mean cancels, and nothing but the rounding
-    of the mean is left to go wrong.
+    All leavers have the same model, so their differences to the mean do not cancel, and only the rounding of the mean
+    can be wrong.
     """
     models = np.full((leavers + 1, 1), value)
     models[-1] += separate
@@ -151,7 +153,7 @@ def _many_leavers(value: float, separate: float, leavers: int = 4096) -> tuple[F
 
 @pytest.mark.long
 def test_the_gram_form_covers_the_rounding_of_the_mean() -> None:
-    """4,096 leavers near each other: each difference to the mean is off the same way, and all of them add up."""
+    """For 4,096 similar leavers, each difference to the mean has the same error, and the errors add up."""
     samples, bare_is_too_small = np.ones(4096, dtype=np.int64), 0
     for seed in range(4):
         value = float(np.random.default_rng(seed).uniform(0.5, 1.0))
@@ -165,7 +167,7 @@ def test_the_gram_form_covers_the_rounding_of_the_mean() -> None:
 
 
 def test_control_the_bare_quadratic_form_is_caught() -> None:
-    """Without the rounding term the form goes below the truth (or below zero) on these same seeds."""
+    """Negative control: without the rounding term the form falls below the truth, or below zero, on the same seeds."""
     caught = 0
     for seed in range(6):
         generator = np.random.default_rng(seed)
@@ -206,7 +208,7 @@ def facts(rate: float, momentum: float = 0.0, nesterov: bool = False) -> Trainin
 @pytest.mark.parametrize(
     ("rate", "smoothness", "curvature", "steps", "momentum"),
     [
-        (0.1, 310.0, 0.0, 400, 0.0),  # convex loss far past 2/beta
+        (0.1, 310.0, 0.0, 400, 0.0),  # convex loss far beyond 2/beta
         (0.5, 4.0, -4.0, 1000, 0.0),  # smooth loss, many steps
         (0.5, 40.0, -40.0, 300, 0.9),
         (0.5, 40.0, 0.0, 300, 0.9),
@@ -215,7 +217,9 @@ def facts(rate: float, momentum: float = 0.0, nesterov: bool = False) -> Trainin
 def test_growth_beyond_float64_is_infinite_not_an_exception(
     rate: float, smoothness: float, curvature: float, steps: int, momentum: float
 ) -> None:
-    """Nothing can be hidden then; the run still trains and requests go back to the initial model."""
+    """With infinite growth nothing can be hidden, but the run still trains and requests go back to
+    the initial model.
+    """
     client = ClientProfile("c", 5, steps, smoothness, curvature)
     assert local_regularity(client, facts(rate, momentum), None).factor == math.inf
 
@@ -235,7 +239,7 @@ def test_a_round_of_huge_factors_is_infinite_not_an_exception() -> None:
     st.floats(0.05, 2.5),
 )
 def test_contraction_of_a_round_is_an_upper_bound(clients: list[tuple[int, float]], server_rate: float) -> None:
-    """L for the absent and for each participant, against fractions."""
+    """L for the absent and for each participant is an upper bound, compared with fractions."""
     samples = np.array([n for n, _ in clients])
     factors = np.array([p for _, p in clients])
     regularity = RoundRegularity.of(samples, factors, np.ones(len(clients)))
@@ -263,9 +267,9 @@ def test_contraction_is_exactly_one_where_proven() -> None:
 
 
 def test_infinite_growth_is_never_read_as_none() -> None:
-    """inf - inf must not become NaN: L of a round with an unbounded client is infinite, for any client left out.
+    """L of a round with an unbounded client is infinite, whichever client is left out; inf - inf must not become NaN.
 
-    Leaving out the only unbounded client would allow a finite L; larger is safe, NaN is not.
+    Without the only unbounded client a finite L would hold; a larger L is safe, NaN is not.
     """
     with np.errstate(invalid="ignore"):
         regularity = RoundRegularity.of(np.array([1, 1, 1]), np.array([math.inf, math.inf, 1.0]), np.ones(3))
@@ -276,7 +280,7 @@ def test_infinite_growth_is_never_read_as_none() -> None:
 
 
 def test_averagedness_of_several_steps() -> None:
-    """alpha = K a / (1 + (K-1) a), a = eta beta / 2: 2/3 for two steps at eta beta = 1."""
+    """alpha = K a / (1 + (K-1) a) with a = eta beta / 2 is 2/3 for two steps at eta beta = 1."""
     regularity = local_regularity(ClientProfile("c", 5, 2, 1.0, 0.0), facts(1.0), None)
     assert regularity == LocalRegularity(1.0, pytest.approx(2 / 3, rel=1e-12))
     assert regularity.averagedness >= 2 / 3
@@ -284,7 +288,7 @@ def test_averagedness_of_several_steps() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 7, 20_000])
 def test_the_plain_norm_is_numpys(size):
-    """They agree beyond the length where BLAS would use threads too, for float32 and for several axes."""
+    """The plain norm agrees with numpy's, also for long vectors, float32 and several axes."""
     vector = np.random.default_rng(size).standard_normal(size)
     assert norm(vector) == pytest.approx(float(np.linalg.norm(vector)), rel=1e-13)
     assert norm(vector.astype(np.float32)) == pytest.approx(float(np.linalg.norm(vector)), rel=1e-6)

@@ -1,4 +1,4 @@
-"""Rows of samples and their statistics add the same integers to a sum, whatever the blocks of the product."""
+"""Rows of samples and their statistics: they add the same integers to a sum, whatever the blocks of the product."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sifu.theory.closed_form.rows import rows_of_chunks
 
 FIXED = FixedPoint(features=9, outputs=2, norm=4.0)
 LONG = FixedPoint(features=9, outputs=2, feature_bits=25, target_bits=20, norm=1.0)
-"""Two samples of this fixed point may have products beyond 2^53 together."""
+"""Fixed point at which the products of two samples may exceed 2^53 together."""
 
 
 def samples(fixed: FixedPoint, seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -44,7 +44,7 @@ def test_rows_of_many_clients_give_the_sum_of_their_statistics(
         mixed = [statistics_of(fixed, *data[0]), *rows[1:]]
         assert total(fixed, mixed).digest() == expected.digest()
         assert total(fixed, rows) - rows[0] == total(fixed, rows[1:])
-    # The same in whole numbers of any size.
+    # The same with Python integers.
     phi = np.concatenate([part.features for part in rows]).astype(object)
     phi = np.hstack([phi, np.full((len(phi), 1), fixed.unit, dtype=object)])
     assert np.array_equal(phi.T @ phi if len(phi) else np.zeros_like(expected.gram), expected.gram)

@@ -1,4 +1,4 @@
-"""A sum is compared with its parts by random vectors: true sums pass, and a wrong one is found."""
+"""Comparison of a sum with its parts by random vectors: true sums pass, and wrong ones are found."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_parts_that_are_missing_twice_there_or_in_another_format_are_found() -> 
 
 
 def test_a_number_beyond_what_samples_can_have_is_found() -> None:
-    """Such a number could differ by a multiple of 2^64, which no vector detects."""
+    """A number beyond what samples can have could differ by a multiple of 2^64, which no vector detects."""
     (rows,) = parts_of(FIXED, 4, [1])
     assert isinstance(rows, Rows)
     long = replace(rows, features=np.full_like(rows.features, 1 << 30))
@@ -89,7 +89,7 @@ def test_a_number_beyond_what_samples_can_have_is_found() -> None:
 
 @given(limit=st.integers(1, LARGEST_SUM))
 def test_the_vectors_suffice_for_the_stated_probability(limit: int) -> None:
-    """A vector hides a difference 2^t with probability 2^(t - 64), and t is largest for the largest power of two."""
+    """A vector hides a difference 2^t with probability 2^(t - 64); the number of vectors suffices for the largest t."""
     largest_power = (2 * limit).bit_length() - 1
     assert vectors_needed(limit) * (64 - largest_power) >= SECURITY_BITS
     assert (vectors_needed(limit) - 1) * (64 - largest_power) < SECURITY_BITS
@@ -97,7 +97,7 @@ def test_the_vectors_suffice_for_the_stated_probability(limit: int) -> None:
 
 @pytest.mark.system_secrets
 def test_one_vector_hides_a_power_of_two_as_often_as_stated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control of the number of vectors: a single one misses a difference of 2^62 one time in four."""
+    """Negative control: a single vector misses a difference of 2^62 one time in four."""
     generator = np.random.default_rng(5)
     monkeypatch.setattr(secrets, "token_bytes", generator.bytes)
     monkeypatch.setattr(sum_check, "vectors_needed", lambda limit: 1)
@@ -113,7 +113,7 @@ def test_one_vector_hides_a_power_of_two_as_often_as_stated(monkeypatch: pytest.
 
 
 def test_vectors_that_are_known_beforehand_are_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control of the draw: an attacker who knows the vectors can change the sum undetected."""
+    """Negative control: an attacker who knows the vectors can change the sum undetected."""
     parts = parts_of(FIXED, 6, [3])
     words = total(FIXED, parts).words.copy()
     words[0] += 1

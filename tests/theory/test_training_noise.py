@@ -1,4 +1,4 @@
-"""Noise in training: the ratio of a round, its composition, and the epsilon that follows, against dp-accounting."""
+"""Noise in training: the ratio of a round, its composition, and the resulting epsilon, against dp-accounting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from suite_setup import examples
 
 
 def ratio(own: list[int], rounds: list[list[int]], noise: float) -> float:
-    """Return mu of a client with `own` samples in each of these rounds, participants' samples given."""
+    """Return mu of a client with `own` samples in each of these rounds, given all participants' samples."""
     return composed_ratio(
         np.array(own),
         np.array([sum(counts) for counts in rounds]),
@@ -38,7 +38,7 @@ def test_n_rounds_are_one_with_less_noise(rounds: int) -> None:
     same = [[10] * 8] * rounds
     single = ratio([10], [[10] * 8], 2.0 / math.sqrt(rounds))
     assert ratio([10] * rounds, same, 2.0) == pytest.approx(single, rel=1e-9)
-    # Eight equal clients: their noises together are sqrt(8) times one, the client moves the mean by 2/8 of C at most.
+    # Eight equal clients: their joint noise is sqrt(8) times one, and the client moves the mean by at most 2/8 of C.
     assert single == pytest.approx(2 / math.sqrt(8) * math.sqrt(rounds) / 2.0, rel=1e-9)
 
 
@@ -49,7 +49,7 @@ def test_composition_agrees_with_dp_accounting() -> None:
     accountant = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL, value_discretization_interval=1e-4)
     for multiplier in multipliers:
         accountant.compose(dp_accounting.GaussianDpEvent(multiplier), 25)
-    composed = mu * 5.0  # 25 times each round
+    composed = mu * 5.0  # 25 rounds of each
     assert gaussian_epsilon(composed, 1e-3) == pytest.approx(accountant.get_epsilon(1e-3), rel=1e-3)
     assert delta_reached(2.0, 1 / composed) == pytest.approx(accountant.get_delta(2.0), rel=1e-2)
 
@@ -64,7 +64,7 @@ def test_epsilon_is_the_inverse_of_the_calibration(mu: float, delta: float) -> N
 
 
 def test_the_papers_figure_is_not_what_holds() -> None:
-    """A hundred rounds of noise z = 2: one round looks harmless, all of them are not."""
+    """For a hundred rounds of noise z = 2, one round looks harmless, but all together are not."""
     mu = ratio([10] * 100, [[10] * 4] * 100, 2.0)
     promised = promise_of(mu, 100, 0.5, 2.0, 10.0, 0.01, "exact")
     assert promised.epsilon_one_round < 2 < 10 < promised.epsilon_composed
@@ -82,7 +82,7 @@ def test_a_delta_is_stated_rounded_up_and_never_as_zero() -> None:
 
 
 def removal(updates: np.ndarray, samples: np.ndarray, gone: int) -> float:
-    """Return how far the mean of the updates moves without the first `gone` clients, the others reweighted."""
+    """Return how far the mean of the updates moves without the first `gone` clients, with the others reweighted."""
     without = samples[gone:] @ updates[gone:] / samples[gone:].sum() if gone < len(samples) else 0.0
     return float(np.linalg.norm(samples @ updates / samples.sum() - without))
 
@@ -99,14 +99,14 @@ def test_a_mean_of_clipped_updates_moves_by_twice_the_weight(seed: int, count: i
 
 
 def test_once_the_weight_would_not_be_enough() -> None:
-    """The negative control: a client that pulls against all others moves the mean by twice its weight."""
+    """Negative control: a client that opposes all others moves the mean by twice its weight."""
     updates, samples = np.array([[1.0], [-1.0], [-1.0], [-1.0]]), np.array([1, 1, 1, 1])
     assert removal(updates, samples, 1) == pytest.approx(2 / 4)
     assert removal(updates, samples, 1) > 1.5 / 4
 
 
 def test_the_ratio_is_that_of_the_real_mechanism() -> None:
-    """Draw both noised means along the direction in which they differ: the separation is mu at most."""
+    """Along the direction in which the two noised means differ, their measured separation equals mu."""
     generator, samples, noise = np.random.default_rng(3), np.array([5, 5, 10, 20]), 1.5
     weights = samples / samples.sum()
     updates = np.array([[1.0], [-1.0], [-1.0], [-1.0]])

@@ -1,4 +1,4 @@
-"""Blocks of tuned backbones: dropping and subtracting leaves the bits of a federation in which the client never was."""
+"""Blocks of tuned backbones: dropping and subtracting leaves the bits of a federation without the client."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def federation(seed: int, clients: int = 9) -> Federation:
 
 
 def tuned(data: Federation, members: Collection[int], steps: int = 5) -> Floats:
-    """Return a backbone tuned by its members alone: descent on how well its features tell the labels."""
+    """Return a backbone tuned by its members alone, by descent on the error of its features on the labels."""
     backbone, last = PUBLIC.copy(), np.zeros((WIDTH, 2))
     for _ in range(steps):
         moved, lasts, count = np.zeros_like(backbone), np.zeros_like(last), 0
@@ -83,7 +83,7 @@ def test_striking_and_subtracting_is_the_federation_without_the_client(seed: int
     left = drop(total(FIXED, everyone.values()), BLOCKS, hit_by(leavers))
     for client in leavers:
         left = left - drop(everyone[client], BLOCKS, hit_by(leavers))
-    # The counterfactual: fewer clients, under the plan that leaves the hit groups out.
+    # The counterfactual has fewer clients, under the plan that leaves the hit groups out.
     others = {client: data[client] for client in data if client not in leavers}
     separate = backbones_of(others, leave_out=hit_by(leavers))
     never = total(FIXED, [sent(others, client, separate, PROJECT) for client in others])
@@ -105,7 +105,7 @@ def test_all_groups_hit_leaves_the_head_of_the_frozen_trunk() -> None:
         head = head_at(drop(whole, BLOCKS, range(GROUPS)), BLOCKS.left([]), relative)
         assert np.array_equal(head.weights[[*range(WIDTH), -1]], alone.weights)
         assert not np.any(head.weights[WIDTH:-1])
-        # The negative controls: one group that is left, and lambda by the number of all features.
+        # Negative controls: one group left in, and lambda from the number of all features.
         assert not np.array_equal(head_at(whole, BLOCKS.left([0]), relative).weights[:WIDTH], alone.weights[:-1])
     dropped = fit_head(drop(whole, BLOCKS, range(GROUPS)), 0.1)
     assert not np.allclose(dropped.weights[:WIDTH], fit_head(separate, 0.1).weights[:-1])

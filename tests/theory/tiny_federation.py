@@ -1,8 +1,8 @@
-"""An independent federation in plain numpy float64, small enough to run every counterfactual next to the truth.
+"""Independent federation in plain numpy float64, small enough to run every counterfactual with the run itself.
 
-Nothing here is taken from `sifu` but the data types it is checked against. All counterfactuals run at once: row 0 of
-`models` is the run itself, row k the one in which the set `removed[k - 1]` was never there. Schedule, batches
-and noise are the same in all of them and slots are not refilled.
+It uses nothing from `sifu` except the data types it is checked against. All counterfactuals run at once: row 0 of
+`models` is the run itself, row k the counterfactual without the set `removed[k - 1]`. Schedule, batches and noise are
+the same in all of them, and slots are not refilled.
 
 Losses are h(a.theta, y) averaged over rows a, with |h''| <= c known, or softmax cross-entropy:
 
@@ -44,7 +44,7 @@ def _slope(loss: str, z: Array, y: Array) -> Array:
 
 @dataclass(frozen=True)
 class Client:
-    """Rows a, targets y and the local training of a client."""
+    """Rows a, targets y and local steps of a client."""
 
     rows: Array
     targets: Array
@@ -53,7 +53,7 @@ class Client:
 
 @dataclass
 class Federation:
-    """Clients, hyper-parameters, and every counterfactual's current model."""
+    """Clients, hyper-parameters, and the current model of every counterfactual."""
 
     loss: str
     clients: list[Client]
@@ -65,7 +65,7 @@ class Federation:
     batch: int = 0
     seed: int = 0
     true_curvature: bool = False
-    """Take mu from the smallest eigenvalue of a full-batch quadratic instead of from weight decay alone."""
+    """If True, mu is the smallest eigenvalue of a full-batch quadratic; otherwise it comes from weight decay alone."""
 
     regularities: list[LocalRegularity] = field(init=False)
 
@@ -158,7 +158,7 @@ class RoundRecord:
 def run_round(
     federation: Federation, models: Array, removed: Sequence[frozenset[int]], who: Sequence[int], number: int
 ) -> tuple[Array, RoundRecord]:
-    """Run one round in every counterfactual; the record is that of number 0, the run itself."""
+    """Run one round in every counterfactual; the record describes number 0, the run itself."""
     who = sorted(who)
     samples = federation.samples(who)
     if not who:
@@ -184,7 +184,7 @@ def run_round(
 
 @dataclass(frozen=True)
 class Run:
-    """A whole training: records, and every counterfactual's model after each depth (row 0: the initial model)."""
+    """Whole training: records, and every counterfactual's model after each depth (row 0: the initial model)."""
 
     federation: Federation
     removed: tuple[frozenset[int], ...]
@@ -218,7 +218,7 @@ def regularity_of(federation: Federation, record: RoundRecord) -> RoundRegularit
 
 
 def scalars_of(federation: Federation, record: RoundRecord, rounding: float = 0.0) -> RoundScalars:
-    """Return what the tracker receives for one round."""
+    """Return the scalars of one round for the tracker."""
     chosen = [federation.regularities[i] for i in record.participants]
     return summarise_round(
         record.participants,
@@ -299,7 +299,7 @@ def random_clients(
 
 
 def random_schedule(generator: np.random.Generator, count: int, rounds: int, rate: float) -> list[list[int]]:
-    """Draw Poisson participation: empty rounds and rounds of one client happen."""
+    """Draw Poisson participation, with possibly empty rounds and rounds of one client."""
     return [[i for i in range(count) if generator.random() < rate] for _ in range(rounds)]
 
 
@@ -310,7 +310,7 @@ def largest_smoothness(loss: str, clients: Sequence[Client], batch: int) -> floa
 
 
 PsiRule = Callable[[Run], list[list[float]]]
-"""Rule that a checker receives: Psi of every removed set at every depth, [depth][counterfactual]."""
+"""Rule under test: it returns Psi of every removed set at every depth, [depth][counterfactual]."""
 
 
 def violations(run: Run, rule: PsiRule) -> list[str]:

@@ -1,4 +1,4 @@
-"""The second verifier on a certificate without its run: it agrees with `sifu verify`, and notices what was changed."""
+"""The second verifier on a certificate without its run: it agrees with `sifu verify` and notices changes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_control_a_change_is_noticed_also_when_it_is_signed_again(
     key = Ed25519PrivateKey.from_private_bytes(bytes(32))
     body = certificate["body"]
     head = {"format": "sifu-checkpoint-1", "run": body["run"]} | body["ledger"]
-    if change != "head":  # a forger that signs everything again; the head stays the operator's otherwise
+    if change != "head":  # a forger who signs everything again; otherwise the head keeps the operator's signature
         head.pop("signature")
         body["ledger"]["signature"] = key.sign(canonical(head).encode()).hex()
     certificate["public_key"] = key.public_key().public_bytes_raw().hex()

@@ -1,4 +1,4 @@
-"""The second verifier is a program of its own: it imports only what its distribution names."""
+"""The second verifier is a separate program: it imports only the packages that its distribution names."""
 
 from __future__ import annotations
 

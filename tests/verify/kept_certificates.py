@@ -1,7 +1,7 @@
-"""Writer of the certificates that `test_kept_certificates.py` verifies for good.
+"""Writer of the certificates that `test_kept_certificates.py` verifies permanently.
 
-Run it for a new format only: `python tests/verify/kept_certificates.py`. What it wrote for an earlier one stays. Needs
-`tests` on the path, as pytest has it.
+Run it for a new format only: `python tests/verify/kept_certificates.py`. The files of earlier formats stay. It needs
+`tests` on the path, as under pytest.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Make one request of each kind, and keep both forms of its certificate."""
+    """Make one request of each kind and write both forms of its certificate."""
     target = KEPT / FORMAT
     target.mkdir(parents=True)
     for name, (spec, terms) in CASES.items():

@@ -1,7 +1,7 @@
-"""A writer to the folder adds an event, well chained and with its rows: only what sifu itself writes is taken.
+"""Added events, well chained, signed and with their rows: only those that sifu itself writes are accepted.
 
-No signature covers events after the last certificate, so verification must know what each kind of event may do.
-The second half holds the key too, and lies in what a certificate rests on but does not show.
+The forger has the key in the folder, so verification must know what each kind of event may do. In the second half the
+forger also signs certificates again and lies in records that they do not show.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def value(folder: Path, key: str) -> Any:
 
 
 def model_again(folder: Path, node: int) -> dict[str, Any]:
-    """Write a model under the number of one that was erased; return it as its event would name it."""
+    """Write a model under the number of an erased one; return its entry for an event."""
     content = (folder / "models" / "44.safetensors").read_bytes()
     (folder / "models" / f"{node}.safetensors").write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
@@ -76,14 +76,14 @@ def test_an_event_that_sifu_does_not_write_is_named(own_run: Path, name: str) ->
 
 
 def test_nothing_is_built_on_such_an_event(own_trained: Path) -> None:
-    """In a run without a certificate, too, the facts that the next one would rest on are not those of the training."""
+    """Also without a certificate, nothing is built on a run whose facts an added event changed."""
     add_event(own_trained, "note", {"run": {"facts": value(own_trained, "facts") | {"smooth_model": False}}})
     with pytest.raises(RunDamagedError, match="does not write"):
         sifu.open_run(own_trained).forget(["client-000"])
 
 
 def test_control_events_that_sifu_writes_may_be_added(own_run: Path) -> None:
-    """Adding is not what is caught: these two say nothing that matters."""
+    """Control: added events of kinds that sifu writes, without effect on a claim, are accepted."""
     add_event(own_run, "incidents", {"incidents": []})
     add_event(own_run, "request withdrawn", {"request": "waits", "actor": "somebody", "reason": ""})
     assert verify_run(own_run).problems == []
@@ -101,7 +101,7 @@ def test_control_events_that_sifu_writes_may_be_added(own_run: Path) -> None:
     ],
 )
 def test_the_database_holds_our_tables_and_nothing_else(own_trained: Path, statement: str) -> None:
-    """A trigger changes what is written; any other thing may keep what was erased."""
+    """A trigger would change what is written, and any other object could keep erased data."""
     execute(own_trained, statement)
     assert "database: " in "\n".join(verify_run(own_trained).problems)
     assert " TABLE " in statement or sifu_verifier.verify(own_trained)
@@ -109,7 +109,7 @@ def test_the_database_holds_our_tables_and_nothing_else(own_trained: Path, state
         sifu.open_run(own_trained).forget(["client-000"])
 
 
-# -- with the key ------------------------------------------------------------------------------------------------
+# -- with certificates signed again ------------------------------------------------------------------------------------
 
 Groups = Callable[[tuple[Subject, ...]], tuple[Subject, ...]]
 
@@ -125,7 +125,7 @@ Groups = Callable[[tuple[Subject, ...]], tuple[Subject, ...]]
     ids=["each alone", "one of two", "another one", "nobody"],
 )
 def test_who_is_hidden_is_who_asked(own_trained: Path, monkeypatch: pytest.MonkeyPatch, groups: Groups) -> None:
-    """Two clients asked jointly; a program that hides each alone would add less noise and certify the same."""
+    """Two clients asked jointly; hiding each alone would need less noise for the same certificate, and is found."""
     honest = RunView.new_subjects
     monkeypatch.setattr(RunView, "new_subjects", lambda *arguments: groups(honest(*arguments)))
     sifu.open_run(own_trained).forget(["client-000", "client-001"], "both", unit="joint", sigma=0.05)
@@ -150,7 +150,7 @@ def test_noise_is_what_the_request_says(own_run: Path, statement: str, expected:
 
 @pytest.mark.parametrize("which", ["source", "noised", "final"])
 def test_a_certificate_commits_to_the_models_of_its_request(own_run: Path, which: str) -> None:
-    """The commitment opens, the digest was recorded, but it is that of another node."""
+    """A recorded digest of another node in the certified models is found, although its commitment opens."""
     recorded = {
         model["node"]: model["digest"]
         for (payload,) in query(own_run, "SELECT payload FROM events")
@@ -167,7 +167,7 @@ def test_a_certificate_commits_to_the_models_of_its_request(own_run: Path, which
 
 
 def test_a_certificate_names_the_event_before_it(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that names an early event would say nothing about what came after it."""
+    """A certificate that names an early event would not cover later ones, so it is refused."""
     from sifu.requests.certification import RecordedRequest
 
     real = RecordedRequest.auditor_form

@@ -1,7 +1,7 @@
-"""A certificate without its run, as a client holds it: signed by the operator's key, and still false.
+"""False certificates that the operator's key signed, checked without their run, as a client would.
 
-The holder of the key can sign anything. What a certificate says follows from its terms, its method and its premises, so
-a client without the run can tell that it does not hang together; what cannot be told is said by `sifu client-audit`.
+The holder of the key can sign anything. The statements of a certificate follow from its terms, method and premises, so
+a client without the run can find inconsistencies; `sifu client-audit` names what it cannot check.
 """
 
 from __future__ import annotations
@@ -151,7 +151,9 @@ def test_a_false_certificate_that_is_signed_is_caught(
 def test_noise_comes_from_a_source_there_is_where_none_was_added_too(
     run_with_requests: Path, tmp_path: Path, source: str
 ) -> None:
-    """No premise speaks of noise in a certificate of Scratch, so nothing else holds this field to anything."""
+    """In a certificate of Scratch no premise concerns noise, so the noise source itself must be one
+    of the known ones.
+    """
     for word, sound in (("system", True), (source, False)):
         change: Change = lambda body, word=word: body | {"noise_source": word}  # noqa: E731
         path = reissued(run_with_requests, tmp_path / "signed.json", "public", change, "from-scratch")
@@ -166,7 +168,7 @@ def test_control_a_certificate_signed_again_holds(run_with_requests: Path, tmp_p
 
 
 def test_a_text_names_nobody(run_with_requests: Path, tmp_path: Path) -> None:
-    """A text contains each of its parts, so that a longer name must not count as a shorter one."""
+    """A string instead of a list of clients names nobody: "client-0007" contains "client-000"."""
     path = reissued(run_with_requests, tmp_path / "signed.json", "public", lambda b: b | {"clients": "client-0007"})
     assert any("does not name 'client-000'" in problem for problem in audit_client("client-000", path).problems)
 
@@ -190,7 +192,7 @@ def test_what_is_no_certificate_is_a_sentence(
 
 @pytest.mark.parametrize("digits", [400, 5000])
 def test_a_number_of_many_digits_is_a_sentence(run_with_requests: Path, tmp_path: Path, digits: int) -> None:
-    """No canonical JSON holds such a number, so it cannot have been signed."""
+    """Canonical JSON cannot contain a number of so many digits, so it cannot have been signed."""
     content = certificate_path(run_with_requests, "strictly", "public").read_text()
     changed = re.sub(r'"sigma": [^,]+', '"sigma": ' + "7" * digits, content)
     assert changed != content

@@ -1,4 +1,4 @@
-"""Every event is signed when it is written: without the key nothing before the last signature can be changed."""
+"""Signed events: without the key, nothing before the last signature can be changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sifu.store.reader import RunReader
 
 
 def shrink_drifts(folder: Path) -> None:
-    """Make one client's drifts a thousand times smaller, and every hash fit: a text editor and no key."""
+    """Make one client's drifts a thousand times smaller and update every hash, without the key."""
     execute(folder, "UPDATE participation SET drift = drift / 1000 WHERE client = 0")
     rebuild_chain(folder, with_key=False)
 
@@ -36,7 +36,7 @@ def test_drifts_shrunk_before_the_first_certificate_are_caught_without_a_key(own
 
 
 def test_no_event_up_to_the_last_checkpoint_can_be_changed_without_the_key(own_trained: Path, tmp_path: Path) -> None:
-    """Every one of them in turn, with all hashes, digests and the head made to fit: the first change is named."""
+    """A change of any event, with all hashes, digests and the head updated, is found and named."""
     sifu.open_run(own_trained).forget(["client-000"], "mine", sigma=0.5)
     (last,) = query(own_trained, "SELECT MAX(seq) FROM events")[0]
     for seq in range(1, last + 1):
@@ -56,7 +56,7 @@ def test_no_event_up_to_the_last_checkpoint_can_be_changed_without_the_key(own_t
 
 
 def test_with_the_key_the_same_change_passes_which_is_why_keys_are_guarded(own_trained: Path) -> None:
-    """The control: nothing but the signature stops it."""
+    """Control: only the missing signature reveals the change."""
     execute(own_trained, "UPDATE participation SET drift = drift / 1000 WHERE client = 0")
     rebuild_chain(own_trained, with_key=True)
     assert verify_run(own_trained).problems == []
@@ -107,14 +107,16 @@ def test_without_the_passphrase_events_stay_unsigned_until_the_operator_vouches(
 
 
 def test_nobody_vouches_by_going_on(own_trained: Path) -> None:
-    """An event that covers unsigned ones without saying so is a finding."""
+    """A signed event of another kind after an unsigned one does not vouch for it and is reported."""
     (last,) = query(own_trained, "SELECT MAX(seq) FROM events")[0]
     execute(own_trained, f"UPDATE events SET signature = NULL WHERE seq = {last - 1}")
     assert any("does not vouch" in problem for problem in verify_run(own_trained).problems)
 
 
 def test_times_never_run_backwards(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer keeps the last time when the clock is a little behind; a ledger that runs backwards is a finding."""
+    """The writer keeps the last time if the clock is slightly behind; a ledger whose times run
+    backwards is reported.
+    """
     behind = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=50)
     monkeypatch.setattr(writer, "utc_now", lambda: behind.strftime("%Y-%m-%dT%H:%M:%SZ"))
     sifu.open_run(own_trained).request(["client-000"], "late")
@@ -182,12 +184,12 @@ def test_a_destroyed_key_is_noted_in_the_ledger_once(
     run.sign()
     result = run.verify()
     assert result.problems == []
-    assert any("the operator's key was gone" in note for note in result.notes)  # permanently
+    assert any("the operator's key was gone" in note for note in result.notes)  # it stays in the record permanently
     assert not any("the folder has no" in note for note in result.notes)
 
 
 def test_a_payload_that_was_canonical_once_is_looked_at_again_when_it_is_another(own_trained: Path) -> None:
-    """A payload seen to be canonical is remembered by its own digest, never by what the record says of it."""
+    """A payload known to be canonical is remembered by its own digest, never by the digest in the record."""
     sifu.open_run(own_trained).request(["client-001"], "first")
     seq, payload = query(own_trained, "SELECT seq, payload FROM events ORDER BY seq DESC LIMIT 1")[0]
     connection = connect(own_trained)
@@ -199,7 +201,7 @@ def test_a_payload_that_was_canonical_once_is_looked_at_again_when_it_is_another
 
 
 def test_what_a_process_has_checked_is_checked_again_when_it_is_another(own_trained: Path) -> None:
-    """Nothing old is relied on if the same object wrote to the run before every hash was recomputed with the key."""
+    """An object that wrote to the run before checks again after every hash was rebuilt with the key."""
     run = sifu.open_run(own_trained)
     run.request(["client-001"], "first")
     run.request(["client-002"], "second")

@@ -1,4 +1,4 @@
-"""One jump of the clock does not date what follows, and defeats no deadline."""
+"""Jumps of the clock: one jump neither dates later events nor circumvents a deadline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sifu.verify.outside_record import _check_dates
 
 
 def moment(**after: float) -> str:
-    """Return a time from now on, as the ledger writes it."""
+    """Return a time relative to now, as the ledger writes it."""
     return (datetime.datetime.now(datetime.UTC) + datetime.timedelta(**after)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -42,7 +42,7 @@ def test_a_jump_is_refused_before_anything_is_written(
         assert answer.code == 5
         assert "clock: " in answer.err
     assert query(own_trained, "SELECT COUNT(*) FROM events") == events
-    # A run that rested for so long, or whose ledger was ahead, continues when the operator says the clock is right.
+    # After a long pause, or with a ledger dated ahead, the operator must confirm the clock.
     assert cli("sign", own_trained, "--clock").code == 0
     sifu.open_run(own_trained).request(["client-002"], "later")
 
@@ -50,7 +50,7 @@ def test_a_jump_is_refused_before_anything_is_written(
 def test_a_ledger_that_is_dated_ahead_is_a_finding_until_the_clock_is_set(
     own_trained: Path, monkeypatch: pytest.MonkeyPatch, cli: Command
 ) -> None:
-    """A jump of less than a year is not seen while it lasts, but as soon as it is over."""
+    """A jump of less than a year is not noticed while it lasts, but as soon as it is over."""
     jump(monkeypatch, days=300)
     run = sifu.open_run(own_trained)
     run.request(["client-000"], "during-the-jump")
@@ -59,7 +59,7 @@ def test_a_ledger_that_is_dated_ahead_is_a_finding_until_the_clock_is_set(
     assert any(problem.startswith("clock: ") for problem in verify_run(own_trained).problems)
     with pytest.raises(RunDamagedError, match="clock: "):
         run.forget(["client-000"], "during-the-jump", sigma=0.5)
-    # By the wall clock it is not known when it was received, so it is overdue and does not hide for 300 days.
+    # The wall clock does not show when the request was received, so it counts as overdue at once.
     (waiting,) = sifu.pending_requests(own_trained)
     assert waiting.overdue
     with RunReader(own_trained) as reader:
@@ -75,7 +75,7 @@ def test_a_ledger_that_is_dated_ahead_is_a_finding_until_the_clock_is_set(
 
 
 def test_a_jump_in_the_ledger_that_the_operator_did_not_confirm_is_a_finding(own_trained: Path) -> None:
-    """Signed with the operator's key, as by a version that wrote whatever the clock said."""
+    """A jump signed with the operator's key, as by a version without clock checks, is reported."""
     (last,) = query(own_trained, "SELECT MAX(seq) FROM events")[0]
     execute(own_trained, f"UPDATE events SET time = '2001-01-01T00:00:00Z' WHERE seq < {last}")
     rebuild_chain(own_trained)

@@ -1,7 +1,7 @@
-"""Forgers who recompute every hash but cannot sign, and what stays beyond any check of the folder alone.
+"""Forgers who recompute every hash, without and with the key, and forgeries that no check of the folder alone can find.
 
-The chain of hashes protects against a slip; only signatures protect against someone who rebuilds the
-chain. So an edit is caught as long as a certificate that was issued after it is still there.
+The chain of hashes protects only against accidents; signatures protect against someone without the key who rebuilds it.
+Against the key's holder, certificates protect: their statements must follow from the record.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def test_rebuilding_an_honest_chain_changes_nothing(own_run: Path) -> None:
 
 
 def test_a_forged_commitment_to_sealed_figures_is_named_together_with_the_missing_signature(own_run: Path) -> None:
-    """The signature tells a person without the key from a slip, so it is looked at before the sealed figures are."""
+    """The missing signature is reported together with the forged commitment to sealed figures."""
 
     def edit(kind: str, content: dict[str, Any]) -> None:
         if kind == "request done":
@@ -94,7 +94,7 @@ def test_edited_scalars_with_a_rebuilt_chain_are_caught(own_run: Path, statement
     ],
 )
 def test_edited_terms_with_a_rebuilt_chain_are_caught(own_run: Path, column: str, value: Any, name: str) -> None:
-    """The terms of the first request, in the ledger and in its table."""
+    """Changed terms of the first request, in the ledger and in its table, are found."""
 
     def edit(kind: str, content: dict[str, Any]) -> None:
         if kind == "request received" and content["request"]["request"] == "to-the-middle":
@@ -122,7 +122,7 @@ def test_a_lower_noise_and_its_charge_with_a_rebuilt_chain_are_caught(own_run: P
     )
     rebuild_chain(own_run, edit)
     text = problems(own_run)
-    assert "more than" in text  # the charge is above the budget
+    assert "more than" in text  # the charge exceeds the budget
     assert "certificate strictly (auditor): sigma says" in text
 
 
@@ -138,7 +138,7 @@ def test_a_written_level_is_recomputed(own_run: Path, request_id: str, level: st
 
 
 def test_a_certificate_signed_by_another_key_is_caught(own_run: Path, tmp_path: Path) -> None:
-    """Content, ledger and file agree, the signature is a stranger's: the run's own key is in the ledger."""
+    """Content, ledger and file agree, but a stranger signed: the ledger names the run's own key."""
     stranger = tmp_path / "stranger"
     stranger.mkdir()
     public = create_key(stranger)
@@ -167,7 +167,7 @@ def test_a_certificate_signed_by_another_key_is_caught(own_run: Path, tmp_path: 
     ],
 )
 def test_even_the_key_does_not_make_a_false_statement_recompute(own_run: Path, name: str, value: Any) -> None:
-    """The holder of the key signs a statement that the recorded scalars do not give: caught all the same."""
+    """A signed statement that does not follow from the recorded scalars is found."""
     public = dict(connect(own_run).execute("SELECT key, value FROM run"))["public_key"]
     content = json.loads(certificate_path(own_run, "strictly", "auditor").read_text())
     text = json.dumps(sign(own_run, content["body"] | {name: value}, public), indent=1, sort_keys=True)
@@ -176,10 +176,10 @@ def test_even_the_key_does_not_make_a_false_statement_recompute(own_run: Path, n
 
 
 def test_the_key_does_not_let_a_model_survive_strict_retention(own_run: Path) -> None:
-    """Under `strict` the certificate says that nothing which holds the client's part remains.
+    """Under `strict` the certificate states that no model with the client's part remains.
 
-    Its holder erased one node less than the rule says and signed a certificate that admits it in the auditor's
-    lists; the public sentence is then false, so verification must recompute what had to be erased.
+    The forger erased one node less than the rule requires and signed a certificate that admits it in the auditor's
+    lists. The public sentence is then false, so verification must recompute which nodes had to be erased.
     """
     kept = 20  # client 4 took part in the round that made it, and no noise covers it
     source = own_run / "models" / "44.safetensors"
@@ -203,11 +203,13 @@ def test_the_key_does_not_let_a_model_survive_strict_retention(own_run: Path) ->
     assert str(kept) in text
 
 
-# -- what no check of the folder alone can catch; stated here so that no reader believes otherwise ------------------
+# -- limits: forgeries that no check of the folder alone can find ------------------------------------------------------
 
 
 def test_limit_whoever_holds_the_key_can_rewrite_the_scalars(own_run: Path) -> None:
-    """The operator's own figures are trusted: smaller drifts, everything recomputed and signed again."""
+    """The operator's own figures are trusted: changed rounding errors pass if everything is recomputed and signed
+    again.
+    """
     execute(own_run, "UPDATE nodes SET rounding = rounding * 1.5 WHERE node = 44")
     rebuild_chain(own_run)
     resign_everything(own_run)
@@ -237,7 +239,7 @@ def test_limit_a_whole_rewrite_with_a_new_key_is_caught_by_the_known_key_only(ow
 
 
 def test_limit_events_after_the_last_certificate_are_not_signed(own_run: Path) -> None:
-    """The waiting request is in the chain, but no signature covers it yet; the forger rewrote the head file too."""
+    """The last event, a waiting request, can be removed with its signature: only a witness or an anchor reveals it."""
     execute(
         own_run,
         "DELETE FROM requests WHERE request = 'waits'",

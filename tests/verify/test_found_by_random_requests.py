@@ -1,4 +1,4 @@
-"""Honest runs that random requests (`benchmarks/random_audits.py`) showed to be called wrong: they verify now."""
+"""Honest runs that verification once reported as wrong, found by random requests (`benchmarks/random_audits.py`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TINY = {"data": {"clients": 6, "samples_per_client": 6}, "stop": {"target": 0.0,
 
 @pytest.mark.parametrize("method", ["sifu", "scratch"])
 def test_whoever_joins_later_changes_nothing_that_was_said_before(tmp_path: Path, method: str) -> None:
-    """A client that joins again enlarges the population, and does not set the rate: earlier requests stay right."""
+    """A client that joins again enlarges the population without setting the rate; earlier requests stay valid."""
     spec = small_spec(**TINY, privacy={"accounting": "population"}) | {"seed": 5}
     run = sifu.train(spec, run=tmp_path / "run")
     run.forget(["client-000"], "before", sigma=0.02, epsilon=1.0, level="none")
@@ -44,7 +44,7 @@ def test_training_that_a_client_took_no_part_in_reaches_a_delta_of_zero() -> Non
      (411, "training noise"), (1309, "linear"), (197, "closed form")],
 )  # fmt: skip
 def test_the_journeys_that_showed_it(tmp_path: Path, seed: int, family: str) -> None:
-    """An edge of a condition, population accounting, deltas of 1e-300: both verifiers say the same."""
+    """Both verifiers agree on the edge of a condition, population accounting, and deltas of 1e-300."""
     findings = Findings()
     audit_journey(seed, tmp_path, findings, [family])
     assert findings.violations == []

@@ -1,4 +1,4 @@
-"""Gram matrices sharpen joint requests; a change or a removal is noticed."""
+"""Gram matrices, which sharpen joint requests: a changed or removed one is noticed."""
 
 from __future__ import annotations
 

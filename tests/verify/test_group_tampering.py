@@ -1,4 +1,4 @@
-"""Whatever is changed in the record of groups is noticed, also by a forger who rebuilds every hash."""
+"""Changes to the record of groups: noticed even if the forger rebuilds and signs the whole chain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Content = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read only: four groups, one client forgotten by their merge, its group built again."""
+    """Return a run with four groups, one client forgotten by their merge, and its group rebuilt; tests only read it."""
     folder = tmp_path_factory.mktemp("groups") / "run"
     spec = small_spec(
         groups={"count": 4, "rounds": 3}, stop={"target": 0.0, "max_rounds": 5}, privacy={"noise": "seeded"}
@@ -48,7 +48,7 @@ def test_every_column_is_protected(grouped: Path, tmp_path: Path, table: str) ->
 
 
 def hit_group(folder: Path) -> tuple[int, int, int]:
-    """Return node, group and samples of the erased model that held the forgotten client."""
+    """Return node, group and samples of the erased model that contained the forgotten client."""
     rows = query(folder, "SELECT node, grp, samples, members FROM group_models ORDER BY node DESC")
     return next((row[0], row[1], row[2]) for row in rows if 1 in json.loads(row[3]))
 
@@ -71,12 +71,12 @@ def leave_a_hit_group_in(folder: Path) -> None:
 
 
 def listed(members: list[int]) -> str:
-    """Return the members as canonical JSON has them."""
+    """Return the members as canonical JSON."""
     return json.dumps(members, separators=(",", ":"))
 
 
 def on_the_first_models(change: Callable[[Content], None]) -> Callable[[Path], None]:
-    """Change the rows of groups in the first event that records them, and in the table."""
+    """Return a forger of the group rows in the first event that records them, and in the table."""
 
     def forge(folder: Path) -> None:
         done: list[bool] = []
@@ -99,7 +99,7 @@ def on_the_first_models(change: Callable[[Content], None]) -> Callable[[Path], N
 
 
 def move_a_member(content: Content) -> None:
-    """Move a member as grouping by anything but the name would."""
+    """Move a member to another group, as any grouping other than by name would."""
     first, second = content["group_models"][:2]
     second["members"] = sorted([*second["members"], first["members"].pop()])
 
@@ -114,7 +114,7 @@ def weigh_more(content: Content) -> None:
 
 
 def put_the_forgotten_back(folder: Path) -> None:
-    """Put the forgotten client back into the group that was built again."""
+    """Put the forgotten client back into the rebuilt group."""
 
     def edit(kind: str, content: Content) -> None:
         branch = "SELECT branch FROM nodes WHERE node = ?"
@@ -130,7 +130,7 @@ def put_the_forgotten_back(folder: Path) -> None:
 
 
 def forge_the_merged_model(folder: Path) -> None:
-    """Put another model under the merge's name, with its digest in table, ledger and file."""
+    """Replace the merged model, with its digest in table, ledger and file."""
     merge = request_merge(folder)
     with RunReader(folder) as reader:
         content = model_bytes(reader.layout, reader.load_model(merge) + np.asarray(1e-9, dtype=reader.layout.dtype))
@@ -151,7 +151,7 @@ def forge_model(folder: Path, merge: int, content: bytes) -> None:
 
 
 def merge_with_another_stretch(folder: Path) -> None:
-    """Make the merge as a stretch of 1.5 would, or one chosen after a look at the leavers' data."""
+    """Replace the merge by one with a stretch of 1.5, as if chosen after a look at the leavers' data."""
     merge = request_merge(folder)
     with RunReader(folder) as reader:
         fresh, moved = (reader.load_model(node).astype(np.float64) for node in (0, merge))
@@ -161,7 +161,7 @@ def merge_with_another_stretch(folder: Path) -> None:
 
 
 def another_stretch_in_the_spec(folder: Path) -> None:
-    """Change the spec to say what was not done."""
+    """Change the stretch in the spec to one that was not used."""
 
     (text,) = query(folder, "SELECT value FROM run WHERE key = 'spec'")[0]
     forged = text.replace('"stretch":1.25', '"stretch":1.5')
@@ -214,7 +214,7 @@ def test_forgeries_with_every_hash_rebuilt_are_caught(own: Path, name: str) -> N
 
 @pytest.mark.parametrize("kind", ["group rounds", "merged"])
 def test_added_events_are_caught(own: Path, kind: str) -> None:
-    """No signature covers what comes after the last certificate: such an event must be refused by what it does."""
+    """An added event is signed with the key in the folder, so its content must be refused."""
     row = {"node": 1, "grp": 0, "rounds": 1, "samples": 1, "members": [0]}
     payload: Content = {"group_models": [row]} if kind == "group rounds" else {"merges": [], "run": {"tip": "1"}}
     add_event(own, kind, payload)

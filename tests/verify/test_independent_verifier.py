@@ -1,4 +1,4 @@
-"""A program written from docs/store.md alone agrees with every run, and notices what was changed."""
+"""A verifier written from docs/store.md alone: it accepts every run and notices changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {
     "local": {"steps": 4},
     "stop": {"target": 0.0, "max_rounds": 8},
 }
-# Each: what differs from SMALL, then requests (first client, how many, terms).
+# Name of the run: changes to SMALL, then requests (first client, number of clients, terms).
 Runs = dict[str, tuple[dict[str, Any], list[tuple[int, int, dict[str, Any]]]]]
 RUNS: Runs = {
     "convex, an earlier subject is charged again": (

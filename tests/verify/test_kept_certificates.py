@@ -1,7 +1,7 @@
-"""Certificates that were issued once verify for good, and mean something in today's words.
+"""Certificates of earlier formats: they verify permanently, and today's wording explains them.
 
-A change that makes one of these fail breaks every certificate of its format out there: give certificates a new format
-for it, read the old one as before, and keep its files here.
+A change that makes one of these fail breaks every issued certificate of its format. Introduce a new format instead,
+read the old one as before, and keep its files here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sifu.requests.request_record import auditor_lines, plain_answer
 KEPT = Path(__file__).with_name("kept_certificates")
 PATHS = sorted(KEPT.glob("*/*.json"))
 BASELINES = ("dp", "noisy_scratch", "fine_tuning", "fed_eraser", "fed_accum")
-"""Methods of these certificates that the package of the paper's experiments has today."""
+"""Methods of these certificates that the paper's package now provides."""
 
 
 def body_of(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The operator's key is remembered outside the run: a folder that was signed again as a whole stops every command."""
+"""Operator's keys remembered outside the run: a folder that was signed again as a whole stops every command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sifu.store.writer import RunWriter
 
 @pytest.fixture
 def used(own_trained: Path) -> Path:
-    """Return a run that was used here before."""
+    """Return a run that was used before on this machine."""
     assert verify_run(own_trained).problems == []
     return own_trained
 
@@ -61,7 +61,7 @@ def test_a_folder_that_was_signed_anew_stops_every_command(used: Path, run: str 
         assert "key: " in answer.err
         assert "sifu key accept" in " ".join(answer.err.split())
     assert state(used) == before
-    # Negative control: who never used the run cannot know, and who accepts it deliberately may continue.
+    # Negative control: a user who accepts the new key deliberately may continue.
     assert cli("key", "accept", used, "00" * 32).code == 2
     assert cli("key", "accept", used, public).code == 0
     assert verify_run(used).problems == []
@@ -69,7 +69,7 @@ def test_a_folder_that_was_signed_anew_stops_every_command(used: Path, run: str 
 
 
 def test_without_a_first_use_nothing_is_known(own_trained: Path) -> None:
-    """The control: nothing but the remembered key stops it."""
+    """Control: without a remembered key the forged folder verifies."""
     sign_anew(own_trained)
     assert verify_run(own_trained).problems == []
 
@@ -81,17 +81,17 @@ def test_copies_moves_and_a_new_run_in_the_same_place_are_no_alarm(tmp_path: Pat
     copied.request(["client-000"], "mine")
     folder.rename(tmp_path / "moved")
     assert cli("status", tmp_path / "moved").code == 0
-    sifu.train(small_spec(seed=7), run=folder)  # made here, in the place of the first
+    sifu.train(small_spec(seed=7), run=folder)  # a new run in the folder of the first
     assert verify_run(folder).problems == []
     assert cli("backup", folder, tmp_path / "b.zip").code == 0
     shutil.rmtree(folder)
     assert cli("restore", tmp_path / "b.zip", folder).code == 0
     sifu.train(small_spec(seed=8), run=other)
     shutil.rmtree(folder)
-    other.rename(folder)  # a run that is known here under another name is not the one that was in this place
+    other.rename(folder)  # a run known under another folder does not replace the one that was here
     assert cli("status", folder).code == 5
     shutil.rmtree(tmp_path / "moved")
-    assert "held run" in cli("restore", tmp_path / "b.zip", tmp_path / "moved").err  # the first run was there
+    assert "held run" in cli("restore", tmp_path / "b.zip", tmp_path / "moved").err  # the first run was in that folder
     assert cli("key", "accept", folder, RunReader(folder).value("public_key")).code == 0
     assert verify_run(folder).problems == []
     assert first.folder == folder
@@ -101,11 +101,11 @@ def test_a_signed_rotation_is_followed_and_an_invented_one_is_not(used: Path, tm
     older = copy_run(used, tmp_path / "older")
     sifu.open_run(used).rotate_key()
     assert verify_run(used).problems == []
-    # An older state, signed with the key that was replaced, perhaps because it was stolen.
+    # An older state, signed with the replaced key, which may have been stolen.
     (problem,) = verify_run(older).problems
     assert problem.startswith("key: ")
     assert cli("request", older, "--clients", "client-000").code == 5
-    # A ledger of a stranger's that claims, without the operator's signature, to have been handed over to the operator.
+    # A stranger's ledger that claims a rotation to the operator's key, without the operator's signature.
     genuine = (used / keys.KEY_FILE).read_bytes()
     operator = sifu.open_run(used).keys().public_keys[-1].key
     forged = copy_run(older, tmp_path / "forged")
@@ -134,7 +134,7 @@ def test_a_certificate_of_a_known_run_must_be_signed_with_its_key(run_with_reque
     ledger["signature"] = keys.sign(tmp_path, head, stranger)["signature"]
     path.write_text(json.dumps(keys.sign(tmp_path, certificate["body"], stranger)))
     assert verify_certificate(path).problems == []
-    # A leaving client holds it against a head that it kept.
+    # A leaving client compares it with a head that it kept.
     genuine = certificate_path(run_with_requests, "strictly", "public")
     assert any(
         problem.startswith("key: ") for problem in audit_client("client-004", path, witnesses=[genuine]).problems
@@ -153,7 +153,7 @@ def test_a_plain_key_where_an_encrypted_one_was_is_refused(
     run = sifu.train(small_spec(), run=tmp_path / "run")
     key = keys.read_key(run.folder / keys.KEY_FILE)
     monkeypatch.delenv(keys.PASSPHRASE)
-    keys.write_key(run.folder / keys.KEY_FILE, key)  # the very key, without its passphrase
+    keys.write_key(run.folder / keys.KEY_FILE, key)  # the same key without its passphrase
     assert any(problem.startswith("key: operator.key") for problem in verify_run(run.folder).problems)
     assert cli("forget", run.folder, "--clients", "client-000").code == 5
     assert cli("key", "accept", run.folder, keys.public_hex(key)).code == 0
@@ -164,7 +164,7 @@ def test_a_new_key_is_encrypted_where_the_old_one_was(tmp_path: Path, monkeypatc
     monkeypatch.setenv(keys.PASSPHRASE, "open sesame")
     run = sifu.train(small_spec(), run=tmp_path / "run")
     monkeypatch.delenv(keys.PASSPHRASE)
-    monkeypatch.setattr(keys, "_typed", [b"open sesame"])  # as on a terminal
+    monkeypatch.setattr(keys, "_typed", [b"open sesame"])  # as typed on a terminal
     run.rotate_key()
     assert keys.is_encrypted(run.folder)
     assert run.verify().problems == []
@@ -177,7 +177,7 @@ def test_a_file_of_known_keys_that_cannot_be_used_is_a_sentence(
     answer = cli("status", used)
     assert answer.code == 2
     assert "line 1" in answer.err
-    monkeypatch.setenv("SIFU_KNOWN_KEYS", str(used / "run.db" / "nowhere"))  # as in a home that is read only
+    monkeypatch.setenv("SIFU_KNOWN_KEYS", str(used / "run.db" / "nowhere"))  # as in a read-only home directory
     with caplog.at_level(logging.WARNING):
         assert verify_run(used).problems == []
     assert "cannot be remembered" in caplog.text
@@ -197,7 +197,7 @@ def test_a_witness_is_read_before_anything_is_added(
     answer = cli("forget", older, "--clients", "client-001")
     assert answer.code == 5
     assert "an older state was put back" in " ".join(answer.err.split())
-    # The other copy went on in another way without a message.
+    # The other copy continued differently, without notifying the witness.
     monkeypatch.delenv(kept_outside.WITNESSES)
     sifu.open_run(other).request(["client-002"], "theirs")
     sifu.open_run(other).request(["client-003"], "theirs-too")
@@ -205,14 +205,14 @@ def test_a_witness_is_read_before_anything_is_added(
     with pytest.raises(RunDamagedError, match="fork: "):
         sifu.open_run(other).request(["client-004"], "more")
     assert kept.read_bytes() == content
-    # Another run may use the same file, and half a line that a kill left is no fault.
+    # Another run may use the same file, and a truncated line after a kill is accepted.
     kept.write_bytes(content + content[:40])
     sifu.train(small_spec(), run=tmp_path / "another")
     sifu.open_run(own_trained).request(["client-005"], "goes-on")
 
 
 def ways_to_launder(folder: Path, elsewhere: Path) -> dict[str, Callable[[], object]]:
-    """Return uses of a forged folder, or of its copy, that must not make it pass in its place."""
+    """Return uses of a forged folder, or of its copy, that must not make it acceptable in its original place."""
 
     def copy_and(use: Callable[[Path], object]) -> Callable[[], object]:
         def act() -> None:
@@ -249,7 +249,7 @@ def test_no_use_of_a_forged_folder_makes_it_pass_in_its_place(used: Path, tmp_pa
         with pytest.raises(RunDamagedError, match="held run"):
             RunWriter.open(used)
         assert any(problem.startswith("key: ") for problem in verify_run(used).problems), name
-    accept_key(used, public)  # the control
+    accept_key(used, public)  # control
     RunWriter.open(used).close()
 
 
@@ -269,10 +269,10 @@ def test_a_witness_that_knows_only_another_run_stops_writers(
     monkeypatch.setenv(kept_outside.WITNESSES, f"file:{kept}")
     sifu.train(small_spec(), run=folder)
     sign_anew(folder, run="0123456789abcdef")
-    known_keys.unlink()  # another person, who has the file of the witness
+    known_keys.unlink()  # another person, who has the witness's file
     with pytest.raises(RunDamagedError, match="does not know run 0123456789abcdef"):
         RunWriter.open(folder)
-    # A run from before the witness was named may join those that are known here in folders of their own.
+    # A run from before the witness was configured may join the runs known here, in another folder.
     monkeypatch.delenv(kept_outside.WITNESSES)
     earlier = sifu.train(small_spec(), run=tmp_path / "earlier")
     monkeypatch.setenv(kept_outside.WITNESSES, f"file:{tmp_path / 'shared.jsonl'}")

@@ -1,7 +1,7 @@
-"""Both verifiers give a request the same level, whatever the spec and the recorded facts say.
+"""Levels of requests: both verifiers agree, for any spec and any recorded facts.
 
-A few small runs are recorded by the product. Copies of them get other facts and other keys of the spec, and each
-verifier recomputes the level of every request from the same copy.
+sifu records a few small runs. Copies of them get other facts and other keys of the spec, and each verifier recomputes
+the level of every request from the same copy.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ FACTS: dict[str, list[Any]] = {
         [fact.MASKED_STATISTICS], [fact.BATCH_NORMALISATION, fact.CLOSED_EARLY],
     ],
 }  # fmt: skip
-"""Values of the facts that premises depend on; the first is the one that allows the most."""
+"""Values of the facts that premises depend on; the first value allows the most."""
 ROOMS = {"number": [0.0, 0.01, 0.3, 1.0, 3.0, 50.0], "count": [0, 1, 2, 5, 20], "text": ["", "row", "hospitals"]}
 
 
@@ -173,7 +173,7 @@ def pairs(folder: Path, to: Path, seeds: range, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_both_verifiers_agree_on_the_level(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random facts and keys lead to the same level in both, and to more than one level in all."""
+    """Random facts and keys give the same level in both verifiers, and more than one level overall."""
     seen = set()
     for said, first, second in pairs(recorded, tmp_path, range(150), monkeypatch):
         assert first == second, said

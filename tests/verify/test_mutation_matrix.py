@@ -1,4 +1,4 @@
-"""An adversary without the key changes runs of every kind: nothing goes unnoticed, and nothing crashes.
+"""Changes by an adversary without the key to runs of every kind: each is noticed, and none causes a crash.
 
 The whole matrix: `pytest -s -m slow tests/verify/test_mutation_matrix.py`, or in several processes
 `python tests/verify/whole_mutation_matrix.py --jobs 4 --log FILE.jsonl`. The fast suite tries a sample of it.
@@ -19,11 +19,11 @@ from sifu_verifier import verify
 pytestmark = pytest.mark.long
 
 SAMPLE = 16
-"""Mutations of each run that the fast suite tries."""
+"""Number of mutations of each run in the fast suite."""
 EVERY_TABLE = "certificates charges clients comparisons evaluations events grams group_models merges models nodes"
 EVERY_TABLE += " participation rejections requests run sealed statistics subjects updates"
 RARE_KINDS = {"evaluation", "client refused", "clients changed", "clients admitted"}
-"""Events that none of the runs has (the last one where there is no Flower)."""
+"""Events that none of the runs has (the last one only without Flower)."""
 
 
 @pytest.fixture(scope="session", params=list(RUNS))
@@ -40,7 +40,7 @@ def test_a_sample_of_all_changes_is_caught(pristine: Pristine) -> None:
     tried, wrong = uncaught(pristine, [mutations[int(number * step)] for number in range(SAMPLE)], second_every=4)
     assert tried.total() >= SAMPLE // 2
     assert wrong == []
-    for name in HARMLESS_FILES:  # whatever is in them, nothing that the record says is another thing
+    for name in HARMLESS_FILES:  # no claim depends on the content of these files
         (pristine.folder / name).write_bytes(b"\xff not what it was \0")
         assert not any(CRASH in finding for finding in caught(pristine.folder, **held_against(pristine.folder))), name
         pristine.restore()

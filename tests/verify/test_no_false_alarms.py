@@ -1,4 +1,4 @@
-"""Untouched runs verify, by both verifiers: random trainings, random requests, and what an operator does besides."""
+"""Untouched runs verify with both verifiers: random trainings, random requests, and other operator commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUICK, ALL = range(6), range(200)
 
 
 def looked_after(seed: int, folder: Path) -> Path:
-    """Make a random run with its requests, and some of: a withdrawn request, a purge, a new key, a restored backup."""
+    """Make a random run with requests and some of: a withdrawn request, a purge, a new key, a restored backup."""
     run, dice = random_run(seed, folder / "run"), random.Random(-seed)
     left = [client.name for client in run.status().clients if client.state == "active"]
     if dice.random() < 0.4 and len(left) > 2:
@@ -58,7 +58,7 @@ def test_no_false_alarm_on_200_runs(tmp_path: Path) -> None:
 
 
 def test_the_search_for_false_alarms_would_notice_one(tmp_path: Path) -> None:
-    """The control: one byte of a model is changed, and both verifiers say so."""
+    """Control: both verifiers find one changed byte of a model."""
     run = looked_after(1, tmp_path)
     path = next((run / "models").glob("*.safetensors"))
     content = path.read_bytes()
@@ -68,7 +68,7 @@ def test_the_search_for_false_alarms_would_notice_one(tmp_path: Path) -> None:
 
 
 def test_a_purge_of_a_run_with_gram_matrices_says_that_they_stay(tmp_path: Path) -> None:
-    """Random runs may keep them, and some are purged above."""
+    """A purge reports that Gram matrices stay; random runs may keep them, and some are purged above."""
     seed = next(number for number in ALL if random_spec(random.Random(number), number)["keep"]["gram_clients"])
     kept = [what for what, _ in random_run(seed, tmp_path / "run").purge().remains]
     assert any("Gram" in text for text in kept)

@@ -1,7 +1,7 @@
-"""Whatever is changed in a run folder by someone without the operator's key, `verify` says so and names it.
+"""Changes to a run folder by someone without the operator's key: `verify` reports and names each.
 
-Every column of every table, every row, every field of every certificate and every model file is changed in
-turn; the tables are enumerated from the database itself, so a new column is covered the day it appears.
+Every column of every table, every row, every field of every certificate and every model file is changed in turn; the
+tables are enumerated from the database itself, so a new column is covered at once.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ ELSEWHERE = ("grams", "rejections", "statistics", "group_models", "merges")
 
 
 def test_every_table_is_tampered_with(pristine: Pristine) -> None:
-    # Gram matrices have a suite of their own: a run that keeps them cannot have a strict request. So have refused
-    # replies: test_hostile_clients changes every column of theirs. So have groups: test_group_tampering.
+    # Other suites cover Gram matrices (a run that keeps them cannot have a strict request), refused replies
+    # (test_hostile_clients) and groups (test_group_tampering).
     tables = dump(pristine.folder)
     assert sorted(tables) == sorted([*ALL_TABLES, *ELSEWHERE])
     assert all(rows for table, rows in tables.items() if table not in ELSEWHERE)
@@ -124,14 +124,14 @@ def test_rows_cannot_be_dropped_repeated_or_swapped(pristine: Pristine, table: s
     for row in spread(rows, 1, 3):
         key = tuple(row[place] for place in key_places)
         attempt(f"row {key} dropped", (delete, key))
-        # The same row once more, under a key that is free.
+        # The same row again under a free key.
         again = list(row)
         last = key_places[-1]
         again[last] = row[last] + 1000 if isinstance(row[last], int) else f"{row[last]}-again"
         attempt(f"row {key} repeated", (insert, tuple(again)))
     attempt("all rows dropped", (f"DELETE FROM {table}", ()))
     if len(rows) > 1:
-        # Two rows change places: each gets the other's key.
+        # Two rows swap their keys.
         first, second = rows[0], rows[-1]
         swapped = [list(first), list(second)]
         for place in key_places:
@@ -147,7 +147,7 @@ def test_rows_cannot_be_dropped_repeated_or_swapped(pristine: Pristine, table: s
 def test_one_flipped_byte_of_the_database_is_caught_or_changes_nothing(
     run_with_requests: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Bytes of free pages and unused header fields hold nothing; every other byte counts."""
+    """Bytes of free pages and unused header fields mean nothing; every other flipped byte is found."""
     folder = copy_run(run_with_requests, tmp_path_factory.mktemp("bytes") / "run")
     original, content = dump(folder), (folder / "run.db").read_bytes()
 
@@ -190,10 +190,10 @@ def test_every_field_of_every_certificate_is_protected(pristine: Pristine) -> No
                 tried += 1
                 if not alone(path):
                     wrong.append(f"{path.name} alone: {place}: {value!r} -> {new!r}")
-                # The folder's check is slower; the file is compared with the ledger's copy, so a sample will do.
+                # Checking the folder is slower, and the file is compared with the ledger's copy, so a sample suffices.
                 if number % 60 == 0:
                     name = str(place[-1] if isinstance(place[-1], str) else place[-2])
-                    # A changed last digit is within the tolerance of what is recomputed: then the bytes tell.
+                    # A changed last digit is within the tolerance of the recomputation; then the bytes differ.
                     same = isinstance(value, float) and agree(value, new)
                     expected = "its fields are the same, its bytes are not" if same else name
                     problems = [problem for problem in caught(pristine.folder) if path.name in problem]
@@ -253,7 +253,7 @@ def test_a_mutated_certificate_is_refused_by_the_command(pristine: Pristine, cli
 
 
 def test_there_is_one_way_to_write_a_certificate(pristine: Pristine, tmp_path: Path) -> None:
-    """Nothing that another reader could take otherwise: no messages in another case, no key twice, nothing else."""
+    """A certificate has one valid form: hex digits in upper case, a duplicate key or an extra field are refused."""
     text = (pristine.folder / "certificates" / "strictly.public.json").read_text()
     content = json.loads(text)
     path = tmp_path / "certificate.json"
@@ -306,7 +306,7 @@ def test_a_model_put_back_after_its_erasure_is_named(pristine: Pristine, name: s
 
 @pytest.mark.parametrize("name", ["3.safetensors.bak", "old/3.safetensors", "03.safetensors", "model-3.safetensors"])
 def test_a_model_put_back_under_another_name_is_named(pristine: Pristine, name: str) -> None:
-    """An erased model is not less there for being called something else."""
+    """An erased model that is put back under another name is named."""
     pristine.restore()
     target = pristine.folder / "models" / name
     target.parent.mkdir(exist_ok=True)
@@ -325,7 +325,7 @@ def test_every_file_of_updates_is_protected(pristine: Pristine) -> None:
     assert len(paths) > 1
     for number, path in enumerate(paths):
         content, other = path.read_bytes(), paths[number - 1].read_bytes()
-        header = content.index(b"}}") + 3  # in the padding after the header, where there is any
+        header = content.index(b"}}") + 3  # in the padding after the header, if there is any
         for place in (9, header, number * (len(content) - 1) // (len(paths) - 1), len(content) - 1):
             path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
             assert any(path.name in problem for problem in caught(pristine.folder)), place
@@ -377,7 +377,7 @@ def test_another_key_is_noticed(run_with_requests: Path, cli: Any) -> None:
 def test_a_client_with_a_million_steps_is_named_before_anything_is_computed_from_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With momentum the largest certified rate takes a table of steps by steps: more memory than any machine has."""
+    """With momentum the largest certified rate needs a table of steps by steps, which would exceed any memory."""
     spec = small_spec(local={"momentum": 0.5, "rate": 0.01}, stop={"max_rounds": 1})
     run = sifu.train(spec, run=tmp_path / "run")
     execute(run.folder, "UPDATE clients SET local_steps = 1000000 WHERE client = 0")

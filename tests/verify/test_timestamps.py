@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the aut
 
 @dataclass
 class Authority:
-    """A timestamp authority on this machine; `down` makes it refuse, `spoilt` makes it answer nonsense."""
+    """Timestamp authority on this machine; `down` makes it refuse, `spoilt` makes it answer nonsense."""
 
     folder: Path
     address: str = ""
@@ -91,7 +91,7 @@ def test_heads_and_certificates_are_stamped_and_verified(
     assert any("give the authority's certificate" in note for note in run.verify().notes)
     assert verify(own_trained) == []
     assert cli("verify", own_trained, "--authority", authority.roots).code == 0
-    # Other people's tools say the same.
+    # Other tools agree.
     certificate = own_trained / "certificates" / "mine.public.json"
     reply = own_trained / "timestamps" / "mine.public.json.tsr"
     command = ["openssl", "ts", "-verify", "-in", reply, "-data", certificate, "-CAfile", authority.roots]
@@ -99,18 +99,18 @@ def test_heads_and_certificates_are_stamped_and_verified(
         [*command, "-untrusted", authority.folder / "tsa.pem"], capture_output=True, text=True, check=False
     )
     assert checked.returncode == 0, checked.stderr
-    # A client holds the certificate with its timestamp next to it.
+    # A client keeps the certificate with its timestamp.
     mine = tmp_path / "mine.json"
     shutil.copy(certificate, mine)
     assert any("no mine.json.tsr" in problem for problem in verify_certificate(mine, None, authority.roots).problems)
     shutil.copy(reply, f"{mine}.tsr")
     assert verify_certificate(mine, None, authority.roots).problems == []
     assert cli("verify", mine, "--authority", authority.roots).code == 0
-    # So does anyone who is handed the evidence.
+    # So does the recipient of the evidence.
     write_evidence(own_trained, "mine", tmp_path / "evidence.zip")
     with zipfile.ZipFile(tmp_path / "evidence.zip") as archive:
         assert archive.read("evidence-mine/mine.public.json.tsr") == reply.read_bytes()
-    # They are part of a backup.
+    # Timestamps are part of a backup.
     run.backup(tmp_path / "b.zip")
     restore(tmp_path / "b.zip", tmp_path / "back")
     assert stamped(tmp_path / "back") == stamped(own_trained)

@@ -1,4 +1,4 @@
-"""Leftovers of a killed change, as opposed to files of a person; an unfinished erasure is never passed over."""
+"""Leftovers of a killed change are told from files that a person added; an unfinished erasure is always reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORGOTTEN = "client-003"
 
 
 class Killed(BaseException):
-    """Death of a process, from which it does not come back."""
+    """Final end of a process."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def kept(kept_run: Path, tmp_path: Path) -> Path:
 
 
 def killed_after(folder: Path, kind: str, change: Callable[[sifu.Run], Any]) -> None:
-    """Do something, and end right after an event of this kind is in the database, before any file is deleted."""
+    """Execute a change, and stop right after an event of this kind is in the database, before any file is deleted."""
     real = writer.write_head
 
     def kill(place: Path, event: Any) -> None:
@@ -83,7 +83,7 @@ def test_a_kill_in_mid_rollback_is_noted_until_the_next_writer(kept: Path, cli: 
 
 
 def test_an_erased_model_that_came_back_is_no_leftover(kept: Path) -> None:
-    """The same bytes under the same name, once the sweep has been over them; and under any other name."""
+    """The same bytes after the cleanup, under the same name or any other, are reported as an erased model."""
     killed_after(kept, "rolled back", forget())
     name = min(name for name in dropped(kept) if name.startswith("models/"))
     stolen = (kept / name).read_bytes()
@@ -137,7 +137,7 @@ def test_an_erasure_for_good_that_was_cut_short_fails_until_it_is_finished(kept:
 
 
 def test_a_log_that_still_holds_pages_is_named(kept: Path) -> None:
-    """All files are gone, but a reader kept the database from being rewritten: purged is not yet erased."""
+    """All files are deleted, but a reader kept the database from being rewritten, so the erasure is incomplete."""
     sifu.open_run(kept).forget([FORGOTTEN], "mine", sigma=0.5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "scrub_database", lambda connection: False)
@@ -148,7 +148,7 @@ def test_a_log_that_still_holds_pages_is_named(kept: Path) -> None:
 
 
 def test_a_strict_request_tries_again_when_it_is_done(kept: Path) -> None:
-    """The run was read at the very moment: the end of the retraining finishes what its beginning could not."""
+    """If the run was being read at that moment, the end of the retraining completes the erasure."""
     real, calls = writer.scrub_database, []
 
     def first_in_vain(connection: Any) -> bool:
@@ -164,7 +164,7 @@ def test_a_strict_request_tries_again_when_it_is_done(kept: Path) -> None:
 
 
 def test_an_erasure_that_never_began_is_a_leftover(kept: Path) -> None:
-    """The mark is written before the event: a kill in between has erased nothing, and claims nothing."""
+    """The mark is written before the event, so a kill in between has erased and claimed nothing."""
     (kept / SCRUB_FILE).touch()
     verification = verify_run(kept)
     assert verification.problems == []
@@ -172,7 +172,7 @@ def test_an_erasure_that_never_began_is_a_leftover(kept: Path) -> None:
 
 
 def test_files_of_an_event_that_was_never_recorded_are_noted(kept: Path) -> None:
-    """They used to pass without a word."""
+    """Files of an event that was never recorded are noted; they once passed silently."""
     for name in ("models/9999.safetensors", "models/.tmp-9998.safetensors", "updates/9999.0.0.safetensors"):
         (kept / name).write_bytes(b"half a model")
     verification = verify_run(kept)
@@ -186,13 +186,13 @@ def test_files_of_an_event_that_was_never_recorded_are_noted(kept: Path) -> None
 
 
 def test_a_kill_before_certificates_are_written_is_noted(kept: Path) -> None:
-    """They are in the database, signed and checked; the next writer writes the files."""
+    """The signed certificates are in the database, and the next writer writes their files."""
     killed_after(kept, "request done", forget())
     verification = verify_run(kept)
     assert verification.problems == []
     assert sum("is not there yet" in note for note in verification.notes) == 2
     RunWriter.open(kept).close()
     assert verify_run(kept).notes == []
-    sifu.open_run(kept).rotate_key()  # from now on the file can only have been taken away
+    sifu.open_run(kept).rotate_key()  # from now on a missing file was deleted
     (kept / "certificates" / "mine.public.json").unlink()
     assert verify_run(kept).problems == ["certificates: the file mine.public.json is missing"]

@@ -1,4 +1,4 @@
-"""Checkpoints leave the machine by themselves, and a history shown to two parties is found out by either."""
+"""Checkpoints sent to witnesses automatically: a history shown to two parties is found by either."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_witness_hears_of_the_first_event_and_of_the_last_of_every_command(tmp
 
 
 def test_a_fork_shown_to_two_parties_is_found_by_either(own_trained: Path, tmp_path: Path, kept: Path) -> None:
-    """The operator, who has the key, lets the same run go on in two ways."""
+    """The operator, who has the key, continues the same run in two ways."""
     other = tmp_path / "other"
     shutil.copytree(own_trained, other)
     sifu.open_run(own_trained).request(["client-000"], "mine")
@@ -70,12 +70,12 @@ def test_a_history_rewritten_with_the_key_and_an_older_state_are_found(
     assert "an older state was put back" in " ".join(answer.err.split())
     execute(own_trained, "UPDATE participation SET drift = drift / 1000 WHERE client = 0")
     rebuild_chain(own_trained)
-    assert verify_run(own_trained).problems == []  # the operator's own key
+    assert verify_run(own_trained).problems == []  # with the operator's own key
     assert any("was rewritten after it was shown" in p for p in verify_run(own_trained, witnesses=[kept]).problems)
 
 
 def test_verify_reads_the_file_that_a_witness_keeps_unasked(tmp_path: Path, kept: Path, cli: Command) -> None:
-    """The same setting that commands that write are given; what is recorded of other runs does not matter."""
+    """`verify` reads the witness file of the setting for writing commands; entries of other runs do not matter."""
     run = sifu.train(small_spec(), run=tmp_path / "run")
     other = sifu.train(small_spec(seed=8), run=tmp_path / "other")
     shutil.copytree(run.folder, tmp_path / "older")
@@ -96,7 +96,7 @@ def test_a_public_certificate_is_a_witness(run_with_requests: Path, own_trained:
 
 
 def test_a_fork_shown_in_two_public_certificates_is_found_by_either(own_trained: Path, tmp_path: Path) -> None:
-    """Two clients are each told that they were forgotten, by two histories of one run; each keeps its certificate."""
+    """Two clients get certificates from two histories of one run; each certificate reveals the fork."""
     other = tmp_path / "other"
     shutil.copytree(own_trained, other)
     certificates = []
@@ -108,7 +108,7 @@ def test_a_fork_shown_in_two_public_certificates_is_found_by_either(own_trained:
         assert verify_run(folder, witnesses=[own]).problems == []
         (problem,) = verify_run(folder, witnesses=[theirs]).problems
         assert problem.startswith("fork: ")
-    # Without the run the two certificates contradict each other, too.
+    # Even without the run, the two certificates contradict each other.
     (problem,) = check_heads((path, read_witness(path)[0]) for path in certificates)
     assert problem.startswith("fork: the operator signed two heads")
 
@@ -156,7 +156,7 @@ def test_a_command_and_an_address_are_told(
     first, second = read_witness(tmp_path / "out")
     assert Checkpoint.from_json(posted[0]) == first
     assert Checkpoint.from_json(posted[1]) == second
-    # Failures are said, and nothing is lost.
+    # Failures are logged, and nothing is lost.
     assert caplog.text.count("the witness command:false did not take") == 2
     assert caplog.text.count("the witness http://") == 1
     assert verify_run(own_trained).problems == []

@@ -1,4 +1,4 @@
-"""A sentence that is put better breaks no certificate: sentences are no part of them."""
+"""Improved sentences break no certificate, because sentences are not part of certificates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AFTERTHOUGHT = " as before."
 
 @pytest.fixture
 def other_wording(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add two words to every sentence, as the next version of the wording might."""
+    """Add two words to every sentence, as a later wording might."""
     for name, value in vars(wording).copy().items():
         if name.isupper() and isinstance(value, str):
             monkeypatch.setattr(wording, name, value + AFTERTHOUGHT)
@@ -44,7 +44,7 @@ def test_certificates_issued_before_a_change_of_wording_verify(run_with_requests
     for path in paths:
         assert verify_certificate(path).problems == []
         words = words_of(json.loads(path.read_bytes())["body"])
-        assert words.guarantee.endswith(AFTERTHOUGHT)  # people read today's wording
+        assert words.guarantee.endswith(AFTERTHOUGHT)  # people read the current wording
         assert all(premise.statement.endswith(AFTERTHOUGHT) for premise in words.premises)
 
 

@@ -1,7 +1,7 @@
 """The whole mutation matrix in several processes: tests/verify/whole_mutation_matrix.py --jobs 4 --log FILE.jsonl
 
-Every change of `mutated_runs.py` on every kind of run, in shares of changes. Each share is a line of the log as soon as
-it ends, and the next call makes those that are missing. Prints what they say together; exit code 3 if a change went
+Every change of `mutated_runs.py` on every kind of run, in shares of changes. Each share adds a line to the log when it
+ends, and a repeated call makes the missing shares. Prints the combined result; the exit code is 3 if a change was
 unnoticed or ended in a traceback. The runs are made in the folder for temporary files (`TMPDIR`).
 """
 
@@ -22,11 +22,11 @@ from shares import Line, Share, cut, options, work_off
 from sifu_verifier import verify
 
 CHANGES = 150
-"""Changes of a share."""
+"""Number of changes in a share."""
 
 
 def main() -> int:
-    """Make what is missing, and say what all of it says."""
+    """Make the missing shares and print the combined result."""
     chosen = options(__doc__)
     with tempfile.TemporaryDirectory(prefix="sifu-changes-") as parent:
         shares, wrong = [], []
@@ -53,7 +53,7 @@ def main() -> int:
 
 def _trying(run: Path, mutations: Sequence[Mutation]) -> Callable[[Path], Line]:
     def work(folder: Path) -> Line:
-        """Work on a separate copy, next to copies of what the run is held against."""
+        """Work on a separate copy of the run, with its witness and timestamp authority."""
         shutil.copytree(run.parent, folder / "own")
         tried, wrong = uncaught(Pristine(folder / "own" / run.name), list(mutations))
         shutil.rmtree(folder / "own")
