@@ -55,7 +55,7 @@ def check_capabilities(engine: Engine) -> None:
         engine: Engine whose public members are checked.
 
     Raises:
-        InputError: If a member is named like an optional one and the engine does not inherit its capability.
+        InputError: If a member has the name of an optional member, or nearly so, and the engine lacks its capability.
     """
     own = {name for name in dir(engine) if not name.startswith("_")} - REQUIRED
     passed_on = {name for name in NEVER_IGNORED if hasattr(engine, name)}

@@ -228,7 +228,7 @@ def not_covered_by(
     noised: bool = True,
     all_releases: bool = False,
 ) -> list[str]:
-    """Return the sentences that apply about what the guarantee does not cover.
+    """Return the applicable sentences about the limits of the guarantee.
 
     Args:
         unit: `client` if the guarantee covers each client separately, `joint` if it covers them together. Ignored for a

@@ -43,7 +43,7 @@ SEALED_KEYS = (
 
 
 LARGEST_INTEGER = 2**53 - 1
-"""Largest integer that float64, and so RFC 8785, represents exactly; a larger one is written as text."""
+"""Largest integer that float64, and so RFC 8785, represents exactly; callers write larger integers as text."""
 
 _UNLIKE = re.compile(r"\d\.0(?!\d)|\de[+-]|\d{16}")
 """Pattern of numbers that Python may write differently from ECMAScript; it also matches long digit strings, harmlessly.

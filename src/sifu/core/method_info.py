@@ -136,7 +136,8 @@ class MethodInfo:
         preserves: Rank by the amount of training preserved; among exact methods `auto` prefers the largest, so that no
             client's data decides between them.
         figures: Permission to purge figures after its requests.
-        extra_premises: Premises that its certificates must state, besides those that follow from the other facts.
+        extra_premises: Premises that its certificates must state, besides the premises that follow from the other
+            facts.
     """
 
     name: str

@@ -143,7 +143,7 @@ ENGINES = {
     fact.ON_A_REPEATING_GPU: (Premise("deterministic device", "trusted"),),
     fact.ON_NODES: (Premise("engine", "trusted"),),
 }
-"""Premises by what the bits of a round depend on; none is needed if that is only the participants' data."""
+"""Premises by the inputs that determine the bits of a round; participants' data alone need no premise."""
 RATE_SOURCES: Mapping[RateSource, Status] = {
     "given": "trusted", "others": "met", "forgotten": "assumed", "anew": "met", "fixed": "met"
 }  # fmt: skip

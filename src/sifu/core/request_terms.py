@@ -17,7 +17,7 @@ from sifu.errors import InputError
 from sifu.theory.calibration import check_deliverable, check_noise, noise_multiplier
 
 AUTO = "auto"
-"""Placeholder for the method with the fewest predicted rounds among those that reach the requested level."""
+"""Placeholder for a method that is chosen when the request is executed."""
 MOST_ROUNDS = 10**9
 """Largest number of rounds: more than any training needs, and small enough for the database."""
 

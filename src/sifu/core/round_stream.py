@@ -74,7 +74,7 @@ class RoundsWanted:
         want_gram: True if every round includes its Gram matrix.
         updates_every: Rounds that start at a multiple of this include the clients' updates; 0 for never.
         accuracy: Latest accuracy before the first round.
-        evaluated: Clients to evaluate models on; None for the active ones, empty for no evaluation.
+        evaluated: Clients to evaluate models on; None for the active clients, empty for no evaluation.
     """
 
     stop: StopSpec

@@ -2,7 +2,8 @@
 
 A module may keep state: a step counter, a memory bank, a running maximum in a gradient hook. Every client therefore
 starts with a copy of the original module, with random generators seeded by its position in the run, and with the
-original settings of the process. None of these carries state from one client to the next (docs/theory.md, section 6.6).
+original settings of the process. No state thus passes from one client to the next through them (docs/theory.md, section
+6.6).
 """
 
 from __future__ import annotations

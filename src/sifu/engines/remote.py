@@ -140,7 +140,7 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
         """Continue with a blueprint that contains additional clients.
 
         Args:
-            blueprint: The new blueprint. Its first clients must be the present ones, in the same order.
+            blueprint: The new blueprint. Its first clients must be the present clients, in the same order.
 
         Raises:
             InputError: If the present clients, the layout or the facts would change.
@@ -221,7 +221,7 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
         return draw(self.facts.participation, self.participation_key, setup)
 
     def loses(self, position: Position, active: ClientIndices, participants: ClientIndices) -> bool:
-        """Return whether a round was lost: nobody took part although enough clients were drawn.
+        """Return whether a round was lost: no client took part although enough clients were drawn.
 
         A draw of too few clients does not count as a loss.
         """

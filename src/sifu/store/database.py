@@ -15,7 +15,7 @@ from typing import Any, Self
 from sifu.errors import DiskError, InputError, NoSpaceError, RunDamagedError, SifuError
 
 FIRST_SCHEMA = 10
-"""The oldest schema that can be read. Runs with an earlier one are refused."""
+"""The oldest schema that can be read. Runs with an earlier schema are refused."""
 MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
 """Migration steps, by the schema version they lead to."""
 
@@ -37,7 +37,7 @@ DATABASE = "run.db"
 CLIENTS_FILE = "clients.json"
 """The operator's list of clients, written before the run exists; afterwards the ledger holds it."""
 UNUSABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
-"""Exceptions raised by a damaged database. The second one occurs if SQLite's message quotes names that are not text."""
+"""Exceptions raised by a damaged database. The decoding error occurs if SQLite quotes names that are not text."""
 FAILED_DISK = (
     "the disk failed under the run's database (disk I/O error): check the disk and run the command "
     "again; earlier records are intact"

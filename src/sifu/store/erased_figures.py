@@ -43,7 +43,7 @@ FIGURES = (
     "dropped_models", "dropped_updates", "remaining_models", "source_model", "certified_models", "bytes_kept",
     "source_node", "noise_std",
 )  # fmt: skip
-"""Payload keys of these figures: the models a request could resume from, the one it chose, and the noise."""
+"""Payload keys of these figures: the models that a request could resume from, its choice, and the noise."""
 
 
 def erasure_of_all(events: Sequence[Event]) -> Event | None:

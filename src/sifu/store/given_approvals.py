@@ -90,9 +90,9 @@ def approved_requests(reader: RunReader) -> list[RequestRow]:
 
 
 def leaving_requests(reader: RunReader) -> list[RequestRow]:
-    """Return the waiting requests whose clients are left out: approved ones, and those that a restoration filed again.
+    """Return the waiting requests whose clients are left out: approved requests, and requests that were filed again.
 
-    Requests filed again were executed before the restoration, and their certificates were issued.
+    A restoration files requests again that were executed after the backup; their certificates were issued.
     """
     return _waiting(reader, restored_requests(reader))
 

@@ -197,7 +197,7 @@ class HistoryReader(RunConnection):
             row = by_number[current]
             result.append(row)
             current = row.node.parent
-        # Most paths continue one that was followed before, because a node's parent never changes.
+        # Most paths extend a path that was followed before, and a node's parent never changes.
         path = ([] if current is None else walked[: depths[current] + 1]) + result[::-1]
         if result:
             self._path = (path, {row.node.node: depth for depth, row in enumerate(path)})

@@ -44,7 +44,7 @@ class Message:
 
     @property
     def request(self) -> str:
-        """Id of the request that the message is about: its own id, or the one that a submission states."""
+        """Id of the request that the message is about: the id that a submission states, or else the message's id."""
         return str((self.content or {}).get("request", self.id)) if self.kind == SUBMITTED else self.id
 
 

@@ -157,7 +157,7 @@ def _signed_for(reader: RunReader, remembered: str) -> bool:
 
 
 def check_known_key(reader: RunReader) -> None:
-    """Check that the run's key is the one known here, without remembering anything.
+    """Check the run's key against the key known here, without remembering anything.
 
     Raises:
         RunDamagedError: If the run has another key.
@@ -327,7 +327,7 @@ def tell(target: str, checkpoint: Checkpoint) -> None:
 
 
 class WitnessPost:
-    """Notifier of a run's witnesses: sends the first checkpoint at once, then one at intervals, and the last one."""
+    """Notifier of a run's witnesses, which sends the first checkpoint, further ones at intervals, and the last one."""
 
     def __init__(self) -> None:
         self.targets = witness_targets()

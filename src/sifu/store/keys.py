@@ -90,8 +90,8 @@ def write_key(path: Path, key: Any, *, like_the_old: bool = False) -> str:
     Args:
         path: File to write.
         key: Private key.
-        like_the_old: True if the key replaces an encrypted one. It must then be encrypted as well; the passphrase typed
-            for the old key is used if the environment has none.
+        like_the_old: True if the key replaces an encrypted key. The new key must then be encrypted as well; if the
+            environment has no passphrase, the passphrase typed for the old key is used.
 
     Returns:
         The public key as hex.
@@ -135,7 +135,7 @@ def load_key(folder: Path, public_key: str) -> Any:
     """Return the operator's private key, and check that it matches the run's public key.
 
     Raises:
-        RunDamagedError: If the key cannot be read or is another one.
+        RunDamagedError: If the key cannot be read or does not match.
     """
     try:
         key = read_key(folder / KEY_FILE)
@@ -489,7 +489,7 @@ def unsigned_tail(events: list[Event]) -> tuple[int, int] | None:
 
 
 def check_checkpoints(reader: RunReader, only_last: bool = False) -> Iterator[str]:
-    """Yield a problem for each invalid signature, and for unsigned events that the next signed one does not vouch for.
+    """Yield a problem for each invalid signature, and for unsigned events that no signed event vouches for.
 
     Args:
         reader: Reader of the run.

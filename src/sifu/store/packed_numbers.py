@@ -85,7 +85,7 @@ def unpack(content: bytes | memoryview, kind: np.dtype[np.signedinteger]) -> Num
 
 
 def _halves(values: Numbers) -> tuple[NDArray[np.unsignedinteger], Numbers]:
-    """Return views of the lower halves of little-endian numbers, and of the upper ones in runs."""
+    """Return views of the lower halves of little-endian numbers, and of their upper halves in runs."""
     half = values.dtype.itemsize // 2
     return values.view(f"<u{half}")[::2], values.view(f"<i{half}")[1::2].reshape(-1, RUN)
 

@@ -341,8 +341,8 @@ def joined_remainders(reader: RunReader) -> list[Remainder]:
 def chain_of(reader: RunReader, client: int) -> tuple[int, ...]:
     """Return all indices of a client up to `client`, oldest first.
 
-    A client gets a new index when some of its records are forgotten. A request concerns all of its indices: the model
-    still contains what the client contributed under an earlier one, until a request removes it.
+    A client gets a new index when some of its records are forgotten. A request concerns all of its indices:
+    contributions under an earlier index stay in the model until a request removes them.
     """
     before, chain = reader.remembered("before", lambda: {item.client: item.before for item in _find(reader)}), [client]
     while before.get(chain[-1], client) < chain[-1]:  # indices decrease even in a forged record, so the loop ends
@@ -351,7 +351,7 @@ def chain_of(reader: RunReader, client: int) -> tuple[int, ...]:
 
 
 def plain_name(reader: RunReader, client: int) -> str:
-    """Return the name under which a client first joined, which is the one people know."""
+    """Return the name under which a client first joined, which is the name that people know."""
     return reader.clients()[chain_of(reader, client)[0]].name
 
 

@@ -66,7 +66,7 @@ def recorded_digests(reader: RunReader) -> dict[int, str]:
 
 
 def outlived(reader: RunReader) -> set[int]:
-    """Return the clients whose samples are no longer needed: all forgotten ones, except one that has yet to rejoin.
+    """Return the clients whose samples are no longer needed: forgotten clients, except a client that has yet to rejoin.
 
     A client that lost some records rejoins with the remaining ones. Clients forgotten after a backup count as forgotten
     in a run restored from it, even before their request is executed again.

@@ -59,7 +59,7 @@ class NewUpdates:
 
     @property
     def file(self) -> str:
-        """Name of the file; each rewriting makes a new one."""
+        """Name of the file; each rewriting has a new name."""
         return f"{self.node}.{self.part}.{self.order}.safetensors"
 
     def salted(self, seed: int | None) -> NewUpdates:

@@ -91,7 +91,7 @@ def fetch_timestamps(reader: RunReader, authority: str) -> tuple[list[str], list
     The first failure ends the requests, so that the command does not wait repeatedly for an unavailable authority.
 
     Returns:
-        Names of the new timestamps, names of the missing ones, and the reason.
+        Names of the new timestamps, names of the missing timestamps, and the reason why they are missing.
     """
     came: list[str] = []
     missing: list[str] = []

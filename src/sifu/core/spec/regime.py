@@ -27,7 +27,7 @@ WIDE_PENALTY = 0.01
 
 @dataclass(frozen=True)
 class SentSettings:
-    """Settings that clients on other machines need, besides those of local training and of the model."""
+    """Settings that clients on other machines need, besides the settings of local training and of the model."""
 
     rate: float
     features: FeaturesSpec | None = None
@@ -416,7 +416,7 @@ def add_regime(regime: type[Regime]) -> None:
 
 
 def regime_of(spec: Sections) -> Regime:
-    """Return the regime of a spec: the last one added whose `is_for` accepts it."""
+    """Return the regime of a spec: the most recently added regime whose `is_for` accepts the spec."""
     return next(regime for regime in reversed(_REGIMES) if regime.is_for(spec))(spec)
 
 

@@ -21,7 +21,7 @@ ROW_KINDS = (*HEAD_KINDS, "mlp")
 """Kinds of models whose samples are rows of numbers, not images."""
 
 IMAGE_FEATURES = ("random_convolutions", "pretrained", "transformers", "module")
-"""Feature maps that take images, with values in [0, 1]."""
+"""Feature maps of images with values in [0, 1]; `transformers` and `module` may also take other samples."""
 
 NETWORK_FEATURES = ("pretrained", "transformers", "module")
 """Feature maps computed by networks, which a GPU speeds up."""

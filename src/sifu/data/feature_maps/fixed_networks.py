@@ -315,8 +315,8 @@ class NetworkFeatures(FeatureMap):
     def _check_samples_stay_separate(self, probes: NDArray[Any]) -> None:
         """Refuse a module whose features of a sample depend on other samples, which its statistics would then contain.
 
-        A sample must have the same features, up to rounding, next to another sample, alone, and again after a third
-        one, each time with different states of the generators.
+        A sample must have the same features, up to rounding, in a batch with another sample, alone, and again after a
+        third sample. The generators have a different state each time.
         """
         module = self._fresh()
         together, alone, _, again = (
@@ -370,8 +370,8 @@ class NetworkFeatures(FeatureMap):
             samples: At most one batch of samples.
             module: Module that computes the features.
             seed: Seed of the generators.
-            integers: True to keep samples as integers. By default they are kept if the module accepts nothing else, or
-                if the type of its parameters would round them, because a rounded token id is another token.
+            integers: True to keep samples as integers. By default they are kept if the module accepts only integers, or
+                if the type of its parameters would round them: a rounded token id is another token.
         """
         kind = next((weight.dtype for weight in self.module.parameters()), torch.float32)
         if integers is None:

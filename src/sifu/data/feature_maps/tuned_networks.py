@@ -64,7 +64,7 @@ class TunedNetwork(nn.Module):
         return HEAD_GAIN * scores
 
     def train(self, mode: bool = True) -> TunedNetwork:
-        """Set the training mode of all layers except those that normalise by batch or instance statistics."""
+        """Set the training mode of all layers except batch and instance normalisation."""
         super().train(mode)
         for part in self.modules():
             if isinstance(part, _NormBase):

@@ -143,7 +143,7 @@ def add_profile(
         samples: Number of samples, or a function of the node's context.
         local_steps: Local steps of a round.
         smoothness: Bound on the smoothness of the client's loss, if known.
-        curvature: Lower bound on its curvature, if known.
+        curvature: Lower bound on the curvature of the client's loss, if known.
     """
 
     def trained(message: Message, context: Context) -> tuple[Arrays, int]:

@@ -199,7 +199,7 @@ class Patience:
     """Waiting times of the server, and the number of replies it needs.
 
     `timeout` is the time in seconds for the replies of a round or an evaluation. A round needs `min_replies` replies;
-    more than one couples the clients, which certificates list as an assumption. After `rounds_without_answer` lost
+    a minimum above 1 couples the clients, which certificates list as an assumption. After `rounds_without_answer` lost
     rounds in a row training stops and can be resumed later. `pause` is the time between attempts, and `poll` the
     polling interval. `wait` defines when a round closes early (`server.wait`). A round waits up to `absence` seconds
     until `nodes` nodes, or all clients of the round if they are fewer, are connected: nodes need about a minute after a
@@ -253,7 +253,7 @@ class Messenger:
     ) -> dict[int, int]:
         """Return the nodes of online clients sorted by client, and note offline, busy and late clients.
 
-        With `everybody`, busy clients are included.
+        Busy clients are included only with `everybody`.
         """
         note = self._federation.note
         for client, seconds in self._exchange.late():

@@ -293,7 +293,7 @@ def clip_rows(updates: NDArray[np.floating], clip: float) -> Floats:
 
 @dataclass(frozen=True)
 class Clipping:
-    """Clipping of updates to `clip`, and noise of `noise` times `clip`, from the operating system or seeded."""
+    """Clipping of updates to norm `clip`, and system or seeded noise with standard deviation `noise` * `clip`."""
 
     clip: float
     noise: float

@@ -116,7 +116,7 @@ def _top_eigenvalue_up(extended: Floats, trace: Floats, clients: Sequence[Checke
 
 @dataclass(frozen=True)
 class ClientSizes:
-    """Quantities of each client that determine the allowance; a server needs no other data of its clients.
+    """Quantities of each client that determine the allowance; a server can compute it without clients' data.
 
     `samples` is n and `batch_ratios` is n/b_min. `linear_curvature` defines `smoothness` and `energy`. `target_norms`
     is the largest ||y_row|| (least squares only).

@@ -95,8 +95,8 @@ class LoopTrainer:
     def check_repeats(self, clients: ClientIndices | None = None) -> None:
         """Refuse a user's module whose local training gives a different result when it is repeated.
 
-        Some of `clients` (None: of all) train, then the first of them trains on other labels, then all of them train
-        again in reverse order.
+        Up to `COMPARED` of `clients`, or of all clients, train. The first of them then trains on other labels, and all
+        of them train again in reverse order.
         """
         if self._reused is not None or self._compared or (clients is not None and not len(clients)):
             return

@@ -1,6 +1,6 @@
 """Control of torch's thread count, and TorchScript for sequences of short operations.
 
-After an operation torch's threads wait for the next one in a busy loop for some milliseconds. This is fast for
+After an operation, torch's threads wait in a busy loop for the next operation for some milliseconds. This is fast for
 operations in quick succession, but slows down other users of those cores.
 
 A pass of a network consists of a hundred operations of about twenty microseconds each. Between two of them a thread

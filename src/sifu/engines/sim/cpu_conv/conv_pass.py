@@ -15,8 +15,8 @@ ways:
   Kronecker squares of A', B' and G; their transposes propagate gradients.
 
 Both are exact in exact arithmetic. They are modules so that `threads.scripted` can compile them. Buffers and their
-views are created once for a number of samples and reused: a pass consists of a hundred short operations, and creating
-a view costs as much as starting one.
+views are created once for a number of samples and reused: a pass consists of a hundred short operations, and creating a
+view takes as long as starting an operation.
 """
 
 from __future__ import annotations

@@ -29,9 +29,8 @@ def stored_channels(channels: int) -> int:
 def stored_outputs(channels: int) -> int:
     """Return the stored channels of a convolution's output: a multiple of 8, padded with zeros.
 
-    The weights of padded channels are gaps: zero, with zero gradients. Without the padding, a convolution of 3 channels
-    into 4 after another one, compiled for an H200, gave outputs that were 10 to 30 % off; Triton's interpreter was
-    correct.
+    The weights of padded channels are gaps: zero, with zero gradients. Without the padding, a second convolution from 3
+        to 4 channels, compiled for an H200, gave outputs that were 10 to 30 % off; Triton's interpreter was correct.
     """
     return -(-channels // 8) * 8
 

@@ -343,7 +343,7 @@ class ConvBackward:
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
-        """Run the enclosed kernels after all earlier ones and in parallel with later ones, until `_together`."""
+        """Run the enclosed kernels after all earlier kernels and in parallel with later kernels, until `_together`."""
         if self._side is None:
             yield
             return

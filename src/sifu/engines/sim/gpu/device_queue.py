@@ -82,8 +82,8 @@ _counting = threading.Lock()
 def without_collector() -> Iterator[None]:
     """Disable Python's garbage collector in all threads until the last active context ends.
 
-    A collection may free a graph of an earlier program. Freeing a graph in a thread that captures another one aborts
-    the capture with an error.
+    A collection may free a graph of an earlier program. If a thread frees a graph while it captures another graph, the
+    capture aborts with an error.
     """
     global _pauses, _collects
     with _counting:

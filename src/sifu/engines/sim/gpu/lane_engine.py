@@ -139,7 +139,7 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
             self._group.end(streams)
 
     def _upload(self, model: Vector, dtype: str = "") -> Tensor:
-        """Upload a model in device order, in its own type or another one."""
+        """Upload a model in device order, converted to `dtype` if given."""
         with self._group.queue.here():
             return self._group.queue.upload(self._in_device_order(model).astype(dtype or self.layout.dtype))
 

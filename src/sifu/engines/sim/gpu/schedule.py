@@ -232,7 +232,8 @@ def _batches(own: Tensor, who: Tensor, sizes: Tensor, key: Tensor, smallest: int
 def slots_for(participation: Participation, clients: int) -> int:
     """Return the number of slots for the participants of a round, given the number of clients in a lane.
 
-    Rounds never have more participants, except that a Poisson draw exceeds the slots with negligible probability.
+    A round never has more participants, with one exception: a Poisson draw exceeds the slots with negligible
+        probability.
     """
     if participation.kind == "all":
         return clients
