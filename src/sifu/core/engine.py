@@ -1,7 +1,8 @@
 """Interface of engines, which run rounds; the embedded simulator and Flower are two of them.
 
-A method uses an engine only through this protocol, so every method runs on every engine. Engines know nothing of Psi,
-budgets or stores. They report scalars, rounded so that no bound computed from them is too small.
+A method uses an engine only through this protocol and optional capabilities, so it does not depend on the kind of
+engine. Engines know nothing of Psi, budgets or stores. They report scalars, rounded so that no bound computed from them
+is too small.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Incident:
-    """Something that did not go as requested, for one client or for a whole round (then without a name)."""
+    """Something that did not go as requested, for one client or for a whole round (then `client` is empty)."""
 
     branch: int
     round: int
@@ -203,7 +204,7 @@ class LacksData:
 
 
 class EvaluatesSeveral(ABC):
-    """Capability of an engine for which a message costs more than a model."""
+    """Capability of an engine that can evaluate several models with few messages."""
 
     @abstractmethod
     def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:

@@ -205,7 +205,7 @@ def method_info(name: str) -> MethodInfo:
     """Return the facts about the method of this name.
 
     Raises:
-        InputError: If neither sifu nor an installed package has the method; the message lists the known ones.
+        InputError: If neither sifu nor an installed package has the method; the message lists the known methods.
     """
     info = find_method_info(name)
     if info is None:

@@ -47,7 +47,7 @@ def forgotten_words(clients: Sequence[str], records: int | None) -> str:
 
 
 def approvals_words(missing: int) -> str:
-    """Return how many more approvals a request needs.
+    """Return the number of missing approvals of a request, in words.
 
     >>> approvals_words(1), approvals_words(2)
     ('1 more approval', '2 more approvals')

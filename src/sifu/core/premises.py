@@ -1,7 +1,7 @@
 """Premises of a certificate, and the level that follows from them (docs/theory.md, sections 10, 12.1 and 12.2).
 
 Each premise has one of four statuses: `met` (by construction, or measured as an upper bound), `trusted` (reported by
-clients or declared by the operator; every certificate says so), `assumed` (the level is at most `conditional`) or
+clients or declared by the operator; every certificate states this), `assumed` (the level is at most `conditional`) or
 `failed` (the level is `none`). The level is computed from the premises alone; nobody can set it.
 
 The module first defines the single premises, then the list of premises for each kind of guarantee: a model released

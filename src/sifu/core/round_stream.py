@@ -33,7 +33,7 @@ from sifu.theory.tracking import gram_up
 
 
 def should_stop(stop: StopSpec, rounds: int, accuracy: float | None) -> bool:
-    """Return whether `rounds` rounds are enough, given the accuracy after the last one if it was evaluated."""
+    """Return whether `rounds` rounds are enough, given the accuracy after the last round if it is known."""
     if rounds >= stop.max_rounds:
         return True
     return bool(stop.target > 0 and rounds >= stop.min_rounds and accuracy is not None and accuracy >= stop.target)

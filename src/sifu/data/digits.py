@@ -1,7 +1,8 @@
 """8x8 handwritten digits, shipped with this package.
 
-1,797 images of 8x8 pixels, each a whole number in 0..16, in the order of scikit-learn: the test part of "Optical
-Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak 1998, UCI Machine Learning Repository, CC BY 4.0).
+1,797 images of 8x8 pixels, whose values are whole numbers in 0..16, in the order of scikit-learn: the test part of
+"Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak 1998, UCI Machine Learning Repository, CC BY
+4.0).
 """
 
 from __future__ import annotations

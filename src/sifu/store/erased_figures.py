@@ -1,8 +1,8 @@
 """Figures of rounds that a purge erased, and the values that replace them.
 
 Drifts and smoothness are functions of the data. Somebody who has all other clients' data could use them to check a
-guess of a forgotten record. A purge overwrites the figures of forgotten clients, and of rounds that are no longer in
-the history of any model. From then on Psi is unbounded there; it is still 0 for clients that took no part.
+guess of a forgotten record. A purge overwrites the figures of forgotten clients, and of rounds that are not in the
+history of the current model. From then on Psi is unbounded there; it is still 0 for clients that took no part.
 
 If the operator chooses (`sifu purge --figures`), a purge also erases the figures behind certificates with noise, and
 the parts of events that state them. These certificates are no longer recomputed. The record then names, as the source

@@ -483,7 +483,7 @@ def signed_events(events: list[Event]) -> Iterator[tuple[Event, str]]:
 
 
 def unsigned_tail(events: list[Event]) -> tuple[int, int] | None:
-    """Return the first and last of the events after the last signature, or None if the last event is signed."""
+    """Return the numbers of the first and last event after the last signature, or None if the last event is signed."""
     covered = next((event.seq for event in reversed(events) if event.signature is not None), 0)
     return (covered + 1, events[-1].seq) if covered < len(events) else None
 

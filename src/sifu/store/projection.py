@@ -321,7 +321,7 @@ def _undo(payload: dict[str, Any]) -> Iterator[Change]:
 
 
 _ROWS_TOGETHER = 200
-"""Participations per statement: other threads may run between two statements, which costs more than a row."""
+"""Participations per INSERT statement; other threads may run between two statements, which takes longer than a row."""
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,8 @@ USUAL_COUNT = 512
 def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
     """Return the feature map that a section `[features]` specifies.
 
-    The section may come from another machine. Nothing is written to disk, and a module that it names runs only if this
-    process allowed it.
+    The section may come from another machine. A module that it names runs only if this process allowed it. Nothing is
+    written to disk, except that a model on the Hugging Face hub may be downloaded.
 
     >>> specified_map(FeaturesSpec(kind="projection"), (13,)).features
     512

@@ -7,8 +7,8 @@ samples have the same digest everywhere. A map that uses a network is not exact:
 and proofs hold for the statistics that were sent.
 
 This module also holds the maps for rows of numbers: the inputs themselves, a random projection, and random Fourier
-features. All three are exact: inputs are first rounded to multiples of 2^-16 (bytes are not rounded), and all later
-steps are integer arithmetic.
+features. All three are exact: inputs are first rounded to multiples of 2^-16 (bytes only for Fourier features), and all
+later steps are integer arithmetic or operations that IEEE 754 rounds in one way.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class KeyRoster:
         for node in self._grid.get_nodes():
             try:
                 name = self.names.get(key_fingerprint(bytes(node.public_key or b"")))
-            except InputError:  # SuperLink registers nodes with keys that we cannot parse
+            except InputError:  # SuperLink also registers nodes with keys that cannot be parsed
                 name = None
             if name is not None:
                 nodes_of.setdefault(name, []).append(int(node.node_id))

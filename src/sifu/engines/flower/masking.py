@@ -57,7 +57,7 @@ from sifu.theory.closed_form import Rows, Statistics
 from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up, up
 
 HEADROOM_BITS = 10
-"""An update's entries may reach 2^10 times the largest parameter of the starting model, or 2^10 if that is larger."""
+"""Headroom in doublings: an update's entries may reach 2^10 times max(1, largest parameter of the starting model)."""
 SUM_BITS = 61
 
 

@@ -1,10 +1,11 @@
 """Data of the embedded clients, checked once and stored in padded tensors, and the losses of linear models.
 
-Every client is padded to a number of rows that depends only on its own number of samples (`padded_rows`). Clients with
-equal padding form a block. A round works on parts of blocks, and the parts depend only on the participants. The shape
-of every operation, and so every last bit of the result, is therefore the same whether or not a client that does not
-take part exists (docs/theory.md, section 6.6). Padding rows are zeros with weight zero, and each client's data is
-stored once. The size of a part is limited, so a round allocates little memory however many clients take part.
+Every client is padded to a number of rows that depends only on its own number of samples and the batch size
+(`padded_rows`). Clients with equal padding form a block. A round works on parts of blocks, and the parts depend only on
+the participants. The shape of every operation, and so every last bit of the result, is therefore the same whether or
+not a client that does not take part exists (docs/theory.md, section 6.6). Padding rows are zeros with weight zero, and
+each client's data is stored once. The size of a part is limited, so a round allocates little memory however many
+clients take part.
 
 Clients of similar size are adjacent in memory, in the element type of training, so that one call trains many of them.
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 BLOCK = 4096
 KEPT_BYTES = 1 << 29
-"""Size of the feature cache: 32,000 samples of 2,048 features; features beyond it are recomputed."""
+"""Size of the feature cache in bytes, enough for 65,536 samples of 2,048 features; further features are recomputed."""
 
 
 PROBED = 128

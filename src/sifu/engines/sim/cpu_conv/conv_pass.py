@@ -141,7 +141,7 @@ class DenseTiles(Tiles):
         torch.bmm(self._four_times, prepared, out=self._flat_planes)
 
     def backward(self, prepared: Tensor, weight_gradient: Tensor) -> None:
-        """Compute the gradient of the weights (3, 3, in, out), and of the images if wanted, from that of `planes`."""
+        """Turn the gradient in `planes` into gradients of the weights (3, 3, in, out) and, if wanted, of the images."""
         torch.bmm(self._four_times_transposed, self._flat_planes, out=self._spread_gradient)
         torch.add(self._kernels[0], self._kernels[1], out=weight_gradient)
         weight_gradient.add_(self._kernels[2]).add_(self._kernels[3])
@@ -205,7 +205,7 @@ class WinogradTiles(Tiles):
         torch.mm(self._to_tiles, self._product_rows, out=self._plane_rows)
 
     def backward(self, prepared: Tensor, weight_gradient: Tensor) -> None:
-        """Compute the gradient of the weights (3, 3, in, out), and of the images if wanted, from that of `planes`."""
+        """Turn the gradient in `planes` into gradients of the weights (3, 3, in, out) and, if wanted, of the images."""
         torch.mm(self._from_tiles, self._plane_rows, out=self._product_rows)
         torch.bmm(self._patches_transposed, self._products, out=self._weight_gradient16)
         torch.mm(self._to_weights, self._weight_gradient_rows, out=weight_gradient.view(9, -1))

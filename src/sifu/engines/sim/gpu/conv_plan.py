@@ -232,7 +232,7 @@ class ConvPlan:
         return samples, layer.height_out + 2 * border, layer.width_out + 2 * border, layer.channels_out
 
     def tiles(self, kernel: Literal["convolve", "input", "weight"], number: int) -> Tiles:
-        """Return block sizes that measured well on an H200."""
+        """Return block sizes that were fast on an H200."""
         layer = self.layout.convolutions[number]
         if kernel == "convolve":
             if layer.channels_in <= 4:

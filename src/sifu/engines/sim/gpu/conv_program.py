@@ -1,8 +1,8 @@
 """Rounds of a `ConvNet` for many lanes at once, in captured graphs of one or several rounds (`CapturedRounds`).
 
 A lane is one run, or one group of a run, with its own model, clients, schedule and origin. All lanes of a program share
-the network, the data and the local training. `run` advances every lane by `rounds` rounds; the models after each round
-stay on the device.
+the network, one table of samples and the local training. `run` advances every lane by `rounds` rounds; the models after
+each round stay on the device.
 
 A local step is a sequence of kernel launches: forward pass of every slot, backward pass, and SGD step.
 """

@@ -11,7 +11,7 @@ first require a way to recognise steps that no graph can replay.
 
 `torch.func` turns a module into a function of its flat parameter vector, differentiates it and maps it over models,
 each with its own samples. Side effects, such as drawing random numbers or updating batch statistics, cannot be mapped.
-Such modules are refused, and the plain loop trains them.
+Such modules are refused here; on a CPU the plain loop trains them.
 """
 
 from __future__ import annotations

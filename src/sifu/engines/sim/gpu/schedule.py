@@ -3,9 +3,9 @@
 The draws equal the draws of `sifu.theory.participation`, so that all engines share a schedule. Integer arithmetic in
 torch wraps modulo 2^64, as in numpy; `_shift` implements logical shifts.
 
-Only slots that hold a client are trained. A lane has as many slots as it can have participants. Groups of unequal size
-or a random number of participants leave some slots empty, and training an empty slot costs as much as a full one. The
-slots of all lanes are therefore packed into `width` places: occupied slots first, ordered by lane and slot.
+A lane has as many slots as it can have participants. Groups of unequal size or a random number of participants leave
+some slots empty, and training an empty slot costs as much as a full one. `Packing` therefore packs the slots of all
+lanes into `width` places: occupied slots first, ordered by lane and slot.
 """
 
 from __future__ import annotations
