@@ -10,7 +10,7 @@ blocks, so the bits do not depend on the number of threads. The bounds are the s
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,10 @@ MOST_THREADS = 4
 """Maximum number of threads; more would wait for memory."""
 
 
+WeightedMean = Callable[..., Floats]
+"""Function of weights and rows that writes the weighted mean to its argument `out`."""
+
+
 @dataclass(frozen=True)
 class _BlockSums:
     """Sums over one block: squared distance of each row to the mean, ||mean||^2, ||mean - start||^2 and Gram matrix."""
@@ -40,7 +44,12 @@ class _BlockSums:
 
 
 def average_replies(
-    replies: Sequence[Vector | ModelPieces], start: Vector, samples: Integers, want_gram: bool
+    replies: Sequence[Vector | ModelPieces],
+    start: Vector,
+    samples: Integers,
+    want_gram: bool,
+    *,
+    in_order: bool = False,
 ) -> Average:
     """Return the mean of `replies` minus `start`, and an upper bound on each reply's distance to the mean.
 
@@ -49,12 +58,14 @@ def average_replies(
         start: The model that the round started from.
         samples: Number of samples of each participant.
         want_gram: True to compute the Gram matrix.
+        in_order: True to add the weighted replies one by one, which gives the bits of the embedded engine's loop.
     """
     rows = [reply if isinstance(reply, ModelPieces) else ModelPieces((reply,)) for reply in replies]
     count, size = len(rows), start.size
     weights = samples / samples.sum()
     step = np.empty(size)
-    blocks = _in_threads(rows, weights, start, step, want_gram)
+    weighted_mean = _one_by_one if in_order else np.matmul
+    blocks = _in_threads(rows, weights, start, step, want_gram, weighted_mean)
     distances, gram = np.zeros(count), np.zeros((count, count)) if want_gram else None
     with np.errstate(over="ignore", invalid="ignore"):
         for block in blocks:
@@ -66,7 +77,7 @@ def average_replies(
     mean_norm = root_up(sum(block.mean for block in blocks), size)
     step_norm = root_up(sum(block.step for block in blocks), size)
     if mean_norm is None or step_norm is None or not trusted.all():  # a square over- or underflowed
-        mean = _whole_mean(rows, weights, size)
+        mean = _whole_mean(rows, weights, size, weighted_mean)
         doubtful = np.flatnonzero(~np.isfinite(norms)).tolist()
         bad = tuple(place for place in doubtful if not np.isfinite(np.asarray(rows[place])).all())
         if bad or not np.isfinite(mean).all():
@@ -85,12 +96,17 @@ def average_replies(
 
 
 def _in_threads(
-    rows: Sequence[ModelPieces], weights: Floats, start: Vector, step: Floats, want_gram: bool
+    rows: Sequence[ModelPieces],
+    weights: Floats,
+    start: Vector,
+    step: Floats,
+    want_gram: bool,
+    weighted_mean: WeightedMean,
 ) -> list[_BlockSums]:
     """Return the sums of all blocks in order; write mean - start into `step`."""
     width = _width(rows, start.size)
     firsts = range(0, start.size, width)
-    work = partial(_walk, rows, weights, start, step, want_gram)
+    work = partial(_walk, rows, weights, start, step, want_gram, weighted_mean)
     threads = min(len(firsts), len(os.sched_getaffinity(0)), MOST_THREADS)
     if len(firsts) < 2:
         return work(firsts)
@@ -101,11 +117,17 @@ def _in_threads(
 
 
 def _walk(
-    rows: Sequence[ModelPieces], weights: Floats, start: Vector, step: Floats, want_gram: bool, firsts: range
+    rows: Sequence[ModelPieces],
+    weights: Floats,
+    start: Vector,
+    step: Floats,
+    want_gram: bool,
+    weighted_mean: WeightedMean,
+    firsts: range,
 ) -> list[_BlockSums]:
     sums = []
     with np.errstate(over="ignore", invalid="ignore"):
-        for first, block, mean in _blocks(rows, weights, start.size, firsts):
+        for first, block, mean in _blocks(rows, weights, start.size, weighted_mean, firsts):
             here = slice(first, first + mean.size)
             np.subtract(mean, start[here].astype(np.float64), out=step[here])
             lengths = sum_of_squares(mean), sum_of_squares(step[here])
@@ -116,7 +138,7 @@ def _walk(
 
 
 def _blocks(
-    rows: Sequence[ModelPieces], weights: Floats, size: int, firsts: range
+    rows: Sequence[ModelPieces], weights: Floats, size: int, weighted_mean: WeightedMean, firsts: range
 ) -> Iterator[tuple[int, Floats, Floats]]:
     """Yield each block's first index, rows in float64, and weighted mean; the next block overwrites both arrays."""
     width = _width(rows, size)
@@ -126,16 +148,26 @@ def _blocks(
         block, mean = held[:, :length], means[:length]
         for place, row in enumerate(rows):
             row.read(first, block[place])
-        yield first, block, np.matmul(weights, block, out=mean)
+        weighted_mean(weights, block, out=mean)
+        yield first, block, mean
+
+
+def _one_by_one(weights: Floats, rows: Floats, *, out: Floats) -> Floats:
+    """Write the sum of the weighted rows into `out`; each product and each sum is rounded, in the order of the rows."""
+    np.multiply(weights[0], rows[0], out=out)
+    for weight, row in zip(weights[1:], rows[1:], strict=True):
+        out += weight * row
+    return out
 
 
 def _width(rows: Sequence[ModelPieces], size: int) -> int:
     return max(1, min(size, BLOCK_WORDS // len(rows)))
 
 
-def _whole_mean(rows: Sequence[ModelPieces], weights: Floats, size: int) -> Floats:
+def _whole_mean(rows: Sequence[ModelPieces], weights: Floats, size: int, weighted_mean: WeightedMean) -> Floats:
     whole = np.empty(size)
     with np.errstate(over="ignore", invalid="ignore"):
-        for first, _, mean in _blocks(rows, weights, size, range(0, size, _width(rows, size))):
+        firsts = range(0, size, _width(rows, size))
+        for first, _, mean in _blocks(rows, weights, size, weighted_mean, firsts):
             whole[first : first + mean.size] = mean
     return whole

@@ -138,6 +138,7 @@ def _blueprint_of_tuned_head(
         replies=ReplyRules(spec.server.rejected, spec.server.update_bound),
         evaluates=False,
         head=None,
+        in_order=True,
     )
     return replace(of_head, head=replace(of_head.head, tuning=tuning, networks=tuned.networks)), settled
 

@@ -79,7 +79,8 @@ class Blueprint:
 
     `rounding` bounds the floating-point error of a round, given the norm of its starting model and its participants
     (None: no bound is proven). `plan` is part of every message. `several` means that all clients can evaluate several
-    models per message. `head` is set if clients send statistics for a closed-form head instead of models.
+    models per message. `head` is set if clients send statistics for a closed-form head instead of models. `in_order`
+    means that models are averaged in the order of the embedded engine, so that both engines make the same bits.
 
     The remaining fields serve clients that were not written for sifu. `carried` holds integer arrays that accompany the
     model unchanged. `config` is added to every message; evaluations use `evaluate_config` instead if it is given.
@@ -102,6 +103,7 @@ class Blueprint:
     metrics: MetricNames = USUAL_METRICS
     evaluates: bool = True
     head: HeadPlan | None = None
+    in_order: bool = False
 
 
 class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRounds, LosesRounds):
@@ -290,4 +292,5 @@ class OpenRound(RemoteRound):
         return replace(average, rounding=rounding)
 
     def _average_models(self, setup: RoundSetup, accepted: AcceptedModels) -> Average:
-        return average_replies(accepted.models, setup.start, self.samples[accepted.participants], setup.want_gram)
+        samples, in_order = self.samples[accepted.participants], self._engine.blueprint.in_order
+        return average_replies(accepted.models, setup.start, samples, setup.want_gram, in_order=in_order)
