@@ -7,6 +7,7 @@ faster implementations are tested.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -57,7 +58,8 @@ class LoopTrainer:
         self._shared = shared_state(self._pristine, *self._users) if users else {}
         self._compared: dict[int, Tensor] = {}
         """First training result of some clients, starting from `_compared_from`."""
-        self._try_forward(clients[0], plan.outputs)
+        self._score_width = self._try_forward(clients[0], plan.outputs)
+        """Number of scores that the module gives for a sample."""
 
     def _put_samples(self, clients: Sequence[CheckedClient]) -> list[tuple[Tensor, Tensor]]:
         """Return each client's samples and targets on the device."""
@@ -198,13 +200,24 @@ class LoopTrainer:
         """Return the loss; a user's own loss is copied."""
         return fresh_loss(self._users[0]) if self._users else self._model.loss
 
-    def _try_forward(self, client: CheckedClient, outputs: int) -> None:
-        """Refuse a module that cannot process the clients' samples before any round starts."""
+    @contextmanager
+    def _settings(self) -> Iterator[None]:
+        """Set what the device needs for computing with the module; nothing by default."""
+        yield
+
+    def _first_batch(self) -> tuple[Tensor, Tensor]:
+        """Return samples and targets of the first client, for a trial."""
         x, y = self._data[0]
+        return x[:2], y[:2]
+
+    def _try_forward(self, client: CheckedClient, outputs: int) -> int:
+        """Return the number of scores per sample; refuse a module that cannot process the clients' samples."""
+        x, y = self._first_batch()
         module = fresh_copy(self._pristine).eval()
         try:
             with torch.no_grad(), fixed_generators(0, self._device):
-                scores = module(x[:2])
+                with self._settings():
+                    scores = module(x)
                 if not isinstance(scores, Tensor):
                     raise InputError(
                         f"the model gives a {type(scores).__name__} for a batch of samples: its forward must return "
@@ -212,7 +225,7 @@ class LoopTrainer:
                     )
                 enough = scores.numel() // scores.shape[0] >= outputs
                 if enough:
-                    self._loss()(scores, y[:2])
+                    self._loss()(scores.to(x.dtype) if x.is_floating_point() else scores, y)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(
                 f"the model cannot take the samples of client {client.name!r} (shape {client.x.shape[1:]}, "
@@ -220,6 +233,7 @@ class LoopTrainer:
             ) from error
         if not enough:
             raise InputError(f"the model has outputs of shape {tuple(scores.shape[1:])}, {outputs} are needed")
+        return scores.shape[1] if scores.ndim > 1 else 1
 
 
 def refuse_another_result(first: Tensor, again: Tensor) -> None:

@@ -70,9 +70,7 @@ class CapturedLoop(LoopTrainer):
         super().__init__(model, clients, plan, device)
         self._queue = DeviceQueue(self._device)
         self._sizes, self._firsts = plan.samples, np.cumsum(plan.samples) - plan.samples
-        with torch.no_grad(), fixed_generators(0, self._device):
-            width = fresh_copy(self._pristine).eval()(self._samples[-1:]).shape[1]
-        self._encoded = model.objective.encode(self._targets, width, self._samples.dtype)
+        self._encoded = model.objective.encode(self._targets, self._score_width, self._samples.dtype)
         self.why_uncaptured = self._why_never_captured()
         self._lane_count, size = lanes, sum(parameter.numel() for parameter in self._pristine.parameters())
         rows = max(lanes, RESULT_BYTES // (size * self._samples.element_size()))
@@ -93,6 +91,12 @@ class CapturedLoop(LoopTrainer):
         self._targets = torch.from_numpy(np.concatenate([*targets, none])).to(self._device)
         parts = torch.split(self._samples, [*sizes, DRAWN]), torch.split(self._targets, [*sizes, DRAWN])
         return list(zip(*parts, strict=True))[:-1]
+
+    def _first_batch(self) -> tuple[Tensor, Tensor]:
+        """Return a batch of the steps' size: libraries compile their kernels for each size."""
+        x, y = self._data[0]
+        rows = torch.arange(self._training.batch_size or FILLED, device=self._device) % min(2, len(x))
+        return x[rows], y[rows]
 
     def train(
         self, start: Vector, position: Position, participants: ClientIndices, steps: int
