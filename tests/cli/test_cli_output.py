@@ -282,7 +282,7 @@ def test_the_status_says_when_psi_rests_on_an_assumption(cli: Command, own_train
     ):
         sifu.train(small_spec(stop={"max_rounds": 1}, **more), run=tmp_path / name)
         told[name] = " ".join(cli("status", tmp_path / name).out.split())
-    assert "If what the certificates of this run name as assumed holds, Psi bounds" in told["assumed"]
+    assert "If the assumptions in the certificates of this run hold, Psi bounds" in told["assumed"]
     assert "it bounds nothing" in told["population"]
 
 

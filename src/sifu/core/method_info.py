@@ -173,7 +173,7 @@ METHOD_INFOS: dict[str, MethodInfo] = {
         ),
         _noised(
             "closed_form",
-            "take the client out of the sum a ridge head is solved from, solve again: exact, no rounds or one",
+            "remove the client from the sum of a ridge head and solve again: exact, at most one round",
             starts_from="fresh",
             preserves=60,
             figures="unused",
@@ -181,7 +181,7 @@ METHOD_INFOS: dict[str, MethodInfo] = {
         ),
         _noised(
             "groups",
-            "merge the groups that never held the client, go on with everyone who stays: exact",
+            "merge the groups that never held the client, continue with the remaining clients: exact",
             starts_from="merge",
             preserves=50,
             figures="unused",

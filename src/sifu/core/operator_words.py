@@ -75,6 +75,6 @@ def psi_words(status: str) -> str:
     """
     bounds = "Psi bounds how far a client can have moved the current model"
     return {
-        "assumed": f"If what the certificates of this run name as assumed holds, {bounds}",
-        "failed": "Psi is what the authors' code counts (accounting population); it bounds nothing",
+        "assumed": f"If the assumptions in the certificates of this run hold, {bounds}",
+        "failed": "Psi is computed as in the authors' code (accounting population); it bounds nothing",
     }.get(status, bounds)

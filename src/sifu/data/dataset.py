@@ -169,7 +169,7 @@ def scale_features(
     if images.dtype == np.uint8:
         features = _scale_bytes(images, (scale or Scale(255.0)).of(normalise), np.dtype(dtype), normalise)
     elif scale is None:
-        with np.errstate(over="ignore"):  # values that overflow float32 become Inf and are refused with their client
+        with np.errstate(over="ignore"):  # values that overflow float32 become Inf, which a later check refuses
             features = np.ascontiguousarray(images.astype(dtype))
     else:
         raise InputError(

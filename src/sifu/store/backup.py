@@ -125,10 +125,10 @@ def _unpack(file: Path, staged: Path) -> None:
             members = archive.infolist()
             names = [member.filename for member in members]
             if len(names) > MOST_FILES or len(set(names)) != len(names):
-                raise ValueError("it has too many files, or one twice")
+                raise ValueError("it has too many files, or a file twice")
             listed = _manifest(archive)
             if set(names) != {*listed, MANIFEST}:
-                raise ValueError("its files are not those of its list")
+                raise ValueError("its files differ from its list of files")
             for member in members:
                 if member.filename != MANIFEST:
                     _unpack_one(archive, member, listed[member.filename], staged / member.filename)
@@ -156,14 +156,14 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, dict[str, Any]]:
         raise ValueError("its list of files is not valid")
     for name, entry in listed.items():
         if not NAME.fullmatch(name) or not isinstance(entry["bytes"], int) or not isinstance(entry["digest"], str):
-            raise ValueError(f"its list of files names {name[:60]!r}")
+            raise ValueError(f"its list of files has the invalid entry {name[:60]!r}")
     return listed
 
 
 def _unpack_one(archive: zipfile.ZipFile, info: zipfile.ZipInfo, listed: dict[str, Any], target: Path) -> None:
     """Unpack one file without reading more bytes than the list states."""
     if info.compress_type != zipfile.ZIP_STORED or info.file_size != listed["bytes"]:
-        raise ValueError(f"{info.filename} is compressed, or not as long as the list says")
+        raise ValueError(f"{info.filename} is compressed, or does not have the length in the list")
     digest, left = hashlib.sha256(), int(listed["bytes"])
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with archive.open(info) as stream, os.fdopen(descriptor, "wb") as output:
@@ -177,7 +177,7 @@ def _unpack_one(archive: zipfile.ZipFile, info: zipfile.ZipInfo, listed: dict[st
         output.flush()
         os.fsync(output.fileno())
     if digest.hexdigest() != listed["digest"]:
-        raise ValueError(f"{info.filename} is not what the list says")
+        raise ValueError(f"{info.filename} does not have the digest in the list")
 
 
 def _digest(path: Path) -> str:

@@ -19,7 +19,7 @@ BEHIND = datetime.timedelta(hours=1)
 LATEST_SECONDS = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC).timestamp()
 AHEAD = datetime.timedelta(days=366)
 """Longest pause of a run after which its clock need not be confirmed."""
-WAY_OUT = "If the clock is right now, sifu sign DIR --clock says so permanently; otherwise set it first"
+WAY_OUT = "If the clock is right now, record that with sifu sign DIR --clock; otherwise set it first"
 
 
 def current_time() -> datetime.datetime:
@@ -71,7 +71,7 @@ def check_order_of_times(events: Sequence[Event]) -> Iterator[str]:
     for before, after in itertools.pairwise(events):
         if after.kind == CLOCK_SET:
             if after.content.get("before") != before.time:
-                yield f"clock: event {after.seq} sets the clock and names another time than that of event {before.seq}"
+                yield f"clock: event {after.seq} confirms the clock but does not name the time of event {before.seq}"
         elif after.time < before.time:
             yield f"ledger: event {after.seq} is dated before event {before.seq}: {after.time[:20]}, {before.time[:20]}"
         elif time_of(after.time) - time_of(before.time) > AHEAD:

@@ -96,7 +96,7 @@ def open_database(folder: Path, *, migrating: bool = False) -> sqlite3.Connectio
         if rest_of_a_run(folder):
             raise RunDamagedError(
                 f"{folder} holds a run whose {DATABASE} is missing. Restore it from a backup (sifu restore); do not "
-                "remove or train anything here before"
+                "remove or train anything here until then"
             )
         if (folder / CLIENTS_FILE).is_file():
             raise InputError(

@@ -2,7 +2,8 @@
 
 Drifts and smoothness are functions of the data. Somebody who has all other clients' data could use them to check a
 guess of a forgotten record. A purge overwrites the figures of forgotten clients, and of rounds that are not in the
-history of the current model. From then on Psi is unbounded there; it is still 0 for clients that took no part.
+history of the current model. From then on, Psi is unbounded for the participants of these rounds; it is still 0 for
+clients that took no part.
 
 If the operator chooses (`sifu purge --figures`), a purge also erases the figures behind certificates with noise, and
 the parts of events that state them. These certificates are no longer recomputed. The record then names, as the source
@@ -172,10 +173,10 @@ def check_rest(events: Sequence[Event]) -> Iterator[str]:
         return
     before = events[: purge.seq - 1]
     if digest_of_rest(before) != purge.content[ALL_FIGURES]["events"]:
-        yield f"ledger: what is left of earlier events is not what the purge at event {purge.seq} left of them"
+        yield f"ledger: earlier events are not in the state in which the purge at event {purge.seq} left them"
     for event, payload in without_figures(before, purge.content[ALL_FIGURES]["models"]):
         if payload != event.payload or (not event.nonce and event.kind not in WITH_FIGURES):
-            yield f"ledger: event {purge.seq} erased the figures of event {event.seq}, and they are there again"
+            yield f"ledger: event {purge.seq} erased the figures of event {event.seq}, and they are present again"
 
 
 def kept_nodes(reader: RunReader, tip: int, *, by_choice: bool) -> set[int]:

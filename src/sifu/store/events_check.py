@@ -343,7 +343,7 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
     if any((file,) in before.rows[what] for what in ("updates", "statistics") for file in written):
         yield "records a file of updates or statistics twice"
     if any(row["node"] != tip_after for row in content.get("statistics", [])):
-        yield "records statistics of another node than its last one"
+        yield "records statistics that do not belong to its last node"
 
 
 def _badly_undone(content: dict[str, Any], before: ReplayedTables, past: _Past) -> Iterator[str]:
@@ -394,13 +394,13 @@ def _out_of_line(kind: str, rows: dict[str, Any], tip: int, by_number: Mapping[i
             yield "records noise in a round"
     elif kind == GROUP_ROUNDS:
         if any(node.kind != "group" or node.noise_std != 0.0 or node.order != 0 for node in nodes):
-            yield "records other nodes than the models of groups"
+            yield "records nodes that are not models of groups"
     elif (
         len(nodes) != 1
         or nodes[0].kind in ("round", "group")
         or (nodes[0].parent is None) != (nodes[0].kind == "initial")
     ):
-        yield "records another node than the one model it makes"
+        yield "records more or other nodes than the one model it makes"
     elif kind == "merged" and (nodes[0].kind, nodes[0].order, nodes[0].branch) != ("merge", 0, 0):
         yield "does not merge the groups of the first training"
     elif kind == "run created" and (nodes[0].kind, nodes[0].order, nodes[0].noise_std) != ("initial", 0, 0.0):

@@ -229,7 +229,7 @@ def remove_files(paths: Sequence[Path]) -> None:
     for folder in sorted({path.parent for path in paths}):
         sync_folder(folder)
     for path in linked:
-        log.warning("%s was deleted, and a hard link elsewhere still has its content: delete that, too", path)
+        log.warning("%s was deleted, but a hard link elsewhere still has its content: delete the link as well", path)
 
 
 def _unlink(path: Path) -> int:

@@ -141,12 +141,12 @@ def key_problem(reader: RunReader) -> str | None:
     if key != earlier.keys[-1] and not _signed_for(reader, earlier.keys[-1]):
         return (
             f"key: run {run} is known here ({path}) by the key {earlier.keys[-1]}, and is now signed with {key}, for "
-            f"which that key did not sign: its history was rewritten, or is an older one. {way_out}"
+            f"which that key did not sign: its history was rewritten, or an older state was restored. {way_out}"
         )
     if earlier.encrypted and (reader.folder / KEY_FILE).is_file() and not is_encrypted(reader.folder):
         return (
-            f"key: {KEY_FILE} of run {run} was encrypted when it was last used here, and now lies there without a "
-            f"passphrase. Put the encrypted one back. {way_out}"
+            f"key: {KEY_FILE} of run {run} was encrypted when it was last used here, and is now stored without a "
+            f"passphrase. Put the encrypted file back. {way_out}"
         )
     return None
 
@@ -430,7 +430,7 @@ def _not_in_the_run(path: Path, checkpoint: Checkpoint, last: int) -> str:
     if seq > last:
         return (
             f"witness: {path} has event {seq} of {checkpoint.time}, the run ends at event {last}: an older state was "
-            "put back, or its end was taken away"
+            "put back, or its last events were removed"
         )
     return (
         f"fork: {path} has another event {seq} than the run, signed with the operator's key: the history was rewritten "

@@ -272,7 +272,7 @@ def check_head_file(reader: RunReader) -> Iterator[str]:
         content = read_plain(reader.folder / HEAD_FILE).decode("ascii")
     except FileNotFoundError:
         yield (
-            f"the file {HEAD_FILE} is missing, so nothing says whether this is the latest state of the run. If it is, "
+            f"the file {HEAD_FILE} is missing, so it is unknown whether this is the latest state of the run. If it is, "
             "sifu sign writes the file again"
         )
         return

@@ -33,7 +33,7 @@ def check_record(reader: RunReader) -> None:
     """Check ledger and tables of a run before anything is added to them.
 
     Raises:
-        RunDamagedError: If they were changed.
+        RunDamagedError: If the ledger or a table was changed.
     """
     # The last signature covers all events before it; verification checks the other signatures as well.
     last_signature = partial(check_checkpoints, only_last=True)

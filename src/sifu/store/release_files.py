@@ -80,7 +80,7 @@ def released_content(reader: RunReader) -> bytes:
     """
     if release_noise(reader) == 0.0:
         if lacks_head(reader):
-            raise InputError("the run has no head since its last request was ended: solve one with sifu release")
+            raise InputError("the run has no head since its last request ended: solve one with sifu release")
         return reader.model_content(reader.tip)
     row = _latest(reader)
     return files.read_content(

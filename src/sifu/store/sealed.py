@@ -123,7 +123,7 @@ def check_sealed(reader: RunReader) -> Iterator[str]:
                 "commits to"
             )
         elif not set(read_json(content)) <= set(SEALED_KEYS) or canonical_json(read_json(content)) != content.encode():
-            yield f"ledger: the sealed part of event {event.seq} holds other things than figures of its kind"
+            yield f"ledger: the sealed part of event {event.seq} has keys other than figures, or is not canonical JSON"
     for seq in sorted(stored):
         yield f"ledger: there is a sealed part with seq {seq}, an event that does not exist"
 

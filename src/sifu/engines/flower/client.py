@@ -183,14 +183,14 @@ class FunctionClient:
         """Call the training function once; refuse a number of steps other than `local_steps`."""
         if instruction.steps != self.local_steps:
             raise InputError(
-                f"{instruction.steps} local steps were asked for, this client always does {self.local_steps}"
+                f"{instruction.steps} local steps were requested, but this client always takes {self.local_steps}"
             )
         return self.train_arrays(model), self.samples
 
     def evaluate(self, model: Arrays, instruction: Instruction) -> tuple[int, int, float]:
         """Return samples, correct predictions and the summed loss."""
         if self.evaluate_arrays is None:
-            raise InputError("this client evaluates nothing")
+            raise InputError("this client does not evaluate models")
         correct, loss_sum = self.evaluate_arrays(model)
         return self.samples, correct, loss_sum
 

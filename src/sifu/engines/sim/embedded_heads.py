@@ -241,7 +241,9 @@ class HeadsOnDevice(ClosedFormFederation):
     _repeated = False
 
     def sent_by(self, client: int) -> Statistics | Rows:
-        """Return the statistics or the rows of a client; check first, once, that the device repeats features exactly.
+        """Return the statistics or the rows of a client.
+
+        The first call also checks that the device repeats the features of some samples bit for bit.
 
         Raises:
             InputError: If the features differ the second time.
