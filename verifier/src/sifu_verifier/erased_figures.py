@@ -24,7 +24,7 @@ FIGURES = {"dropped_models", "dropped_updates", "remaining_models", "source_mode
 
 
 def check_rest(run: RunFolder) -> None:
-    """Check the remains of events before a purge of all figures: no figures, and the recorded digest (section 6e)."""
+    """Check events before a purge of all figures: their figures are gone, and the digest is right (section 6e)."""
     digest, tip = hashlib.sha256(), None
     for event in run.tables["events"][: max(run.wish - 1, 0)]:
         payload, at = parsed(event["payload"]), f"event {event['seq']}"

@@ -35,7 +35,7 @@ def check_models(run: RunFolder) -> None:
             continue
         tensors = tensors_of(data, number)
         vectors[row["node"]] = np.concatenate([tensors[n] for n in json.loads(run.entries["layout"])["names"]])
-    for node, vector in vectors.items():  # not in the document: check that each model fits its record
+    for node, vector in vectors.items():  # section 5: compare how far each model moved with its record
         row, start = run.nodes[node], vectors.get(run.nodes[node]["parent"])
         if row["kind"] == "merge":
             check_merged_model(run, node, vectors, number)

@@ -52,7 +52,8 @@ def check_dropped_statistics(
 ) -> None:
     """Check the sums that a request left in a run with tuned networks (section 5b).
 
-    A sum over blocks continues without the blocks of erased networks. A sum over a merge that lost a network is erased.
+    A sum over blocks continues without the blocks of erased networks. If a network of a merge is erased, the sum is
+    erased as well and not replaced.
 
     Args:
         run: Run folder to verify.

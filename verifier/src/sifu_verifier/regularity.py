@@ -25,7 +25,7 @@ def regularity(client: Row, facts: Row, spec: Row) -> tuple[float, float]:
     if spec["regularity"]["kind"] == "assumed":
         return spec["regularity"]["factor"] ** steps, 1.0
     beta, mu = client["smoothness"], client["curvature"]
-    if beta is None:  # not in the document, and neither is an unknown mu
+    if beta is None:  # the document defines P_i neither for an unknown beta nor for an unknown mu
         return math.inf, 1.0
     mu, x = -beta if mu is None else mu, eta * beta
     if rho == 0:

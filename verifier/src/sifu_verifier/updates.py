@@ -96,7 +96,7 @@ def check_updates_of_request(run: RunFolder, request: Row, active: list[int], hi
         rounds = len(replayed)
     stay |= {(request["noise_node"], part): left for part, left in enumerate(replayed, 1)}
     recorded = {(row["node"], row["part"]): row["clients"] for row in moment["payload"].get("updates", [])}
-    if request["method"] == "fed_eraser":  # it makes new updates, of which only the clients can be checked
+    if request["method"] == "fed_eraser":  # it makes new updates: only their clients can be checked
         stay, recorded = ({key: sorted(value) for key, value in updates.items()} for updates in (stay, recorded))
     run.agree(f"{at}: updates erased", sorted(moment["payload"].get("dropped_updates", [])), sorted(dropped))
     run.check(recorded == stay, f"{at}: the updates that stay are not those of the remaining clients")
