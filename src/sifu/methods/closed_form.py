@@ -1,9 +1,9 @@
-"""Closed form: subtract the client's statistics from the sum and solve the head again (docs/theory.md, section 14).
+"""Method `closed_form`: a head solved again from the sum without the client's statistics (docs/theory.md, section 14).
 
 Integer sums have no rounding, so the sum equals, bit for bit, the sum of a federation that never had the client. The
 head is a function of the sum. The result is exact, without noise. It takes no round if every client's statistics are
-kept, and one otherwise. If groups tune the network under the head, the networks that held the client are erased
-(section 15.5).
+kept, and one otherwise. If groups tune the network under the head, the networks of groups that the client belonged to
+are erased (section 15.5).
 """
 
 from __future__ import annotations

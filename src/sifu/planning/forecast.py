@@ -175,8 +175,8 @@ class Forecast:
     def _unluckier(self, depth: int) -> float:
         """Return the excess of the error curve at T over the recorded error at T, for models before round T.
 
-        The evaluation that first reached the target was lucky. Training that continues from that model keeps this luck;
-        training from an earlier model can only be expected to follow the curve.
+        The evaluation that first reached the target was better than the curve. Training that continues from that model
+        keeps this advantage; training from an earlier model is expected to follow the curve.
         """
         measure, errors = self.measure, self.first.errors
         if measure is None or errors is None or not measure.of_errors or self.training is None:
@@ -305,7 +305,7 @@ def _correction(reader: RunReader, common: float, separate: float, count: int) -
 
 
 def rebuild_client_rounds(view: RunView, hit: Sequence[int], leaving: set[int]) -> int:
-    """Return the client-rounds of rebuilding the hit groups without `leaving`; 0 if the spec rebuilds none."""
+    """Return the client-rounds of rebuilding the groups `hit` without `leaving`; 0 if the spec rebuilds none."""
     if not hit or view.spec.groups.rebuild == "never":
         return 0
     members = members_now(view)
@@ -352,7 +352,7 @@ class Outlook:
         usual_size: Number of clients in a request of the usual size.
         expected_requests: Mean number of such requests, in random order and with the same sigma, before one must roll
             back to before the edge.
-        auto_requests: Predicted number of further requests that are faster than Scratch if each takes the noise it
+        auto_requests: Predicted number of further requests that are faster than Scratch if each adds the noise it
             needs, at most `LOOK_AHEAD`; None if nothing can be predicted.
     """
 

@@ -341,7 +341,7 @@ class Measure:
 
 
 def measure_of(first: FirstTraining, target: float, linear: bool) -> Measure | None:
-    """Return wrong predictions if rounds were rehearsed, otherwise the loss; None if neither can be followed."""
+    """Return the measure of errors if rounds were rehearsed, or else of the loss; None if neither exists."""
     return _measure_of_errors(first, target, linear) or _measure_of_loss(first)
 
 

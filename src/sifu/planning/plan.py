@@ -62,14 +62,14 @@ class MethodOption:
         predicted_interval: Interval around the predicted rounds.
         noise_std: Standard deviation of the noise.
         client_rounds: Participants summed over all rounds.
-        rebuild_client_rounds: Participants summed over the rounds that rebuild hit groups.
+        rebuild_client_rounds: Participants summed over the rounds that rebuild groups of leaving clients.
         bytes_sent: Traffic of all these rounds.
         seconds: Duration of the rounds at the speed of the run so far, or of a solve from kept statistics at the speed
             of this machine; None if it is unknown.
         attacker_rate: Upper bound on the true positive rate of an attacker with 1 % false alarms (0.01 is a blind
             guess); None means no bound.
-        kept: Description of what stays with the operator.
-        bytes_kept: Size of what is kept for later requests.
+        kept: Description of the data that the operator keeps.
+        bytes_kept: Size of the files kept for later requests.
         earlier_charged: Number of subjects forgotten earlier that lose budget.
         largest_charge: Largest share of a budget that one of them loses.
         may_be_chosen: False for methods that ignore the request's sigma and for controls of experiments.
@@ -99,7 +99,7 @@ class MethodOption:
 
 @dataclass(frozen=True)
 class AutoChoice:
-    """Method that `auto` chose, the least level it had to reach, the options compared, and the reason."""
+    """Method that `auto` chose, the lowest accepted level, the options compared, and the reason."""
 
     method: str
     least_level: Level
@@ -259,9 +259,9 @@ class Plan:
         subjects: Subjects that the request forgets.
         source_node: Node that training restarts from; None for a fresh initial model.
         source_depth: Depth of the source on the path.
-        source_rounds: Rounds behind the source.
+        source_rounds: Number of rounds that led to the source.
         wanted_node: Latest node that the budget allows, whether or not its model was kept.
-        tip_rounds: Rounds behind the current model.
+        tip_rounds: Number of rounds that led to the current model.
         noise_std: Standard deviation of the noise.
         multiplier: Noise multiplier s of the budget.
         psi: Largest Psi to hide at the source.
@@ -283,8 +283,8 @@ class Plan:
         outlook: Outlook for later requests.
         expected_rounds: Prediction before rounding; if no target was reached, the rounds to regain the accuracy at the
             end of training.
-        rebuild_client_rounds: Participants summed over the rounds that rebuild hit groups.
-        ways: All methods side by side, if the choice was left to `auto`.
+        rebuild_client_rounds: Participants summed over the rounds that rebuild groups of leaving clients.
+        ways: Options of all methods, if `auto` chose the method.
         auto: Choice of `auto` and its reason.
     """
 

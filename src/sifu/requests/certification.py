@@ -469,7 +469,8 @@ def issue_certificates(writer: RunWriter, engine: Engine | None, row: RequestRow
 def settle(writer: RunWriter, request: str, reason: str) -> str:
     """End a running request with the model that it has reached, because its rounds cannot be finished.
 
-    The forgotten clients do not influence that model beyond what the certificate states; it may be less accurate.
+    The forgotten clients do not influence that model beyond what the certificate states; the model may be less
+    accurate.
 
     Args:
         writer: Writer of the run.

@@ -157,9 +157,9 @@ class Purge:
     Attributes:
         models: Nodes whose models were erased.
         updates: Files of updates that were erased.
-        bytes: Size of what was erased.
+        bytes: Size of the erased files.
         complete: False if another process still reads erased content.
-        remains: List of what remains, and why.
+        remains: Remaining information about forgotten clients, each item with the reason.
         copies: Unfinished copies of the run, left by an interrupted backup or restore, that were deleted.
         figures: Places that still hold figures derived from the data of forgotten clients.
     """

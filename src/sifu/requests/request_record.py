@@ -189,7 +189,7 @@ def _check_approval(reader: RunReader, request: str, status: str, actor: str) ->
 
 @dataclass(frozen=True)
 class RequestStep:
-    """A step in the life of a request; the reason is empty if none was given."""
+    """A step in the life cycle of a request; the reason is empty if none was given."""
 
     status: str
     time: str
@@ -198,7 +198,7 @@ class RequestStep:
 
 
 def history_of(reader: RunReader, request: str) -> list[RequestStep]:
-    """Return all steps in the life of a request."""
+    """Return all steps in the life cycle of a request."""
     return [
         RequestStep(
             STEPS[event.kind],
@@ -232,7 +232,7 @@ class PublicRequest:
 
 
 def public_record(reader: RunReader, now: datetime.datetime) -> list[PublicRequest]:
-    """Return the requests as they may be published."""
+    """Return the requests without personal data, for publication."""
     return [
         PublicRequest(
             number=number,

@@ -24,7 +24,7 @@ _FOLDERS_UP = 3
 
 
 def note_export(folder: Path, node: int, path: Path) -> None:
-    """Log the path of an exported model, unless the folder is not writable."""
+    """Log the path of an exported model; do nothing if the log cannot be written."""
     now = utc_now()
     line = canonical_json({"node": node, "path": str(path.resolve()), "time": now})
     file = folder / EXPORTS_FILE
@@ -118,7 +118,7 @@ AFTER_ALL = (
 )
 """Figures left in runs trained in rounds after all figures were erased.
 
-They are the level that was promised, and what follows from the current model and the remaining clients. If noise hides
+They are the promised level, and figures that follow from the current model and the remaining clients. If noise hides
 the forgotten clients in that model, it hides them in these figures as well.
 """
 KEPT_FIGURES = (
@@ -170,7 +170,7 @@ COUNTS = (
     ),
     KeptFigure("requests.terms", "row numbers of forgotten records", "they leave the rows out of data read again"),
 )
-"""Counts left in every run: numbers of things, never their content."""
+"""Figures left in every run: counts and numbers, without the content they refer to."""
 
 
 OF_RELEASES = (

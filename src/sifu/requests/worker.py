@@ -288,7 +288,7 @@ class Worker:
             )
 
     def _execute(self, row: RequestRow, level: Level | None) -> None:
-        """Roll back, add noise, retrain and certify."""
+        """Plan a request, record its rollback with the new starting model, retrain and certify."""
         if row.records and self._engine_again is None:
             raise NotCertifiableError(
                 f"request {row.request} is about records, which need the client's data: execute it with sifu forget"

@@ -314,7 +314,7 @@ class _Head:
 def closed_form_engine(
     spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
 ) -> tuple[Engine, Spec]:
-    """Return the engine of a closed-form head, and the spec with the one round it takes."""
+    """Return the engine of a closed-form head, and the spec with exactly one round, the solve."""
     from sifu.engines.sim.embedded_heads import ClosedFormFederation
 
     head = _Head.of(spec, clients)
@@ -327,7 +327,7 @@ def closed_form_engine(
 def tuned_engine(
     spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
 ) -> tuple[Engine, Spec]:
-    """Return the engine of a head on networks that groups tune, and the spec with the one round of the solve.
+    """Return the engine of a head on networks that groups tune, and the spec with exactly one round, the solve.
 
     Args:
         spec: Spec of the run.
@@ -446,7 +446,7 @@ def engine_from_spec(
 
 @dataclass(frozen=True)
 class FeatureData(ClientData):
-    """A client whose `x` are features of the map with this digest, and the digests of the samples they came from."""
+    """Client with features instead of samples, the digest of their feature map, and digests of the original samples."""
 
     features: str = ""
     features_declared: bool = False
@@ -462,7 +462,7 @@ def map_of(spec: Spec, clients: Sequence[Any]) -> FeatureMap | None:
 
 
 def map_for(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
-    """Return the map of a section `[features]` for samples of a shape, with the cache that it names."""
+    """Return the feature map that a section `[features]` describes, for samples of one shape, with its cache."""
     from sifu.data.feature_maps import CachedFeatures
     from sifu.data.feature_maps.build import specified_map
 

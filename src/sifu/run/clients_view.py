@@ -96,7 +96,7 @@ class ClientsView:
             raise InputError(f"unknown client {', '.join(unknown)}: this run knows {some}{hint}")
 
     def chains(self, names: Sequence[str]) -> list[tuple[int, ...]]:
-        """Return each client's indices, oldest first; a client gets a new one when records of it are forgotten."""
+        """Return each client's indices, oldest first; forgetting some of its records gives a client a new index."""
         self._refuse_unknown(names)
         return [chain_of(self.reader, self.index_of[name]) for name in names]
 

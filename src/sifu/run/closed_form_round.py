@@ -1,10 +1,10 @@
 """The recorded round of a closed-form head: a sum over the remaining clients, and the head solved from it.
 
-If every client's statistics are kept, only clients without stored statistics are asked. The new sum is the kept sum
-plus the statistics of clients that joined, minus the statistics of clients that left. Sums are exact integers, so the
-cost of forgetting does not depend on the number of clients. If only the sum is kept, all clients are asked again after
-one left; if statistics are masked, also after one joined. A client that does not answer is left out of the head until
-it answers in a later solve.
+If the spec keeps each client's statistics, only clients without stored statistics are asked. The new sum is the kept
+sum plus the statistics of clients that joined, minus the statistics of clients that left. Sums are exact integers, so
+the cost of forgetting does not depend on the number of clients. If only the sum is kept, all clients are asked again
+after one left; if statistics are masked, also after one joined. A client that does not answer is left out of the head
+until it answers in a later solve.
 
 If groups tune the network, clients compute their statistics from the features of the current networks (docs/theory.md,
 section 15.5). Statistics from other networks cannot be used: after a network is rebuilt, every client sends its
@@ -62,7 +62,7 @@ class _Gathered:
     Attributes:
         rows: Rows of the files that were written.
         clients_asked: Number of clients that were asked.
-        bytes_sent: Size of what they sent.
+        bytes_sent: Size of their statistics.
         rejections: Replies that were refused.
         absent: Clients that did not answer.
         stored: The stored sum, if it was read.
@@ -147,7 +147,7 @@ class RecordedSolve(RecordedTraining):
 
     @cached_property
     def _measures(self) -> bool:
-        """False if this solve belongs to a request whose training rows are measured only by `sifu evaluate`."""
+        """False if this solve belongs to a request and only `sifu evaluate` measures training rows in this run."""
         runs = any(row.status == "running" for row in self.view.requests)
         return not runs or measures_training_rows(self.view)
 
@@ -413,7 +413,7 @@ def let_join(
         writer: Writer of the run.
         engine: Engine with the new clients after the known ones.
         digest_of: Returns the digest of a client's samples, by index.
-        source: Recorded with each new client.
+        source: Origin of the data, recorded with each new client.
         progress: Callback that receives the progress of the solve.
 
     Returns:

@@ -51,7 +51,7 @@ class EngineWithout:
         return replace(result, participants=self._there[result.participants])
 
     def solved_again(self, reader: RunReader, solve: Mapping[str, Any], clients: ClientIndices) -> SolvedAgain | None:
-        """Return a repeated solve of a head on networks that groups tune; None if its networks were erased.
+        """Repeat the solve of a head on networks that groups tune; return None if its networks were erased.
 
         The members of each group that are present repeat the group's separate rounds. The head is then solved on the
         features of the resulting networks (docs/theory.md, section 15.5).
@@ -146,7 +146,7 @@ NoisedModel = Callable[[PathNode, Vector], Vector | None]
 
 @dataclass(frozen=True)
 class ReplayedNode:
-    """A node's model with everyone, and its model in each counterfactual run, by the run's key."""
+    """A node's model in the actual run, and its model in each counterfactual run, by the run's key."""
 
     node: PathNode
     model: Vector

@@ -43,7 +43,7 @@ GPU = "cuda"
 
 
 def check_choice(device: str, precision: str) -> None:
-    """Check that the device and the precision exist."""
+    """Check that the device and the precision are known values."""
     for name, value, options in (("device", device, get_args(Device)), ("precision", precision, get_args(Precision))):
         if value not in options:
             raise InputError(f"{name} must be one of {', '.join(options)}, found {value!r}")
@@ -157,12 +157,12 @@ OWN_ENGINES = {
     "sifu.engines.flower.statistics_engine.TunedFlowerStatistics": ON_NODES,
     "sifu.engines.flower.statistics_engine.MaskedTunedFlowerStatistics": ON_NODES,
 }
-"""Basis of the bits of a round, by engine class (docs/theory.md, section 6.6)."""
+"""Quantities that determine the last bits of a round, by engine class (docs/theory.md, section 6.6)."""
 METHODS = ("run_round", "run_rounds", "local_updates", "initial_model", "collect")
 
 
 def engine_kind(engine: Engine) -> str:
-    """Return the basis of the bits of an engine's rounds; `UNKNOWN` unless the engine is sifu's own."""
+    """Return what determines the last bits of an engine's rounds; `UNKNOWN` unless the engine is sifu's own."""
     kind, changed = type(engine), not vars(engine).keys().isdisjoint(METHODS) if hasattr(engine, "__dict__") else False
     return UNKNOWN if changed else OWN_ENGINES.get(f"{kind.__module__}.{kind.__qualname__}", UNKNOWN)
 

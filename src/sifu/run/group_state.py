@@ -29,7 +29,7 @@ REBUILT = {
     "later": "built again when sifu rebuild is called, if anybody stays in it",
     "never": "not built again",
 }
-"""Sentence ending on a group whose model was erased, by `groups.rebuild`."""
+"""End of a sentence about a group whose model was erased, by the value of `groups.rebuild`."""
 
 
 @dataclass(frozen=True)

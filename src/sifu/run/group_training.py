@@ -95,7 +95,7 @@ class GroupTraining:
         Args:
             phase: Name of the phase, for `progress`.
             progress: Callback invoked after each round.
-            pause: Asked between two rounds whether to stop.
+            pause: Callback invoked between two rounds; it returns whether to stop.
 
         Returns:
             False if `pause` stopped it.

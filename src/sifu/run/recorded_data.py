@@ -1,9 +1,9 @@
 """Data of a run's clients in the order of the record, and figures of models on held-out rows.
 
 The order is: founders, clients that joined later, and clients that rejoined with fewer records. Every command that
-computes reads a run's data again. Clients that joined from a file are read from it. A client that rejoined after some
-of its records were forgotten has the same source. If the source still holds the forgotten rows, they are dropped here;
-if its owner removed them, the source is used unchanged.
+needs a run's data reads them again. Clients that joined from a file are read from that file. A client that rejoined
+after some of its records were forgotten has the same source. If the source still holds the forgotten rows, they are
+dropped here; if its owner removed them, the source is used unchanged.
 
 Data of clients that left may be missing. An engine uses the client indices of the record, so it gets a stand-in for
 each client without data: the same number of samples, all zeros. Nothing trains on a stand-in and nothing is measured on
@@ -249,7 +249,7 @@ def _stand_in(reader: RunReader, client: int, remainder: Remainder | None, like:
 
 
 def files_of_joined(reader: RunReader) -> dict[str, str]:
-    """Return the file of every client that joined from one."""
+    """Return the file of every client that joined from a file."""
     return {name: file for name, (file, _) in _joined_from(reader).items()}
 
 

@@ -40,9 +40,9 @@ class Regularities:
             clients: Profiles of the clients.
             facts: Facts of the training.
             spec: Spec of the run.
-            erased: Forgotten clients whose regularity was erased (`store.erased_figures`). No claim rests on the erased
-                values: Psi is unbounded in all rounds of these clients, and without the values the rate can only seem
-                to depend on more clients.
+            erased: Forgotten clients whose regularity was erased (`store.erased_figures`). No claim rests on their
+                regularity: Psi is unbounded in all of their rounds, and without it the rate can only seem to depend on
+                more clients.
         """
         assumed = spec.regularity.factor if spec.regularity.kind == "assumed" else None
         betas = [client.smoothness for client in clients if client.smoothness is not None]

@@ -40,7 +40,7 @@ from sifu.theory.rounding import slack
 from sifu.theory.tracking import RoundScalars, summarise_round
 
 ACTIVE = "active"
-"""Subset name of evaluations for the stop rule, on all active clients."""
+"""Name of the subset of evaluations that the stop rule uses: all active clients."""
 
 
 def evaluation_row(node: int, subset: str, evaluation: Evaluation) -> EvaluationRow:

@@ -50,7 +50,7 @@ from sifu.theory.rounding import norm
 from sifu.theory.tracking import SensitivityTracker
 
 MOST_TRACKERS = 3
-"""Nodes at which everyone's Psi is kept in memory: the tip, and two that requests may continue from."""
+"""Number of nodes at which everyone's Psi is kept in memory: the tip, and two that requests may continue from."""
 
 
 def track_everyone(view: RunView) -> SensitivityTracker:
@@ -220,7 +220,7 @@ class RecordedTraining:
         Args:
             phase: Name of the phase, for `progress`.
             progress: Callback invoked after each round.
-            pause: Asked between two rounds whether to stop.
+            pause: Callback invoked between two rounds; it returns whether to stop.
 
         Returns:
             False if `pause` stopped it.
@@ -290,7 +290,7 @@ class RecordedTraining:
             self._record_evaluation(done.evaluation)
 
     def _keep(self, psi_max: float) -> None:
-        """Keep the model that the round started from, and thin out if there are too many."""
+        """Keep the model that the round started from, and drop another kept model if there are too many."""
         if self._depth not in self._kept:
             node = self._tip.node
             self._kept[self._depth] = node
@@ -376,7 +376,8 @@ class RecordedTraining:
         if pending.rejections:
             payload["rejections"] = pending.rejections
         if pending.solve is not None:
-            # The relative penalty is chosen from the data and sealed; the penalty follows from it and the sum.
+            # The relative penalty may be chosen from the data, so it is sealed; the penalty follows from it and the
+            # sum.
             payload["relative_penalty"] = pending.solve.pop("relative_penalty")
             payload["solve"] = pending.solve
         rounds = NewEvent(

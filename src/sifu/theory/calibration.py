@@ -5,8 +5,9 @@ sigma / Psi >= s(epsilon, delta), the root in s of
 
     Phi(1/(2s) - epsilon s) - e^epsilon Phi(-1/(2s) - epsilon s) = delta        (Balle & Wang 2018, theorem 8)
 
-which is strictly decreasing in s. The paper's theorem 2 (eq. 10) uses the classical s = sqrt(2 ln(1.25/delta)) /
-epsilon instead, proven for epsilon < 1 only. At the paper's budget (10, 0.01) it reaches delta = 0.04058, not 0.01.
+whose left side is strictly decreasing in s. The paper's theorem 2 (eq. 10) uses the classical s = sqrt(2
+ln(1.25/delta)) / epsilon instead, proven for epsilon < 1 only. At the paper's budget (10, 0.01) it reaches delta =
+0.04058, not 0.01.
 
 Section 10 derives the guarantee of noise added to every update during training, over all rounds together. A round with
 M participants of weights w_i and noise of z times the clip norm is a Gaussian mechanism. Its ratio of sensitivity to
@@ -219,8 +220,8 @@ class TrainingNoise:
     """Guarantee of the noise of training for the clients of a request: the largest values over its subjects.
 
     `epsilon_one_round` covers one update in one round, as in the paper. A certificate may state only
-    `epsilon_composed`, which covers all rounds together. Both are at the request's delta; `delta_composed` is at its
-    epsilon.
+    `epsilon_composed`, which covers all rounds together. Both values of epsilon hold at the request's delta;
+    `delta_composed` holds at the request's epsilon.
     """
 
     clip: float

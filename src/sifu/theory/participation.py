@@ -217,7 +217,7 @@ class Participation:
     def draw(self, active: ClientIndices | Places, key: ArrayLike) -> ClientIndices:
         """Return the sorted participants of one round.
 
-        Client i has score_i under the round's key: `poisson` takes clients whose fraction is below the rate, `fixed`
+        Client i has score_i under the round's key: `poisson` selects clients whose fraction is below the rate, `fixed`
         the `count` smallest scores, ties by index. A client's score does not depend on other clients, so a Poisson draw
         does not change when another client leaves.
 

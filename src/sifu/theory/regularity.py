@@ -246,7 +246,7 @@ class RoundRegularity:
     def without(self, samples: Floats, factors: Floats, averagedness: Floats, server_rate: float) -> Floats:
         """Return L_n(W) for each W.
 
-        A subtraction may lose up to its operands' rounding, so its result is enlarged by that much.
+        A difference inherits the rounding errors of its operands, so it is enlarged by a bound on them.
 
         Args:
             samples: Sum of n_c over each W.

@@ -35,7 +35,7 @@ SOLVERS_AGREE = 2.0
 
 @dataclass(frozen=True)
 class Release:
-    """One release as the accountant sees it: the sums, the relative penalty r, and the head solved from them."""
+    """Sums, relative penalty r and solved head of one release, for privacy accounting."""
 
     statistics: Statistics
     relative_penalty: float

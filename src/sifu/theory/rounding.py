@@ -1,4 +1,4 @@
-"""Floating point that errs on the safe side: sensitivities round up, thresholds round down (docs/theory.md, section 6).
+"""Conservative floating point: sensitivities are rounded up, thresholds rounded down (docs/theory.md, section 6).
 
 Norms in float32 are too small (by 2e-4 at 4 million parameters), so every norm is accumulated in float64 and then
 enlarged by a bound on the error of that accumulation.
@@ -21,8 +21,8 @@ UNIT_ROUNDOFF = 2.0**-53
 def norm(vector: NDArray[np.floating]) -> float:
     """Return the Euclidean norm of a vector, summed in float64 by the calling thread alone.
 
-    `np.linalg.norm` hands long vectors to the threads of BLAS. These then wait for more work in a busy loop, for tens
-    of milliseconds, on the cores that train clients.
+    `np.linalg.norm` passes long vectors to the threads of BLAS. These threads then wait for more work in a busy loop,
+    for tens of milliseconds, on the cores that train clients.
 
     >>> norm(np.array([3.0, 4.0]))
     5.0

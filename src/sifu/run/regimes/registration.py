@@ -1,4 +1,4 @@
-"""Registration of regimes that are not sifu's own."""
+"""Registration of regimes from outside sifu."""
 
 from __future__ import annotations
 

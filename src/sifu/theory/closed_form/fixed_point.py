@@ -66,7 +66,7 @@ class FixedPoint:
 
     @property
     def row_limit(self) -> int:
-        """Largest ||Phi^||^2 of a sample: (2^a c + sqrt(k) / 2)^2 + 2^2a, as rint moves each entry by half a unit."""
+        """Largest ||Phi^||^2 of a sample: (2^a c + sqrt(k) / 2)^2 + 2^2a, as rint moves entries by at most 1/2."""
         longest = math.ldexp(self.norm, self.feature_bits) + math.sqrt(self.features) / 2.0
         return math.ceil(longest * longest * (1.0 + 1e-9)) + self.unit**2
 

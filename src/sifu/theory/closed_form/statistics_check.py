@@ -6,7 +6,7 @@ The (G, H, n, q) of any real data satisfy (docs/theory.md, section 14.5):
     |G_jl|^2 <= G_jj G_ll,   0 <= q <= n target_limit,   |H_jo|^2 <= G_jj q,
     G_jj = s_j mod 2 with s_j = G_jk / 2^a,   |s_j|^2 <= n G_jj,
 
-where s_j is the sum of a column of Phi^. It is a whole number because the constant is 2^a in every row, and a square
+where s_j is the sum of a column of Phi^. s_j is a whole number because the constant is 2^a in every row, and a square
 has the parity of its root. All conditions but one are compared as exact integers. Positive semi-definiteness is decided
 in float64, on G scaled to a unit diagonal, by two tests that section 14.5 gives with their tolerance. The first, for
 low rank, can only accept. A client that invents plausible data passes: these checks exclude impossible statistics, not

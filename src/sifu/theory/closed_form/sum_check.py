@@ -1,4 +1,4 @@
-r"""Randomised check that statistics are the sum of their parts, without Gram matrices of parts stored as rows.
+r"""Randomised check that statistics are the sum of their parts; parts stored as rows need no Gram matrices.
 
 Parts that are statistics are subtracted from the sum. The remainder [G H] must equal Phi^' [Phi^ T^], the statistics of
 the rows. Both are multiplied by m random vectors modulo 2^64 (Freivalds 1977). This takes time proportional to the

@@ -1,14 +1,15 @@
 r"""Exact sums (G, H, n, q) that clients send: their arithmetic, canonical form and digest; and the targets of labels.
 
-G = Phi^' Phi^, H = Phi^' T^, n samples, q = sum ||T^||^2 (docs/theory.md, section 14.3). Addition of integers depends
-on no order and has no rounding error. Whichever clients joined, left or were replaced, the result is the sum over the
-current clients.
+G = Phi^' Phi^, H = Phi^' T^, n samples, q = sum ||T^||^2 (docs/theory.md, section 14.3). Integer addition does not
+depend on the order and has no rounding error. Whichever clients joined, left or were replaced, the result is the sum
+over the current clients.
 
 Canonical form: `words` are int64 numbers: the lower triangle of G row by row, H row by row, n, q. The digest is SHA-256
 of the line `sifu statistics 1 <FixedPoint.describe()>\n` in UTF-8 and then the words, little-endian.
 
-`Targets` turns labels and real numbers into the targets t of a head, by constants from the spec. None of them is fitted
-to clients' data: a mean or a scale taken from the data would contain information about a client that leaves.
+`Targets` turns labels and real numbers into the targets t of a head, by constants from the spec. None of these
+constants is fitted to clients' data: a mean or a scale taken from the data would contain information about a client
+that leaves.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sifu.theory.closed_form.rows import BLOCK_ROWS, Rows, exact_blocks, stacked
 
 TILE = 128
 STRIP = 512
-"""Rows of G that are computed at once, up to the diagonal."""
+"""Number of rows of G that are computed at once, up to the diagonal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +89,7 @@ class Statistics:
 
     @cached_property
     def gram(self) -> Integers:
-        """G, with both of its halves."""
+        """G as a full symmetric matrix."""
         gram = np.empty((self.fixed.width, self.fixed.width), dtype=np.int64)
         for row, part in self.rows_of_gram():
             gram[row, : row + 1] = part
