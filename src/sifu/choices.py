@@ -1,6 +1,7 @@
 """Choices of a user: literal types, and the terms of a request.
 
-This module imports nothing else of sifu, so that the command line starts fast. Spec and mathematics share its types.
+This module imports nothing else of sifu, so that the command line starts fast. The packages `core` and `theory` share
+its types.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Term(NamedTuple):
     default: str | None = None
     """Default shown in the help if it does not come from the spec."""
     words: Mapping[str, str] = {}
-    """Phrases for people, by stored value; a value without a phrase is shown unchanged."""
+    """Displayed phrases, by stored value; a value without a phrase is shown unchanged."""
 
 
 class TermsGiven(TypedDict, total=False):
@@ -109,7 +110,7 @@ class TermsGiven(TypedDict, total=False):
 
 
 class TermOnOffer(NamedTuple):
-    """A term as a form or command line offers it: its type, without None, and its description."""
+    """Term that a form or the command line offers: its type, without None, and its description."""
 
     kind: Any
     about: Term

@@ -2,8 +2,8 @@
 
 The ratio of noise to signal at a model is s sqrt(d) Psi / ||theta - theta_0||, and Psi falls like 1/M. So noise is
 worthwhile if the number M of clients is several times s sqrt(d); the figures call this the law. The pilot trains a few
-rounds in a temporary folder to measure Psi, the distance travelled and the learning curve. For a longer training these
-are extrapolated, which the advice states.
+rounds in a temporary folder to measure Psi, the distance travelled and the learning curve. The rounds of a longer
+training are extrapolated from the curve.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Advice:
         pilot_rounds: Rounds of the pilot.
         reached_target: True if the pilot reached the target.
         accuracy: Accuracy of the pilot on its training data, to which the target refers.
-        noise_to_signal: Ratio for the most expensive client at the pilot's last model.
-        typical_noise_to_signal: The same for the median client.
-        level: Level of certificates by noise.
+        noise_to_signal: Ratio of noise to signal for the most expensive client, at the pilot's last model.
+        typical_noise_to_signal: Ratio of noise to signal for the median client.
+        level: Level of certificates that rely on noise.
         verdict: The verdict, as a sentence.
         worthwhile: True if noise is worthwhile.
         epsilon_needed: Epsilon that would make noise worthwhile by the law; None if it already is, or no epsilon would.
@@ -85,7 +85,7 @@ class Advice:
         predicted_rounds: Predicted rounds of a request.
         scratch_rounds: Predicted rounds of Scratch.
         suggestions: Suggested changes of the spec, most useful first.
-        ways: Plain rounds, groups and a closed-form head side by side.
+        ways: Options of training: plain rounds, groups and a closed-form head.
         recommended: Name of the recommended option.
         predicted_interval: Interval around the predicted rounds.
         target: Target of the spec.
@@ -129,7 +129,7 @@ def advise(
     model: Any = None,
     progress: ProgressCallback | None = None,
 ) -> Advice:
-    """Train a pilot in a temporary folder and return whether certified unlearning is worthwhile; keep nothing.
+    """Train a pilot in a temporary folder and return advice on whether certified unlearning is worthwhile.
 
     Args:
         spec: Spec of the training.
@@ -306,7 +306,7 @@ def _closed_form_advice(
 
 
 def _plain_option(advice: Advice, training_rounds: float | None, scratch: Level) -> TrainingOption:
-    """Return plain rounds as an option: by noise if it is worthwhile, otherwise by Scratch."""
+    """Return the option of plain rounds: requests add noise if it is worthwhile, and otherwise use Scratch."""
     if advice.worthwhile:
         rounds = None if advice.predicted_rounds is None else float(advice.predicted_rounds)
         takes = "takes few rounds" if rounds is None else f"takes {rounds:g} rounds, Scratch {advice.scratch_rounds}"

@@ -109,7 +109,7 @@ def advise_releases(spec: Spec, data_folder: str | Path | None, clients: Any) ->
     """Solve the head without held-out rows, and try the noise of a few budgets on it.
 
     The distances are computed on the user's data. Noise or an r chosen from them depends on the data, so this is only a
-    study: choose both for a federation from similar federations or public data.
+    study. For a federation, choose both from similar federations or public data.
 
     Args:
         spec: Spec of the training.
@@ -179,7 +179,7 @@ class _Study:
         return _Heads(release, distances, self._accuracy(release.head.weights))
 
     def option(self, heads: _Heads, unit: Any, budget: tuple[float, float], number: int) -> ReleaseOption:
-        """Return one budget at one r."""
+        """Return the option of one budget at one r."""
         weights, distance, releases = heads.release.head.weights, heads.distances[unit], self.spec.release.releases
         noise = noise_for(*budget, distance, releases)
         drawn = [keyed_generator(self.spec.seed, f"release advice {unit}", number, draw) for draw in range(DRAWS)]

@@ -52,8 +52,8 @@ class RequestCalls(RunFolder):
         """Return the plan of a request for `clients` (node, noise, rounds, level) without changing anything.
 
         Without a `method`, the plan is the one that `auto` chooses, and its `ways` describe the alternatives: level,
-        rounds with an interval, traffic, time, the gain of an attacker, what is kept, and the cost to clients forgotten
-        earlier.
+        rounds with an interval, traffic, time, the success rate of an attacker, the data that are kept, and the cost to
+        clients forgotten earlier.
 
         Args:
             clients: Names of the clients.
@@ -150,7 +150,7 @@ class RequestCalls(RunFolder):
             return settle(writer, request, reason)
 
     def record_identities(self, request: str) -> tuple[str, ...]:
-        """Return the identities of the records that a waiting `request` names; none if the data have none here."""
+        """Return the identities of the records that a waiting `request` names; empty if the data have no identities."""
         with self.reader() as reader:
             row = row_of(reader, request)
             given = self._engines.clients() if self._engines.clients else ()
@@ -250,12 +250,12 @@ class RequestCalls(RunFolder):
             return next((row.status for row in reader.requests() if row.request == request), POSTED)
 
     def request_record(self, request: str) -> RequestRecord:
-        """Return one `request` with all steps of its life."""
+        """Return one `request` with all steps of its life cycle."""
         with self.snapshot() as reader:
             return records_of(reader, [row_of(reader, request)])[0]
 
     def request_records(self) -> list[RequestRecord]:
-        """Return all requests with all steps of their lives, in the order of reception."""
+        """Return all requests with all steps of their life cycles, in the order of reception."""
         with self.snapshot() as reader:
             return records_of(reader, reader.requests())
 

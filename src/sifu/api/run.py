@@ -130,7 +130,7 @@ class Run(RequestCalls):
 
         Args:
             progress: Callback that receives the progress of the solve.
-            file: File of the format that the run was trained from: a CSV or Parquet table with the same columns in any
+            file: File in the format of the run's training data: a CSV or Parquet table with the same columns in any
                 order, or an .npz file with x and y. The run stores its path.
             name: Name of the client, unless a column or array of the file names it.
 

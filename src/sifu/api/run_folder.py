@@ -94,7 +94,7 @@ class RunFolder:
 
     @contextmanager
     def _checked_writer(self, before: str = "", *, vouching: bool = False) -> Iterator[RunWriter]:
-        """Yield the run for writing after checking its record; with `before`, only if training is finished."""
+        """Yield the run for writing after checking its record; with `before`, refuse a run that is not ready."""
         with self.writer(vouching=vouching) as writer:
             check_integrity(writer)
             if before and writer.phase != "ready":
@@ -103,7 +103,7 @@ class RunFolder:
 
     @contextmanager
     def _writer_if_free(self) -> Iterator[RunReader]:
-        """Yield the run for writing after ingesting its inbox; a reader while another process writes to it."""
+        """Yield the run for writing after ingesting its inbox, or a reader if another process is writing to the run."""
         try:
             writer = self.writer()
         except RunBusyError:
@@ -133,7 +133,8 @@ class RunFolder:
     def complete_engine(self) -> Engine:
         """Return the engine with everyone's data, including clients that left.
 
-        The data of a client that left may be missing if its loss is too steep for the current rate.
+        A client that left may lack data if the local rate was recomputed without it and its loss is too steep for that
+        rate.
         """
         return self._engines.complete()
 

@@ -49,7 +49,7 @@ CertificateForm = Literal["public", "auditor"]
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """A request with all steps of its life."""
+    """A request with all steps of its life cycle."""
 
     status: RequestStatus
     steps: tuple[RequestStep, ...]
@@ -253,7 +253,7 @@ def check_signed(reader: RunReader, statement: dict[str, Any], request: str) -> 
 
 
 def records_of(reader: RunReader, rows: Sequence[RequestRow]) -> list[RequestRecord]:
-    """Return requests with all steps of their lives."""
+    """Return requests with all steps of their life cycles."""
     statuses = request_statuses_of(reader, rows, current_time())
     return [RequestRecord(status, tuple(history_of(reader, status.request))) for status in statuses]
 

@@ -184,7 +184,7 @@ def _why_whole_clients(file: Path, folder: Path, body: dict[str, Any]) -> str:
 
 
 def _accept_earlier_key(staged: Path) -> None:
-    """Accept an earlier key of the run, known here, for a backup made before a key rotation."""
+    """Accept the key in a backup made before a key rotation if it is a known earlier key of the run."""
     with RunReader(staged) as reader:
         run, key = reader.value("run"), reader.value("public_key")
         if known_key_problem(run, key) is None and key_problem(reader):
@@ -282,7 +282,7 @@ def _request_again(body: dict[str, Any]) -> dict[str, Any]:
     A certificate does not say which records it is about, so the whole client is forgotten.
     """
     stated = {name: body[name] for name in TERMS if name in body and name not in ("records", "level")}
-    if body["level"] == "none":  # certificates omit the demanded level; a `none` was accepted
+    if body["level"] == "none":  # certificates omit the demanded level; the request must have accepted `none`
         stated["level"] = "none"
     terms = RequestTerms.from_mapping(stated | {"sigma": body["sigma"] or "auto"})
     return terms.to_mapping() | {"request": body["request"], "deadline_days": 0}

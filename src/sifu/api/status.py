@@ -115,9 +115,9 @@ class RequestStatus:
     """A request: its terms, progress, deadline and cost.
 
     `approvals` names the people who approved it, `approvals_missing` says how many more must do so before it is
-    executed. `records` counts the records of its one client; None if clients are forgotten entirely. `terms_digest` is
-    what an approval refers to (`RequestTerms.digest`). `failure` is the last error that interrupted an open request,
-    with instructions to continue; empty if there is none.
+    executed. `records` counts the records of its one client; None if clients are forgotten entirely. `terms_digest`
+    identifies the terms that an approval refers to (`RequestTerms.digest`). `failure` is the last error that
+    interrupted an open request, with instructions to continue; empty if there is none.
     """
 
     request: str
@@ -143,7 +143,7 @@ class RequestStatus:
 
     @property
     def state(self) -> str:
-        """State as shown to people: received, waiting for approval, approved, running, done, refused or withdrawn."""
+        """Displayed state: received, waiting for approval, approved, running, done, refused or withdrawn."""
         if self.status in ("running", "done", "refused", "withdrawn"):
             return self.status
         if self.approvals_missing:

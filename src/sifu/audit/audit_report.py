@@ -154,7 +154,7 @@ class AuditReport:
 
 @styled
 def draw_audit(report: AuditReport) -> Figure:
-    """Draw true distances against Psi at the left, and shown against certified epsilon at the right.
+    """Draw true distances against Psi on the left, and empirical against certified epsilon on the right.
 
     The right side has the subjects that are nearest to their bound.
     """

@@ -52,7 +52,7 @@ class Control:
 
     @property
     def passed(self) -> bool:
-        """True if the verdict of the audit is right; epsilon alone must also tell a cheat from an honest run."""
+        """True if the audit catches exactly the cheats, and its empirical epsilon alone gives the same verdict."""
         shown = self.epsilon_shown > self.epsilon_certified
         return self.caught == self.must_be_caught == shown
 
@@ -81,7 +81,8 @@ class LaterNode(Sifu):
 def designed_clients(count: int) -> dict[str, tuple[Any, Any]]:
     """Return one client with target 1 on its own feature, and others with target 0, which the initial model predicts.
 
-    Features are large compared with the bias, the only shared parameter, so that almost nothing is pulled back.
+    Features are large compared with the bias, the only shared parameter, so that the others hardly reduce the influence
+    of the one client.
     """
     features, samples, large = 128, 4, 10.0
 
@@ -97,7 +98,7 @@ def designed_clients(count: int) -> dict[str, tuple[Any, Any]]:
 def designed_run(
     folder: Path, epsilon: float, *, clients: int = 5, participation: str = "all", accounting: str = "round"
 ) -> Run:
-    """Train forty rounds of the designed task, and execute a request that uses the whole budget half-way.
+    """Train forty rounds of the designed task, then execute a request whose noise suffices up to the middle node.
 
     Args:
         folder: Folder of the run.

@@ -155,7 +155,7 @@ def lira(scores: ShadowScores, targets: Sequence[Floats]) -> tuple[AttackRates, 
 
 
 def _fit(values: Floats) -> tuple[Floats, Floats]:
-    """Return each sample's mean and a common spread; few shadows allow no more (Carlini et al. 2022, section VI.A)."""
+    """Return each sample's mean and one common spread, as for few shadows (Carlini et al. 2022, section VI.A)."""
     spread = float(np.sqrt(np.mean(values.var(axis=0, ddof=1))))
     return values.mean(axis=0), np.full(values.shape[1], max(spread, 1e-12))
 

@@ -222,7 +222,7 @@ def _say_what_is_overdue() -> None:
 
 
 def _with_notes(error: BaseException, sentence: str) -> str:
-    """Return the sentence of an error, followed by the notes that were added to it on the way."""
+    """Return the sentence of an error, followed by the notes attached to the error."""
     notes = getattr(error, "__notes__", ())
     return " ".join([f"{sentence}." if notes and not sentence.endswith(".") else sentence, *notes])
 

@@ -69,7 +69,7 @@ def argument(metavar: str | None, help: str, **more: Any) -> Any:
 
 
 runs_at_work: list[Path] = []
-"""Run folders given to this command; at its end, it lists their overdue requests."""
+"""Run folders given to this command, which lists their overdue requests at its end."""
 
 
 def note_run(folder: Path | None) -> Path | None:

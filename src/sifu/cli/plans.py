@@ -27,7 +27,7 @@ from sifu.plots.style import byte_size, counted
 
 
 def _attacker(way: MethodOption) -> str:
-    """Return the attacker's success in words; it equals guessing if the client did not influence the model."""
+    """Return the bound on the attacker's success rate as a table cell: a percentage, "guessing" or "no bound"."""
     if way.attacker_rate is None:
         return "no bound"
     return "guessing" if way.attacker_rate <= GUESSING else f"{100.0 * way.attacker_rate:.3g} %"

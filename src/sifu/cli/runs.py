@@ -173,9 +173,9 @@ def rebuild(run: RunArgument, data: DataOption = None, device: DeviceOption = "a
 def release(run: RunArgument, data: DataOption = None, device: DeviceOption = "auto") -> Answer:
     """Update the released model to the clients that should be in it.
 
-    These are all clients except the forgotten ones and those of an approved request that still waits. Approved requests
-    for records are executed first. A head in closed form is solved again. In other runs, clients whose request was
-    refused or withdrawn get as many rounds as were run without them. sifu forget executes the other requests.
+    These are all clients except forgotten clients and clients of an approved request that still waits. Approved
+    requests for records are executed first. A head in closed form is solved again. In other runs, clients whose request
+    was refused or withdrawn get as many rounds as were run without them. sifu forget executes the other requests.
     """
     with RoundsProgress() as progress:
         released = sifu.open_run(run, data_folder=data, device=device).release(progress)

@@ -283,8 +283,8 @@ def settle_request(
 ) -> Answer:
     """End a running request whose rounds can never be finished, with the model that it has reached.
 
-    For clients on other machines that refuse every round. The certificate is that of the current model, which may be
-    less accurate; the run can then be used again.
+    Use it if clients on other machines refuse every round. The certificate covers the current model, which may be less
+    accurate; the run can then be used again.
     """
     level = sifu.Run(run).settle(request, reason)
     return Answer({"request": request, "level": level}, f"Request {request} is done: {level}. Its rounds ended early.")

@@ -149,7 +149,7 @@ def timestamp(run: RunArgument) -> Answer:
     """Fetch RFC 3161 timestamps of the latest head and of certificates that have none yet.
 
     Name the authority before the command, sifu --timestamp URL timestamp DIR, or in SIFU_TIMESTAMP. Commands that write
-    to a run fetch timestamps at their end; this command fetches those that they could not get.
+    to a run fetch timestamps at their end; this command fetches the missing ones.
     """
     came = sifu.Run(run).timestamp()
     said = f"Fetched timestamps of {', '.join(came)}." if came else "Every certificate and the latest head have one."

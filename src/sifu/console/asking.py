@@ -148,7 +148,7 @@ def _names_in(text: str, known: Collection[str]) -> list[str]:
 
 
 def days(value: Any) -> int:
-    """Return a deadline in days; the default one if it is empty."""
+    """Return a deadline in days; the default if the field is empty."""
     if value in (None, ""):
         return DEADLINE_DAYS
     try:
@@ -178,7 +178,7 @@ def _read_term(name: str, term: TermOnOffer, value: Any) -> Any:
             return _number(term.kind, value)
         if term.kind == Sequence[int | str]:
             records = [_record(entry) for entry in (_records_in(value) if isinstance(value, str) else value)]
-            if not records:  # an empty list does not mean all records: leave the term out for that
+            if not records:  # an empty list does not mean all records; to forget all of them, omit the term
                 raise ValueError(value)
             return records
     except (TypeError, ValueError, OverflowError) as error:

@@ -70,7 +70,7 @@ class Live:
 
 @dataclass
 class _ReadSoFar:
-    """Values that are read once: the history only grows, so each read adds the rows since the last one."""
+    """Values read so far; the history only grows, so each read adds only the rows since the last read."""
 
     run: str = ""
     branch: int = -1

@@ -1,4 +1,4 @@
-"""One run of the console, and every operation on it; every right is checked here."""
+"""One run of the console and the operations on it, with the check of the visitor's rights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MOST_REMEMBERED = 64
 
 
 RECEIVED = "received; it will be examined"
-"""Answer to every request of a person who may not see the run: it must not depend on the clients and records there."""
+"""Answer to every request from a person who may not see the run; it must not depend on the run's content."""
 
 
 class UnknownError(SifuError):

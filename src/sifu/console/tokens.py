@@ -131,7 +131,7 @@ class TokenFile:
         return token if token is not None and token.works(utc_now()[:10]) else None
 
     def signed_in(self, name: str, issuer: str, subject: str) -> Token | None:
-        """Return the person who signs in under this name if they may, and bind the name to their account.
+        """Return the token of a person who may sign in under this name, and bind the name to the person's account.
 
         Only the account of the first sign-in may use a name, because a provider may reassign an address to another
         person. An account may use one name only.

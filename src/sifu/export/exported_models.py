@@ -254,7 +254,7 @@ def _normalisation(spec: Spec) -> dict[str, Any] | None:
 
 
 def _feature_columns(spec: Spec, coding: TableCoding) -> list[str] | None:
-    """Return the feature columns in order, as training recorded them, or as the table still has them."""
+    """Return the feature columns in order, from the record or the table's header; None if both are missing."""
     if spec.data.columns:
         return split_names(spec.data.columns, "data.columns")
     try:
@@ -269,7 +269,7 @@ LARGEST_MODEL = 4 << 30
 def load_model(path: str | Path, *, module: str | ModelGiven | None = None) -> LoadedModel:
     """Load the model at `path` that `sifu export` wrote; its description names its digest.
 
-    A module is a program, and a description alone must not run one. A module for features must have the same weights
+    A module is code, and a description alone must not make code run. A module for features must have the same weights
     and source text as in the run.
 
     Args:

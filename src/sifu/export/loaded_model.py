@@ -154,7 +154,7 @@ class LoadedModel(nn.Module):
         return self._decided(self.scores(x))
 
     def predict_file(self, path: str | Path) -> list[Any]:
-        """Return the predictions for the rows of the npz, CSV or Parquet file at `path`; None for an unreadable row.
+        """Return the predictions for the rows of the npz, CSV or Parquet file at `path`; None for a refused row.
 
         If the spec named the classes, predictions are their names.
         """
@@ -189,7 +189,7 @@ class LoadedModel(nn.Module):
             The samples, and the identities if the table has them.
 
         Raises:
-            InputError: If the file cannot be read, or a row cannot and `refused` is None.
+            InputError: If the file cannot be read, or if `refused` is None and a row cannot be coded.
         """
         path = Path(path)
         if path.suffix.lower() != ".npz":

@@ -1,8 +1,9 @@
 """First part of an ONNX graph: from a raw row or image to the features that a model takes.
 
 Columns of a table are coded, bytes are looked up in a table of their 256 possible values, and rows are passed to the
-feature map, all with the operations of `TableCoding`, `scale_features` and the map itself. Inputs that these refuse (an
-unlisted word, a missing value without a constant, infinity, a number too large) have the score NaN and no class.
+feature map, all with the operations of `TableCoding`, `scale_features` and the map itself. Inputs that these operations
+refuse (an unlisted word, a missing value without a constant, infinity, a number too large) have the score NaN and no
+class.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ def _category(graph: Graph, name: str, coding: TableCoding) -> str:
 
 
 def _spellings(words: tuple[str, ...], missing: int, also_missing: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """Yield texts and the position of their word, as `TableCoding.coded` reads them; later texts take precedence."""
+    """Yield each text that `TableCoding.coded` accepts, and its word's position; later texts take precedence."""
     position = {word: number for number, word in enumerate(words)}
     for word, number in position.items():
         if word.lstrip("-").isdecimal() and str(int(word)) == word:

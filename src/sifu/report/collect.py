@@ -179,7 +179,7 @@ def collect(run_folder: str | Path) -> ReportData:
 def _collect(reader: RunReader) -> ReportData:
     view = RunView(reader)
     status = status_of(view)
-    solved = status.closed_form  # solves are not rounds, including those for new clients
+    solved = status.closed_form  # no solve counts as a round, not even a solve for new clients
     nodes = {row.node.node: row.node for row in reader.node_rows()}
     on_path = {row.node.node for row in view.rows}
     evaluations = {evaluation.node: evaluation for evaluation in reader.evaluations() if evaluation.subset == ACTIVE}

@@ -145,8 +145,8 @@ class OwnServer:
         evaluate_config: Config of evaluation messages; `config` if not given.
         evaluation_sample: Fraction and minimum number of the clients that evaluate.
         reporter: Listener that receives every round's messages and replies.
-        evaluate_fn: Callback that receives the number of rounds and the model after each round; its result is displayed
-            only.
+        evaluate_fn: Callback that receives the number of rounds and the model after each round; its result is only
+            displayed.
         save_model: Callback that receives the model when the server ends.
     """
 
@@ -233,8 +233,8 @@ def serve_on_flower(
         patience: Time limits; by default the limits of the settings.
         progress: Callback invoked after each round.
         level: Minimum level of the certificates; by default the level of each request.
-        tell: Callback that receives messages for people.
-        spec: Used instead of the file that the settings name.
+        tell: Callback that receives messages for the operator.
+        spec: Spec to use instead of the file that the settings name.
 
     Returns:
         The ids of the executed requests.

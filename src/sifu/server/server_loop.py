@@ -78,10 +78,10 @@ def serve(
         lock_wait: Seconds to wait for an earlier server that still holds the lock.
         level: Minimum level of the certificates; by default the level of each request.
         progress: Callback invoked after each round.
-        tell: Callback that receives messages for people.
+        tell: Callback that receives messages for the operator.
         after_mail: Callback invoked before the first round, and after inbox messages were ingested or `more_mail`
             returned true.
-        more_mail: Function that returns whether there is other news to process.
+        more_mail: Function that returns whether other work waits.
 
     Returns:
         The ids of the executed requests.
@@ -175,8 +175,8 @@ class ServerLoop:
     `masked_statistics` the server learns only the sum of the clients' statistics.
 
     Certificates list the identity of the clients as an assumption, unless your program states that it has
-    `authenticated` all of them, for example by mutual TLS. The statement is recorded and trusted. Certificates also
-    list it as an assumption if `server.wait` lets your program close a round before the slowest clients have answered.
+    `authenticated` all of them, for example by mutual TLS. The statement is recorded and trusted. If `server.wait` lets
+    your program close a round before the slowest clients have answered, certificates list this as an assumption, too.
     """
 
     def __init__(
@@ -267,10 +267,10 @@ class ServerLoop:
         self._newcomers.append(ClientProfile(name, int(samples), self._steps))
 
     def leave(self, name: str) -> None:
-        """Ask a client for nothing more, from the next task on.
+        """Exclude a client from all tasks after the current one.
 
         Its contribution stays in the model until a request forgets it. The run records the departure, as `sifu clients
-        block` does, so it also holds when the loop is started again.
+        block` does, so the client stays excluded after a restart.
 
         Args:
             name: Its name.

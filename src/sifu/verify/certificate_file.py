@@ -160,7 +160,7 @@ def verify_certificate(
         if not result.problems:
             raise
         result.problems.append(f"content: {error}")
-    except Exception as error:  # a stranger's file may be wrong in any way
+    except Exception as error:  # an untrusted file may be malformed in any way
         result.problems.append(f"content: cannot be recomputed: {type(error).__name__}: {error}")
     result.checked.append("content")
     return result

@@ -1,7 +1,7 @@
 """Checks beyond the ledger: unnamed files, timestamps, anchors kept elsewhere, and restorations.
 
 Files of models, updates and statistics that no row names come from an interrupted change, or somebody put them there. A
-change writes its files before its event, and deletes the files it drops after it. A process killed in between leaves
+change writes its files, then its event, and then deletes the files that it drops. A process killed in between leaves
 files behind, which the next writer deletes before it does anything else. So an untampered folder holds, in addition to
 the files of its tables, at most
 
@@ -9,7 +9,7 @@ the files of its tables, at most
     files that the *last* event dropped, byte for byte as they were recorded;
     an unfinished copy of the run, if a backup was being written or restored next to it.
 
-No certificate makes a statement about these. Any other file was put there on purpose: a file that an earlier event
+No certificate makes a statement about such files. Any other file was put there on purpose: a file that an earlier event
 dropped, or the same bytes under another name, is an erased model that came back. An event that erases permanently (a
 purge, a strict request, a restoration) states that its files are gone; while they exist, the statement is false.
 """

@@ -145,7 +145,7 @@ def check_updates(reader: RunReader) -> Iterator[str]:
 
 
 def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
-    """Yield a problem if a model made from stored updates differs from what they produce, while all are stored."""
+    """Yield a problem if a model replayed from stored updates cannot be reproduced; skip it if some were erased."""
     depth = view.path.unbounded_from
     if depth > view.path.tip or view.path.nodes[depth].node not in reader.models():
         return
@@ -160,7 +160,7 @@ def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
 
 
 def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
-    """Yield a problem unless updates belong to participants of rounds that keep them, and rewritten files agree."""
+    """Yield a problem for wrong or missing updates of a round, and for files that differ from the first record."""
     every, nodes = view.spec.round_extras.updates_every, {row.node.node: row.node for row in reader.node_rows()}
     everyone = reader.everyone()
     digests: dict[tuple[int, int], dict[str, str]] = {}

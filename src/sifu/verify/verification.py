@@ -49,7 +49,7 @@ class Verification:
     leftovers: list[Leftover] = field(default_factory=list)
     """Files left by an interrupted change; no claim depends on them, and the next writer deletes them."""
     content: dict[str, Any] = field(default_factory=dict, repr=False)
-    """Content of a verified certificate, as it was read."""
+    """Parsed content of a verified certificate; empty for a run."""
 
     @property
     def holds(self) -> bool:
