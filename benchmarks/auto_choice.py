@@ -1,17 +1,18 @@
-"""`--method auto` against every single method on small runs: linear models and networks, few and many clients.
+"""Comparison of `--method auto` with every single method on small runs: linear models and networks, few and many
+clients.
 
-    python benchmarks/auto_choice.py                      all runs, half an hour; what --results has is kept
-    python benchmarks/auto_choice.py --seed 5 --runs 10   other runs than the committed ones, drawn by another seed
+    python benchmarks/auto_choice.py                      all runs, half an hour; rows in --results are kept
+    python benchmarks/auto_choice.py --seed 5 --runs 10   other runs, drawn by another seed
     python benchmarks/auto_choice.py --report             only print the table
     python benchmarks/auto_choice.py --map                draw the map of methods from the committed tables
 
-The runs are 25 chosen by hand and more that a seed draws (`choices/auto_choice_runs.py`). Each is trained once and
-asked once. Every method that the run allows at the level asked for is planned by its name, and its plan is executed
-next to the run: the model it starts from, then rounds without the clients that ask, to the target.
-What draws noise is repeated `--draws` times and judged by its mean. Ways that all start from a model that no one
-touched (scratch, sifu back at the beginning, groups that are all hit) differ by the initial model alone: they share
-their draws. `auto` takes one of these methods; the ratio is that method's rounds over the fewest of any (both plus one,
-since none at all is possible).
+25 runs were chosen by hand, and a seed draws more (`choices/auto_choice_runs.py`). Each run is trained once and gets
+one request. Every method that the run allows at the required level is planned by name, and its plan is executed without
+recording it: the starting model, then rounds without the requesting clients, to the target. Methods that draw noise are
+repeated `--draws` times and judged by their mean. Methods that start from an untouched model (scratch, sifu back at the
+initial model, groups that are all hit) differ only in the initial model, so they share their draws. `auto` chooses one
+of these methods; the ratio is that method's rounds over the fewest of any method (both plus one, because zero rounds
+are possible).
 """
 
 from __future__ import annotations
@@ -51,23 +52,25 @@ LARGEST_RATIO = 1.2
 
 
 def rounds_of(view: RunView, engine: Engine, plan: Plan) -> int:
-    """Return the rounds that a plan takes, executed next to the run."""
+    """Return the rounds that a plan takes, executed without recording."""
     method = method_named(plan.terms.method)
     if method.info.name == CLOSED_FORM:
         return plan.predicted_rounds or 0
     start = method.starting_model(view, plan, engine)
     active = np.setdiff1d(view.active, view.indices(plan.terms.clients))
     stop = plan.terms.stop(view.spec.stop)
-    # The rounds that making the starting model took belong to the request (fed_eraser's calibration).
+    # The rounds that made the starting model belong to the request (fed_eraser's calibration).
     left = replace(stop, max_rounds=max(1, stop.max_rounds - start.rounds))
     try:
         return start.rounds + retrain_unrecorded(engine, active, left, plan.order, start=start.model)[1]
-    except RoundRejectedError:  # the noise threw the network out of all bounds: it never comes to the target
+    except RoundRejectedError:  # the noise made the network diverge: it never reaches the target
         return stop.max_rounds
 
 
 def with_target(case: Case) -> dict[str, Any]:
-    """Return the spec of a run; a target left to a pilot is the accuracy it reaches, rounded down to half a percent."""
+    """Return the spec of a run; if a pilot sets the target, it is the pilot's accuracy rounded down
+    to half a percent.
+    """
     if case.pilot_rounds == 0:
         return case.spec
     spec = Spec.from_mapping(case.spec)
@@ -78,7 +81,7 @@ def with_target(case: Case) -> dict[str, Any]:
 
 
 def measure(case: Case, folder: Path, draws: int) -> dict[str, Any]:
-    """Measure what every method takes on one run, and which one `auto` chooses."""
+    """Measure the rounds of every method on one run, and the choice of `auto`."""
     spec = with_target(case)
     run: Run = train(spec, run=folder)
     engine = run.engine()
@@ -118,7 +121,7 @@ def measure(case: Case, folder: Path, draws: int) -> dict[str, Any]:
 
 
 def ratio_of(row: dict[str, Any]) -> float:
-    """Return the rounds of the method that `auto` chooses over those of the best."""
+    """Return the rounds of the method that `auto` chooses, relative to the best."""
     means = {method: statistics.mean(rounds) for method, rounds in row["rounds"].items()}
     return float((means[row["auto"]] + 1.0) / (min(means.values()) + 1.0))
 
@@ -143,7 +146,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
-    """Return the table in a sentence."""
+    """Return a one-sentence summary of the table."""
     ratios = sorted(map(ratio_of, rows))
     within = sum(ratio <= LARGEST_RATIO for ratio in ratios)
     below = sum(LEVELS.index(row["level"]) < LEVELS.index(row["least_level"]) for row in rows)
@@ -154,7 +157,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Measure what is missing, then print the table."""
+    """Measure the missing runs, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=12, help="draws of the noise of each plan")
     parser.add_argument("--seed", type=int, default=DRAWN_SEED, help="draws the random runs")

@@ -39,7 +39,7 @@ PARTITIONS: dict[str, dict[str, Any]] = {
     "people": {"partition": "identity"},
 }
 KEY = ("task", "partition", "setup", "penalty", "leavers")
-"""Columns that name a line of the committed table."""
+"""Columns that identify a line of the committed table."""
 TEXTS = ("newsgroups", "debian")
 TUNED = {"count": 10, "rounds": 8, "rebuild": "never"}
 LOCAL = {"rate": 0.003, "steps": 4, "batch": 50, "momentum": 0.9}
@@ -62,7 +62,7 @@ SETUPS: dict[str, dict[str, Any]] = {
 
 
 def fits(task: str, setup: str) -> bool:
-    """Return whether a setup reads what a task has: images or texts."""
+    """Return whether a setup and a task have the same kind of samples: images or texts."""
     return (task in TEXTS) == (SETUPS[setup]["features"].get("kind") == "transformers")
 
 
@@ -135,14 +135,14 @@ def measure(job: dict[str, Any], options: argparse.Namespace) -> Iterator[dict[s
             gone = leavers
             done, seconds = run_sifu("forget", run, "--clients", asked, "--level", options.level, *data, *device)
             verified, verify_seconds = run_sifu("verify", run)
-            run_sifu("evaluate", run, "--on", "held-out", *data, *device)  # a request measures no accuracy of its own
+            run_sifu("evaluate", run, "--on", "held-out", *data, *device)  # a request itself measures no accuracy
             (outcome,) = done["outcomes"] if "outcomes" in done else done["requests"]
             figures = {"forget_seconds": seconds, "verify_seconds": verify_seconds, "level": outcome["level"]}
             yield row_of(run, leavers, figures | {"holds": verified["holds"]})
 
 
 def row_of(run: Path, leavers: int, figures: dict[str, Any]) -> dict[str, Any]:
-    """Return what the run says of itself, with these figures."""
+    """Return the run's status with these figures."""
     status, _ = run_sifu("status", run)
     held_out = status.get("held_out") or {}
     size = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
@@ -152,7 +152,7 @@ def row_of(run: Path, leavers: int, figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def place_of(device: str, commit: str) -> dict[str, str]:
-    """Return the hardware, the date and the commit of a measurement; by default the commit of this checkout."""
+    """Return the hardware, date and commit of a measurement; by default the commit of this checkout."""
     import torch
 
     gpu = torch.cuda.get_device_name() if device != "cpu" and torch.cuda.is_available() else platform.machine()
@@ -163,9 +163,9 @@ def place_of(device: str, commit: str) -> dict[str, str]:
 
 
 def write_table(files: list[Path]) -> None:
-    """Write the means over seeds of all rows to the committed table, and its figures to the documents.
+    """Write the means over seeds of all rows to the committed table, and the figures to the documents.
 
-    Lines of the table that these files do not measure again are kept.
+    Lines of the table without rows in these files are kept.
     """
     rows = [json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
     kept: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -194,7 +194,7 @@ def write_table(files: list[Path]) -> None:
 
 
 def main() -> None:
-    """Measure what the arguments ask for."""
+    """Measure the tasks and setups of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with the files of the data sets")
     parser.add_argument("--out", type=Path, help="file of JSON lines that rows are appended to")

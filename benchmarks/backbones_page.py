@@ -1,4 +1,4 @@
-"""The rows of benchmarks/results/backbones.csv as the documents show them.
+"""Tables of benchmarks/results/backbones.csv in the documents.
 
 python benchmarks/backbones_page.py      # writes README.md, docs/closed-form.md and docs/related-work.md
 """
@@ -31,7 +31,7 @@ def read_rows() -> Rows:
 
 
 def by_leavers(rows: Rows) -> dict[tuple[str, ...], dict[str, dict[str, str]]]:
-    """Return the rows by task, partition, setup and penalty, and then by the number of clients that left."""
+    """Return the rows by task, partition, setup and penalty, then by the number of clients that left."""
     measured: dict[tuple[str, ...], dict[str, dict[str, str]]] = defaultdict(dict)
     for row in rows:
         measured[row["task"], row["partition"], row["setup"], row["penalty"]][row["leavers"]] = row
@@ -50,7 +50,7 @@ def table_lines(rows: Rows) -> list[str]:
 
 
 def between(page: str, text: str) -> str:
-    """Return the page with this text between its two markers."""
+    """Return the page with `text` between its two markers."""
     before, _, rest = page.partition(BEGIN)
     return f"{before}{BEGIN}{text}{END}{rest.partition(END)[2]}"
 
@@ -61,7 +61,7 @@ def in_guide(page: str, rows: Rows) -> str:
 
 
 def in_readme(page: str, rows: Rows) -> str:
-    """Return README.md with the figures of one client that leaves CIFAR-10."""
+    """Return README.md with the figures for one client that leaves CIFAR-10."""
     after = by_leavers(rows)["cifar10", *DEEP]
     seeds = "one seed" if after["1"]["seeds"] == "1" else f"{after['1']['seeds']} seeds"
     figures = (

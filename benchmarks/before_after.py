@@ -1,14 +1,15 @@
-"""Before and after: what an observer of two releases finds, through `sifu` commands from training to the audit.
+"""Attacks by an observer of two releases, through `sifu` commands from training to the audit.
 
     python benchmarks/before_after.py --work FOLDER --hospitals FOLDER --out benchmarks/results/before_after.csv
 
-Three tasks: the four hospitals (a folder with the files processed.*.data of UCI), digits as they are, and digits with
-256 Fourier features. The observer has 100 public samples, all of them, or the records that were trained on, which give
-it the Gram matrix of the others up to the deleted one. Each row is `sifu audit RUN --before-after`. In the rows of
-source "files", records are forgotten by `sifu forget`, and exports from before and after are compared.
+Three tasks: the four hospitals (a folder with the files processed.*.data of UCI), digits without features, and digits
+with 256 Fourier features. The observer has 100 public samples, all of them, or the training records, which give it the
+Gram matrix of the others up to the deleted record. Each row comes from `sifu audit RUN --before-after`. In rows with
+source "files", `sifu forget` forgets records, and exports from before and after are compared.
 
-Rows with `hides` are runs with noise on releases, which `sifu advise` chose to hide a record or a client at (1, 1e-5).
-A request demands this guarantee (`sifu forget --before-after 1,1e-5`), so it fails if it does not hold.
+Rows with `hides` are runs with noise on releases; `sifu advise` chose the noise to hide a record or a client at (1,
+1e-5). A request demands this guarantee (`sifu forget --before-after 1,1e-5`), so it fails if the guarantee does not
+hold.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ COLUMNS = ("task", "hides", "public", "what", "source", "attempts", "candidates"
 
 @dataclass(frozen=True)
 class Task:
-    """A run to attack: its spec, the file of its records, files of public samples by name, and names of its rows."""
+    """A run to attack: its spec, the file of its records, files of public samples by name, and the client and index of
+    each row.
+    """
 
     name: str
     spec: Path
@@ -47,14 +50,14 @@ class Task:
 
 
 def sifu(*arguments: Any) -> dict[str, Any]:
-    """Run a command and return its answer."""
+    """Run a sifu command and return its JSON answer."""
     command = [sys.executable, "-m", "sifu.cli.main", *map(str, arguments), "--format", "json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout))
 
 
 def numbered(clients: list[str]) -> list[tuple[str, int]]:
-    """Return the client of each row, and the number of the row among that client's."""
+    """Return the client of each row, and its index among the client's rows."""
     seen: dict[str, int] = {}
     result = []
     for client in clients:
@@ -64,7 +67,7 @@ def numbered(clients: list[str]) -> list[tuple[str, int]]:
 
 
 def hospitals_task(source: Path, folder: Path) -> Task:
-    """Return the four hospitals as a table, a fifth of whose patients are public."""
+    """Return the task of the four hospitals as a table, with a fifth of the patients public."""
     header, rows = ["hospital", *ATTRIBUTES, "ill"], []
     for name in HOSPITALS:
         for line in (source / f"processed.{name}.data").read_text(encoding="utf-8").splitlines():
@@ -87,7 +90,7 @@ def hospitals_task(source: Path, folder: Path) -> Task:
 
 
 def digits_task(name: str, features: str, folder: Path) -> Task:
-    """Return 100 clients of ten digits each; the other 797 digits are public."""
+    """Return the task of 100 clients with ten digits each; the other 797 digits are public."""
     images, labels = stored_digits()
     x = np.asarray(images, dtype=np.float64).reshape(len(images), -1) / 16.0
     order = np.random.default_rng(0).permutation(len(x))
@@ -107,7 +110,7 @@ def digits_task(name: str, features: str, folder: Path) -> Task:
 
 
 def noise_that_hides(task: Task, unit: str) -> list[str]:
-    """Return the settings that hide a record or a client of the task, as `sifu advise` finds them."""
+    """Return the settings by which `sifu advise` hides a record or a client of the task."""
     study = ("--set", "release.noise=0.01", "--set", "ridge.regularisation=1.0")
     options = sifu("advise", task.spec, *study)["release"]["options"]
     chosen = next(each for each in options if each["unit"] == unit and (each["epsilon"], each["delta"]) == BUDGET)
@@ -116,7 +119,7 @@ def noise_that_hides(task: Task, unit: str) -> list[str]:
 
 
 def attacked(task: Task, folder: Path, trials: int, requests: int, hides: str = "") -> Iterator[dict[str, Any]]:
-    """Yield one row for each attack on a run of the task, with noise if it `hides` records or clients."""
+    """Yield one row for each attack on a run of the task, with noise if `hides` names records or clients."""
     run, generator = folder / f"run-{task.name}{hides}", np.random.default_rng(1)
     sifu("train", task.spec, "--run", run, *(noise_that_hides(task, hides) if hides else ()))
     for public, file in task.public.items():

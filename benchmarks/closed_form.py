@@ -1,4 +1,4 @@
-"""Closed-form heads: what they cost, how accurate they are, hospitals and patients that leave, and tuned networks.
+"""Benchmarks of closed-form heads: cost, accuracy, hospitals and patients that leave, and tuned networks.
 
     python benchmarks/closed_form.py costs --data FOLDER --out benchmarks/results/closed_form.json
     python benchmarks/closed_form.py heads --data FOLDER --out benchmarks/results/closed_form_accuracy.json
@@ -7,7 +7,7 @@
     python benchmarks/closed_form.py tuned --clients 100
     python benchmarks/closed_form.py tuned --clients 100 --frozen 8384 --regularisation 0.01 --verify
 
-A quick look: `costs --features 512 --clients 100 1000 --images 1000`.
+For a quick look: `costs --features 512 --clients 100 1000 --images 1000`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from heads import accuracy, costs, hospital_leaves, tuned_requests
 
 
 def main() -> None:
-    """Execute the part that was asked for."""
+    """Execute the chosen part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     for name, about, add_options, run in (

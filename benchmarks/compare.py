@@ -1,14 +1,14 @@
-"""sifu against a plain PyTorch loop, pfl-research, fluke, FedLab and Flower: rounds a second on the same work.
+"""Rounds per second on the same work: sifu, a plain PyTorch loop, pfl-research, fluke, FedLab and Flower.
 
 Two workloads, training only, float32, FedAvg:
-  A  MNIST softmax regression, 10 of 100 clients a round, one class a client, 100 samples each, 10 full-batch steps
-  B  the CIFAR-10 CNN of the paper, 5 of 100 clients a round, 100 samples each, 5 steps of batch 20, momentum 0.9
+  A  MNIST softmax regression, 10 of 100 clients per round, one class per client, 100 samples each, 10 full-batch steps
+  B  the CIFAR-10 CNN of the paper, 5 of 100 clients per round, 100 samples each, 5 steps of batch 20, momentum 0.9
 
-What a run does:
+Steps of a run:
   1. writes both workloads to .bench/workloads: real data if SIFU_DATA or --data names a folder with mnist.npz and
      cifar10.npz (or the official files), synthetic data of the same shape otherwise;
   2. runs each contestant once for each number of threads and checks its work: the number of samples trained on, the
-     loss and the way the model went must be those of the plain loop;
+     loss and the movement of the model must agree with the plain loop;
   3. runs all contestants in turn, with each number of threads, each in a fresh process with its own environment, and
      repeats the list;
   4. prints medians with their spread, of each contestant's faster number of threads, writes
@@ -58,12 +58,12 @@ from sifu_paper.provenance import commit, processor
 BENCHMARKS = ROOT / "benchmarks"
 TIME_LIMIT = 300.0
 QUICK = 1.0
-"""Seconds for each setting when a contestant chooses its own."""
+"""Seconds for each setting if a contestant chooses its own."""
 console = Console(stderr=True)
 
 
 def call(command: list[str]) -> dict[str, Any]:
-    """Run a script that prints JSON on its last line; `problem` says what went wrong."""
+    """Run a script that prints JSON on its last line; `problem` describes a failure."""
     paths = os.pathsep.join([str(BENCHMARKS), str(ROOT / "src")])
     try:
         # -P keeps peers/ off the path: peers/pfl.py must not hide the package pfl.
@@ -91,7 +91,7 @@ def once(contestant: Contestant, workload: Path, threads: int, seconds: float, *
 
 
 def check(contestant: Contestant, setting: workloads.Setting, workload: Path, threads: int) -> Measured:
-    """Check what a contestant does with `threads` threads, without timing it."""
+    """Check a contestant's work with `threads` threads, without timing it."""
     row = Measured(contestant.key, contestant.title, setting.name, contestant.peer, threads=threads)
     report = once(contestant, workload, threads, QUICK, "--check")
     if "problem" in report:
@@ -101,15 +101,15 @@ def check(contestant: Contestant, setting: workloads.Setting, workload: Path, th
 
 
 def fastest(rows: Sequence[Measured]) -> Measured:
-    """Return one contestant's number of threads with the best median on one workload, or what went wrong."""
+    """Return the number of threads with the best median of one contestant on one workload, or its failure."""
     return max(rows, key=lambda row: row.median if row.rounds_a_second and not row.problem else -1.0)
 
 
 def judge(row: Measured, plain: Measured | None, setting: workloads.Setting) -> Measured:
-    """Note in `problem` where the work was not that of the plain loop."""
+    """Note in `problem` how the work differs from the plain loop's."""
     if row.problem or not plain or not plain.check:
         return row
-    # Whole batches leave nothing to chance; with mini-batches each contestant shuffles for itself.
+    # Full batches are deterministic; with mini-batches each contestant shuffles by itself.
     slack = 0.001 if setting.batch == setting.samples else 0.15
     checked, wanted = row.check, plain.check
     if checked["samples_a_round"] != setting.samples_a_round:
@@ -131,8 +131,8 @@ def hardware() -> dict[str, Any]:
 
 
 def run(chosen: argparse.Namespace) -> Iterator[Results]:
-    """Run the whole comparison, and yield what is known after each repeat."""
-    measured_commit = commit()  # before the results are written, which would count as a change
+    """Run the whole comparison, and yield the results after each repeat."""
+    measured_commit = commit()  # taken before the results are written, which would count as a change
     contestants = [contestant for contestant in CONTESTANTS if contestant.key in chosen.only]
     problems = {contestant.key: install(contestant) for contestant in contestants} if chosen.install else {}
     files, sources = {}, {}
@@ -162,7 +162,7 @@ def run(chosen: argparse.Namespace) -> Iterator[Results]:
     for repeat in range(chosen.repeats):
         peaks.append(call([sys.executable, str(BENCHMARKS / "peers" / "roofline.py")]))
         for name in chosen.workloads:
-            # Another one goes first each time, so that none always follows the same neighbour.
+            # Rotate the order, so that no contestant always follows the same neighbour.
             turn = repeat % len(contestants)
             for contestant in contestants[turn:] + contestants[:turn]:
                 for threads in chosen.threads:
@@ -212,7 +212,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print, write, draw; what an interrupted run has finished stays."""
+    """Measure, print, write and draw; an interrupted run keeps its finished results."""
     chosen = arguments()
     if chosen.report:
         report()

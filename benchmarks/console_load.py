@@ -1,13 +1,13 @@
-"""Largest number of people who can watch a run: viewers of the console during a training, on this machine.
+"""Load test of the console: the effect of many viewers on a training on this machine.
 
     python benchmarks/console_load.py --viewers 200 --out benchmarks/results/console_load.json
 
-One training runs all the time. Meanwhile, windows of `--seconds` alternate: in every other one the console is
-stopped (SIGSTOP), in the others it serves `--viewers` people, each of whom loads the page of the run, keeps its stream
-open and loads the page again every half minute. Compared are the rounds of a window with viewers and the mean of the
-windows before and after it, so that a drift of the machine cancels. The viewers run on the same machine and cost it
-something, too. On a machine that others use as well, look at the processor time of a round, which they do not lengthen,
-and at the share of a core that the console takes.
+One training runs all the time. Meanwhile, windows of `--seconds` alternate: in every other one the console is stopped
+(SIGSTOP), in the others it serves `--viewers` people, each of whom loads the page of the run, keeps its stream open and
+loads the page again every half minute. The rounds of a window with viewers are compared with the mean of the windows
+before and after it, so that a drift of the machine cancels. The viewers run on the same machine and use some of its
+time, too. On a shared machine, use the processor time of a round, which others do not affect, and the console's share
+of a core.
 
 In the last window a request is filed, the console is killed with every viewer connected, and the training runs to its
 end: every round must be recorded once, the request must be in the ledger, and the run must verify.
@@ -53,7 +53,7 @@ ARRIVE_WITHIN = 2.0
 
 @dataclass
 class Seen:
-    """Responses that the viewers of one window got."""
+    """Responses to the viewers of one window."""
 
     pages: list[float] = field(default_factory=list)
     messages: int = 0
@@ -66,7 +66,7 @@ def sifu(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def processor_seconds(process: subprocess.Popen[bytes]) -> float:
-    """Return the time that a process has spent computing, by the kernel's count."""
+    """Return the processor time of a process, as counted by the kernel."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -81,7 +81,7 @@ def rounds_of(folder: Path) -> int:
 
 
 async def load_page(port: int, secret: str, path: str) -> float:
-    """Return the seconds until the whole page is there."""
+    """Return the seconds until the whole page is loaded."""
     started = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {secret}\r\n"
@@ -144,7 +144,7 @@ def call(port: int, secret: str, path: str, body: bytes | None = None) -> dict[s
 
 
 def wait_until_it_answers(port: int) -> None:
-    """Wait until the console answers; it needs a moment to start."""
+    """Wait until the console answers, because it needs a moment to start."""
     for _ in range(300):
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/login", timeout=5).close()
@@ -155,7 +155,7 @@ def wait_until_it_answers(port: int) -> None:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Alternate windows during one training, then kill the console and see what is left."""
+    """Alternate windows during one training, then kill the console and check the run."""
     from sifu.api import verify_run
     from sifu.store.inbox import messages
     from sifu.store.reader import RunReader
@@ -170,7 +170,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
         wait_until_it_answers(options.port)
         while not (run / "run.db").exists() or rounds_of(run) < 20:
             time.sleep(0.1)
-        time.sleep(4.0)  # until the console has looked for runs again
+        time.sleep(4.0)  # until the console has searched for runs again
         listed = call(options.port, secret, "/api/v1/runs")["runs"]
         key = next(row["run"] for row in listed if row["name"] == "watched")  # type: ignore[attr-defined]
         speeds: list[float] = []
@@ -201,7 +201,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
         asyncio.run(watch(options.viewers, options.port, secret, key, 6.0))
         killer.wait()
         time.sleep(1.0)
-        training.send_signal(signal.SIGINT)  # it ends after its round
+        training.send_signal(signal.SIGINT)  # it stops after its round
         training.wait()
     finally:
         for process in (console, training):
@@ -238,7 +238,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
 
 
 def main() -> None:
-    """Measure, print one JSON object, and write it where `--out` says."""
+    """Measure, print one JSON object, and write it to `--out`."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--viewers", type=int, default=200)
     arguments.add_argument("--windows", type=int, default=4, help="windows with viewers")

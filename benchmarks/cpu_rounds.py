@@ -1,20 +1,21 @@
-"""Rounds a second on this machine: linear models against a plain loop and with many clients, and the paper's networks.
+"""Rounds per second on this machine: linear models against a plain loop and with many clients, and the paper's
+networks.
 
-    python benchmarks/cpu_rounds.py linear                      all of it, some two minutes
-    python benchmarks/cpu_rounds.py linear --only loop many     some of it
+    python benchmarks/cpu_rounds.py linear                      everything, about two minutes
+    python benchmarks/cpu_rounds.py linear --only loop many     some parts
     python benchmarks/cpu_rounds.py linear --mnist mnist.npz    real digits instead of random ones of the same size
     python benchmarks/cpu_rounds.py network --model cnn_cifar10 --turns 9
 
-What is compared runs side by side, in turns, so that a busy machine slows both; medians of the turns are printed.
+Compared programs run in turns, so that a busy machine slows both; the medians of the turns are printed.
 
-Linear models: on a machine that others use, `--clock cpu` with OMP_NUM_THREADS=1 counts this program's own time only,
-and `--clock thread` that of the thread that trains, without the one that draws ahead on another core.
+Linear models: on a shared machine, `--clock cpu` with OMP_NUM_THREADS=1 counts only this program's time, and `--clock
+thread` only the training thread's, without the thread that draws ahead on another core.
 
 Networks: 100 clients x 100 random images, `fixed(5)` (10 and 20 for FashionMNIST and CelebA), K and batch as in the
-paper, momentum 0.9, float32. The plain loop is what one writes down first: a module, its optimizer, autograd, a float32
-mean, and torch's own number of threads; `channels last` is the same in the memory format that torch recommends. Ours is
-a whole `run_round`, with every client's drift. The smallest and largest turn are in brackets, and the last column is
-CPU time; with `--threads 1` it is a fair comparison also on a machine that does other things.
+paper, momentum 0.9, float32. The plain loop is a straightforward implementation: a module, its optimizer, autograd, a
+float32 mean, and torch's default number of threads; `channels last` is the same in the memory format that torch
+recommends. Ours is a whole `run_round`, with every client's drift. The smallest and largest turn are in brackets, and
+the last column is CPU time; with `--threads 1` the comparison is also fair on a busy machine.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ SETTINGS = {
     "cnn_fashion_mnist": ((1, 28, 28), 10, 10, 5),
     "cnn_celeba": ((3, 64, 64), 2, 20, 10),
 }
-"""Shape of an image, classes, clients a round, K."""
+"""Shape of an image, classes, clients per round, K."""
 CLIENTS, SAMPLES, BATCH, RATE, MOMENTUM = 100, 100, 20, 0.01, 0.9
 
 
 @dataclass(frozen=True)
 class Client:
-    """One client's data."""
+    """Data of one client."""
 
     name: str
     x: np.ndarray
@@ -91,12 +92,12 @@ def setting_a(x: np.ndarray, y: np.ndarray, dtype: str, strategy: Strategy) -> S
 
 
 class Rounds:
-    """Rounds run one after the other, with or without tracking Psi."""
+    """Consecutive rounds, with or without tracking Psi."""
 
     def __init__(self, federation: SimulatedFederation, tracked: bool = False) -> None:
         self.federation, self.tracked = federation, tracked
         self.active = np.arange(len(federation.clients))
-        self.active.flags.writeable = False  # as `stream_rounds` hands it over
+        self.active.flags.writeable = False  # as `stream_rounds` passes it
         self.model, self.done = federation.initial_model(0), 0
         regularities = [local_regularity(client, federation.facts, 1.0) for client in federation.clients]
         self.factors = np.array([regularity.factor for regularity in regularities])
@@ -133,7 +134,7 @@ clock = CLOCKS["wall"]
 
 
 def side_by_side(named: dict[str, Callable[[], object]], seconds: float = 8.0) -> dict[str, float]:
-    """Return the median seconds of each, measured in turns of a few calls each."""
+    """Return the median seconds of each entry, measured in turns of a few calls each."""
     calls = {}
     for name, call in named.items():
         call()
@@ -152,7 +153,7 @@ def side_by_side(named: dict[str, Callable[[], object]], seconds: float = 8.0) -
 
 
 def loop(x: np.ndarray, y: np.ndarray) -> None:
-    """Compare setting A with the plain loop, and print what tracking and evaluation add to it."""
+    """Compare setting A with the plain loop, and print the cost of tracking and evaluation."""
     for dtype in ("float32", "float64"):
         data = x.astype(dtype)
         fast = setting_a(data, y, dtype, "auto")
@@ -189,7 +190,7 @@ def everyone(x: np.ndarray, y: np.ndarray) -> None:
 
 
 def many(unequal: bool) -> None:
-    """Compare 100 of 100,000 clients with 100 of 1,000, 64 features, about 10 samples each."""
+    """Compare 100 of 100,000 clients with 100 of 1,000 (64 features, about 10 samples each)."""
     generator = np.random.default_rng(0)
     sizes = generator.integers(5, 16, 100_000) if unequal else np.full(100_000, 10)
     ends = np.cumsum(sizes)
@@ -221,7 +222,7 @@ def linear(chosen: argparse.Namespace) -> None:
     """Print a line for each measurement of linear models."""
     global clock
     clock = CLOCKS[chosen.clock]
-    # The largest first: peak memory is that of the whole process.
+    # The largest part first: peak memory is measured for the whole process.
     for part in ("unequal", "many"):
         if part in chosen.only:
             many(part == "unequal")
@@ -236,7 +237,7 @@ def linear(chosen: argparse.Namespace) -> None:
 def plain_round(
     module: torch.nn.Module, start: torch.Tensor, data: list[tuple[torch.Tensor, torch.Tensor]], steps: int
 ) -> torch.Tensor:
-    """Run FedAvg over these clients' data as anyone would write it."""
+    """Run FedAvg over these clients' data in the straightforward way."""
     mean = torch.zeros_like(start)
     for x, y in data:
         vector_to_parameters(start.clone(), module.parameters())
@@ -303,7 +304,7 @@ def network(chosen: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Execute the part that was asked for."""
+    """Execute the chosen part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     models = parser.add_subparsers(dest="part", required=True)
     linear_options, network_options = models.add_parser("linear"), models.add_parser("network")

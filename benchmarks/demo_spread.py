@@ -1,9 +1,9 @@
-"""Spread of the demo's gain: its noise is fresh every time, and its seed was chosen.
+"""Spread of the demo's gain over noise draws and seeds; the demo draws fresh noise every time, and its seed was chosen.
 
     python benchmarks/demo_spread.py --seeds 2 3 4 5 6 7 --runs 40
 
-Trains the demo's federation once for each seed, then carries the demo's three requests out many times on
-copies of that run, and prints Scratch's rounds over the rounds they took: worst, median, best.
+Trains the demo's federation once for each seed, then executes the demo's three requests many times on copies of that
+run, and prints the ratio of Scratch's rounds to theirs: worst, median, best.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sifu.cli.demo import DEMO, REQUESTS
 
 
 def gains(seed: int, runs: int, folder: Path) -> list[float]:
-    """Return Scratch's rounds over those of the three requests, for each of `runs` fresh draws of the noise."""
+    """Return the ratios of Scratch's rounds to those of the three requests, for `runs` fresh draws of the noise."""
     trained = sifu.train(replace(DEMO, seed=seed), run=folder / f"seed-{seed}")
     scratch, ratios = 0, []
     for number in range(runs):

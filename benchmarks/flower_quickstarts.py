@@ -1,19 +1,19 @@
-"""Flower's published quickstarts, deployed with TLS and node keys: train, forget a client from scratch, verify.
+"""Flower's published quickstarts, deployed with TLS and node keys: train, forget a client by Scratch, verify.
 
     python benchmarks/flower_quickstarts.py EXAMPLE... [--data FOLDER] [--rounds N] [--undeclared] [--preloaded]
         [--logs FOLDER]
 
-EXAMPLE is a copy of `examples/quickstart-pytorch` or `examples/quickstart-sklearn` of Flower's repository; it is copied
-and stays as it is. The copy gets the lines of docs/flower-app.md, which are printed as a diff and counted. One
+EXAMPLE is a copy of `examples/quickstart-pytorch` or `examples/quickstart-sklearn` of Flower's repository; the program
+changes only a copy of it. The copy gets the lines of docs/flower-app.md, which are printed as a diff and counted. One
 SuperLink and four SuperNodes then run on loopback, each node with its own key, as Flower's documentation starts them.
 
 `--data` is for machines that cannot reach the Hugging Face hub: a folder with each data set as Parquet files under its
 name on the hub (`uoft-cs/cifar10/train.parquet`). It is linked into the folder that SuperLink and SuperNodes are
-started in, where the quickstarts' own `load_dataset` looks first, so that no line of theirs changes. `--undeclared` is
-the control: without the declared preprocessing the certificate must not be `exact`. `--preloaded` is for busy machines:
-Flower starts a process for every message, and with it each is a fork that has imported torch already. `--logs` keeps a
-copy of all output. Prints one JSON object per example; the exit code is 3 if a level differs from the expected one, the
-run does not verify, or more than six lines changed.
+started in, where the quickstarts' own `load_dataset` looks first, so that none of their lines changes. `--undeclared`
+is the control: without the declared preprocessing the certificate must not be `exact`. `--preloaded` is for busy
+machines: Flower starts a process for every message, and with this option each is a fork that has already imported
+torch. `--logs` keeps a copy of all output. Prints one JSON object per example; the exit code is 3 if a level differs
+from the expected one, the run does not verify, or more than six lines changed.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ USED = ("datasets", "flwr_datasets", "torchvision.transforms", "sklearn.linear_m
 
 
 class Published(Deployment):
-    """Flower's own programs with their own times."""
+    """Deployment of Flower's own programs with their default timings."""
 
     PRELOADED = False
     NODE = (BIN / "flower-supernode",)
 
 
 class Preloaded(Deployment):
-    """SuperLink and SuperNodes as the tests start them: what they start are forks of a process with all imports."""
+    """Deployment as in the tests: SuperLink and SuperNodes start forks of a process with all imports."""
 
     ALSO = tuple(name for name in USED if find_spec(name.partition(".")[0]))
 
 
 def forgetting(name: str, text: str, run: Path, declared: bool) -> str:
-    """Return a file of a quickstart with the lines of docs/flower-app.md."""
+    """Return a file of a quickstart with the lines of docs/flower-app.md added."""
     if name == "pyproject.toml":
         assert text.count(TABLE) == 1, f"{name} has no {TABLE}"
         lines = [TABLE, f'run = "{run}"', *(['preprocessing = "fixed"'] if declared else [])]
@@ -96,7 +96,7 @@ def call(federation: Deployment, *arguments: object) -> str:
 
 
 def deploy(example: Path, federation: Deployment, data: Path | None, rounds: int, declared: bool) -> dict[str, Any]:
-    """Train a quickstart on four SuperNodes, forget a client, verify, and return the findings."""
+    """Train a quickstart on four SuperNodes, forget a client, verify, and return the results."""
     folder, began = federation.folder, time.monotonic()
     app, run = folder / example.name, folder / "run"
     shutil.copytree(example, app)
@@ -150,7 +150,7 @@ def main() -> None:
     for example in chosen.example:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            if chosen.data:  # before anything is imported
+            if chosen.data:  # must be set before any import
                 os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=str(folder / "huggingface"))
             try:
                 federation = (Preloaded if chosen.preloaded else Published)(folder)

@@ -1,20 +1,19 @@
-"""Rounds on Flower: what tracking costs the server, and what ten times as many clients cost.
+"""Cost of rounds on Flower: tracking on the server, and ten times as many clients.
 
     python benchmarks/flower_rounds.py server [--parameters 2000000 8000000 25000000] [--clients 20] [--repeats 5]
     python benchmarks/flower_rounds.py clients [--clients 100 1000] [--taking-part 20] [--rounds 40]
                                                [--evaluate-every 1]
 
-`server` holds our work on a round's replies against that of Flower's own FedAvg. Both sides get the same replies as
-they come off the wire, in Flower's records, and end with the new model in a record that can be sent. Flower's
-aggregation decodes them, adds up the mean in float32 and encodes it. Ours decodes, checks every reply (finite, not
-beyond any measure), adds up the mean and every client's drift in float64, moves the model and encodes it. They run in
-this process in turns, on one thread; times are those of the processor, so that other work on the machine disturbs them
-less, and figures are medians.
+`server` compares sifu's work on a round's replies with that of Flower's own FedAvg. Both sides get the same replies in
+Flower's records, as received, and end with the new model in a record that can be sent. Flower's aggregation decodes
+them, sums the mean in float32 and encodes it. sifu decodes, checks every reply (finite, not too large), sums the mean
+and every client's drift in float64, updates the model and encodes it. They run in this process in turns, on one thread.
+Times are processor times, which other work on the machine disturbs less, and figures are medians.
 
-`clients` has the same number take part among more clients, in Flower's simulation. Each size is a separate process:
-virtual nodes (ray), softmax on digits, recorded rounds of `fixed(taking-part)`. `seconds` is the median between two
-recorded rounds and `megabytes` the server's largest resident memory, without ray's workers. The last line has the
-ratios of the last size to the first. Rounds are not evaluated unless `--evaluate-every` says so. An evaluation asks
+`clients` measures rounds with the same number of participants among more clients, in Flower's simulation. Each size is
+a separate process: virtual nodes (ray), softmax on digits, recorded rounds of `fixed(taking-part)`. `seconds` is the
+median between two recorded rounds and `megabytes` the server's largest resident memory, without ray's workers. The last
+line has the ratios of the last size to the first. Rounds are evaluated only with `--evaluate-every`. An evaluation asks
 every client, so ten times as many clients evaluate ten times the data in ten times as many messages.
 """
 
@@ -60,11 +59,11 @@ if TYPE_CHECKING:
 
 PLACE = Position(0, 0)
 SHARES = (0.001, 0.009, 0.04, 0.15, 0.3)
-"""Parameters of a network lie in arrays of very different sizes; the last array has the rest."""
+"""Shares of a network's parameters in its arrays, which have very different sizes; the last array has the rest."""
 
 
 class Problem:
-    """A model in several arrays, and the replies of clients that trained it."""
+    """Model in several arrays, and the replies of clients that trained it."""
 
     def __init__(self, parameters: int, clients: int) -> None:
         random = np.random.default_rng(1)
@@ -100,7 +99,9 @@ class Problem:
         return aggregate_arrayrecords(self.replies, SAMPLES)
 
     def tracked(self) -> ArrayRecord:
-        """Do what a round of ours does: decode, check, the mean with every drift, the new model, and encode it."""
+        """Process a round as sifu does: decode, check, compute the mean and every drift, update the model, and encode
+        it.
+        """
         messages = (SimpleNamespace(content=content) for content in self.replies)
         answers = [read_model(message, self.layout) for message in messages]  # type: ignore[arg-type]
         replies = [Reply(client, PLACE, count, model, owned=True) for client, (model, count) in enumerate(answers)]
@@ -119,7 +120,7 @@ def seconds(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def measure_server(parameters: int, clients: int, repeats: int) -> dict[str, Any]:
-    """Measure the medians of both sides, in turns, and what ours adds to Flower's."""
+    """Return the medians of both sides, measured in turns, and what sifu adds to Flower's."""
     problem = Problem(parameters, clients)
     for array, other in zip(problem.flower().values(), problem.tracked().values(), strict=True):
         np.testing.assert_allclose(array.numpy(), other.numpy(), atol=1e-4)
@@ -138,11 +139,11 @@ def measure_server(parameters: int, clients: int, repeats: int) -> dict[str, Any
 
 
 class EnoughRoundsError(Exception):
-    """End of a measurement: as many rounds as were wanted are recorded."""
+    """End of a measurement: the wanted number of rounds is recorded."""
 
 
 def measure_clients(clients: int, taking_part: int, rounds: int, evaluate_every: int) -> dict[str, Any]:
-    """Measure recorded rounds on one simulation."""
+    """Return the measurements of recorded rounds in one simulation."""
     spec = sifu.Spec.from_mapping(
         {
             "data": {"name": "digits", "clients": clients, "samples_per_client": 1},
@@ -174,7 +175,7 @@ def measure_clients(clients: int, taking_part: int, rounds: int, evaluate_every:
 
 
 def compare_sizes(sizes: list[int], taking_part: int, rounds: int, evaluate_every: int) -> None:
-    """Measure each number of clients in its own process and print one JSON object a line, then the ratios."""
+    """Measure each number of clients in a separate process; print one JSON object per line, then the ratios."""
     rows = []
     for clients in sizes:
         options = ["--clients", clients, "--taking-part", taking_part, "--rounds", rounds]
@@ -187,7 +188,7 @@ def compare_sizes(sizes: list[int], taking_part: int, rounds: int, evaluate_ever
 
 
 def main() -> None:
-    """Execute the part that was asked for, and print one JSON object per line."""
+    """Execute the chosen part, and print one JSON object per line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     server, clients = parts.add_parser("server"), parts.add_parser("clients")

@@ -1,11 +1,11 @@
-"""Rounds on a GPU: how long they take, as groups, where the time goes, and where a GPU is worthwhile.
+"""Rounds on a GPU: times, groups, profile, and the size from which a GPU is worthwhile.
 
     python benchmarks/gpu_rounds.py times --data FOLDER --out benchmarks/results/gpu.json
     python benchmarks/gpu_rounds.py groups --out benchmarks/results/gpu_groups.json
     python benchmarks/gpu_rounds.py profile --out benchmarks/results/gpu_profile.json
     python benchmarks/gpu_rounds.py worth --out benchmarks/results/gpu_worth.json
 
-Every part has `--help`.
+Each part has a `--help` option.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PARTS = {"times": round_times, "groups": group_rounds, "profile": round_profile,
 
 
 def main() -> None:
-    """Execute the part that was asked for."""
+    """Execute the chosen part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     for name, part in PARTS.items():

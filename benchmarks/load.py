@@ -1,12 +1,12 @@
-"""Many clients, many rounds, many requests: memory, bytes on disk, times of plan and status. `make load`.
+"""Load test with many clients, rounds and requests: memory, bytes on disk, times of plan and status. `make load`.
 
-The engine makes up its rounds (a model of a few numbers, random drifts), so that what is measured is the store and the
-planner. By default a tenth of everything, in a few minutes; `--full` is 100,000 clients, 10,000 rounds with about 100
-participants, 1,000 requests. Prints one JSON object, and progress on stderr.
+The engine invents its rounds (a model of a few numbers, random drifts), so that the test measures the store and the
+planner. By default it uses a tenth of everything and takes a few minutes; `--full` means 100,000 clients, 10,000 rounds
+with about 100 participants, and 1,000 requests. It prints one JSON object, and progress on stderr.
 
-`--signatures` measures what the signature of every event costs instead: the same run with it and with a stub in its
-place, in turns. Every round is a separate event there, the worst case: by default a run records its rounds once a
-second. Seconds are those of the processor, so that other work on the machine does not count.
+`--signatures` measures the cost of the signature of every event instead: the same run with signatures and with a stub,
+in turns. Every round is then a separate event, which is the worst case: by default a run records its rounds once a
+second. Seconds are processor time, so that other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SIGNED_SPEC: dict[str, Any] = {
 
 
 class MadeUpFederation:
-    """Rounds with random drifts, the same ones for the same place."""
+    """Engine of rounds with random drifts, which depend only on the position."""
 
     def __init__(self, clients: int, participants: int, seed: int = 1) -> None:
         self.layout = ModelLayout(("w",), ((SIZE,),))
@@ -65,7 +65,7 @@ class MadeUpFederation:
         if who.size == 0:
             return RoundResult(model, who, np.zeros(0, dtype=np.int64), np.zeros(0), 0.0, 0.0)
         drifts, way = rng.uniform(1e-4, 1e-3, who.size), rng.normal(size=SIZE)
-        # As far as it says: verification compares the models of two kept nodes with the record of the way between them.
+        # As far as recorded: verification compares two kept models with the recorded shifts between them.
         step = way * (SHIFT / np.linalg.norm(way))
         return RoundResult(model + step, who, np.full(who.size, 10), drifts, SHIFT * (1.0 + 1e-6), 0.0)
 
@@ -78,25 +78,25 @@ class MadeUpFederation:
 
 
 def peak_megabytes() -> float:
-    """Return the most memory this process ever held."""
+    """Return the peak memory of this process in megabytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def megabytes_now() -> float:
-    """Return the memory this process holds now."""
+    """Return the current memory of this process in megabytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def seconds(call: Any) -> float:
-    """Return the time of a call."""
+    """Return the elapsed seconds of a call."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 def processor_seconds(call: Any) -> tuple[float, float]:
-    """Return the time of a call and its processor time, which other work on the machine does not lengthen."""
+    """Return the elapsed seconds of a call and its processor seconds, which other work does not affect."""
     began = time.process_time()
     return seconds(call), time.process_time() - began
 
@@ -107,7 +107,7 @@ def say(text: str) -> None:
 
 
 def on_disk(run: sifu.Run, folder: Path) -> dict[str, Any]:
-    """Return the bytes of the database, and per participation those of the database and of the participation table."""
+    """Return the bytes of the database, and the bytes per participation of the database and of its table."""
     reader = run.reader()
     try:
         taken = int(reader.query("SELECT COUNT(*) FROM participation")[0][0])
@@ -128,7 +128,7 @@ def on_disk(run: sifu.Run, folder: Path) -> dict[str, Any]:
 
 
 def reading(engine: Any, folder: Path, clients: int) -> dict[str, Any]:
-    """Time plan and status in a process that has just opened the run, and then again."""
+    """Time plan and status in a process that just opened the run, and again later."""
     run = sifu.open_run(folder, engine=engine)
     names = [f"client-{clients - 1 - k:06d}" for k in range(51)]
     first = seconds(lambda: run.plan([names[0]], method="sifu"))
@@ -149,7 +149,7 @@ def reading(engine: Any, folder: Path, clients: int) -> dict[str, Any]:
 
 
 def measure(clients: int, rounds: int, participants: int, requests: int, batch: int) -> dict[str, Any]:
-    """Train, plan, ask for and execute; return what it took."""
+    """Train, plan, file and execute requests; return the measurements."""
     engine: Any = MadeUpFederation(clients, participants)
     spec = {
         "data": {"clients": clients},
@@ -206,9 +206,9 @@ def measure(clients: int, rounds: int, participants: int, requests: int, batch: 
 
 
 def seconds_of_a_run(signed: bool) -> tuple[float, int]:
-    """Return the processor seconds of training a hundred rounds, each an event, and the number of events."""
+    """Return the processor seconds of a hundred rounds, each an event, and the number of events."""
     sign, holds = Signer.sign, Checkpoint.holds
-    if not signed:  # neither made nor looked at when the run is opened
+    if not signed:  # signatures are neither made nor checked
         Signer.sign = lambda self, run, event: bytes(64)  # type: ignore[method-assign]
         Checkpoint.holds = property(lambda self: True)  # type: ignore[method-assign,assignment]
     try:
@@ -224,7 +224,7 @@ def seconds_of_a_run(signed: bool) -> tuple[float, int]:
 
 
 def seconds_of_a_signature() -> float:
-    """Return the processor seconds of one signature over the checkpoint of an event, alone."""
+    """Return the processor seconds of a single signature over the checkpoint of an event."""
     with tempfile.TemporaryDirectory() as folder:
         run = sifu.train(SIGNED_SPEC | {"stop": {"target": 0.0, "max_rounds": 1}}, run=Path(folder) / "run")
         with run.reader() as reader:
@@ -239,7 +239,7 @@ def seconds_of_a_signature() -> float:
 def measure_signatures(repeats: int) -> dict[str, Any]:
     """Compare a run with signatures to one without, `repeats` times."""
     sifu.run.training.COMMIT_SECONDS = 0.0
-    _, events = seconds_of_a_run(True)  # which also imports everything
+    _, events = seconds_of_a_run(True)  # this also imports everything
     pairs = [(seconds_of_a_run(True)[0], seconds_of_a_run(False)[0]) for _ in range(repeats)]
     ratios = sorted(signed / stubbed for signed, stubbed in pairs)
     return {

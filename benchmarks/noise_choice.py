@@ -1,22 +1,21 @@
-"""`--sigma auto` against the best of a 12-point grid of fixed sigmas, and against Scratch.
+"""Comparison of `--sigma auto` with the best of a 12-point grid of fixed sigmas, and with Scratch.
 
-    python benchmarks/noise_choice.py grid --data FOLDER --jobs 2   all tasks; what lies in --runs is not run again
+    python benchmarks/noise_choice.py grid --data FOLDER --jobs 2   all tasks; finished runs in --runs are kept
     python benchmarks/noise_choice.py grid --smoke                  one small task, a few seconds
     python benchmarks/noise_choice.py grid --report                 only the table and the figure of the results
-    python benchmarks/noise_choice.py forecasts --tasks 40 --seed 1 --data FOLDER    do predicted rounds hold?
+    python benchmarks/noise_choice.py forecasts --tasks 40 --seed 1 --data FOLDER    checks predicted rounds
     python benchmarks/noise_choice.py forecasts --report            only the table of the results
 
 Forecasts are those of `choices/planner_calibration.py`; without `--data` their tasks are digits and made-up data.
 
 Each task is trained once. Then its requests are executed with `auto`, with each sigma of the grid (the same one for
-every request of a sequence) and with Scratch; `auto` and the four best of the grid `--repeats` times with fresh noise,
-up to three times as often where the standard error of the mean (for auto, of every request's mean) is still above 10 %
-of it. Rounds are summed over the requests, and means over the repeats are compared. The best of the grid is chosen by
-half of its draws and judged by the other half, both ways round: judged by the draws that chose it, it would mostly be
-the luckiest. The grid is geometric, from 1/40 to 1.6 times the noise that the first request would need at the last
-model of training (to 3 times in a sequence). What took more than half as many rounds again as Scratch was stopped
-there; a single request that took that much more than the best of the grid so far was stopped too, and is counted like
-that.
+every request of a sequence) and with Scratch; `auto` and the four best of the grid are repeated `--repeats` times with
+fresh noise, up to three times as often if the standard error of the mean (for auto, of every request's mean) is still
+above 10 % of it. Rounds are summed over the requests, and means over the repeats are compared. The best of the grid is
+chosen by half of its draws and judged by the other half, and the other way round; judged by the draws that chose it, it
+would mostly be the luckiest. The grid is geometric, from 1/40 to 1.6 times the noise that the first request would need
+at the last model of training (to 3 times in a sequence). A sequence is stopped at 1.5 times the rounds of Scratch, and
+a single request also at 1.5 times the best of the grid so far; it counts with the rounds taken until then.
 """
 
 from __future__ import annotations
@@ -56,15 +55,15 @@ from sifu_paper.provenance import commit
 GRID = 12
 CAP = 1.5
 CONTENDERS = 4
-"""Number of the grid's best points that are repeated; the best of twelve single draws would mostly be luck."""
+"""Number of the grid's best points that are repeated, because the best of twelve single draws would mostly be luck."""
 PRECISION, MOST_REPEATS = 0.1, 3
-"""Repeats go on until the standard error is below this share of the mean, up to this multiple of `--repeats`."""
+"""Repeats continue until the standard error is below this share of the mean, up to this multiple of `--repeats`."""
 ROOT = Path(__file__).resolve().parent
 RESULTS = ROOT / "results" / "noise_choice.json"
 
 
 def execute(task: Task, trained: Path, engine: Engine, cap: int, **terms: Any) -> list[dict[str, Any]]:
-    """Execute a task's requests on a copy of its trained run; return the results, with the seconds of planning."""
+    """Execute a task's requests on a copy of its trained run; return the results with the seconds of planning."""
     folder = Path(tempfile.mkdtemp(dir=trained.parent))
     shutil.rmtree(folder)
     shutil.copytree(trained, folder)
@@ -92,10 +91,10 @@ def execute(task: Task, trained: Path, engine: Engine, cap: int, **terms: Any) -
 
 
 def try_out(task: Task, run: Run, engine: Engine, cap: int, **terms: Any) -> list[dict[str, Any]]:
-    """Return the rounds that the one request of a task takes with fresh noise, without recording them: far less work.
+    """Return the rounds of a task's single request with fresh noise, without the work of recording them.
 
-    Does what `Run.forget` would do: the plan's model, its noise, and rounds of the next branch without the clients that
-    ask.
+    It does what `Run.forget` would do: load the plan's model, add its noise, and train the next branch without the
+    requesting clients.
     """
     (clients,) = task.requested_clients()
     plan = run.plan(clients, method="sifu", **terms)
@@ -119,7 +118,7 @@ def try_out(task: Task, run: Run, engine: Engine, cap: int, **terms: Any) -> lis
 def measure(
     task: Task, folder: Path, data: Path | None, repeats: int, earlier: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Measure everything about a task, and yield it whenever something was added."""
+    """Measure everything about a task; yield the result after each measurement."""
     spec = Spec.from_mapping(task.spec)
     engine, _ = engine_from_spec(spec, clients_of(task, data))
     trained = folder / folder_name(task)
@@ -136,7 +135,7 @@ def measure(
     if result["auto"] and result["auto"][0][0]["predicted"] != planned.predicted_rounds:
         plan_again(result, planned, task.requests)
     while needs_more(result["auto"], repeats, each=True):
-        # The first one is executed and certified like any other.
+        # The first one is executed and certified in full.
         result["auto"].append((tried if result["auto"] else carried)(cap, sigma="auto"))
         yield result
     if not result["grid"]:
@@ -147,7 +146,7 @@ def measure(
         result["grid"] = {repr(float(s)): [] for s in np.geomspace(needed / 40.0, needed * top, GRID)}
     for sigma, draws in sorted(result["grid"].items(), key=lambda item: -float(item[0])):
         if not draws:
-            # A single request that takes half as many rounds again as the best so far is of no interest.
+            # A single request that takes 1.5 times the rounds of the best so far is stopped.
             best_so_far = min((mean_total(value) for value in result["grid"].values() if value), default=float(cap))
             limit = min(cap, math.ceil(1.5 * best_so_far) + 5) if task.requests == 1 else cap
             rows = tried(limit, sigma=float(sigma))
@@ -163,7 +162,7 @@ def measure(
 
 
 def plan_again(result: dict[str, Any], planned: Plan, requests: int) -> None:
-    """Take over a new plan, after a change of the forecast: rounds depend on it by node and noise alone."""
+    """Replace the plan after a change of the forecast; measured rounds depend only on its node and noise."""
     same = all(
         (rows[0]["rollback_to"], rows[0]["sigma"]) == (planned.source_rounds, planned.noise_std)
         for rows in result["auto"]
@@ -175,9 +174,9 @@ def plan_again(result: dict[str, Any], planned: Plan, requests: int) -> None:
 
 
 def needs_more(draws: list[list[dict[str, Any]]], repeats: int, each: bool = False) -> bool:
-    """Return whether another draw is needed: there are fewer than `repeats`, or their mean is not known well enough.
+    """Return whether another draw is needed: there are fewer than `repeats`, or their mean is too uncertain.
 
-    With `each`, the mean of every request of a sequence must be known, since predictions are judged one by one.
+    With `each`, this applies to the mean of every request of a sequence, because predictions are judged one by one.
     """
     if len(draws) < repeats or repeats == 1:
         return len(draws) < repeats
@@ -208,7 +207,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure what is missing, then print the table."""
+    """Measure the missing tasks, then print the table."""
     content = json.loads(options.results.read_text()) if options.results.exists() and not options.smoke else {}
     if options.report:
         order = [task.name for task in TASKS]
@@ -239,7 +238,7 @@ def run(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """One task for one process."""
+    """A task for one process."""
 
     task: Task
     runs: Path
@@ -258,7 +257,7 @@ def carry_through(work: Work) -> tuple[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Execute the part that was asked for."""
+    """Execute the chosen part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     grid, forecasts = parts.add_parser("grid"), parts.add_parser("forecasts", description=planner_calibration.__doc__)

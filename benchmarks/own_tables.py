@@ -1,17 +1,17 @@
-"""Tables of a user's own, from training to the exported model, beside scikit-learn on the pooled rows.
+"""User tables from training to the exported model, compared with scikit-learn on the pooled rows.
 
     python benchmarks/own_tables.py --rows 200000 --columns 1000
 
-Five tables: hospitals with missing values and categories, a regression, a column of texts, a wide table and a long
-one. Each is trained as a ridge head in closed form, forgets a client and a record, and is exported. Printed are the
-held-out figure after both requests, that of scikit-learn on the remaining rows of all clients together, the largest
-difference between the scores of the exported graph and those of `sifu predict` on the raw file, and the processor
-seconds of each step. Needs the extra `onnx`; the graph is run by onnxruntime, or by onnx's own evaluator where
-onnxruntime is not installed.
+Five tables: hospitals with missing values and categories, a regression, a column of texts, a wide table and a long one.
+For each, a ridge head in closed form is trained, forgets a client and a record, and is exported. The output gives the
+held-out figure after both requests, scikit-learn's figure on the remaining rows of all clients together, the largest
+difference between the scores of the exported graph and of `sifu predict` on the raw file, and the processor seconds of
+each step. It needs the extra `onnx`; onnxruntime runs the graph, or onnx's own evaluator if onnxruntime is not
+installed.
 
-Texts need the extra `transformers`; without it their table is left out. They are read by a tiny model with random
-weights, or by the model in the folder `--model`. An ONNX graph cannot hold a tokenizer, so `sifu predict` is compared
-with the exported head applied to the features that the library transformers computes.
+Texts need the extra `transformers`; without it their table is left out. A tiny model with random weights reads them, or
+the model in the folder `--model`. An ONNX graph cannot hold a tokenizer, so `sifu predict` is compared with the
+exported head applied to the features that the library transformers computes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TOKENS = 16
 
 @dataclass
 class Table:
-    """A table with its spec, and its features as scikit-learn gets them, coded without sifu."""
+    """Table with its spec, and its features for scikit-learn, encoded without sifu."""
 
     name: str
     columns: dict[str, list[Any]]
@@ -71,12 +71,12 @@ class Table:
 
 
 def owners(rows: int) -> dict[str, list[str]]:
-    """Return the columns that say whose a row is and which one."""
+    """Return the columns that name the client and the identity of each row."""
     return {"site": [f"s{row % CLIENTS}" for row in range(rows)], "id": [f"P{row}" for row in range(rows)]}
 
 
 def numbers(name: str, rows: int, columns: int, seed: int) -> Table:
-    """Return a classification of numbers alone."""
+    """Return a classification table with only numbers."""
     draw = np.random.default_rng(seed)
     x = np.round(draw.normal(size=(rows, columns)), 3)
     score = x @ draw.normal(size=columns) / np.sqrt(columns)
@@ -118,10 +118,10 @@ def regression(rows: int = 4000) -> Table:
 
 
 def texts(folder: Path, rows: int = 4000) -> Table:
-    """Return a table with a column of texts, read by the model in `folder`."""
+    """Return a table with a column of texts for the model in `folder`."""
     draw = np.random.default_rng(5)
     y = draw.integers(0, 2, rows)
-    praise = np.where(draw.random(rows) < 0.9, y, 1 - y)  # every tenth text misleads
+    praise = np.where(draw.random(rows) < 0.9, y, 1 - y)  # every tenth text is misleading
     opinions = draw.choice(WORDS[:2], rows), draw.choice(WORDS[2:4], rows)
     subjects, strengths, others = (draw.choice(words, rows) for words in (WORDS[4:7], WORDS[9:11], WORDS))
     written = [
@@ -135,7 +135,7 @@ def texts(folder: Path, rows: int = 4000) -> Table:
 
 
 def read_by_the_library(folder: Path, written: list[str]) -> np.ndarray:
-    """Return the deep features of texts, each read alone by the library's own tokenizer and model."""
+    """Return the deep features of texts, each read separately by the library's own tokenizer and model."""
     import torch
     import transformers
 
@@ -212,7 +212,7 @@ def predictions_agree(run: Path, table: Table, file: Path, folder: Path) -> floa
 
 @contextmanager
 def timed(times: dict[str, float], step: str) -> Iterator[None]:
-    """Add the processor seconds of a step."""
+    """Record the processor seconds of a step."""
     started = time.process_time()
     yield
     times[step] = time.process_time() - started
@@ -254,7 +254,7 @@ def has_transformers() -> bool:
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
-    """Measure every table and print one line each."""
+    """Measure every table and print one line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000, help="rows of the long table")
     parser.add_argument("--columns", type=int, default=1000, help="columns of the wide table")

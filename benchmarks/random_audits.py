@@ -1,4 +1,4 @@
-"""Random runs against the truth, and the product's own audit against random runs and operators who cheat.
+"""Comparison of random runs with the truth, and sifu's audit of random runs and cheating operators.
 
     python benchmarks/random_audits.py --requests 1000 --jobs 4 --log FILE.jsonl [--result FILE.json]
     python benchmarks/random_audits.py --requests 5000 --small    the same with little training: an hour of one core
@@ -6,11 +6,11 @@
     python benchmarks/random_audits.py --control all          operators who cheat; each must be caught
     python benchmarks/random_audits.py --audits 20            `sifu audit` on random certified runs
 
-The first makes journeys (`tests/random_journeys.py`) until enough requests were executed, and holds every claim
-against the truth (`tests/claims_against_truth.py`): true distances against Psi, the delta of all releases together
-against what certificates state, `exact` bit for bit, levels against premises, both verifiers. Each run is a line of
---log as soon as it ends, and the next call continues from there (`tests/journey_log.py`). Exit code 3 if a statement is
-untrue, or a cheat is not caught. The last one makes the figures of docs/audit.md: noise from the operating system, the
+The first command makes journeys (`tests/random_journeys.py`) until enough requests are executed, and compares every
+claim with the truth (`tests/claims_against_truth.py`): true distances with Psi, the delta of all releases together with
+the certificates, `exact` bit for bit, levels with premises, and both verifiers. Each finished run is a line of --log,
+and a repeated call continues from there (`tests/journey_log.py`). The exit code is 3 if a statement is untrue or a
+cheat is not found. The last command makes the figures of docs/audit.md, with noise from the operating system and the
 full number of replays.
 """
 
@@ -43,7 +43,7 @@ FIRST_SEED = 500
 
 
 def summary(findings: Findings) -> list[str]:
-    """Summarise the findings in sentences."""
+    """Return the findings in sentences."""
     levels = ", ".join(f"{count} {level}" for level, count in sorted(findings.by_level.items()))
     methods = ", ".join(f"{count} {method}" for method, count in sorted(findings.by_method.items()))
     between = ", ".join(f"{count} {step}" for step, count in sorted(findings.by_step.items()))
@@ -66,7 +66,7 @@ def summary(findings: Findings) -> list[str]:
 
 
 def control_is_caught(control: Control, seed: int, most_runs: int = 60) -> bool:
-    """Run journeys of a cheat until it is caught."""
+    """Run journeys with a cheat until it is found; return whether it was."""
     findings = control.findings()
     for number in range(seed, seed + most_runs):
         with tempfile.TemporaryDirectory(prefix="sifu-journey-") as folder, control.cheat():
@@ -80,7 +80,9 @@ def control_is_caught(control: Control, seed: int, most_runs: int = 60) -> bool:
 
 
 def compare_releases(wanted: int, seed: int) -> bool:
-    """Take runs through requests, decisions, joins and restorations until `wanted` requests were filed."""
+    """Take runs through requests, decisions, joins and restorations until `wanted` requests are
+    filed; return success.
+    """
     requests = releases = differences = 0
     for number in itertools.count(seed):
         if requests >= wanted:
@@ -102,7 +104,7 @@ def compare_releases(wanted: int, seed: int) -> bool:
 
 @dataclass(frozen=True)
 class Audited:
-    """One run: the levels of its requests, and what the audit found."""
+    """One run: the levels of its requests, and the audit's report."""
 
     seed: int
     levels: tuple[str, ...]
@@ -110,18 +112,18 @@ class Audited:
 
     @property
     def closest(self) -> float:
-        """The largest share of Psi that a true distance reached."""
+        """Largest ratio of a true distance to its Psi."""
         return max((subject.closest for subject in self.report.subjects), default=0.0)
 
     @property
     def shown(self) -> float:
-        """The largest share of a certified epsilon that was shown."""
+        """Largest share of a certified epsilon that the audit showed."""
         releases = [subject.releases for subject in self.report.subjects if subject.releases is not None]
         return max((release.epsilon_shown / release.epsilon_certified for release in releases), default=0.0)
 
 
 def audit_random(seed: int) -> Audited:
-    """Make a run, audit all of its claims, and throw it away."""
+    """Make a run, audit all its claims, and delete it."""
     with tempfile.TemporaryDirectory(prefix="sifu-audit-") as folder:
         run = random_run(seed, Path(folder) / "run")
         with closing(run.reader()) as reader:
@@ -130,7 +132,7 @@ def audit_random(seed: int) -> Audited:
 
 
 def sentences(runs: list[Audited], controls: list[AuditControl]) -> list[str]:
-    """Summarise the runs and the controls in sentences."""
+    """Return a summary of the runs and the controls in sentences."""
     levels = [level for run in runs for level in run.levels]
     counts = ", ".join(f"{levels.count(level)} {level}" for level in ("proven", "exact", "conditional", "none"))
     nodes = sum(run.report.nodes_replayed for run in runs)
@@ -154,7 +156,7 @@ def sentences(runs: list[Audited], controls: list[AuditControl]) -> list[str]:
 
 
 def audit_runs(count: int) -> bool:
-    """Run `sifu audit` on random runs and on its controls; return whether all of them are what they say."""
+    """Run `sifu audit` on random runs and on its controls; return whether all results are as expected."""
     runs = []
     for seed in range(FIRST_SEED, FIRST_SEED + count):
         runs.append(audit_random(seed))
@@ -165,7 +167,7 @@ def audit_runs(count: int) -> bool:
 
 
 def main() -> int:
-    """Do what was asked for."""
+    """Execute the chosen part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=0, help="how many requests to hold against the truth")
     parser.add_argument("--releases", type=int, default=0, help="how many requests to file in journeys of releases")

@@ -1,10 +1,10 @@
-"""Noise on releases: held-out accuracy against protection, through `sifu advise`, `train`, `plan` and `status`.
+"""Noise on releases: held-out accuracy against protection, by `sifu advise`, `train`, `plan` and `status`.
 
     python benchmarks/release_noise.py --data FOLDER --work FOLDER --out benchmarks/results/release_noise.csv
 
 Each task has 100 clients of 100 records. `sifu advise` tries penalties and the noise of three budgets, for records and
-for clients; each accuracy is the mean of five draws. The noise that hides a record at (3, 1e-5) is then used for real
-runs, which differ in their noise: `trained` is the mean held-out accuracy of their releases, and `stated` the largest
+for clients; each accuracy is the mean of five draws. The noise that hides a record at (3, 1e-5) is then used in real
+runs, each with its own draw: `trained` is the mean held-out accuracy of their releases, and `stated` the largest
 epsilon that `sifu plan` states for the records of the first clients. `best` is the best head without noise,
 `without_noise` the same head without noise.
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 BUDGET = (3.0, 1e-5)
 ASKED = 5
-"""Clients whose plans are read in each run."""
+"""Number of clients whose plans are read in each run."""
 FOURIER = {"kind": "random_fourier", "bandwidth": 5.0}
 LAST = {"kind": "pretrained", "layers": "last", "size": 96, "mirror": False}
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -37,7 +37,7 @@ COLUMNS = ("task", "hides", "epsilon", "delta", "r", "distance", "noise", "accur
 
 
 def sifu(*arguments: Any) -> dict[str, Any]:
-    """Run a command and return its answer."""
+    """Run a sifu command and return its JSON answer."""
     command = [sys.executable, "-m", "sifu.cli.main", *map(str, arguments), "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -66,7 +66,7 @@ def written_spec(name: str, work: Path) -> Path:
 
 
 def trained(spec: Path, option: dict[str, Any], runs: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return what runs with this noise reach and state."""
+    """Return the accuracy that runs with this noise reach and the epsilon that they state."""
     accuracies, stated = [], []
     for number in range(runs):
         run = options.work / f"{spec.stem}-{number}"

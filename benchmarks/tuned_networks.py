@@ -1,20 +1,20 @@
-"""Test accuracy of tuned networks that forget in no round: blocks and merges against tuning again and frozen heads.
+"""Test accuracy of tuned networks that forget without a round: blocks and merges against retuning and frozen heads.
 
     python benchmarks/tuned_networks.py --data FOLDER --out rows.jsonl --seeds 3 --seconds 600
-    python benchmarks/tuned_networks.py --data FOLDER --pack FOLDER    # the data sets and the backbone in one folder
+    python benchmarks/tuned_networks.py --data FOLDER --pack FOLDER    # pack data and backbone into one folder
     python benchmarks/tuned_networks.py --data FOLDER --out rows.jsonl --smoke    # minutes of CPU, every path once
-    python benchmarks/tuned_networks.py --time-rounds 5 --device cuda    # seconds a round; needs no data
+    python benchmarks/tuned_networks.py --time-rounds 5 --device cuda    # seconds per round; needs no data
     python benchmarks/tuned_networks.py --table rows.jsonl [rows.jsonl ...]    # the committed table and its figure
 
-EfficientNet-Lite0 with its ImageNet weights, images enlarged to 128 pixels, 100 clients of 100 images, everyone takes
-part. Groups (by a keyed hash of names) tune the backbone separately; features of all backbones are computed once
-per seed, and every request then uses integer statistics, as in `sifu.theory.closed_form`: the fixed point, the
-projection, the places of blocks, the grid of penalties and the merge are the library's. Only the products and the
-eigenvalues are computed on the device, where sums of integers below 2^53 are the same integers; `--smoke` compares them
-with the library's statistics. The penalty is by generalised cross-validation: no choice looks at test images.
+The setting is EfficientNet-Lite0 with its ImageNet weights, images enlarged to 128 pixels, 100 clients of 100 images,
+and full participation. Groups (by a keyed hash of names) tune the backbone separately; features of all backbones are
+computed once per seed, and every request then uses integer statistics, as in `sifu.theory.closed_form`: the library
+provides the fixed point, the projection, the positions of blocks, the grid of penalties and the merge. Only the
+products and the eigenvalues are computed on the device, where sums of integers below 2^53 are exact; `--smoke` compares
+them with the library's statistics. Generalised cross-validation chooses the penalty: no choice uses test images.
 
 Rows are appended to one file of JSON lines as they are measured; a seed of a job that is finished there is skipped, so
-the same command goes on after `--seconds` or a kill. Needs torch and numpy; the folder of the library on PYTHONPATH.
+the same command continues after `--seconds` or a kill. It needs torch, numpy, and the library's folder on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from sifu.theory.merging import members_by_group, merge, move_on
 
 NORM = 10.0
 FIXED_PENALTY = 0.1
-"""r where it is fixed beforehand: a request then solves once, instead of scoring the whole grid."""
+"""Fixed value of r: a request then solves once, instead of scoring the whole grid."""
 
 
 def shortened(rows: Tensor, norm: float) -> Tensor:
@@ -71,7 +71,9 @@ def shortened(rows: Tensor, norm: float) -> Tensor:
 
 
 class Heads:
-    """Heads on parts of features: everyone's in fixed point on the device, each request by rows and columns."""
+    """Heads on parts of the features: all rows are in fixed point on the device, and each request selects rows and
+    columns.
+    """
 
     def __init__(self, parts: Sequence[Tensor], blocks: Blocks, images: Images, run: Run) -> None:
         targets = Targets("classification", images.classes)
@@ -96,10 +98,10 @@ class Heads:
         own: Mapping[int, np.ndarray] | None = None,
         relative: float | None = None,
     ):
-        """Return the test accuracy of the head of these training samples without the dropped groups' blocks, and r.
+        """Return the test accuracy of the head on these training samples without the dropped groups' blocks, and r.
 
-        `own` gives of each group its members' samples, where a member's own block is zeroed. `relative` is r, by
-        generalised cross-validation where it is None.
+        `own` maps each group to its members' samples, whose own block is then zeroed. `relative` is r; if it is None,
+        generalised cross-validation chooses it.
         """
         keep = torch.ones(self.fixed.width, dtype=torch.bool, device=self.rows.device)
         for group in dropped:
@@ -111,7 +113,7 @@ class Heads:
             for group, members in own.items():
                 whole[torch.as_tensor(members).to(whole.device), self.blocks.columns(group)] = 0.0
         phi = whole[chosen][:, keep]
-        gram, cross = phi.T @ phi, phi.T @ self.wanted[chosen]  # whole numbers below 2^53: exact in any order
+        gram, cross = phi.T @ phi, phi.T @ self.wanted[chosen]  # integers below 2^53: exact in any order
         if self.run.check and own is None:
             self._compare(samples, dropped, keep, gram, cross)
         energy = float((self.wanted[chosen] ** 2).sum()) / 4.0**self.fixed.target_bits
@@ -134,7 +136,7 @@ class Heads:
         values, vectors = torch.linalg.eigh(gram)
         values = values.clamp_min(0.0)
         rotated = vectors.T @ cross
-        mean_square = float(gram.diagonal().sum()) / len(gram)  # of the features that are left
+        mean_square = float(gram.diagonal().sum()) / len(gram)  # over the remaining features
         noise = 64.0 * np.finfo(np.float64).eps * len(gram) * energy
         best, chosen = math.inf, GRID[-1]
         for tried in reversed(GRID):
@@ -147,7 +149,7 @@ class Heads:
         return vectors @ (rotated / (values + chosen * mean_square)[:, None]), chosen
 
     def _compare(self, samples: np.ndarray, dropped: Sequence[int], keep: Tensor, gram: Tensor, cross: Tensor) -> None:
-        """Check that the library's own statistics of two clients, added and dropped, are these integers."""
+        """Check that the library's statistics of two clients, added and dropped, are the same integers."""
         assert self.phi is not None
         targets = self.targets.encode(self.images.y_train)
         halves = np.array_split(samples, 2)
@@ -163,7 +165,7 @@ class Heads:
 
 
 def group_key(seed: int) -> bytes:
-    """Return the key of the groups' hash; a run draws it when it is created."""
+    """Return the key of the groups' hash, which a run would draw at its creation."""
     return hashlib.sha256(f"tuned networks {seed}".encode()).digest()
 
 
@@ -259,7 +261,9 @@ class Scenario:
         return [group for group, members in enumerate(self.groups) if set(members) & set(leavers)]
 
     def sequence(self, number: int, order: Sequence[int], *, scratch: bool, variants: bool) -> None:
-        """Execute requests one by one without rebuilding: the state after q of them is that of q leavers at once."""
+        """Execute requests one by one without rebuilding; the state after q of them equals that of
+        q leavers at once.
+        """
         with heads_of(self._blocks(self.size.block)) as heads:
             for leaving in (0, *self.size.at):
                 leavers = order[:leaving]
@@ -298,7 +302,9 @@ class Scenario:
             self._row(heads, "merge alone", leavers, **more)
 
     def _scratch(self, leavers: Sequence[int], number: int) -> None:
-        """Tune again with all who stay: with its own head, and with a ridge head beside the frozen backbone."""
+        """Retune with all remaining clients: with the network's own head, and with a ridge head that also uses the
+        frozen backbone.
+        """
         staying = [client for client in range(len(self.shares)) if client not in set(leavers)]
         begun = time.perf_counter()
         (vector,) = self.tuner.tuned([staying])
@@ -313,7 +319,7 @@ class Scenario:
             self._row(heads, "tuned again + ridge + frozen", leavers, sequence=number)
 
     def _variants(self, order: Sequence[int]) -> None:
-        """Measure other widths of a block, a member's own block zeroed, and blocks without the frozen backbone."""
+        """Measure other block widths, a member's own block zeroed, and blocks without the frozen backbone."""
         some = (0, *[leaving for leaving in (1, 5) if leaving in self.size.at])
         own = {group: samples_of(self.shares, self.groups[group]) for group in self.through}
         with heads_of(self._blocks(self.size.block)) as heads:
@@ -327,7 +333,7 @@ class Scenario:
                     self._row(heads, f"blocks of {block}", leavers, dropped=self._hit(leavers))
 
     def rebuilt(self, number: int, order: Sequence[int]) -> None:
-        """Execute requests one after the other; after each, the clients that stay in the hit group tune it again."""
+        """Execute requests one after the other; after each, the remaining clients of the hit group retune it."""
         groups = [list(members) for members in self.groups]
         through = dict(self.through)
         for leaving in range(1, max(self.size.at) + 1):
@@ -346,7 +352,7 @@ class Scenario:
 
 @contextmanager
 def heads_of(heads: Heads) -> Iterator[Heads]:
-    """Give the device's memory back afterwards."""
+    """Release the device's memory afterwards."""
     try:
         yield heads
     finally:
@@ -356,7 +362,7 @@ def heads_of(heads: Heads) -> Iterator[Heads]:
 
 
 def main() -> None:
-    """Measure what was asked for, until it is done or time is up."""
+    """Execute the measurements of the command line until they are done or the time is over."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="the folder with the data sets' files")
     parser.add_argument("--pack", type=Path, help="copy the data sets and the trunk here, and stop")

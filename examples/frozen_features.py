@@ -1,9 +1,9 @@
 """A linear head on frozen features: a `proven` certificate for an image task.
 
-    python examples/frozen_features.py      digits, 120 clients, some seconds
+    python examples/frozen_features.py      digits, 120 clients, a few seconds
 
-The features are random convolutions, made from a seed and from no client's data; put any pretrained torch module of
-yours in their place. Only the head is trained, and that is softmax regression: convex, every premise measured.
+The features are random convolutions, drawn from a seed without any client's data; you can use any pretrained torch
+module instead. Only the head is trained by softmax regression: it is convex, and every premise is measured.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from sifu.data import from_dataset, frozen_features, load, partition
 
 
 class BothSigns(torch.nn.Module):
-    """ReLU(x) and ReLU(-x), side by side."""
+    """Module that concatenates ReLU(x) and ReLU(-x)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Twice as many channels."""
+        """Return twice as many channels."""
         return torch.cat([x.relu(), (-x).relu()], dim=1)
 
 
 def random_convolutions(filters: int = 16) -> torch.nn.Module:
-    """Filters of mean zero and length one, drawn from a seed, and means over 2 x 2 regions of what they see."""
+    """Return seeded filters of mean zero and length one, followed by means over 2 x 2 regions."""
     weights = torch.randn(filters, 1, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     weights = weights - weights.mean(dim=(1, 2, 3), keepdim=True)
     convolution = torch.nn.Conv2d(1, filters, 3, padding=1, bias=False, dtype=torch.float64)
@@ -37,16 +37,16 @@ def random_convolutions(filters: int = 16) -> torch.nn.Module:
 
 
 def make_clients(count: int, samples: int) -> Any:
-    """Images of every client, turned into features once."""
+    """Return the clients with their images turned into features once."""
     dataset = load("digits")
     parts = partition("iid", dataset.y_train, count, samples, np.random.default_rng(0))
     images = from_dataset(dataset, parts, flat=False, normalise="unit")
-    # With features of length 4 the bias, whose input is 1, does not slow the other parameters down.
+    # With features of length 4 the bias, whose input is 1, does not slow down the other parameters.
     return frozen_features(images, random_convolutions(), norm=4.0)
 
 
 def make_spec(target: float, steps: int = 20) -> dict[str, Any]:
-    """Softmax regression on features; `fixed` is our declaration that no client's data shaped them."""
+    """Return a spec of softmax regression; `fixed` declares that no client's data shaped the features."""
     return {
         "data": {"preprocessing": "fixed"},
         "model": {"kind": "softmax", "outputs": 10},
@@ -57,7 +57,7 @@ def make_spec(target: float, steps: int = 20) -> dict[str, Any]:
 
 
 def main(folder: Path) -> sifu.Run:
-    """Train the head, forget one client, verify."""
+    """Train the head, forget one client, verify; return the run."""
     run = sifu.train(make_spec(0.93), run=folder, clients=make_clients(120, 12))
     plan = run.plan(["client-003"])
     print(f"{plan.tip_rounds} rounds so far; would go back to {plan.source_rounds}, sigma {plan.noise_std:g}")

@@ -1,9 +1,9 @@
-"""A method of your own in one file: go half of the way back to the initial model, then on without the client.
+"""A new method in one file: go half of the way back to the initial model, then continue without the client.
 
     python examples/new_method.py
 
-It is a heuristic: nothing bounds what the client left in that model. So it must not certify, and cannot: its first
-premise fails, and the level follows from the premises alone. docs/new-method.md explains every line.
+It is a heuristic: nothing bounds the client's influence on that model. It must not certify anything, and it cannot: its
+first premise fails, and the level follows from the premises alone. docs/new-method.md explains every line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sifu.run.run_view import RunView
 
 
 class Halfway(Method):
-    """The mean of the initial and the current model, trained on without the client."""
+    """Method that continues from the mean of the initial and the current model without the client."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         "halfway",
@@ -43,11 +43,11 @@ class Halfway(Method):
         return Start(((first + current) / 2.0).astype(current.dtype))
 
 
-sifu.register(Halfway)  # an installed package has an entry point instead
+sifu.register(Halfway)  # an installed package uses an entry point instead
 
 
 def main(folder: Path) -> sifu.Run:
-    """Train, forget by the new method and by sifu, verify."""
+    """Train, forget by the new method and by sifu, verify; return the run."""
     spec = {"data": {"clients": 40}, "stop": {"target": 0.8, "max_rounds": 60}}
     run = sifu.train(spec, run=folder)
     for client, method in (("client-003", "halfway"), ("client-007", "sifu")):

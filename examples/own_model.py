@@ -1,9 +1,9 @@
-"""Forget a client of your own federation: your torch module, your data, a certificate that says what holds.
+"""Forgetting a client of your own federation: your torch module, your data, and a certificate.
 
     python examples/own_model.py
 
-A convolutional network is not convex, so nothing proves how far a local step can push two models apart.
-The paper assumes B = 1; sifu lets you assume it too, and every certificate then says so: `conditional`.
+A convolutional network is not convex, so nothing proves how far a local step can separate two models. The paper assumes
+B = 1; sifu lets you assume it too, and every certificate then has the level `conditional`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sifu.data import load
 
 
 def make_network() -> nn.Module:
-    """A small CNN for 8x8 images."""
+    """Return a small CNN for 8x8 images."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),
         nn.Tanh(),
@@ -30,7 +30,7 @@ def make_network() -> nn.Module:
 
 
 def make_clients(count: int = 20) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Your clients: names and their arrays (or a torch Dataset each)."""
+    """Return your clients: names and their arrays (or a torch Dataset each)."""
     digits = load("digits")
     images, labels = digits.features(flat=False), digits.y_train
     order = np.random.default_rng(0).permutation(len(labels))[: count * 40]
@@ -39,7 +39,7 @@ def make_clients(count: int = 20) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 SPEC = {
-    "data": {"preprocessing": "fixed"},  # our declaration: nothing below was computed from the clients' data
+    "data": {"preprocessing": "fixed"},  # a declaration: nothing below was computed from the clients' data
     "local": {"rate": 0.1, "steps": 5},
     "stop": {"target": 0.8, "max_rounds": 60, "evaluate_every": 2},
     "regularity": {"kind": "assumed", "factor": 1.0},
@@ -48,7 +48,7 @@ SPEC = {
 
 
 def main(folder: Path) -> sifu.Run:
-    """Train, look at the plan, forget one client, verify."""
+    """Train, print the plan, forget one client, verify; return the run."""
     run = sifu.train(SPEC, run=folder, model=make_network, clients=make_clients())
 
     plan = run.plan(["hospital-03"])
@@ -59,7 +59,7 @@ def main(folder: Path) -> sifu.Run:
 
     print("verified:", run.verify().holds)
 
-    # Later, in another process: bring the model and the data again.
+    # Later, in another process: pass the model and the data again.
     again = sifu.open_run(folder, model=make_network, clients=make_clients())
     (second,) = again.forget(["hospital-07"])
     print(f"and another one in {second.rounds} rounds, level {second.level}")

@@ -1,4 +1,4 @@
-"""Forgetting without a framework: your own loop speaks with the clients, sifu averages, forgets and certifies."""
+"""Forgetting without a framework: your loop communicates with the clients; sifu averages, forgets and certifies."""
 
 import tempfile
 from pathlib import Path
@@ -9,7 +9,7 @@ import sifu
 
 SPEC = {
     "local": {"rate": 0.1, "steps": 1},
-    "regularity": {"kind": "assumed", "factor": 1.0},  # nothing is known of your clients' training
+    "regularity": {"kind": "assumed", "factor": 1.0},  # your clients' training is unknown to sifu
     "stop": {"max_rounds": 10, "target": 0.0},
 }
 random = np.random.default_rng(0)
@@ -17,13 +17,13 @@ DATA = {f"site-{n}": (random.normal(size=(20, 4)), random.normal(size=20) + n) f
 
 
 def train(name: str, model: dict) -> dict:
-    """Yours: over HTTP, gRPC, a message queue... Here a client is a function."""
+    """Train one client; replace this by HTTP, gRPC or a message queue. Here a client is a function."""
     x, y = DATA[name]
     return {"w": model["w"] - 0.1 * x.T @ (x @ model["w"] - y) / len(y)}
 
 
 def serve(folder: Path) -> None:
-    """Rounds until nothing is left to do: training, then requests."""
+    """Run rounds until no work is left: training, then requests."""
     samples = {name: len(y) for name, (_, y) in DATA.items()}
     with sifu.ServerLoop(folder, SPEC, samples, initial=lambda: {"w": np.zeros(4)}) as run:
         while task := run.next():

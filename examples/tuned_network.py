@@ -1,4 +1,4 @@
-"""Groups tune a network of your own apart; forgetting a client takes no round, and is exact. Seconds on a CPU."""
+"""Groups that tune your network separately: forgetting a client takes no round and is exact. Takes seconds on a CPU."""
 
 import sys
 import tempfile
@@ -19,13 +19,13 @@ SPEC = {
 
 
 def public_network() -> nn.Module:
-    """Yours: any torch module with public weights, which gives a row of numbers for each sample."""
+    """Return your public network: any torch module with public weights that maps each sample to a row of numbers."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 32), nn.Tanh())
 
 
 def main(folder: Path) -> sifu.Outcome:
-    """Tune, forget one client, verify."""
+    """Tune, forget one client, verify; return the outcome."""
     sys.path.insert(0, str(Path(__file__).parent))
     sifu.allow_code("tuned_network:public_network")
     run = sifu.train(SPEC, run=folder)

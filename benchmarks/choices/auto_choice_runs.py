@@ -1,9 +1,8 @@
-"""The runs of the table of `--method auto`: 25 that were chosen by hand, and others that a seed draws.
+"""Runs of the `--method auto` table: 25 chosen by hand, and others that a seed draws.
 
-A drawn run is digits shared out among a few or many clients, a linear model, a small network or a head in closed form,
+A drawn run divides digits among a few or many clients. It has a linear model, a small network or a head in closed form,
 with or without groups, momentum and partial participation, an epsilon from 1 to 20 and a request of one to five
-clients. Its target is the accuracy, rounded down to half a percent, that a pilot reaches in a number of rounds that is
-drawn, too.
+clients. Its target is the accuracy, rounded down to half a percent, that a pilot reaches in a random number of rounds.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from typing import Any
 import numpy as np
 
 SAMPLES = 1600
-"""Training samples of digits that a run may share out."""
+"""Number of training samples of digits that a run may divide among clients."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run, how many ask to be forgotten, and the least level asked for.
+    """A run, the number of clients that ask to be forgotten, and the required level.
 
-    `pilot_rounds` find the target of a run that has none.
+    If `pilot_rounds` is not 0, a pilot of this length sets the target.
     """
 
     name: str
@@ -34,7 +33,7 @@ class Case:
 
 
 def digits(clients: int, samples: int, target: float, **sections: Any) -> dict[str, Any]:
-    """Return the spec of a federation of 8x8 digits; `sections` replace keys of the spec's."""
+    """Return the spec of a federation of 8x8 digits; `sections` update the sections of the spec."""
     spec: dict[str, Any] = {
         "seed": 7,
         "data": {"name": "digits", "clients": clients, "samples_per_client": samples, "normalise": "standard"},
@@ -60,7 +59,7 @@ CNN = {
 
 
 def groups(count: int, rounds: int) -> dict[str, Any]:
-    """Return the section for groups that train separately."""
+    """Return the spec section for separately trained groups."""
     return {"groups": {"count": count, "rounds": rounds, "rebuild": "later"}}
 
 
@@ -110,7 +109,7 @@ CASES = (
 
 
 def drawn_case(seed: int, number: int) -> Case:
-    """Run `number` of a seed; the same with more runs before or after it."""
+    """Return run `number` of a seed, which does not depend on the number of runs."""
     generator = np.random.default_rng([seed, number])
 
     def between(low: float, high: float) -> int:
@@ -123,7 +122,7 @@ def drawn_case(seed: int, number: int) -> Case:
     clients = between(8, 500) if kind in ("softmax", "ridge") else between(10, 60)
     samples = min(60, int(generator.integers(max(2, SAMPLES // clients // 2), SAMPLES // clients + 1)))
     skew = pick("iid", "iid", "dirichlet", "one_class")
-    if skew == "one_class":  # the smallest of the ten classes must be enough for its clients
+    if skew == "one_class":  # the smallest of the ten classes must suffice for its clients
         samples = max(1, min(samples, 150 // -(-clients // 10)))
     alpha, share = round(float(generator.uniform(0.1, 1.0)), 2), pick("all", "all", "poisson(0.5)", "poisson(0.25)")
     epsilon = round(math.exp(generator.uniform(0.0, math.log(20.0))), 1)
@@ -156,4 +155,4 @@ def drawn_case(seed: int, number: int) -> Case:
 
 
 DRAWN_SEED, DRAWN_RUNS = 20, 24
-"""The seed and the number of the drawn runs that are in the committed table."""
+"""Seed and number of the drawn runs in the committed table."""

@@ -1,4 +1,4 @@
-"""Table of what `noise_choice.py` measured, and its figure in docs/noise.md."""
+"""Table of the results of `noise_choice.py`, and its figure in docs/noise.md."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ FIGURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "noise-choice
 
 
 def total(rows: list[dict[str, Any]]) -> int:
-    """Return the rounds over a sequence."""
+    """Return the total rounds of a sequence."""
     return sum(row["rounds"] for row in rows)
 
 
 def mean_total(repeats: list[list[dict[str, Any]]]) -> float:
-    """Return the mean over repeats of the rounds over a sequence."""
+    """Return the mean over repeats of the total rounds of a sequence."""
     return float(statistics.mean(total(repeat) for repeat in repeats))
 
 
 def judged_best(grid: dict[float, list[list[dict[str, Any]]]]) -> tuple[float, float]:
-    """Return sigma and mean rounds of the grid's best: chosen by half of the draws, judged by the other, both ways."""
+    """Return sigma and mean rounds of the grid's best, chosen by half of the draws and judged by
+    the other, both ways.
+    """
     repeated = {sigma: repeats for sigma, repeats in grid.items() if len(repeats) > 1}
     chosen = min(repeated or grid, key=lambda sigma: (mean_total(grid[sigma]), sigma))
     if not repeated:
@@ -82,7 +84,7 @@ class Line:
 
 
 def ratio_within(guess: float, real: float, factor: float = 1.5) -> bool:
-    """Return whether a prediction is within a factor of the truth; one round more or less never counts against it."""
+    """Return whether a prediction is within a factor of the truth; a difference of one round is always accepted."""
     low, high = sorted((max(guess, 1.0), max(real, 1.0)))
     return high <= factor * low or high - low <= 1.0
 
@@ -116,7 +118,7 @@ def table(lines: list[Line]) -> str:
 
 
 def draw(results: list[dict[str, Any]], file: Path) -> None:
-    """Draw rounds against sigma, a panel for each task: means of fixed sigmas, Scratch, and auto with its spread."""
+    """Draw rounds against sigma, one panel per task: means of fixed sigmas, Scratch, and auto with its spread."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -135,7 +137,7 @@ def draw(results: list[dict[str, Any]], file: Path) -> None:
             float(sigma): [rows for rows in repeats if not rows[0].get("stopped")]
             for sigma, repeats in result["grid"].items()
         }
-        # What was stopped has no mean: a gap in the line.
+        # A stopped sigma has no mean: a gap in the line.
         means = {sigma: mean_total(repeats) if repeats else math.nan for sigma, repeats in sorted(whole.items())}
         axis.plot(list(means), list(means.values()), "o-", color="#4477aa", ms=4, lw=1, label="fixed sigma")
         axis.axhline(mean_total(result["scratch"]), color="#888888", ls="--", lw=1, label="Scratch")

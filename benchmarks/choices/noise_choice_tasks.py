@@ -1,4 +1,4 @@
-"""The federations on which `noise_choice.py` compares ways to choose the noise."""
+"""Federations on which `noise_choice.py` compares methods of choosing the noise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sifu.run.clients_and_engine import clients_from_spec
 
 @dataclass(frozen=True)
 class Task:
-    """A federation, its budget, and the requests that are made of it."""
+    """Federation, its budget, and its requests."""
 
     name: str
     spec: dict[str, Any]
@@ -24,7 +24,7 @@ class Task:
     features: bool = False
 
     def requested_clients(self) -> list[list[str]]:
-        """Return the clients that ask, request by request."""
+        """Return the requesting clients of each request."""
         size = self.clients_a_request
         count = self.spec["data"]["clients"]
         width = max(3, len(str(count - 1)))
@@ -32,7 +32,7 @@ class Task:
 
 
 def linear(name: str, clients: int, samples: int, target: float, epsilon: float = 10.0, **other: Any) -> dict[str, Any]:
-    """Return the spec of softmax regression; `other` are keys of `data`, `local` and `server`."""
+    """Return the spec of softmax regression; `other` gives keys of `data`, `local` and `server`."""
     scale = "standard" if name == "digits" else "unit"
     return {
         "seed": 3,
@@ -46,7 +46,7 @@ def linear(name: str, clients: int, samples: int, target: float, epsilon: float 
 
 
 def dirichlet(alpha: float) -> dict[str, Any]:
-    """Return the partition in which every client's class proportions are random."""
+    """Return the spec section of a partition with random class proportions per client."""
     return {"data": {"partition": "dirichlet", "alpha": alpha}}
 
 
@@ -75,7 +75,7 @@ SMOKE = (Task("digits 40x10 iid, eps 10", linear("digits", 40, 10, 0.95), client
 
 
 def trained_convolutions(public: Dataset, *, filters: int = 32, epochs: int = 8, seed: int = 0) -> Any:
-    """Return the backbone of a small network trained on public data; it stands for a pretrained one."""
+    """Return the backbone of a small network trained on public data, in place of a pretrained one."""
     import torch
 
     x = torch.as_tensor(public.features("train", dtype="float32", flat=False, normalise="unit"))
@@ -103,7 +103,7 @@ def trained_convolutions(public: Dataset, *, filters: int = 32, epochs: int = 8,
 
 
 def clients_of(task: Task, data: Path | None) -> Any:
-    """Return the clients of a task: their images, or features of them from a network that saw CIFAR-100 only."""
+    """Return the clients of a task: their images, or features from a network that saw only CIFAR-100."""
     spec = Spec.from_mapping(task.spec)
     if not task.features:
         return clients_from_spec(spec, data)

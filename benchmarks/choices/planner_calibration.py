@@ -1,14 +1,14 @@
-"""Calibration of predicted rounds and their intervals on random tasks. Tasks are drawn at random by a seed.
+"""Calibration of predicted rounds and their intervals on random tasks, which a seed draws.
 
-A task is a data set (digits, made-up features, and MNIST and FashionMNIST where their files are), 50 to 1,000 clients,
-their samples and skew, local steps, who takes part, an epsilon from 1 to 10, a target and a request of 1 to 10 clients.
-The target is the accuracy, rounded down to half a percent, that a pilot reaches in a number of rounds that is drawn,
-too: so every target can be reached, and none was picked by hand. Each task is trained once and planned once (method
-sifu, sigma auto); then the plan's model gets fresh noise and is trained to the target `--draws` times. Reported are the
-share of single draws within the plan's interval and the median of actual over predicted rounds.
+A task is a data set (digits, synthetic features, and MNIST and FashionMNIST if their files exist), 50 to 1,000 clients,
+their samples and skew, local steps, participation, an epsilon from 1 to 10, a target and a request of 1 to 10 clients.
+The target is the accuracy, rounded down to half a percent, that a pilot reaches in a random number of rounds: so every
+target can be reached, and none was picked by hand. Each task is trained once and planned once (method sifu, sigma
+auto); then the plan's model gets fresh noise and is trained to the target `--draws` times. The report gives the share
+of single draws within the plan's interval and the median of actual over predicted rounds.
 
-Trained runs and finished rows lie in --runs: the same command continues where it was stopped, and after a change of the
-forecast plans again without training again.
+Trained runs and finished rows are kept in --runs: the same command continues after an interruption, and after a change
+of the forecast it plans again without training again.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from sifu_paper.provenance import commit
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "planner_calibration.json"
 MADE_UP = "made-up"
 POOL = {"digits": 1600, "mnist": 10000, "fashion_mnist": 10000, MADE_UP: 8000}
-"""Training samples that a task may share out."""
+"""Number of training samples that a task may divide among clients."""
 CAP = 4.0
-"""A draw is stopped after this multiple of the rounds of the training, or of the interval's end."""
+"""A draw stops after this multiple of the training's rounds, or of the interval's end."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """A name for files and tables."""
+        """Name for files and tables."""
         return f"seed{self.seed}-{self.number:02d}"
 
     def spec(self, target: float) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Task:
 
 
 def draw_task(seed: int, number: int, data: bool) -> Task:
-    """Draw task `number` of a seed; it does not depend on the number of tasks before or after it."""
+    """Draw task `number` of a seed; it does not depend on the number of tasks."""
     generator = np.random.default_rng([seed, number])
     names = ["digits", MADE_UP, "mnist", "fashion_mnist"] if data else ["digits", MADE_UP]
     name = str(generator.choice(names))
@@ -99,7 +99,7 @@ def draw_task(seed: int, number: int, data: bool) -> Task:
     samples = int(generator.integers(2, 1 + max(2, min(30, POOL[name] // clients))))
     clients = min(clients, POOL[name] // samples)
     skew = str(generator.choice(["iid", "iid", "dirichlet", "one_class"]))
-    if skew == "one_class":  # the smallest class must be enough for its clients
+    if skew == "one_class":  # the smallest class must suffice for its clients
         classes = 2 + number % 9 if name == MADE_UP else 10
         samples = max(1, min(samples, int(0.9 * POOL[name] / classes) // -(-clients // classes)))
     return Task(
@@ -119,7 +119,7 @@ def draw_task(seed: int, number: int, data: bool) -> Task:
 
 
 def made_up(task: Task) -> Dataset:
-    """Return classes around random centres, in directions of very unequal size as real features have them."""
+    """Return classes around random centres; the directions have very unequal scales, like real features."""
     generator = np.random.default_rng([task.seed, task.number, 1])
     classes = 2 + task.number % 9
     width = int(generator.integers(10, 120))
@@ -151,14 +151,14 @@ def target_of(task: Task, data: Path | None) -> float:
 
 
 def leaving_of(task: Task, run: Run) -> list[str]:
-    """Return the clients that ask."""
+    """Return the requesting clients."""
     names = [client.name for client in run.status().clients]
     chosen = np.random.default_rng([task.seed, task.number, 3]).choice(len(names), task.leaving, replace=False)
     return [names[index] for index in sorted(chosen.tolist())]
 
 
 def drawn_rounds(run: Run, engine: Engine, plan: Plan, cap: int) -> int:
-    """Return the rounds to the target from the plan's model with fresh noise, as a request takes; record nothing."""
+    """Return the rounds to the target from the plan's model with fresh noise, without recording them."""
     with run.reader() as reader:
         view = RunView(reader)
         start = None if plan.source_node is None else noised_model(view, plan, reader.load_model(plan.source_node))
@@ -168,7 +168,7 @@ def drawn_rounds(run: Run, engine: Engine, plan: Plan, cap: int) -> int:
 
 
 def measure(task: Task, runs: Path, data: Path | None, draws: int) -> dict[str, Any]:
-    """Return the row of a task; measurements made before with the same plan are kept."""
+    """Return the row of a task; keep earlier measurements of the same plan."""
     file = runs / f"{task.name}.json"
     row: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"task": asdict(task)}
     if "target" not in row:
@@ -217,7 +217,7 @@ class Calibration:
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield one line per task, and one for the whole, in Markdown."""
+    """Yield one line per task and a summary line, in Markdown."""
     yield "| task | clients x samples | skew | steps | takes part | epsilon | target | training | predicted | took |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for row in rows:
@@ -232,7 +232,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def summary(seed: int, rows: list[dict[str, Any]]) -> str:
-    """Return the calibration of one seed in a line."""
+    """Return a one-line summary of one seed's calibration."""
     calibration = Calibration.of(rows)
     return (
         f"seed {seed}: {calibration.tasks} tasks, {calibration.draws} draws: {calibration.coverage:.0%} within the "
@@ -255,7 +255,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure what is missing, then report."""
+    """Measure the missing tasks, then report."""
     content: dict[str, Any] = json.loads(options.results.read_text()) if options.results.exists() else {}
     if not options.report:
         options.runs.mkdir(parents=True, exist_ok=True)

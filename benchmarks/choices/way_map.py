@@ -1,9 +1,9 @@
-"""The map: clients against parameters, and which way of forgetting took the fewest rounds there.
+"""Map of the method that took the fewest rounds, by numbers of clients and parameters.
 
 Every mark is measured: `scale.csv` (a linear model on MNIST, noise against Scratch at epsilon 10), `sequential.csv`
-(the paper's five tasks by our rules), `groups.csv` (networks by groups), all in paper/results, and
-`benchmarks/results/closed_form.json` (heads in closed form). A way wins where it takes at most nine tenths of Scratch's
-rounds, and the fewest of those tried at that place.
+(the paper's five tasks by sifu's rules), `groups.csv` (networks by groups), all in paper/results, and
+`benchmarks/results/closed_form.json` (heads in closed form). A method wins a place if its median over tasks is the
+smallest there and at most nine tenths of Scratch's rounds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TABLES = ROOT / "paper" / "results"
 CLOSED_FORM = ROOT / "benchmarks" / "results" / "closed_form.json"
 EPSILON, DELTA, CLASSES = 10.0, 0.01, 10
 WINS = 0.9
-"""A way wins where it takes at most this share of Scratch's rounds."""
+"""Largest share of Scratch's rounds with which a method wins."""
 INPUTS = {"mnist": 784, "cifar10": (3, 32, 32), "cifar100": (3, 32, 32), "fashion_mnist": (1, 28, 28),
           "celeba": (3, 32, 32)}  # fmt: skip
 OUTPUTS = {"cifar100": 100, "celeba": 2}
@@ -45,12 +45,12 @@ MARKS = {
     "closed form": ("D", GREEN, "a head in closed form"),
     "scratch": ("x", INK, "nothing beats Scratch"),
 }
-"""Mark, colour and words of each way; without colours the marks tell them apart."""
+"""Mark, colour and label of each method; the marks differ without colours, too."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A way on one task: its rounds as a share of Scratch's."""
+    """A method on one task, with its rounds as a share of Scratch's."""
 
     clients: int
     parameters: int
@@ -61,7 +61,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Place:
-    """Measurements for a number of clients and parameters, the way that won there, and its shares on all tasks."""
+    """Measurements for a number of clients and parameters: the winning method, and its shares on all tasks."""
 
     clients: int
     parameters: int
@@ -71,7 +71,7 @@ class Place:
 
     @property
     def label(self) -> str:
-        """The shares as per cent."""
+        """Range of the shares in per cent."""
         low, high = (f"{100 * share:.0f}" for share in (min(self.shares), max(self.shares)))
         return f"{low} %" if low == high else f"{low}-{high} %"
 
@@ -91,7 +91,7 @@ def settings_of(row: Row) -> dict[str, str]:
 
 
 def noise_by_scale(rows: Sequence[Row]) -> Iterable[Measured]:
-    """Yield a linear model by noise chosen at the request: first requests of one client, or else of ten."""
+    """Yield a linear model with noise chosen at the request: first requests of one client, or else of ten."""
     rounds: dict[tuple[int, str, str], list[int]] = {}
     for row in rows:
         settings = settings_of(row)
@@ -109,7 +109,9 @@ def noise_by_scale(rows: Sequence[Row]) -> Iterable[Measured]:
 
 
 def noise_by_task(rows: Sequence[Row]) -> Iterable[Measured]:
-    """Yield the paper's tasks, 100 clients: SIFU by our rules against Scratch of the same seeds, first requests."""
+    """Yield the paper's tasks with 100 clients: first requests of SIFU by our rules against Scratch
+    of the same seeds.
+    """
     first = [row for row in rows if row["request"] == 1]
     for dataset in dict.fromkeys(row["dataset"] for row in first):
         ours, scratch = (
@@ -123,7 +125,7 @@ def noise_by_task(rows: Sequence[Row]) -> Iterable[Measured]:
 
 
 def by_groups(rows: Sequence[Row]) -> Iterable[Measured]:
-    """Yield groups as the rule makes them, with one leaver; of the settings tried on a task the nearest to the rule."""
+    """Yield groups with one leaver; of the settings tried on a task, the one nearest to the rule."""
     tasks: dict[Any, list[Case]] = {}
     for case in cases_of(rows):
         if case.leavers == 1:
@@ -137,24 +139,24 @@ def by_groups(rows: Sequence[Row]) -> Iterable[Measured]:
 
 
 def in_closed_form(content: dict[str, Any]) -> Iterable[Measured]:
-    """Yield heads in closed form, without any round: whole runs of 100 clients, and sums over more."""
+    """Yield heads in closed form, which need no round: whole runs of 100 clients, and sums over more."""
     for run in content["runs"]:
         if run["level"] == "exact":
             yield Measured(100, run["features"] * CLASSES, "closed form", float(run["rounds"]), "head")
-    for federation in content["federations"][1:]:  # the first has 100 clients, as the whole runs have
+    for federation in content["federations"][1:]:  # the first has 100 clients, like the whole runs
         parameters = federation["features"] * CLASSES
         yield Measured(federation["clients"], parameters, "closed form", 0.0, "head")
 
 
 def measured_points() -> list[Measured]:
-    """Return everything that the committed tables say."""
+    """Return all measurements of the committed tables."""
     scale, sequential, groups = (read_table(TABLES / f"{name}.csv") for name in ("scale", "sequential", "groups"))
     closed = json.loads(CLOSED_FORM.read_text())
     return [*noise_by_scale(scale), *noise_by_task(sequential), *by_groups(groups), *in_closed_form(closed)]
 
 
 def places_of(points: Iterable[Measured]) -> list[Place]:
-    """Return the way that won at each place; Scratch where none saved a tenth of its rounds on any task."""
+    """Return the method with the smallest median share at each place, or Scratch if that exceeds `WINS`."""
     by_place: dict[tuple[int, int], list[Measured]] = {}
     for point in points:
         by_place.setdefault((point.clients, point.parameters), []).append(point)
@@ -169,7 +171,7 @@ def places_of(points: Iterable[Measured]) -> list[Place]:
 
 
 def _has_one_right_above(place: Place, places: Sequence[Place]) -> bool:
-    """Return whether another mark is so near that the words of this one go below it."""
+    """Return whether another mark is so close above that the label must go below this one."""
     return any(other.clients == place.clients and 1.0 < other.parameters / place.parameters < 1.2 for other in places)
 
 

@@ -1,8 +1,9 @@
-"""Break-even size for a GPU: rounds a second of the same run on the CPU and as a lane on the GPU, tracking on.
+"""Break-even size for a GPU: rounds per second of the same run on the CPU and as a lane on the GPU, with tracking.
 
-Softmax regression in float64, K = 10 steps on all samples of a client, everyone taking part or ten clients a round.
-`WORTH_A_GPU` of sifu.run.devices is taken from here: values (samples times features) that the participants of a round
-have between them. Then small networks in float32, on the CPU with the best of 1, 2, 4 and all threads.
+The first part is softmax regression in float64, K = 10 steps on all samples of a client, with all clients or ten
+clients per round. It is the source of `WORTH_A_GPU` in sifu.run.devices: the number of values (samples times features)
+of all participants in a round. The second part is small networks in float32, on the CPU with the best of 1, 2, 4 and
+all threads.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ NETWORKS = [
     ("cnn_celeba", (1, 10, 10), 100, 4, "fixed(1)", 1, 1),
     ("cnn_fashion_mnist", (1, 28, 28), 100, 20, "fixed(5)", 20, 5),
 ]
-"""Name, image, clients, samples a client, participation, batch, steps."""
+"""Name, image shape, clients, samples per client, participation, batch, steps."""
 
 
 def rounds_a_second(engine: Engine, seconds: float, warm: int = 60) -> float:
-    """Return rounds a second with tracking, after some rounds to warm up."""
+    """Return rounds per second with tracking, after a warm-up."""
     take(engine, warm, tracked=True)
     rounds = warm
     while True:

@@ -1,8 +1,8 @@
-"""A group is a lane: what a round of S groups of M/S clients costs on a GPU, against a round of one federation of M.
+"""Groups as lanes: cost on a GPU of a round of S groups of M/S clients, against a round of one federation of M.
 
-Both ways are timed turn by turn in one process; then the groups' rounds are held against those of each group alone (bit
-for bit) and of the CPU. In timing the figure is the best of three turns, after a warm-up that compiles and captures
-everything. Groups are those of a keyed hash, so they differ in size. Data are random: speed does not depend on them.
+Both are timed in turns in one process; then the groups' rounds are compared with those of each group alone (bit for
+bit) and with the CPU's. A time is the best of three turns, after a warm-up that compiles and captures everything. A
+keyed hash assigns the groups, so they differ in size. Data are random, because speed does not depend on them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def groups_of(federation: SimulatedFederation, count: int) -> list[np.ndarray]:
 
 
 def rounds_of(engine: Any, models: list, groups: list, rounds: int) -> list[list[np.ndarray]]:
-    """Return the models after each round of each group."""
+    """Return the models of each group after each round."""
     wanted = RoundsWanted(
         StopSpec(0.0, 0, rounds, 2**40), models[0].astype(np.float64), evaluated=np.zeros(0, dtype=np.int64)
     )
@@ -64,7 +64,7 @@ def rounds_of(engine: Any, models: list, groups: list, rounds: int) -> list[list
 
 
 def agreement(name: str, precision: str, count: int = 3) -> dict[str, Any]:
-    """Compare groups together with each alone, bit for bit, and with the CPU over two rounds."""
+    """Compare groups trained together with each alone, bit for bit, and with the CPU over two rounds."""
     network = NETWORKS[name]
     clients = random_clients(8, 40, network.input_shape, 10, "float32")
     federation = federation_of(network, clients, "all", LocalTraining(0.01, 2, 20, 0.9))
@@ -87,7 +87,7 @@ def agreement(name: str, precision: str, count: int = 3) -> dict[str, Any]:
 
 
 def take(engine: Any, models: list, groups: list, rounds: int) -> float:
-    """Return the milliseconds a round takes."""
+    """Return the milliseconds per round."""
     wanted = RoundsWanted(
         StopSpec(0.0, 0, rounds, 2**40), models[0].astype(np.float64), evaluated=np.zeros(0, dtype=np.int64)
     )
@@ -100,12 +100,12 @@ def take(engine: Any, models: list, groups: list, rounds: int) -> float:
 
 
 def one_by_one(engine: Any, models: list, groups: list, rounds: int) -> float:
-    """Return the milliseconds a round of all groups takes, each group alone."""
+    """Return the milliseconds per round of all groups, trained one by one."""
     return sum(take(engine, [model], [members], rounds) for model, members in zip(models, groups, strict=True))
 
 
 def ratio(name: str, participation: str, clients_count: int, count: int, rounds: int) -> dict[str, Any]:
-    """Compare a round of groups with a round of everyone, turn by turn."""
+    """Compare a round of groups with a round of everyone, in turns."""
     network = NETWORKS[name]
     clients = random_clients(clients_count, SAMPLES, network.input_shape, 10, "float32")
     federation = federation_of(network, clients, participation)
@@ -141,7 +141,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run all checks and measurements; print one line for each as it comes."""
+    """Run all checks and measurements; print a line after each."""
     result: dict[str, Any] = {
         "date": date.today().isoformat(),
         "commit": commit(),

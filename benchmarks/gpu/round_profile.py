@@ -1,10 +1,9 @@
-"""Profile of a round of workload B on a GPU: kernel by kernel, the gaps between them, and Python meanwhile.
+"""Profile of a round of workload B on a GPU: kernels, gaps between them, and Python's time.
 
-Lanes run as they always do, with tracking on, while torch's profiler records every kernel and copy. A kernel's share is
-of the time in which the device was busy; FLOP/s count the products of the network, not what a kernel adds by padding.
-"Gaps" is time between the first and the last kernel in which nothing ran. Host times are processor time of threads,
-what the driver spends while they wait included: those that look at rounds share one interpreter, so if their sum stays
-below the time a round takes, Python is not in the way.
+Lanes run as usual, with tracking, while torch's profiler records every kernel and copy. A kernel's share refers to the
+device's busy time; FLOP/s count the products of the network, without padding. "Gaps" is the idle time between the first
+and the last kernel. Host times are processor times of threads, including the driver's work while they wait. The threads
+that consume rounds share one interpreter, so Python is no bottleneck if their sum stays below the time of a round.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ WEIGHT_KERNELS = {
 
 
 def operations(precision: str) -> dict[str, float]:
-    """Return the floating-point operations of a round of one lane by the kernel that does them, without padding."""
+    """Return the floating-point operations of a round of one lane by kernel, without padding."""
     layout, operations_of = DeviceLayout.of(CIFAR10), defaultdict(float)
     batch = B.batch_size or 0
     images = B.steps * batch * CLIENTS_A_ROUND
     for number, convolution in enumerate(layout.convolutions):
         channels = CIFAR10.convolution_layers[number].channels_in
-        # Pooling looks at four positions for each output.
+        # Pooling compares four positions for each output.
         positions = convolution.height_out * convolution.width_out * (4 if convolution.pool else 1)
         products = 2.0 * images * positions * 9 * channels * convolution.channels_out
         form = WeightForm.of(convolution, batch, CLIENTS_A_ROUND, precision)
@@ -60,7 +59,7 @@ def operations(precision: str) -> dict[str, float]:
 
 
 class HostTimes:
-    """Processor time of the threads that take rounds, and of the one that feeds the device."""
+    """Processor times of the threads that consume rounds, and of the one that feeds the device."""
 
     def __init__(self, engines: list[Any]) -> None:
         self.looking = 0.0
@@ -77,14 +76,14 @@ class HostTimes:
         group._run = timed
 
     def take(self, engine: Engine, rounds: int) -> None:
-        """Take rounds, and count what it costs."""
+        """Consume rounds, and add their processor time."""
         began = time.thread_time()
         take(engine, rounds, tracked=True)
         self.looking += time.thread_time() - began
 
 
 def profile_lanes(lanes: int, precision: str, rounds: int) -> dict[str, Any]:
-    """Profile a round of `lanes` runs together; times are microseconds a round of all of them."""
+    """Profile a round of `lanes` runs together; times are microseconds per round of all lanes."""
     clients = random_clients(100, 100, (3, 32, 32), 10, "float32")
     participation = Participation("fixed", count=CLIENTS_A_ROUND)
     federations = [

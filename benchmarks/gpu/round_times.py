@@ -1,10 +1,10 @@
-"""Rounds on a GPU: one run, ten seeds at once, linear models in float64; with tracking on, as a run would do it.
+"""Times of rounds on a GPU: one run, ten seeds at once, linear models in float64; with tracking, as in a recorded run.
 
-Every figure is wall time between two synchronised instants, over whole chunks, after a warm-up that compiles and
-captures everything: the best of some repeats, in turn, with their range. The error of a precision is that of one
-round's step of each named network, against the plain loop in float64; `--parts kinks`, which needs no GPU, says how far
-that loop itself jumps when a value meets a kink. Data are random unless a folder with cifar10.npz
-is given; speed does not depend on them.
+Every figure is wall time between two synchronisations, over whole chunks, after a warm-up that compiles and captures
+everything: the best of some repeats in turns, with their range. The error of a precision is the error of one round's
+step of each named network, against the plain loop in float64. `--parts kinks`, which needs no GPU, shows how far that
+loop itself jumps at a kink of ReLU or pooling. Data are random unless a folder with cifar10.npz is given; speed does
+not depend on them.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ CIFAR10 = ConvNet((3, 32, 32), (Convolution(32), Convolution(64), Convolution(64
 B = LocalTraining(rate=0.01, steps=5, batch_size=20, momentum=0.9)
 PARTS = ("rounds", "errors", "kinks", "linear", "losses")
 MOVED = 3e-7
-"""Share of itself by which a model is moved to see whether a step meets a kink: a few roundings of float32."""
+"""Relative change of a model that shows whether a step meets a kink: a few roundings of float32."""
 
 
 @dataclass(frozen=True)
 class RandomClient:
-    """A client with random data."""
+    """Client with random data."""
 
     name: str
     x: np.ndarray
@@ -50,7 +50,7 @@ class RandomClient:
 
 
 def random_clients(count: int, samples: int, shape: tuple[int, ...], classes: int, dtype: str) -> tuple:
-    """Return clients whose labels depend a little on their samples."""
+    """Return clients whose labels depend slightly on their samples."""
     generator = np.random.default_rng(7)
     clients = []
     for number in range(count):
@@ -61,7 +61,7 @@ def random_clients(count: int, samples: int, shape: tuple[int, ...], classes: in
 
 
 def real_clients(folder: str) -> tuple:
-    """Return CIFAR-10 over 100 clients of 100 samples each."""
+    """Return CIFAR-10 divided among 100 clients of 100 samples each."""
     from sifu.data import from_dataset, load, partition
 
     dataset = load("cifar10", folder)
@@ -70,7 +70,7 @@ def real_clients(folder: str) -> tuple:
 
 
 def take(engine: Engine, rounds: int, tracked: bool, evaluate_every: int = 2**40) -> list[float]:
-    """Stream rounds as a recorded run does: Psi of everyone, a model fetched where a client crosses a level."""
+    """Stream rounds as a recorded run does: track Psi of everyone, and fetch a model if a client crosses a level."""
     clients = len(engine.clients)
     active = np.arange(clients)
     start = engine.initial_model(0)
@@ -96,7 +96,7 @@ def take(engine: Engine, rounds: int, tracked: bool, evaluate_every: int = 2**40
 
 
 def together(engines: list, work: Callable[[Engine], object]) -> float:
-    """Return the seconds that a thread for each engine takes; engines are closed."""
+    """Return the seconds that one thread per engine takes; close the engines."""
     failed: list[BaseException] = []
 
     def run(engine: Engine) -> None:
@@ -131,9 +131,9 @@ def workload_b(clients: tuple, seed: int) -> SimulatedFederation:
 def conv_milliseconds(
     clients: tuple, lanes: int, cases: list[tuple[str, bool]], rounds: int, repeats: int
 ) -> list[list[float]]:
-    """Return milliseconds a round and lane of B in every repeat, for each case: a precision, and tracking or not.
+    """Return the milliseconds per round and lane of B in every repeat, for each case (precision, tracking or not).
 
-    The cases take turns, so that other users of the device slow all of them.
+    The cases run in turns, so that other users of the device slow all of them.
     """
     groups = []
     for precision, _ in cases:
@@ -144,7 +144,7 @@ def conv_milliseconds(
         for engines, (precision, tracked), times in zip(groups, cases, taken, strict=True):
             count = 120 if repeat == 0 else max(60, rounds // (6 if precision == "float32" and lanes > 1 else 1))
             seconds = together(engines, lambda engine, count=count, tracked=tracked: take(engine, count, tracked))
-            if repeat:  # the first compiles and captures
+            if repeat:  # the first repeat compiles and captures
                 times.append(seconds / count / lanes * 1000)
     for engine in itertools.chain.from_iterable(groups):
         engine.close()
@@ -152,7 +152,9 @@ def conv_milliseconds(
 
 
 def step_federation(name: str, clip: float, dtype: str) -> tuple[SimulatedFederation, tuple]:
-    """Return four clients with random images for a named network, and their data; in float64 the plain loop."""
+    """Return a federation of four clients with random images for a named network, and their data; the plain loop in
+    float64.
+    """
     shape = (3, 64, 64) if "celeba" in name else (1, 28, 28) if "fashion" in name else (3, 32, 32)
     clients = random_clients(4, 24, shape, 5, "float32")
     federation = SimulatedFederation(
@@ -188,7 +190,7 @@ def errors_of_a_step(name: str, clip: float, precisions: list[str]) -> list[floa
 
 
 def jumps_of_a_step(name: str, draws: int = 10) -> list[float]:
-    """Return the same for the loop in float64 itself, from models moved by `MOVED` of themselves at random."""
+    """Return the same error for the float64 loop itself, from models changed randomly by `MOVED`."""
     double = step_federation(name, 0.0, "float64")[0]
     start = step_federation(name, 0.0, "float32")[0].initial_model(0).astype("float64")
     truth, generator = step_of(double, start), np.random.default_rng(0)
@@ -200,7 +202,7 @@ def jumps_of_a_step(name: str, draws: int = 10) -> list[float]:
 
 
 def linear_rounds_a_second(count: int, samples: int, rounds: int) -> float:
-    """Return rounds a second in MNIST's shape, everyone taking part, float64, K = 10, tracking on."""
+    """Return rounds per second for data like MNIST: everyone takes part, float64, K = 10, with tracking."""
     clients = random_clients(count, samples, (784,), 10, "float64")
     federation = SimulatedFederation(clients, LinearModel("softmax", 784, 10), LocalTraining(0.001, 10))
     engines = lane_engines([federation], [clients], "cuda")
@@ -211,7 +213,7 @@ def linear_rounds_a_second(count: int, samples: int, rounds: int) -> float:
 
 
 def loss_curves(clients: tuple, precision: str, rounds: int) -> float:
-    """Return the largest relative difference between the losses of the CPU's and the GPU's run of B."""
+    """Return the largest relative difference between the losses of B on the CPU and on the GPU."""
 
     engines = lane_engines([workload_b(clients, 1)], [clients], "cuda", precision)
     ours = take(engines[0], rounds, False, evaluate_every=5)

@@ -1,13 +1,13 @@
-"""Test accuracy, seed by seed: heads on the default image features, and the paper's networks that they stand next to.
+"""Test accuracy by seed: heads on the default image features, and the paper's networks for comparison.
 
-Heads: one on all training images of each data set, since with whole-number statistics it does not matter how they are
-spread over clients. The penalty is chosen by generalised cross-validation from the training statistics; the test images
-are looked at once, at the end. Seeds draw the filters. They start at 1: seed 0 was used while the map was designed.
-`--features pretrained` puts the head on the pretrained backbone instead (the extra `pretrained`), which has no seed.
+Heads: one head on all training images of each data set, because with integer statistics the partition among clients
+does not matter. Generalised cross-validation on the training statistics chooses the penalty; the test images are used
+once, at the end. Seeds draw the filters. They start at 1, because seed 0 was used in the design of the map. `--features
+pretrained` puts the head on the pretrained backbone instead (the extra `pretrained`), which has no seed.
 
 Networks: FedAvg in the setting of `sifu-bench` (`paper.toml` of its specs), on a GPU. Training stops at the paper's
-target on the clients' own data, or after `--rounds`; the test images are looked at once, at the end. All seeds of a
-data set are lanes of one program.
+target on the clients' own data, or after `--rounds`; the test images are used once, at the end. All seeds of a data set
+are lanes of one program.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ DATASETS = ("mnist", "fashion_mnist", "cifar10", "cifar100", "celeba")
 
 
 def images_first(images: Any) -> Any:
-    """Return bytes (n, height, width[, channels]) as (n, channels, height, width)."""
+    """Return images (n, height, width[, channels]) as (n, channels, height, width)."""
     return images[:, None] if images.ndim == 3 else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
 def measure_heads(name: str, folder: Path, kind: str, seeds: list[int], device: str) -> list[dict[str, Any]]:
-    """Return one row for each seed."""
+    """Return one row per seed for heads."""
     dataset = load(name, folder)
     train, test = images_first(dataset.x_train), images_first(dataset.x_test)
     targets = Targets("classification", len(dataset.classes))
@@ -81,7 +81,7 @@ def measure_heads(name: str, folder: Path, kind: str, seeds: list[int], device: 
 
 
 def measure_networks(name: str, folder: Path, seeds: list[int], rounds: int, precision: str) -> list[dict[str, Any]]:
-    """Return one row for each seed."""
+    """Return one row per seed for networks."""
     experiment = load_experiment("sequential")
     specs = [run_spec(experiment, name, "paper", seed, "paper")[0] for seed in seeds]
     clients = [clients_from_spec(spec, folder) for spec in specs]
@@ -125,7 +125,7 @@ def measure_networks(name: str, folder: Path, seeds: list[int], rounds: int, pre
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that both have."""
+    """Add the options that heads and networks share."""
     parser.add_argument("--data", type=Path, required=True, help="the folder with the data sets' files")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=DATASETS)
@@ -148,7 +148,7 @@ def add_network_options(parser: argparse.ArgumentParser) -> None:
 
 
 def write(chosen: argparse.Namespace, kind: str | None, device: str, measure: Callable[[str], list[Any]]) -> None:
-    """Measure each data set into one JSON file; rows of others measured before stay in it."""
+    """Measure each data set into one JSON file; keep earlier rows of other data sets."""
     result = json.loads(chosen.out.read_text()) if chosen.out.exists() else {"rows": [], "provenance": {}}
     for name in chosen.datasets:
         rows = measure(name)

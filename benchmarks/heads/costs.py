@@ -1,16 +1,16 @@
 """Costs of features, statistics, a forget and the checks, with 100, 1,000 and 10,000 clients.
 
-The first part is a whole run, as a user makes it: CIFAR-10 (made-up images where no folder is given), 100 clients, the
-default map. It is trained, and ten clients are forgotten with a certificate: with everyone's statistics kept and with
-the sum alone, with a fixed penalty and by cross-validation. Features are computed by the first of these runs; the
-others find them kept (`features.cache`). Seconds of the processor are those of all threads.
+The first part is a whole run, as a user makes it: CIFAR-10 (synthetic images without a folder), 100 clients, the
+default map. It is trained, and ten clients are forgotten with a certificate: with all clients' statistics kept and with
+only the sum, with a fixed penalty and by cross-validation. The first of these runs computes the features; the others
+read them from `features.cache`. Processor seconds are summed over all threads.
 
-The check of one client's statistics is timed by both of its ways (`sifu.theory.closed_form.statistics_check`).
+The check of one client's statistics is timed with both methods (`sifu.theory.closed_form.statistics_check`).
 
-The second part has made-up features, ten samples a client, and more clients. Ten of them, whose statistics lie in
-files, are taken out of the sum. The third part keeps the sum alone (256 features, ten samples a client): ten of many
-clients are forgotten in a whole run, and all that stay send their statistics again. Each federation is a process of its
-own: memory is its largest resident size.
+The second part has synthetic features, ten samples per client, and more clients. Ten of them, whose statistics are in
+files, are subtracted from the sum. The third part keeps only the sum (256 features, ten samples per client): ten of
+many clients are forgotten in a whole run, and all remaining ones send their statistics again. Each federation is a
+separate process, so that memory is its own largest resident size.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def largest_resident() -> int:
 
 
 def images(folder: Path | None, count: int) -> tuple[Any, Any, str]:
-    """Return `count` colour images as bytes, their labels, and what they are."""
+    """Return `count` colour images as bytes, their labels, and their description."""
     if folder is not None:
         dataset = load("cifar10", folder)
         return dataset.x_train[:count], dataset.y_train[:count], "CIFAR-10"
@@ -68,7 +68,7 @@ def images(folder: Path | None, count: int) -> tuple[Any, Any, str]:
 
 
 def whole_run(folder: Path | None, count: int, cache: str, keep: str, regularisation: float | str) -> dict[str, Any]:
-    """Train 100 clients on images, forget ten of them, verify; features are kept in the folder `cache`."""
+    """Train 100 clients on images, forget ten of them, verify; cache the features in `cache`."""
     x, y, name = images(folder, count)
     shares = np.array_split(np.arange(count), 100)
     clients = {
@@ -114,11 +114,11 @@ def made_up(fixed: FixedPoint, client: int, samples: int) -> tuple[Any, Any]:
 
 
 def federation(clients: int, features: int) -> dict[str, Any]:
-    """Sum all clients, then take ten of them out and solve the head again, in either way."""
+    """Sum all clients, subtract ten of them, and solve the head again with a fixed penalty and by cross-validation."""
     fixed = FixedPoint(features=features, outputs=OUTPUTS)
 
     def everybody(first: int = 0) -> Iterator[tuple[Any, Any]]:
-        # Integers add up alike however they are grouped, so clients may be multiplied together.
+        # Integer sums do not depend on grouping, so clients may be multiplied together.
         for start in range(first, clients, 100):
             rows = [made_up(fixed, client, SAMPLES) for client in range(start, min(start + 100, clients))]
             yield np.concatenate([phi for phi, _ in rows]), np.concatenate([targets for _, targets in rows])
@@ -152,7 +152,7 @@ def federation(clients: int, features: int) -> dict[str, Any]:
 
 
 def check_both_ways(features: int, samples: int) -> dict[str, Any]:
-    """Time the check of one client's statistics, with and without use of the low rank of few samples."""
+    """Time the check of one client's statistics, with and without use of their low rank."""
     fixed = FixedPoint(features=features, outputs=OUTPUTS)
     statistics = statistics_of(fixed, *made_up(fixed, 0, samples))
     check_statistics(statistics, "no client")  # loads the libraries
@@ -165,7 +165,7 @@ def check_both_ways(features: int, samples: int) -> dict[str, Any]:
 
 
 def sums_only(clients: int) -> dict[str, Any]:
-    """Run many clients with the sum alone kept: ten are forgotten, and all others send again."""
+    """Run many clients with only the sum kept: ten are forgotten, and all others send again."""
     generator = np.random.default_rng(1)
     data = {
         f"client-{number:05d}": (generator.normal(size=(SAMPLES, 20)), generator.integers(OUTPUTS, size=SAMPLES))
@@ -195,7 +195,7 @@ def sums_only(clients: int) -> dict[str, Any]:
 
 
 def in_its_own_process(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """Return the result of `work` in a fresh process, whose memory is its own."""
+    """Return the result of `work` in a new process, whose memory is measured separately."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(work, *arguments).result()
 
@@ -211,7 +211,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Print one JSON object, and write it where asked."""
+    """Measure, print one JSON object, and write it to `--out`."""
     ways: list[tuple[str, float | str]] = (
         [("clients", 0.01), ("clients", "auto"), ("sum", 0.01)] if chosen.images else []
     )
@@ -227,7 +227,7 @@ def run(chosen: argparse.Namespace) -> None:
 
     def add(part: str, work: Callable[..., dict[str, Any]], *arguments: Any) -> None:
         result[part].append(in_its_own_process(work, *arguments))
-        if chosen.out:  # what was measured stays if the rest is interrupted
+        if chosen.out:  # keep finished measurements if the rest is interrupted
             chosen.out.write_text(json.dumps(result, indent=1) + "\n")
 
     add("checks", check_both_ways, chosen.features, 100)

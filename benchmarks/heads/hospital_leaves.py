@@ -1,11 +1,11 @@
-"""Heart disease of four hospitals: a closed-form head, and the same head after a hospital or a patient has left.
+"""Heart-disease data of four hospitals: a closed-form head, and the head after a hospital or a patient has left.
 
 `--data` names the folder with the published files (docs/closed-form.md), or with a sub-folder `hospitals` of them.
-Every run goes through the public API: trained once, one hospital forgotten, verified, and compared bit for bit with a
-federation that never had it. Then, in another run, the first patient of each hospital, which stays (`--records` on the
-command line): the head is compared with that of hospitals that never had the patient. The held-out patients of
-all four hospitals are looked at once; the figure is the area under the ROC curve. A logistic regression on the pooled
-patients, which the hospitals would have to hand over, is printed next to it.
+Every run goes through the public API: it is trained once, forgets one hospital, is verified, and is compared bit for
+bit with a federation that never had it. Another run forgets the first patient of each hospital, which itself stays
+(`--records` on the command line), and its head is compared with that of hospitals that never had the patient. The
+held-out patients of all four hospitals are used once; the figure is the area under the ROC curve. For comparison it
+prints a logistic regression on the pooled patients, which the hospitals would have to share.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sifu_paper.provenance import provenance
 
 
 def ridge_spec(folder: Path | None) -> Spec:
-    """Return everything a run needs to know."""
+    """Return the spec of a run."""
     return Spec.from_mapping({"data": {"name": "hospitals", "folder": str(folder or "")}, "model": {"kind": "ridge"}})
 
 
@@ -53,7 +53,7 @@ def area(model: Any, spec: Spec, dataset: Dataset) -> float:
 
 
 def patients_of(dataset: Dataset, hospital: str, without: int | None = None) -> tuple[Any, Any]:
-    """Return the patients of a hospital, as rows, and their diagnoses, optionally without one of them."""
+    """Return the rows of a hospital's patients and their diagnoses, optionally without one patient."""
     rows = np.flatnonzero(dataset.client_train == hospital)
     if without is not None:
         rows = np.delete(rows, without)
@@ -61,7 +61,9 @@ def patients_of(dataset: Dataset, hospital: str, without: int | None = None) -> 
 
 
 def a_patient_leaves(hospital: str, spec: Spec, dataset: Dataset, folder: Path) -> dict[str, Any]:
-    """Train with all four, forget the first patient of one, and compare with hospitals that never had the patient."""
+    """Train with all four hospitals, forget the first patient of one, and compare with hospitals that never had the
+    patient.
+    """
     run = sifu.train(spec, run=folder / f"{hospital}-patient-run")
     started = time.perf_counter()
     (outcome,) = run.forget([hospital], records=[0])
@@ -83,7 +85,7 @@ def a_patient_leaves(hospital: str, spec: Spec, dataset: Dataset, folder: Path) 
 
 
 def a_hospital_leaves(hospital: str, spec: Spec, dataset: Dataset, folder: Path) -> dict[str, Any]:
-    """Train with all four, forget one, and hold it against a federation of the other three."""
+    """Train with all four hospitals, forget one, and compare with a federation of the other three."""
     run = sifu.train(spec, run=folder / f"{hospital}-run")
     before = area(current_model(run), spec, dataset)
     started = time.perf_counter()
@@ -111,7 +113,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Print one JSON object, and write it where asked."""
+    """Measure, print one JSON object, and write it to `--out`."""
     dataset, spec = load("hospitals", given.data), ridge_spec(given.data)
     pooled = LogisticRegression(max_iter=5000).fit(dataset.x_train, dataset.y_train)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,12 +1,12 @@
 """Cost of a request on a wide head, in time and bytes, through the commands `sifu forget` and `sifu verify`.
 
-By default the head has k = 5,280 features of ten tuned networks, as EfficientNet-Lite0 with ten blocks of 400 gives
-them. With `--frozen 8384` it has as many features as the deep layers of one frozen backbone. Features are synthetic: a
-small network stands for the backbone, so training takes little time. A request reads the leaver's own statistics and
-the sum, for any number of clients, and neither data nor network. Nothing here measures accuracy.
+By default the head has k = 5,280 features of ten tuned networks, like EfficientNet-Lite0 with ten blocks of 400. With
+`--frozen 8384` it has as many features as the deep layers of one frozen backbone. Features are synthetic: a small
+network stands for the backbone, so training takes little time. A request reads the leaver's own statistics and the sum,
+for any number of clients, and neither data nor network. Nothing here measures accuracy.
 
-Printed are wall seconds, CPU seconds of the whole command, and CPU seconds as a multiple of one Cholesky factorisation
-of the same size in float32 on one thread. The first figure depends on the load of the machine, the last hardly.
+It prints wall seconds, CPU seconds of the whole command, and CPU seconds as a multiple of one Cholesky factorisation of
+the same size in float32 on one thread. The first figure depends on the machine's load, the last hardly.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FROZEN = "FROZEN_FEATURES"
 
 
 class Scales(nn.Module):
-    """A public network of no cost: every input times a number that groups tune."""
+    """Public network of negligible cost: every input times a number that groups tune."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Scales(nn.Module):
 
 
 def make() -> nn.Module:
-    """Return the public network: of no cost, or with the number of features in the variable FROZEN_FEATURES."""
+    """Return the public network: of negligible cost, or with the number of features in FROZEN_FEATURES."""
     width = int(os.environ.get(FROZEN, "0"))
     if not width:
         return Scales()
@@ -69,7 +69,9 @@ def clients_of(count: int) -> list[ClientData]:
 
 
 def timed(what: str, action: Callable[[], Any], unit: float = math.nan) -> Any:
-    """Do it, and print its wall and CPU seconds with those of child processes; `unit` is a factorisation."""
+    """Execute `action` and print its wall and CPU seconds, including child processes; `unit` is a
+    factorisation's time.
+    """
     wall, before = time.perf_counter(), os.times()
     result = action()
     wall, after = time.perf_counter() - wall, os.times()
@@ -113,7 +115,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Train, forget a client twice; rebuild and verify on demand."""
+    """Train and forget a client twice; rebuild and verify if requested."""
     sys.path.insert(0, str(Path(__file__).parent))
     os.environ[FROZEN] = str(arguments.frozen)
     sifu.allow_code("tuned_requests:make")

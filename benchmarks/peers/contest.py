@@ -28,7 +28,7 @@ WARM_UP, LEAST_ROUNDS = 3, 3
 
 
 def load(module: nn.Module, parameters: Sequence[Any]) -> nn.Module:
-    """Put parameters into a network."""
+    """Copy parameters into a network."""
     with torch.no_grad():
         for own, new in zip(module.parameters(), parameters, strict=True):
             own.copy_(torch.as_tensor(new))
@@ -36,15 +36,15 @@ def load(module: nn.Module, parameters: Sequence[Any]) -> nn.Module:
 
 
 def first_network(workload: Workload) -> nn.Module:
-    """Return the network every contestant starts from."""
+    """Return the network that every contestant starts from."""
     return load(network(workload.setting), workload.first)
 
 
 @functools.cache
 def at_the_actor(path: str, threads: int) -> tuple[Workload, nn.Module]:
-    """Return a workload and its network for a process of Flower's, which reads and builds them once.
+    """Return a workload and its network for a Flower process, which reads and builds them once.
 
-    Here and not in Flower's script, because ray finds functions of modules only.
+    It is not in Flower's script, because ray only finds functions of modules.
     """
     torch.set_num_threads(threads)
     workload = read(path)
@@ -52,10 +52,10 @@ def at_the_actor(path: str, threads: int) -> tuple[Workload, nn.Module]:
 
 
 def let_torchvision_in() -> torch.library.Library | None:
-    """Declare two operators that torchvision asks for, where it is broken: keep the result while it is imported.
+    """Declare two operators that a broken torchvision needs; the caller must keep the result during the import.
 
-    PyPI's torchvision for x86 Linux is built for CUDA and cannot load its operators with a torch for CPUs. fluke
-    and FedLab import it for data sets that are not used here.
+    PyPI's torchvision for x86 Linux is built for CUDA and cannot load its operators with a torch for CPUs. fluke and
+    FedLab import it for data sets that these benchmarks do not use.
     """
     try:
         importlib.import_module("torchvision")
@@ -72,7 +72,7 @@ def let_torchvision_in() -> torch.library.Library | None:
 
 
 def batches(setting: Setting, generator: torch.Generator | None = None) -> Iterator[Tensor | None]:
-    """Yield the rows of each local step, shuffled again when all were used; None where a batch is everything."""
+    """Yield the rows of each local step, reshuffled when all were used; None for a full batch."""
     if setting.batch == setting.samples:
         yield from [None] * setting.steps
         return
@@ -95,7 +95,7 @@ def train_client(module: nn.Module, x: Tensor, y: Tensor, setting: Setting) -> N
 
 
 def total_loss(workload: Workload, parameters: Sequence[Any]) -> float:
-    """Return the mean loss of a model on everybody's data."""
+    """Return the mean loss of a model on all clients' data."""
     module = load(network(workload.setting), parameters)
     with torch.no_grad():
         sums = [
@@ -106,7 +106,7 @@ def total_loss(workload: Workload, parameters: Sequence[Any]) -> float:
 
 
 class Stopwatch:
-    """Stopwatch that lets the warm-up pass, describes the model at its end, then times rounds for `seconds`."""
+    """Stopwatch that skips the warm-up, describes the model at its end, and then times rounds for `seconds`."""
 
     def __init__(self, workload: Workload, seconds: float, warmup: int) -> None:
         self._workload, self._seconds, self.warmup = workload, seconds, warmup
@@ -116,11 +116,11 @@ class Stopwatch:
         self._started = 0.0
 
     def count_with(self, seen: Callable[[], int]) -> None:
-        """Count the samples trained on so far with `seen` instead of the shared network's own count."""
+        """Use `seen` instead of the shared network's count of samples trained on."""
         self._seen = seen
 
     def round_done(self, parameters: Parameters) -> bool:
-        """Count a round; return whether another is wanted. `parameters()` gives the model as the network orders it."""
+        """Count a round; return whether another is wanted. `parameters()` returns the model in the network's order."""
         self.rounds += 1
         if self.rounds < self.warmup:
             return True
@@ -135,7 +135,7 @@ class Stopwatch:
         return False
 
     def _describe(self, model: Sequence[Tensor]) -> None:
-        """Report what contestants must agree on: samples trained on, the loss, and how far the model moved."""
+        """Report what contestants must agree on: samples trained on, the loss, and the movement of the model."""
         pairs = zip(model, self._workload.first, strict=True)
         way = sum(float((parameter - torch.as_tensor(was)).square().sum()) for parameter, was in pairs)
         self.report |= {

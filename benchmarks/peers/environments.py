@@ -1,4 +1,4 @@
-"""The contestants, and the virtual environment that each peer gets for itself (made with pip, under .bench/)."""
+"""Contestants, and the virtual environment of each peer (made with pip, under .bench/)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TORCH = "torch>=2.6,<2.14"
 
 @dataclass(frozen=True)
 class Contestant:
-    """A script of `peers/`, how it is called, and what its environment needs (nothing: this one)."""
+    """Script of `peers/`, its command line, and the requirements of its environment (none: this environment)."""
 
     key: str
     title: str
@@ -29,12 +29,12 @@ class Contestant:
 
     @property
     def environment(self) -> Path:
-        """The folder of its virtual environment."""
+        """Folder of its virtual environment."""
         return FOLDER / self.key
 
     @property
     def python(self) -> Path:
-        """The interpreter that runs it."""
+        """Interpreter that runs it."""
         return self.environment / "bin" / "python" if self.peer else Path(sys.executable)
 
 
@@ -50,7 +50,7 @@ CONTESTANTS = (
 
 
 def install(contestant: Contestant) -> str | None:
-    """Make a peer's environment unless it exists; return what went wrong, or None."""
+    """Make a peer's environment unless it exists; return an error message, or None."""
     done = contestant.environment / ".done"
     wanted = "\n".join(contestant.requirements)
     if not contestant.peer or (done.is_file() and done.read_text() == wanted):
@@ -66,6 +66,6 @@ def install(contestant: Contestant) -> str | None:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that says something."""
+    """Return the last line that is not empty."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "no message"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from peers.contest import Stopwatch, first_network, let_torchvision_in, main
 
-_declared = let_torchvision_in()  # before the imports that need it
+_declared = let_torchvision_in()  # must come before the imports that need it
 
 from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer, FedAvgServerHandler
 from fedlab.core.standalone import StandalonePipeline
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Batches:
-    """An epoch of ready batches: a lighter loader than torch's, which FedLab takes as well."""
+    """Epoch of prepared batches: a lighter loader than torch's, which FedLab accepts as well."""
 
     def __init__(self, x: Tensor, y: Tensor, batch: int) -> None:
         self._x, self._y, self._batch = x, y, batch
@@ -30,7 +30,7 @@ class Batches:
 
 
 class Federation:
-    """FedLab's data set: a loader for each client."""
+    """FedLab data set with a loader for each client."""
 
     def __init__(self, workload: Workload) -> None:
         self._data = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in zip(workload.x, workload.y, strict=True)]
@@ -41,10 +41,10 @@ class Federation:
 
 
 class Trainer(FedAvgSerialClientTrainer):
-    """FedLab's trainer with momentum that restarts for each client: FedLab would carry it on to the next."""
+    """FedLab's trainer with momentum that restarts for each client; FedLab would continue it with the next one."""
 
     def use(self, setting: Setting) -> None:
-        """Take the optimizer's settings."""
+        """Set the optimizer's settings."""
         self._setting = setting
         self.setup_optim(setting.steps // (setting.samples // setting.batch), setting.batch, setting.rate)
 
@@ -55,7 +55,7 @@ class Trainer(FedAvgSerialClientTrainer):
 
 
 class Handler(FedAvgServerHandler):
-    """FedLab's server, sampling by the common schedule."""
+    """FedLab's server with the common schedule."""
 
     workload: Workload
 
@@ -65,12 +65,12 @@ class Handler(FedAvgServerHandler):
 
 
 class Pipeline(StandalonePipeline):
-    """FedLab's loop, asking the stopwatch where it would evaluate."""
+    """FedLab's loop, which asks the stopwatch instead of evaluating."""
 
     watch: Stopwatch
 
     def evaluate(self) -> None:
-        """End when enough rounds were timed."""
+        """Stop when enough rounds are timed."""
         if not self.watch.round_done(lambda: list(self.handler.model.parameters())):
             self.handler.global_round = self.handler.round
 

@@ -1,4 +1,4 @@
-"""Flower's simulation: a ServerApp and a ClientApp on ray actors; `--threads` are the cores of one actor."""
+"""Flower's simulation: a ServerApp and a ClientApp on ray actors; `--threads` is the number of cores per actor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from peers.contest import Stopwatch, at_the_actor, first_network, main, train_cl
 from peers.workloads import Workload
 
 PULL_SECONDS = 0.002
-"""Polling interval of the server for replies; Flower's own 0.1 s would be most of a round."""
+"""Polling interval of the server in seconds; Flower's default of 0.1 s would be most of a round."""
 
 
 def client_app(path: str, threads: int) -> ClientApp:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from peers.contest import Stopwatch, first_network, let_torchvision_in, main
 
-_declared = let_torchvision_in()  # before the imports that need it
+_declared = let_torchvision_in()  # must come before the imports that need it
 
 from fluke import FlukeENV
 from fluke.algorithms.fedavg import FedAVG
@@ -18,10 +18,10 @@ from peers.workloads import Workload
 
 
 class Scheduled(Server):
-    """fluke's server, sampling by the common schedule."""
+    """fluke's server with the common schedule."""
 
     def follow(self, workload: Workload, watch: Stopwatch) -> None:
-        """Take the schedule, and the watch that knows the round."""
+        """Set the schedule, and the stopwatch that knows the round."""
         self._workload, self._watch = workload, watch
 
     def get_eligible_clients(self, eligible_perc: float) -> list[Client]:
@@ -36,13 +36,13 @@ class Asked(FederationObserver):
         self._server, self._watch = server, watch
 
     def end_round(self, round: int) -> None:
-        """Stop when enough rounds were timed."""
+        """Stop when enough rounds are timed."""
         if not self._watch.round_done(lambda: list(self._server.model.parameters())):
             raise EarlyStopping(round)
 
 
 def run(workload: Workload, watch: Stopwatch, threads: int) -> None:
-    """Run `FedAVG.run` without evaluation; clients forget their optimizer, so that each round resets the momentum."""
+    """Run `FedAVG.run` without evaluation; clients drop their optimizer, so that each round resets the momentum."""
     setting = workload.setting
     environment = FlukeENV()
     environment.set_device("cpu")

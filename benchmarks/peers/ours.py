@@ -45,7 +45,7 @@ def spec_of(setting: Setting) -> Spec:
 
 
 def engine_of(workload: Workload) -> tuple[Engine, Spec]:
-    """Return the engine a user of the API gets; networks without a name of their own go through `ModuleModel`."""
+    """Return the engine that a user of the API gets; networks that no spec names use `ModuleModel`."""
     names = (f"client-{number:03d}" for number in range(len(workload.x)))
     clients = [ClientData(*fields) for fields in zip(names, workload.x, workload.y, strict=True)]
     spec = spec_of(workload.setting)
@@ -62,19 +62,19 @@ def _turned(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def first_vector(layout: ModelLayout, workload: Workload) -> Vector:
-    """Return the common first model as the engine takes it."""
+    """Return the common first model in the engine's layout."""
     return np.concatenate([_turned(*pair).ravel() for pair in zip(workload.first, layout.shapes, strict=True)])
 
 
 def parameters(layout: ModelLayout, vector: Vector, workload: Workload) -> list[np.ndarray]:
-    """Return the engine's model as the shared network takes it."""
+    """Return the engine's model in the shared network's layout."""
     edges = np.cumsum([int(np.prod(shape)) for shape in layout.shapes])[:-1]
     arrays = [part.reshape(shape) for part, shape in zip(np.split(vector, edges), layout.shapes, strict=True)]
     return [_turned(array, wanted.shape) for array, wanted in zip(arrays, workload.first, strict=True)]
 
 
 class Tracking:
-    """Work of a recorded run after each round, short of the disk (see `sifu.run.training`)."""
+    """Work of a recorded run after each round, except writing to disk (see `sifu.run.training`)."""
 
     def __init__(self, engine: Engine, spec: Spec, first: Vector) -> None:
         self._tracker = SensitivityTracker(len(engine.clients))
@@ -119,7 +119,7 @@ class Ours:
         self._tracking = Tracking(self._engine, spec, self._model) if tracking else None
         self._rounds = 0
         self.trained = 0
-        """Samples trained on so far; the engine does without the shared network, which would count them."""
+        """Samples trained on so far, counted here because the engine does not use the shared network."""
 
     def round(self, active: ClientIndices) -> None:
         """Run one round among the active clients."""
@@ -132,7 +132,7 @@ class Ours:
         self.trained += len(result.participants) * setting.steps * setting.batch
 
     def parameters(self) -> list[np.ndarray]:
-        """Return the model as the shared network takes it."""
+        """Return the model in the shared network's layout."""
         return parameters(self._engine.layout, self._model, self._workload)
 
 
@@ -141,7 +141,7 @@ def run(workload: Workload, watch: Stopwatch, threads: int, tracking: bool) -> N
     ours, everyone = Ours(workload, tracking), np.arange(workload.setting.clients)
     watch.count_with(lambda: ours.trained)
     while True:
-        # While the work is checked the scheduled clients are the only ones there are; then the engine draws its own.
+        # While the work is checked, only the scheduled clients are active; afterwards the engine draws its own.
         scheduled = watch.rounds < watch.warmup
         ours.round(np.array(workload.participants(watch.rounds)) if scheduled else everyone)
         if not watch.round_done(ours.parameters):

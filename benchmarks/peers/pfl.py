@@ -32,19 +32,19 @@ class Asked(TrainingProcessCallback):
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        """Stop when enough rounds were timed."""
+        """Stop when enough rounds are timed."""
         return not self._watch.round_done(lambda: list(model.pytorch_model.parameters())), Metrics()
 
 
 def _with_loss(module: nn.Module) -> nn.Module:
-    """Add what pfl asks for to the module; its metrics are constant, since nothing is to be evaluated."""
+    """Add the methods that pfl needs to the module; its metrics are constant, because nothing is evaluated."""
     module.loss = lambda x, y: functional.cross_entropy(module(x), y)  # type: ignore[assignment]
     module.metrics = lambda x, y: {"nothing": Weighted(0.0, 1.0)}  # type: ignore[assignment]
     return module
 
 
 def run(workload: Workload, watch: Stopwatch, threads: int) -> None:
-    """Run pfl's own loop without printing its metrics; clients' data are tensors, shuffled once a round."""
+    """Run pfl's own loop without printing its metrics; clients' data are tensors, shuffled once per round."""
     setting = workload.setting
     data = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in zip(workload.x, workload.y, strict=True)]
     one_epoch = setting.samples // setting.batch

@@ -1,4 +1,4 @@
-"""The yardstick: a plain PyTorch loop with nn.Module, autograd, torch.optim.SGD and a mean over clients."""
+"""Baseline: a plain PyTorch loop with nn.Module, autograd, torch.optim.SGD and a mean over clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Plain:
-    """FedAvg as one would write it on a blackboard: one client after the other in one module."""
+    """Textbook FedAvg: one client after the other in one module."""
 
     def __init__(self, workload: Workload) -> None:
         self._setting = workload.setting
@@ -20,7 +20,7 @@ class Plain:
         self.model: list[Tensor] = [parameter.detach().clone() for parameter in self._module.parameters()]
 
     def round(self, participants: Sequence[int]) -> None:
-        """Train each participant from the model, then take their mean."""
+        """Train each participant from the model, then average them."""
         mean = [torch.zeros_like(parameter) for parameter in self.model]
         for client in participants:
             load(self._module, self.model)

@@ -18,7 +18,7 @@ from peers.workloads import A, B, Setting
 
 @dataclass(frozen=True)
 class Work:
-    """One way to do a round: floating-point operations, and bytes that must come from memory at least."""
+    """One form of a round: floating-point operations, and the least bytes read from memory."""
 
     setting: str
     form: str
@@ -43,7 +43,7 @@ def softmax_directly(setting: Setting) -> Work:
 
 
 def softmax_by_gram(setting: Setting) -> Work:
-    """Return the work of steps on the scores with G = X X' (kept), the data only at both ends of a round."""
+    """Return the work of steps on the scores with a kept G = X X', which need the data only at both ends of a round."""
     features, classes, samples = setting.shape[0], 10, setting.samples
     ends = 2 * 2 * samples * features * classes
     steps = setting.steps * 2 * samples * samples * classes
@@ -56,24 +56,24 @@ def softmax_by_gram(setting: Setting) -> Work:
 
 
 LAYERS = (
-    # outputs (positions x channels), products for each output
+    # outputs (positions x channels), products per output
     (30 * 30 * 32, 3 * 9),
     (13 * 13 * 64, 32 * 9),
     (4 * 4 * 64, 64 * 9),
     (64, 1024),
     (10, 64),
 )
-"""The network of B, see `ConvNet` of workloads.py."""
+"""Layers of the network of B (`ConvNet` of workloads.py)."""
 ACTIVATIONS = 30 * 30 * 32 + 15 * 15 * 32 + 13 * 13 * 64 + 6 * 6 * 64 + 4 * 4 * 64 + 64 + 10
 
 
 def convolutions(setting: Setting) -> Work:
-    """Return the work forward, and backward to weights and inputs but not to the image; activations pass four times."""
+    """Return the work of the forward pass and of the backward pass to weights and inputs, except to the image."""
     forward = sum(2 * outputs * products for outputs, products in LAYERS)
     first = 2 * LAYERS[0][0] * LAYERS[0][1]
     parameters = 3 * 9 * 32 + 32 * 9 * 64 + 64 * 9 * 64 + 1024 * 64 + 640 + 32 + 64 + 64 + 64 + 10
     trained = setting.samples_a_round
-    # A step reads parameters, gradients and momentum and writes parameters and momentum.
+    # A step reads parameters, gradients and momentum, and writes parameters and momentum.
     steps = setting.participants * setting.steps * 5 * parameters
     return Work(
         setting.name,
@@ -87,7 +87,7 @@ WORK = (softmax_directly(A), softmax_by_gram(A), convolutions(B))
 
 
 def _best(function: Callable[[], object], repeats: int = 7) -> float:
-    """Return the shortest of several times: a peak is what the hardware can do, not what it does when shared."""
+    """Return the shortest of several times, because a peak is the hardware's limit, not its speed when shared."""
     function()
     times = []
     for _ in range(repeats):
@@ -98,7 +98,7 @@ def _best(function: Callable[[], object], repeats: int = 7) -> float:
 
 
 def peaks() -> dict[str, float]:
-    """Return the largest sgemm rate and memory bandwidth (a = b + s c, 192 MB) found with all cores."""
+    """Return the largest sgemm rate and memory bandwidth (a = b + s c, 192 MB) with all cores."""
     torch.set_num_threads(os.cpu_count() or 1)
     flops = 0.0
     for size in (1024, 2048):

@@ -1,4 +1,4 @@
-"""Tables and figures of the results of each kind of machine."""
+"""Tables and figures of the results for each kind of machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = list[list[str]]
 
 @dataclass(frozen=True)
 class Measured:
-    """One contestant on one workload; `problem` says why there is no figure."""
+    """One contestant on one workload; `problem` explains a missing figure."""
 
     key: str
     title: str
@@ -32,25 +32,25 @@ class Measured:
     problem: str | None = None
 
     def with_run(self, report: dict[str, Any]) -> Measured:
-        """Return the measurement with another repeat."""
+        """Return the measurement with another repeat added."""
         if "problem" in report:
             return replace(self, problem=report["problem"])
         return replace(self, rounds_a_second=(*self.rounds_a_second, 1 / report["seconds_a_round"]))
 
     @property
     def median(self) -> float:
-        """The median of the repeats."""
+        """Median of the repeats."""
         return statistics.median(self.rounds_a_second)
 
     def said(self) -> str:
-        """Describe the outcome of the check in words."""
+        """Return the outcome of the check in words."""
         if self.problem:
             return self.problem
         return f"{self.threads} threads, loss {self.check['loss']:.4f}, moved {self.check['moved']:.4f}"
 
     @property
     def version(self) -> str:
-        """Its own version, torch's for what is ours or plain."""
+        """Version of the contestant, or torch's version for sifu and the plain loop."""
         name, version = next(iter(self.versions.items()), ("", ""))
         return version if self.peer else f"{name} {version}"
 
@@ -69,7 +69,7 @@ class Results:
     measured: tuple[Measured, ...]
 
     def of(self, workload: str) -> list[Measured]:
-        """Return the contestants on a workload, fastest first, those without a figure last."""
+        """Return the contestants on a workload, fastest first, and those without a figure last."""
         rows = [row for row in self.measured if row.workload == workload]
         return sorted(rows, key=lambda row: (row.problem is not None, -row.median if not row.problem else 0.0))
 
@@ -92,12 +92,12 @@ def results_of(machine: str) -> Path:
 
 
 def figure_of(machine: str) -> Path:
-    """Return the file of their figure."""
+    """Return the file of a machine's figure."""
     return ROOT / "docs" / "images" / f"speed-{machine}.png"
 
 
 def machines() -> list[str]:
-    """Return the kinds of machine that there are results of."""
+    """Return the kinds of machine with results."""
     return sorted(path.stem.removeprefix("cpu-") for path in RESULTS.glob("cpu-*.json"))
 
 
@@ -111,7 +111,7 @@ def read_results(path: Path) -> Results:
 
 
 def headline_rows(results: Results) -> tuple[list[str], Rows]:
-    """Return rounds a second with their spread, against the plain loop and against the fastest peer."""
+    """Return rounds per second with their spread, relative to the plain loop and to the fastest peer."""
     heads = ["workload", "contestant", "version", "threads", "rounds/s", "min..max", "x plain", "x fastest peer"]
     rows = []
     for workload in results.data:
@@ -130,7 +130,7 @@ def headline_rows(results: Results) -> tuple[list[str], Rows]:
 
 
 def roofline_rows(results: Results) -> tuple[list[str], Rows]:
-    """Return operations and bytes of a round, the rounds a second they allow, and the share our fastest reaches."""
+    """Return operations and bytes of a round, the rounds per second they allow, and the share that sifu reaches."""
     heads = ["workload", "form", "GFLOP", "MB", "FLOP/byte", "limit", "rounds/s at most", "ours of it"]
     rows: Rows = []
     if not results.peaks:
@@ -158,7 +158,7 @@ def roofline_rows(results: Results) -> tuple[list[str], Rows]:
 
 
 def cost_of_tracking(results: Results) -> str:
-    """Describe what tracking adds to a round, from the medians."""
+    """Return the cost of tracking per round in words, from the medians."""
     parts = []
     for workload in results.data:
         medians = {row.key: row.median for row in results.of(workload) if not row.problem}
@@ -188,7 +188,7 @@ def show(title: str, heads: list[str], rows: Rows) -> None:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Draw bars of rounds a second, ours in another colour, the spread of the repeats as a line."""
+    """Draw bars of rounds per second, sifu's in another colour, with the spread of the repeats as a line."""
     from sifu.plots.style import BLUE, FAINT, GREY, ORANGE, figure_bytes, figure_style, headline, new_figure
 
     with figure_style():
@@ -222,7 +222,7 @@ def _title(workload: str) -> str:
 
 
 def _message(results: Results) -> str:
-    """Return the figure's message: how many times the fastest peer."""
+    """Return the figure's headline: the speed relative to the fastest peer."""
     parts = []
     for workload in results.data:
         good = [row for row in results.of(workload) if not row.problem]

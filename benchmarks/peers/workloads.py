@@ -1,7 +1,7 @@
-"""The two workloads of the comparison, and the file each contestant reads: data, first model, who takes part when.
+"""The two workloads of the comparison, and the file that each contestant reads: data, first model, schedule.
 
-numpy and torch are enough to read a workload; making one needs sifu. Every contestant gets the same file, so
-they start from the same model, see the same samples and train the same clients in the same rounds.
+numpy and torch suffice to read a workload; making one needs sifu. Every contestant gets the same file, so they start
+from the same model, see the same samples and train the same clients in the same rounds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def samples_a_round(self) -> int:
-        """Samples that go forward and backward in one round."""
+        """Number of samples in the forward and backward passes of one round."""
         return self.participants * self.steps * self.batch
 
 
@@ -90,12 +90,12 @@ class Workload:
     source: str
 
     def participants(self, round_number: int) -> list[int]:
-        """Return the clients that train in a round; the schedule starts again when it is used up."""
+        """Return the clients that train in a round; the schedule repeats when it is used up."""
         return [int(client) for client in self.schedule[round_number % len(self.schedule)]]
 
 
 class Softmax(nn.Module):
-    """Softmax regression; counts the samples it is trained on."""
+    """Softmax regression that counts the samples it is trained on."""
 
     seen = 0
 
@@ -110,7 +110,7 @@ class Softmax(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """The CIFAR-10 network of the paper; counts the samples it is trained on."""
+    """CIFAR-10 network of the paper that counts the samples it is trained on."""
 
     seen = 0
 
@@ -129,7 +129,7 @@ class ConvNet(nn.Module):
 
 
 def network(setting: Setting, *, seed: int = 0) -> nn.Module:
-    """Return the network of a setting: A starts from zeros, B at random."""
+    """Return the network of a setting: A starts from zeros, B from random values."""
     if setting.name == "A":
         module = Softmax(setting.shape[0])
         for parameter in module.parameters():
@@ -141,7 +141,9 @@ def network(setting: Setting, *, seed: int = 0) -> nn.Module:
 
 
 def make(setting: Setting, folder: str | None = None) -> Workload:
-    """Make a workload of real data from `folder` (or where sifu looks), else of synthetic data of the same shape."""
+    """Make a workload from real data in `folder` (or in sifu's default place), else from synthetic data of the same
+    shape.
+    """
     from sifu.errors import InputError
 
     generator = np.random.default_rng(SEED)
@@ -150,7 +152,7 @@ def make(setting: Setting, folder: str | None = None) -> Workload:
         source = f"real ({setting.data})"
     except InputError:
         if folder:
-            raise  # a folder was named: say what is wrong with it
+            raise  # a folder was named, so report what is wrong with it
         x, y = _synthetic(setting, generator)
         source = "synthetic"
     schedule = np.stack(
@@ -175,7 +177,7 @@ def _real(
 
 
 def _synthetic(setting: Setting, generator: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return samples around ten prototypes with values in 0 to 1: learnable, in the shape of the real data."""
+    """Return samples around ten prototypes with values from 0 to 1: learnable, and shaped like the real data."""
     classes = np.arange(setting.clients) * 10 // setting.clients
     y = np.repeat(classes[:, None], setting.samples, axis=1)
     if setting.partition != "one_class":

@@ -1,8 +1,8 @@
-"""Tables with a column of texts for benchmarks/backbones.py, made from public files; nothing of them is committed.
+"""Tables with a column of texts for benchmarks/backbones.py, made from public files that are not committed.
 
 The folder `--data` of the benchmark needs
 
-* for `newsgroups`: `20news-bydate-train` and `20news-bydate-test` as 20news-bydate.tar.gz has them. A text is the
+* for `newsgroups`: `20news-bydate-train` and `20news-bydate-test` from 20news-bydate.tar.gz. A text is the
   subject and the body of a post, without its other headers. The clients are drawn; the test posts are the later ones.
 * for `debian`: `debian-packages.txt`, from `apt-get update -o Acquire::Languages=en` and then
   `apt-cache pkgnames | sort | xargs apt-cache show --no-all-versions > debian-packages.txt`. A text is the description
@@ -23,7 +23,7 @@ import numpy as np
 from sifu.data.partition import partition
 
 LONGEST = 4000
-"""Characters of a text that are written; many more than its first 128 tokens have."""
+"""Largest number of characters of a text in the table, far more than its first 128 tokens have."""
 COLUMNS = ("id", "client", "label", "text")
 Row = tuple[str, str, str, str]
 
@@ -34,9 +34,10 @@ def text_table(task: str, source: Path, folder: Path, given: dict[str, Any], see
     Args:
         task: `newsgroups` or `debian`.
         source: Folder with the public files.
-        folder: Where the table is written.
+        folder: Folder for the table.
         given: `clients`, `samples_per_client`, `partition` and `alpha`, as in a spec; `identity` are the maintainers.
         seed: Draws the clients of posts, and the rows of a maintainer with more than `samples_per_client` packages.
+
     """
     file, test_file = folder / f"{task}.csv", folder / f"{task}-test.csv"
     roles = {"name": "table", "partition": "given", "label": "label", "client": "client", "id": "id", "text": "text"}
@@ -62,7 +63,7 @@ def posts(folder: Path) -> Iterator[Row]:
 
 
 def spread(rows: list[Row], given: dict[str, Any], seed: int) -> list[Row]:
-    """Return all rows with clients drawn as sifu draws them for its own data sets."""
+    """Return all rows with clients drawn as for sifu's own data sets."""
     names, labels = np.unique([row[2] for row in rows], return_inverse=True)
     assert len(names) > 1
     draw = np.random.default_rng(seed)
@@ -71,7 +72,7 @@ def spread(rows: list[Row], given: dict[str, Any], seed: int) -> list[Row]:
 
 
 def by_maintainer(file: Path, clients: int, rows_each: int, seed: int, sections: int = 10) -> list[Row]:
-    """Return packages of the maintainers with the most of them, in the most frequent sections."""
+    """Return packages of the maintainers with the most packages, in the most frequent sections."""
     sources: dict[str, dict[str, str]] = {}
     for package in stanzas(file):
         source = package.get("Source", package["Package"]).split()[0]
@@ -90,7 +91,7 @@ def by_maintainer(file: Path, clients: int, rows_each: int, seed: int, sections:
 
 
 def stanzas(file: Path) -> Iterator[dict[str, str]]:
-    """Yield the packages that have a description, as fields with their text."""
+    """Yield the packages with a description, as fields with their text."""
     for stanza in file.read_text(encoding="utf-8", errors="replace").split("\n\n"):
         fields, name = dict[str, str](), ""
         for line in stanza.splitlines():
@@ -104,7 +105,7 @@ def stanzas(file: Path) -> Iterator[dict[str, str]]:
 
 
 def write(file: Path, rows: Iterable[Row], *, client: bool = True) -> None:
-    """Write each row with its text on one line; omit the client column if the rows belong to no client."""
+    """Write each row with its text on one line; omit the client column if the rows have no client."""
     with file.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         for row in (COLUMNS, *((*row[:3], " ".join(row[3].split())[:LONGEST]) for row in rows)):

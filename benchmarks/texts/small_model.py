@@ -1,4 +1,4 @@
-"""A tiny language model of Hugging Face with random weights, for tests and benchmarks that must not download one."""
+"""Tiny Hugging Face language model with random weights, for tests and benchmarks that must not download one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ def save_text_model(folder: Path, words: Sequence[str], *, tokens: int = 16, see
     """Save a two-layer BERT that knows `words`, with its tokenizer, and return the folder.
 
     Args:
-        folder: Where the model is written.
+        folder: Folder for the model.
         words: Vocabulary; other words are unknown.
         tokens: Longest text, in tokens.
         seed: Draws the weights.
+
     """
     import torch
     import transformers

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 try:
     import threadpoolctl  # noqa: F401
-except ImportError:  # the library limits threads with it where it solves; the solves here are the device's
+except ImportError:  # the library uses it to limit threads in solves; here the device solves
     stand_in = types.ModuleType("threadpoolctl")
     stand_in.threadpool_limits = lambda limits=None: nullcontext()  # type: ignore[attr-defined]
     sys.modules["threadpoolctl"] = stand_in
@@ -37,12 +37,12 @@ from sifu.engines.sim.tuned_engine import TuningOnDevice
 
 BACKBONE = "efficientnet_lite0_trunk.npz"
 LAST = ("_blocks.12", "_blocks.13", "_blocks.14", "_blocks.15", "_conv_head", "_bn1")
-"""The layers of `trainable = last`: the last stages and the widening before the mean."""
+"""Layers of `trainable = last`: the last stages and the widening before the mean."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One federation: which data, how it is spread, how many groups, what is tuned and what is measured besides."""
+    """One federation: its data and partition, the number of groups, the tuned layers, and additional measurements."""
 
     name: str
     data: str
@@ -114,20 +114,20 @@ class OutOfTime(Exception):
 
 
 class Clock:
-    """Seconds since the start, with a check of whether any are left."""
+    """Timer that raises `OutOfTime` at its limit."""
 
     def __init__(self, limit: float) -> None:
         self._start, self._limit = time.perf_counter(), limit
 
     def check(self) -> None:
-        """Stop where time is up."""
+        """Raise `OutOfTime` if the time is over."""
         if time.perf_counter() - self._start > self._limit:
             raise OutOfTime
 
 
 @dataclass(frozen=True)
 class Images:
-    """A data set on the device: training images first, then test images, (n, side, side, 3), and all labels."""
+    """Data set on the device: training images, then test images, (n, side, side, 3), and all labels."""
 
     pixels: Tensor
     labels: Tensor
@@ -139,7 +139,7 @@ class Images:
 
 
 def images_of(name: str, folder: Path, size: Size, device: str) -> Images:
-    """Read, enlarge and move a data set to the device."""
+    """Read a data set, enlarge its images and move it to the device."""
     dataset = load(name, folder)
     train, test = min(size.train, len(dataset.y_train)), min(size.test, len(dataset.y_test))
     stacked = np.concatenate([dataset.x_train[:train], dataset.x_test[:test]])
@@ -164,7 +164,7 @@ def images_of(name: str, folder: Path, size: Size, device: str) -> Images:
 
 
 def public_backbone(folder: Path) -> EfficientNetLite0:
-    """Return the backbone with its ImageNet weights, from the packed file or from the package that ships them."""
+    """Return the backbone with its ImageNet weights, from the packed file or from the package that provides them."""
     backbone = EfficientNetLite0()
     packed = folder / BACKBONE
     if packed.exists():
@@ -199,7 +199,7 @@ class Run:
     rows: list[dict[str, Any]]
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append a row and show it."""
+        """Append a row to the file and print it."""
         line = json.dumps(dict(row))
         with self.out.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -208,12 +208,14 @@ class Run:
 
 
 class Lane:
-    """A copy of the network at work on one client: its tuned parameters are one flat vector, a step one CUDA graph."""
+    """Copy of the network that trains one client: its tuned parameters are one flat vector, and a step is one CUDA
+    graph.
+    """
 
     def __init__(self, backbone: nn.Module, images: Images, trainable: str, size: Size, device: str) -> None:
         self.images, self.size, self.device = images, size, device
-        # Evaluation mode: batch statistics of a client's few images would replace those of the public training, and
-        # running statistics are no parameters that an average could hold.
+        # Evaluation mode: batch statistics of a client's few images would replace the public ones, and running
+        # statistics are not parameters that an average could contain.
         self.backbone = copy.deepcopy(backbone).to(device).eval().requires_grad_(False)
         self.head = nn.Linear(1280, images.classes).to(device)
         nn.init.zeros_(self.head.weight)
@@ -271,7 +273,7 @@ class Lane:
         self.flat.addcmul_(self.velocity, self.rate, value=-1.0)
 
     def train(self, begin: Tensor, batches: Tensor, result: Tensor) -> None:
-        """Train one client for a round: from `begin`, a step for each row of `batches`, into `result`."""
+        """Train one client for a round: from `begin`, one step per row of `batches`, into `result`."""
         with torch.cuda.stream(self.stream) if self.stream is not None else nullcontext():
             self.flat.copy_(begin)
             self.velocity.zero_()
@@ -304,7 +306,7 @@ class Tuner:
         self.backbone_numbers = self.lanes[0].backbone_numbers
 
     def tuned(self, groups: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Return the vector of each group after all separate rounds; a group without members has the fresh one."""
+        """Return the vector of each group after all separate rounds; a group without members keeps the initial one."""
         vectors = [self.fresh.clone() for _ in groups]
         results = torch.empty((len(self.shares), self.fresh.numel()), device=self.fresh.device)
         everyone = [(group, client) for group, members in enumerate(groups) for client in members]
@@ -329,7 +331,7 @@ class Tuner:
             torch.cuda.synchronize()
 
     def _batches(self, number: int, client: int) -> np.ndarray:
-        """Return a client's batches of a round: passes over its images, keyed by its place alone."""
+        """Return a client's batches of a round: passes over its images, keyed only by its position."""
         own, wanted = self.shares[client], self.size.steps * self.size.batch
         generator = np.random.default_rng([self.seed, number, client])
         passes = [generator.permutation(own) for _ in range(-(-wanted // len(own)))]
@@ -340,7 +342,7 @@ class Tuner:
         return self._through(vector, heads=False)
 
     def accuracy(self, vector: Tensor) -> float:
-        """Return the accuracy of the network with its own head on the test images."""
+        """Return the accuracy on the test images of the network with its own head."""
         scores = self._through(vector, heads=True)[self.images.train :]
         right = scores.argmax(dim=1) == self.images.labels[self.images.train :]
         return 100.0 * float(right.double().mean())
@@ -357,10 +359,10 @@ class Tuner:
 
 
 def time_rounds(rounds: int, size: Size, device: str, lanes: Sequence[int]) -> None:
-    """Time a round of all clients of ten groups: the library's engine, and a script with captured steps.
+    """Time a round of all clients of ten groups, in the library's engine and in a script with captured steps.
 
-    Random images and weights, on which time does not depend. The library's clients have images of 32 pixels, which the
-    network enlarges in every step; the script's were enlarged before.
+    Images and weights are random, because time does not depend on them. The library's clients have images of 32 pixels,
+    which the network enlarges in every step; the script enlarges them beforehand.
     """
     groups = [np.arange(group, size.clients, 10) for group in range(10)]
     print(
@@ -431,7 +433,7 @@ def _time_library(
 
 
 def timed_round(work: Callable[[], object]) -> float:
-    """Return the seconds until everything that was handed to the device is done."""
+    """Return the seconds until the device has finished all submitted work."""
     start = time.perf_counter()
     work()
     if torch.cuda.is_available():
@@ -441,7 +443,7 @@ def timed_round(work: Callable[[], object]) -> float:
 
 @contextmanager
 def cudnn_benchmark(device: str) -> Iterator[None]:
-    """Let cuDNN choose algorithms by timing them, for the script alone: their rounding is then left to chance."""
+    """Let cuDNN choose algorithms by timing, only for the script, because rounding then depends on the choice."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = device == "cuda"
     try:

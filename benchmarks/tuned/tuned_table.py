@@ -1,9 +1,9 @@
-"""The rows of `tuned_networks.py` as one table and one figure.
+"""Table and figure of the rows of `tuned_networks.py`.
 
-Writes benchmarks/results/tuned_networks.csv: for each federation, way and number of leavers the mean over seeds of the
-test accuracy, with the smallest and largest single value, the numbers of a block, and the commits that measured it; and
-docs/images/tuned-networks.png. Where blocks were not of 400 numbers, the way says so. Lines of the table that were not
-measured again stay.
+Writes benchmarks/results/tuned_networks.csv: for each federation, method and number of leavers the mean over seeds of
+the test accuracy, with the smallest and largest single value, the width of a block, and the commits that measured it;
+and docs/images/tuned-networks.png. Blocks of another width than 400 are named in the method. Lines of the table that
+were not measured again stay.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ LINES = {
 
 
 def table_of(files: list[Path]) -> list[dict[str, object]]:
-    """Return one row for each federation, way and number of leavers.
+    """Return one row for each federation, method and number of leavers.
 
-    Where two files have the same seed of it, the later one counts.
+    If two files have the same seed, the later one counts.
     """
     measured: dict[tuple[str, str, int], dict[int, tuple[str, list[float]]]] = defaultdict(dict)
     for file in files:
@@ -69,7 +69,7 @@ def table_of(files: list[Path]) -> list[dict[str, object]]:
 
 
 def draw(table: list[dict[str, object]]) -> None:
-    """Draw accuracy against the number of single requests, on CIFAR-10 of Dirichlet 0.3 and CIFAR-100 iid."""
+    """Draw accuracy against the number of single requests, on CIFAR-10 (Dirichlet 0.3) and CIFAR-100 (iid)."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -95,7 +95,7 @@ def draw(table: list[dict[str, object]]) -> None:
 
 
 def write_table(files: list[Path]) -> None:
-    """Put what these files measured into the committed table, and draw its figure."""
+    """Merge the measurements of these files into the committed table, and draw its figure."""
     measured = table_of(files)
     again = {(row["federation"], row["way"], str(row["leavers"])) for row in measured}
     with TABLE.open(encoding="utf-8") as stream:

@@ -1,4 +1,4 @@
-"""A site's training, as any client script for NVIDIA FLARE: receive a model, train it on your own data, send it."""
+"""Training script of a site, like any NVIDIA FLARE client script: receive a model, train it on local data, send it."""
 
 import numpy as np
 import nvflare.client as flare

@@ -1,4 +1,4 @@
-"""A workflow for NVIDIA FLARE: FLARE takes models to the sites, sifu averages, records, forgets and certifies."""
+"""Workflow for NVIDIA FLARE: FLARE sends models to the sites; sifu averages, records, forgets and certifies."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import sifu
 
 
 class ForgettingController(ModelController):
-    """Rounds of a sifu run on FLARE's sites: training first, then every request that waits.
+    """Controller that runs a sifu run on FLARE's sites: training first, then every waiting request.
 
     Args:
-        folder: The run folder, an absolute path on the server's machine.
-        samples: Number of samples of each site, by FLARE's name of it.
-        shapes: Shape of each array of the model, which begins at zero; for a closed-form head, of a sample `x`.
-        spec: The sections of a spec (`sifu init`), with `regularity.kind = "assumed"`.
-        timeout: Seconds a site has to answer; a later one was absent from the round.
+        folder: Absolute path of the run folder on the server.
+        samples: Number of samples of each site, by the site's name in FLARE.
+        shapes: Shape of each array of the model, initially zero; for a closed-form head, of a sample `x`.
+        spec: Sections of a spec (`sifu init`), with `regularity.kind = "assumed"`.
+        timeout: Seconds that a site has to answer; a later site counts as absent from the round.
+
     """
 
     def __init__(
@@ -34,13 +35,14 @@ class ForgettingController(ModelController):
         self.folder, self.samples, self.shapes, self.spec, self.timeout = folder, samples, shapes, spec, timeout
 
     def run(self) -> None:
-        """Take tasks to the sites until nothing is left to do."""
+        """Send tasks to the sites until no work is left."""
         solves = self.spec.get("model", {}).get("kind") == "ridge"
         model: dict[str, Any] = {"sample_shape": self.shapes["x"]} if solves else {"initial": self._fresh}
         with sifu.ServerLoop(self.folder, self.spec, self.samples, **model) as loop:
             while (task := loop.next()) and not self.abort_signal.triggered:
                 replies: dict[str, Any] = {}
-                for arrays in {id(arrays): arrays for arrays in task.models.values()}.values():  # one for each group
+                # one task for each group
+                for arrays in {id(arrays): arrays for arrays in task.models.values()}.values():
                     targets = [site for site, own in task.models.items() if own is arrays]
                     params = {name: np.array(array) for name, array in arrays.items()}
                     told = {"instructions": {site: task.instructions.get(site) for site in targets}}

@@ -1,4 +1,4 @@
-"""A site of a closed-form head on NVIDIA FLARE: `sifu.LoopClient` answers from the site's own data."""
+"""Client script of a closed-form head on NVIDIA FLARE: `sifu.LoopClient` answers from the site's local data."""
 
 import numpy as np
 import nvflare.client as flare

@@ -1,4 +1,4 @@
-"""Train four sites in NVIDIA FLARE's simulator, forget one of them, and verify: `python job.py FOLDER [head]`."""
+"""NVIDIA FLARE simulation that trains four sites, forgets one of them, and verifies: `python job.py FOLDER [head]`."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ import sifu
 SITES = [f"site-{number}" for number in range(1, 5)]
 SPEC = {
     "local": {"rate": 0.1, "steps": 1},
-    "regularity": {"kind": "assumed", "factor": 1.0},  # nothing is known of the sites' training
+    "regularity": {"kind": "assumed", "factor": 1.0},  # the sites' training is unknown to sifu
     "stop": {"max_rounds": 3, "target": 0.0},
 }
 HEAD = {
@@ -22,14 +22,15 @@ HEAD = {
 
 
 def serve(folder: Path, head: bool) -> None:
-    """Run one job: it creates the run, or continues it and executes its requests."""
+    """Run one job, which creates the run, or continues it and executes its requests."""
     job, samples = FedJob(name="forgetting"), dict.fromkeys(SITES, 20)
     shapes, spec = ({"x": [4]}, HEAD) if head else ({"w": [4]}, SPEC)
     job.to_server(ForgettingController(str(folder / "run"), samples, shapes, spec))
     for site in SITES:
         script = str(Path(__file__).with_name("head_client.py" if head else "client.py"))
         job.to(ScriptRunner(script=script, framework=FrameworkType.NUMPY), site)
-    job.simulator_run(str(folder / "workspace"), threads=len(SITES))  # with fewer, sites lose the keys of their masks
+    # with fewer threads, sites lose the keys of their masks
+    job.simulator_run(str(folder / "workspace"), threads=len(SITES))
 
 
 if __name__ == "__main__":
