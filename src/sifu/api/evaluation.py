@@ -26,7 +26,7 @@ class Evaluated:
         rows: Number of rows.
         accuracy: Accuracy of a classification.
         mean_squared_error: Error of a regression, in the squared unit of the target.
-        held_out: All figures on held-out rows, if it was evaluated on those.
+        held_out: All figures on held-out rows; None if the model was evaluated on training rows.
     """
 
     on: MeasuredOn

@@ -1,8 +1,8 @@
 """The checks of `sifu client-audit`, which a leaving client can make without the operator's run.
 
-The client has the models released before and after its request, its own data and its public certificate. It can check
-whether the certificate is complete and names it, whether the model changed, and how both models perform on its data. A
-single model does not show whether the client was forgotten, and the statements say so.
+The client has the models released before and after its request, its own data and its public certificate. The client can
+check whether the certificate is complete and names the client, whether the model changed, and how both models perform
+on the client's data. A single model does not show whether the client was forgotten, and the statements say so.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def print_options(plan: Plan, everything: bool) -> None:
 
 
 def _print_more(plan: Plan, allowed: list[MethodOption]) -> None:
-    """Print what each method keeps, and why other methods are not possible."""
+    """Print methods that `auto` never chooses, data that stay, costs of rebuilding, and reasons for refusals."""
     never = [way.method for way in allowed if not way.may_be_chosen]
     if never:
         out.print(f"auto never chooses {', '.join(never)}: a control, or it ignores the given sigma", style="dim")

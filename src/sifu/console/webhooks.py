@@ -59,7 +59,7 @@ class Webhooks:
         try:
             self._sent = set(json.loads(self._path.read_bytes()))
         except FileNotFoundError:
-            # At the first start, skip notifications of past events, but send those of due and overdue requests.
+            # At the first start, skip notifications of past events, except for due and overdue requests.
             old = ("received", "done")
             self._sent = {key for _, key, body in self._happened() if body["event"] in old}
         except (OSError, ValueError):

@@ -101,7 +101,7 @@ def onnx_bytes(
     ]
     if description["classes"] and decided == "class":
         unnamed = map(str, range(len(description["classes"]), outputs))
-        names = np.array([*description["classes"], *unnamed, ""], dtype=object)  # index -1: a refused row
+        names = np.array([*description["classes"], *unnamed, ""], dtype=object)  # "" for the index -1 of refused rows
         graph.add("Gather", graph.constant(names), "prediction", axis=0, output="class")
         results.append(("class", TensorProto.STRING, ["samples"]))
     model = helper.make_model(

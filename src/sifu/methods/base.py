@@ -138,8 +138,8 @@ class Start:
         rounds: Rounds that clients ran to make it.
         local_steps: Local steps of all clients together.
         bytes_sent: Traffic in both directions.
-        replayed: Stored updates that the model was made from, round by round. They replace the stored ones. Nobody's
-            influence on such a model is known, so its node is of kind `heuristic`.
+        replayed: Stored updates that the model was made from, round by round. They replace the files of updates stored
+            so far. No client's influence on such a model is known, so its node is of kind `heuristic`.
         merged: Parts of a merge of groups.
     """
 

@@ -2,8 +2,8 @@
 
 Clients first trained separately in groups, and the groups' models were kept (docs/theory.md, section 15). The mean of
 the models that never held a forgotten client, stretched by a fixed factor, is a function of the remaining clients'
-data, whatever the loss and the optimiser. Common rounds from there are exact without any noise. If every group held a
-forgotten client, only a fresh model is left.
+data, whatever the loss and the optimiser. Rounds of all remaining clients that start from this mean are exact without
+any noise. If every group held a forgotten client, only a fresh model is left.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class MethodOption:
         level: Level that a certificate would have.
         rounds: Figure that `auto` compares: predicted rounds to the target or, if the first training reached none, to
             the accuracy at its end.
-        summary: Description of what the method would do.
+        summary: Description of the method in one line.
         refused: Reason why this run does not allow the method; empty if it does.
         predicted_rounds: Predicted rounds to the target; None if unknown.
         predicted_interval: Interval around the predicted rounds.
@@ -355,7 +355,8 @@ LARGEST_NOISE_TO_SIGNAL = 0.5
 SIGMA_LADDER = 1.1
 """Base of the powers to which an automatic sigma is rounded up.
 
-Sigma is stated in public certificates; rounding hides most of what it would reveal about the Psi it was chosen from.
+Sigma is stated in public certificates; rounding sigma up hides most of the information about the Psi that sigma was
+chosen from.
 """
 
 
@@ -417,7 +418,7 @@ def choose_noise(
     Options below the level `least` are ignored unless there are no others.
 
     Args:
-        options: Noises to choose from.
+        options: Options of noise to choose from.
         forecast: Forecast of the rounds.
         least: Lowest accepted level; by default any.
     """

@@ -7,9 +7,9 @@ The run's spec says how many people must approve a request before it is executed
                         "two"     two different people, neither of whom filed it
 
 An approval is a signed event of the ledger with the name of the approver and the digest of the approved terms
-(`RequestTerms.digest`). It counts for these terms only. No request is executed before its terms have enough approvals,
-and verification detects a request that was. People are identified by name: on the command line by the name the caller
-gives, in the console by the name of their token.
+(`RequestTerms.digest`). The approval covers these terms only. No request is executed before its terms have enough
+approvals, and verification detects a request that was. People are identified by name: on the command line by the name
+the caller gives, in the console by the name of their token.
 
 A request has a deadline; it is overdue from the day after its deadline.
 """

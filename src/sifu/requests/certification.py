@@ -232,7 +232,7 @@ class RecordedRequest:
     def psi(self, exposure: Exposure) -> float:
         """Return the Psi that the noise had to hide for this subject at the source.
 
-        It is unbounded for a model made from stored updates.
+        Psi is infinite for a model made from stored updates.
         """
         if self.replayed:
             return math.inf

@@ -152,7 +152,7 @@ class ToPurge:
 
 @dataclass(frozen=True)
 class Purge:
-    """Result of a purge: what it erased, and what remains with the reason, as sentences.
+    """Result of a purge: the erased models and files, and the remaining information with the reasons.
 
     Attributes:
         models: Nodes whose models were erased.
@@ -189,7 +189,7 @@ def everyone_forgotten(view: RunView, among: set[int] | None = None) -> list[Exp
 def to_purge(view: RunView, available: set[int], stored: dict[str, int], among: set[int] | None = None) -> ToPurge:
     """Return the models and files of updates with uncovered influence (Psi > 0) of a forgotten client.
 
-    The current model is never among them, because it is released.
+    The current model is never erased, because it is released.
 
     Args:
         view: The history at the instant of the purge.
@@ -410,9 +410,9 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
 
 
 def check_purges(reader: RunReader) -> Iterator[str]:
-    """Yield a problem for each purge that did not erase exactly what the rule demands.
+    """Yield a problem for each purge that did not erase the models and updates that the rule selects.
 
-    Purges before an erasure of all figures are skipped: the events no longer say what they had to erase.
+    Purges before an erasure of all figures are skipped, because their events no longer name the erased files.
     """
     last = erased_figures.erasure_of_all(reader.events())
     for event, before in ReplayedLedger.of(reader).moments():

@@ -402,7 +402,7 @@ class WatchedInbox:
         return any_messages(self._writer.folder) or self._also()
 
     def ingest(self) -> None:
-        """Ingest all messages and log those that are refused."""
+        """Ingest all messages, and log each refused message."""
         for refusal in ingest(self._writer):
             log.warning("refused: %s", refusal)
         if self._after:

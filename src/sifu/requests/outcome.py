@@ -146,7 +146,7 @@ class Outcome:
         psi: Largest Psi that the noise had to hide.
         psi_star: Largest Psi that the noise hides.
         rollback_to: Number of rounds of the model that training restarted from; 0 for the initial model.
-        rounds: Rounds of retraining, including those that made the starting model.
+        rounds: Rounds of retraining, including rounds that made the starting model.
         scratch_rounds: Rounds of training from scratch, if it was compared.
         accuracy: Accuracy on the training data of the active clients.
         target: Accuracy that it should have reached; 0 means no target.

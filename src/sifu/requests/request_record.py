@@ -4,8 +4,8 @@
     received, verified, planned -> refused or withdrawn           the client may take part again
     running -> refused or withdrawn                               the same, in closed form while there is no head yet
 
-`verified` says that the requester's identity was checked. It is optional, since not every operator needs it. Approvals
-(`requests/approvals.py`) do not change the status; if the spec demands them, a request waits for them.
+`verified` says that the requester's identity was checked. This step is optional, since not every operator needs it.
+Approvals (`requests/approvals.py`) do not change the status; if the spec demands them, a request waits for them.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Both draw the same participants and batches, and agree up to rounding. A run beg
 The reverse is refused, because the certificates of a CPU run claim bits that a GPU does not reproduce (docs/theory.md,
 section 6.6).
 
-An engine states what it trains, but not what it keeps from round to round. Its state is known only for sifu's own
-engines, identified by their exact class. A subclass or a copy may do anything, so nothing is known about it.
+An engine states its training settings, but not the state that it keeps from round to round. Its state is known only for
+sifu's own engines, identified by their exact class. A subclass or a copy may do anything, so nothing is known about it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Comparison of an engine with the recorded engine of a run, because certificates describe the recorded training.
 
-Every fact of the training is compared (docs/theory.md, section 12.1). An engine may do better than the recorded one,
-since certificates then claim less than they could. It may never do worse, or something different.
+Every fact of the training is compared (docs/theory.md, section 12.1). An engine may have stronger guarantees than the
+recorded engine, since certificates then claim less than they could. An engine with weaker guarantees or different
+training is refused.
 """
 
 from __future__ import annotations

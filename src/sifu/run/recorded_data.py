@@ -2,8 +2,8 @@
 
 The order is: founders, clients that joined later, and clients that rejoined with fewer records. Every command that
 needs a run's data reads them again. Clients that joined from a file are read from that file. A client that rejoined
-after some of its records were forgotten has the same source. If the source still holds the forgotten rows, they are
-dropped here; if its owner removed them, the source is used unchanged.
+after some of its records were forgotten is read from its original source. If the source still holds the forgotten rows,
+they are dropped here; if its owner removed them, the source is used unchanged.
 
 Data of clients that left may be missing. An engine uses the client indices of the record, so it gets a stand-in for
 each client without data: the same number of samples, all zeros. Nothing trains on a stand-in and nothing is measured on
@@ -149,9 +149,9 @@ def f1_score(labels: Array, predicted: Array, outputs: int) -> float:
 
 
 def calibration_error(labels: Array, probabilities: Floats) -> float:
-    """Return the mean difference between confidence and accuracy, over bins of the predicted class's probability.
+    """Return the mean absolute difference of confidence and accuracy, over bins of the predicted class's probability.
 
-    The expected calibration error of Guo et al. 2017, equation 3.
+    This is the expected calibration error of Guo et al. 2017, equation 3; bins are weighted by their number of rows.
 
     >>> calibration_error(np.array([1, 1, 0, 1]), np.array([[0.25, 0.75]] * 4))
     0.0
@@ -334,8 +334,8 @@ def rows_of_identities(
         reader: Reader of the run.
         client: Name of the client.
         identities: Identities of the records.
-        given: Clients that the run was opened with; otherwise the client's data are read. They may lack rows that were
-            forgotten already.
+        given: Clients that the run was opened with; otherwise the client's data are read. The data may lack rows that
+            were forgotten already.
     """
     spec, (first, rows, ids) = Spec.from_mapping(reader.spec), _identified(reader, client, given)
     chosen = []

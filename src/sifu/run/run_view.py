@@ -183,8 +183,8 @@ class RunView(ClientsView):
     def finds_rate_anew(self, terms: RequestTerms) -> bool:
         """Return whether a request that starts from a fresh model recomputes the rate.
 
-        It does not if a client rejoins with fewer records, because the record does not know the smoothness of its
-        remaining data before it has rejoined.
+        A request for records does not, because the smoothness of the client's remaining data is unknown until the
+        client has rejoined.
         """
         return not terms.records and self._finds_rate
 

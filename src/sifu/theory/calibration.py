@@ -52,7 +52,7 @@ def check_budget(epsilon: float, delta: float) -> None:
 def check_deliverable(epsilon: float, delta: float) -> None:
     """Refuse an invalid budget, and a delta too small for noise made from 53-bit uniforms.
 
-    Such noise never exceeds 8.6 sigma.
+    Noise made from such uniforms never exceeds 8.6 sigma.
     """
     check_budget(epsilon, delta)
     if delta < SMALLEST_DELTA:

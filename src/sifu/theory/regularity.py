@@ -103,7 +103,7 @@ class LocalRegularity:
     """Bounds on how K local steps of one client change the distance of two models.
 
     `factor` is P_i. `averagedness` is alpha_i: the local map is alpha-averaged (convex loss, no momentum), and L = 1
-    also for server rates g with g sum q_i alpha_i <= 1. It is 1 where it is unknown.
+    also for server rates g with g sum q_i alpha_i <= 1. An unknown `averagedness` is 1.
     """
 
     factor: float
