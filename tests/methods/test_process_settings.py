@@ -1,7 +1,9 @@
-"""Settings of torch and numpy that one client's samples change: the next client trains without the change."""
+"""Settings of the process that one client's samples change: the next client trains without the change."""
 
 from __future__ import annotations
 
+import decimal
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._tensor_str import PRINT_OPTS
 
 import sifu
 from shared_state_modules import Network, acts, nothing_held  # noqa: F401  a fixture
 from shared_state_runs import OWN, clients_of, released
 from sifu.engines.sim.threads import SMALL_MODEL
+
+HERE = os.getcwd()
 
 
 def set_threads(on: bool) -> None:
@@ -43,6 +48,21 @@ SETTINGS: dict[str, tuple[Callable[[bool], Any], Callable[[], bool]]] = {
         lambda on: np.seterr(divide="ignore" if on else "warn"),
         lambda: np.geterr()["divide"] == "ignore",
     ),
+    "decimals": (
+        lambda on: decimal.setcontext(decimal.Context(7 if on else 28)),
+        lambda: decimal.getcontext().prec == 7,
+    ),
+    "the folder": (lambda on: os.chdir("/" if on else HERE), lambda: os.getcwd() == "/"),
+    "numpy's buffer": (lambda on: np.setbufsize(16000 if on else 8192), lambda: np.getbufsize() == 16000),
+    "torch's printing": (
+        lambda on: torch.set_printoptions(precision=2 if on else 4),
+        lambda: PRINT_OPTS.precision == 2,
+    ),
+    "memory of casts": (torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled),
+    "precision of convolutions": (
+        lambda on: setattr(torch.backends.cudnn, "allow_tf32", on),
+        lambda: torch.backends.cudnn.allow_tf32,
+    ),
     "numpy's printing": (
         lambda on: np.set_printoptions(precision=3 if on else 8),
         lambda: np.get_printoptions()["precision"] == 3,
@@ -52,7 +72,7 @@ SETTINGS: dict[str, tuple[Callable[[bool], Any], Callable[[], bool]]] = {
 
 @pytest.mark.parametrize("what", SETTINGS)
 def test_settings_of_the_process_do_not_reach_the_next_client(what: str, tmp_path: Path) -> None:
-    """A setting that the leaver's samples turn on is off again for the next client, in tuning and in features."""
+    """A setting that the leaver's samples turn on is off again for the next client, as if the leaver never existed."""
     turn, is_on = SETTINGS[what]
     before = is_on()
     network = Large if what == "threads" else Network  # a small one trains with one thread, whatever is set
@@ -74,9 +94,12 @@ def test_settings_of_the_process_do_not_reach_the_next_client(what: str, tmp_pat
             assert outcome.level == "exact"
             models.append(released(run.folder))
             assert is_on() == before
+        del clients["client-1"]
+        never = sifu.train(OWN, run=tmp_path / "never", model=lambda: network(setting), clients=clients)
+        models.append(released(never.folder))
     finally:
         turn(before)
-    assert np.array_equal(*models)
+    assert all(np.array_equal(model, models[-1]) for model in models)
 
 
 class Large(Network):

@@ -1,4 +1,4 @@
-"""Process-wide settings of torch and numpy that affect the results of later code.
+"""Process-wide settings that affect the results of later code: those of torch and numpy, decimals, the folder.
 
 A module may change such a setting while it computes with a client's data. `kept_settings` undoes this, so every client
 starts with the settings of the process (docs/theory.md, section 6.6).
@@ -6,12 +6,15 @@ starts with the settings of the process (docs/theory.md, section 6.6).
 
 from __future__ import annotations
 
+import decimal
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch._tensor_str import PRINT_OPTS
 
 
 def _flushes_denormals() -> bool:
@@ -27,6 +30,14 @@ def _deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was deleted
+        return "/"
+
+
+_MEMORY: Any = torch.utils.deterministic
 _CUDA, _MKLDNN, _CUDNN = torch.backends.cuda, torch.backends.mkldnn, torch.backends.cudnn
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
@@ -51,6 +62,15 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (lambda: _CUDNN.deterministic, lambda held: setattr(_CUDNN, "deterministic", held)),
     (np.geterr, lambda held: np.seterr(**held)),
     (np.get_printoptions, lambda held: np.set_printoptions(**held)),
+    (np.geterrcall, np.seterrcall),
+    (np.getbufsize, np.setbufsize),
+    (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    (lambda: torch.get_autocast_dtype("cuda"), lambda held: torch.set_autocast_dtype("cuda", held)),
+    (lambda: _CUDNN.allow_tf32, lambda held: setattr(_CUDNN, "allow_tf32", held)),
+    (lambda: _MEMORY.fill_uninitialized_memory, lambda held: setattr(_MEMORY, "fill_uninitialized_memory", held)),
+    (lambda: vars(PRINT_OPTS).copy(), lambda held: vars(PRINT_OPTS).update(held)),
+    (lambda: decimal.getcontext().__reduce__()[1], lambda held: decimal.setcontext(decimal.Context(*held))),
+    (_folder, os.chdir),
 )
 """Pairs of functions: the first reads a setting, the second changes it."""
 

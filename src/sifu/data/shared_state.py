@@ -3,15 +3,18 @@
 A deep copy of a module and the original share class variables, module-level variables, default arguments, caches and
 objects that cannot be copied (docs/theory.md, section 6.6). A value stored there would pass from one client to the
 next. The original module is only copied, never run. Its attributes, and the variables that its code names, are read
-before training and compared afterwards.
+before training and compared afterwards. A variable that cannot be read is refused.
 """
 
 from __future__ import annotations
 
 import contextvars
+import copyreg
 import functools
 import hashlib
 import io
+import logging
+import mmap
 import os
 import pickle
 import sys
@@ -20,7 +23,18 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, GeneratorType, MappingProxyType, ModuleType
+from types import (
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    ModuleType,
+    TracebackType,
+)
 from typing import Any
 
 import torch
@@ -38,6 +52,10 @@ _ANY_VARIABLE = {"globals", "vars", "setattr", "modules", "import_module", "__im
 """Names with which code can reach every variable of its file."""
 _PLAIN = (bool, int, float, complex, str, bytes, list, dict, set, tuple, torch.Tensor)
 """Types of variables in installed packages that are compared."""
+_OF_FILES = {"__builtins__", "__cached__", "__file__", "__loader__", "__name__", "__package__", "__path__", "__spec__"}
+"""Names that Python itself sets in every file."""
+_OF_CLASSES = {"__annotations__", "__dict__", "__module__", "__slotnames__", "__slots__", "__weakref__", "_abc_impl"}
+"""Names in a class that Python itself sets, some of them during use."""
 
 
 def shared_state(module: nn.Module, *others: Any) -> dict[str, str]:
@@ -48,20 +66,23 @@ def shared_state(module: nn.Module, *others: Any) -> dict[str, str]:
         others: Other objects of the user that are used with the module, such as a loss.
 
     Returns:
-        Digests by the name of the variable; variables that cannot be read are left out.
+        Digests by the name of the variable.
+
+    Raises:
+        InputError: If a variable of the user cannot be read.
     """
     search = _Search()
     for path, part in module.named_modules():
         search.reach(type(part))
         held = {name: value for name, value in vars(part).items() if name != "_modules"}
         if not _is_users(type(part).__module__):
-            search.read(path or type(part).__name__, held)
+            search.read(path or type(part).__name__, held, users=False)
             continue
         for name, value in held.items():
             search.read(f"{path}.{name}".lstrip("."), value)
     for value in (*others, *filter(_is_users_own, _called_for_every_module())):
         search.read(getattr(value, "__qualname__", type(value).__qualname__), value)
-    search.read("the settings of torch and numpy", settings())
+    search.read("the settings of torch and numpy", settings(), users=False)
     search.follow()
     return search.found
 
@@ -112,16 +133,26 @@ class _Search:
         self._read: dict[tuple[str, int], Any] = {}
         self._tensors: dict[int, tuple[torch.Tensor, str]] = {}
 
-    def read(self, name: str, value: Any) -> None:
-        """Record the digest of a variable, combined with earlier digests of its name; queue the code it reaches."""
+    def read(self, name: str, value: Any, *, users: bool = True) -> None:
+        """Record the digest of a variable, combined with earlier digests of its name; queue the code it reaches.
+
+        Raises:
+            InputError: If it is a `users` variable and cannot be read.
+        """
         if (name, id(value)) in self._read:
             return
         self._read[name, id(value)] = value
         written = io.BytesIO()
+        reader = _Reader(written, self._tensors, self.reach)
         try:
-            _Reader(written, self._tensors, self.reach).dump(value)
-        except Exception:  # nested too deeply, or changed by another thread while it was read
-            return
+            reader.dump(value)
+        except Exception as error:  # nested too deeply, or changed by another thread while it was read
+            reader.unread.append(f"{type(value).__qualname__} ({type(error).__name__})")
+        if users and reader.unread:
+            raise InputError(
+                f"{name} holds an object that cannot be read, {reader.unread[0]}: it may carry information between "
+                "clients. Remove it from the code of the module, or keep its values in attributes of the module"
+            )
         self.found[name] = hashlib.sha256(self.found.get(name, "").encode() + written.getvalue()).hexdigest()
 
     def reach(self, code: Any) -> None:
@@ -142,13 +173,17 @@ class _Search:
     def _search_class(self, owner: type) -> None:
         for base in (*owner.__mro__[1:], type(owner)):
             self.reach(base)
+        said = owner.__name__, owner.__bases__, vars(owner).get("__annotations__") or {}
+        self.read(f"the name, bases and annotations of {owner.__qualname__}", said)
         for name, value in list(vars(owner).items()):
-            if not name.startswith("__") or isinstance(value, FunctionType | staticmethod | classmethod | property):
+            if name not in _OF_CLASSES and not isinstance(value, GetSetDescriptorType | MemberDescriptorType):
                 self.read(f"{owner.__qualname__}.{name}", value)
 
     def _search_function(self, function: FunctionType) -> None:
         self.read(f"the default arguments of {function.__qualname__}", (function.__defaults__, function.__kwdefaults__))
         attributes = {key: item for key, item in vars(function).items() if key != "__wrapped__"}
+        attributes |= {"__doc__": function.__doc__, "__annotations__": function.__annotations__}
+        attributes |= {"__name__": function.__name__, "__code__": _content(function.__code__)}
         self.read(f"the attributes of {function.__qualname__}", attributes)
         self._reach_value(getattr(function, "__wrapped__", None))
         for cell, held in _closure(function).items():
@@ -158,7 +193,7 @@ class _Search:
             self.read("os.environ", dict(os.environ))
         reached = function.__globals__ if _ANY_VARIABLE & names else names & function.__globals__.keys()
         for name in sorted(reached):
-            if not name.startswith("__"):
+            if name not in _OF_FILES:
                 self._read_variable(f"{function.__module__}.{name}", function.__globals__[name], names)
         for name in sorted(names & sys.modules.keys()):  # imported inside the function
             self._read_variable(name, sys.modules[name], names)
@@ -187,7 +222,7 @@ class _Search:
             elif users:
                 self._read_variable(f"{path}.{name}", value, names)
             elif isinstance(value, _PLAIN):
-                self.read(f"{path}.{name}", value)
+                self.read(f"{path}.{name}", value, users=False)
 
 
 def _closure(function: FunctionType) -> dict[str, Any]:
@@ -206,6 +241,12 @@ def _names(code: CodeType) -> Iterator[str]:
             yield constant
 
 
+def _content(code: CodeType) -> tuple[Any, ...]:
+    """Return the instructions and constants of a code object."""
+    constants = [_content(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return code.co_code, code.co_names, code.co_freevars, constants
+
+
 @functools.cache
 def _is_installed(file: str) -> bool:
     return str(Path(file).resolve()).startswith(INSTALLED)
@@ -215,7 +256,7 @@ def _is_users(name: Any) -> bool:
     """Return whether a Python module of this name is the user's own: neither installed nor part of sifu."""
     if not isinstance(name, str):
         return False
-    if name.partition(".")[0] in ("sifu", "builtins", *sys.stdlib_module_names):
+    if name.partition(".")[0] in ("sifu", "builtins", *sys.stdlib_module_names) or name.startswith("_cython_"):
         return name == "__main__"
     file = getattr(sys.modules.get(name), "__file__", None)
     return file is None or not _is_installed(file)
@@ -240,8 +281,16 @@ _READERS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (functools.cached_property, lambda value: value.func),
     (MappingProxyType, dict),
     (GeneratorType, lambda value: value.gi_frame and (value.gi_frame.f_lasti, value.gi_frame.f_locals)),
+    (CellType, lambda value: None if value == CellType() else (value.cell_contents,)),
+    (memoryview, bytes),
+    (mmap.mmap, lambda value: value[:]),
+    (type(threading.Lock()), lambda value: value.locked()),
+    (type(threading.RLock()), repr),
+    (logging.Logger, lambda value: (value.level, value.disabled, value.propagate, value.filters, len(value.handlers))),
 )
 """Functions that return the contents of objects whose pickle fails or lacks their state."""
+_OUTSIDE = (io.IOBase, FrameType, TracebackType)
+"""Types of objects whose contents are outside the module's variables: files are a premise of every certificate."""
 
 
 class _Reader(pickle.Pickler):
@@ -258,6 +307,8 @@ class _Reader(pickle.Pickler):
     ) -> None:
         super().__init__(file, protocol=5)
         self._tensors, self._reach = tensors, reach
+        self.unread: list[str] = []
+        """Types of the objects whose contents were not read."""
 
     def reducer_override(self, value: Any) -> Any:
         """Return the representation of a value for the digest; it is never unpickled."""
@@ -268,7 +319,7 @@ class _Reader(pickle.Pickler):
                 self._reach(value)
             return str, (f"{getattr(value, '__module__', '')} {getattr(value, '__qualname__', value.__name__)}",)
         if isinstance(value, torch.Tensor):
-            return str, (self._digest(value),)
+            return str, (self._digest(value),), (vars(value) if hasattr(value, "__dict__") else None)
         for kind, read in _READERS:
             if isinstance(value, kind):
                 return str, (type(value).__qualname__,), read(value)
@@ -276,24 +327,55 @@ class _Reader(pickle.Pickler):
         self._reach(owner)
         if isinstance(value, nn.Module) or _is_users(owner.__module__):
             slots = {name: getattr(value, name, None) for base in owner.__mro__ for name in _slots(base)}
-            items = list(value) if isinstance(value, list | tuple | set | frozenset) else None
-            pairs = dict(value) if isinstance(value, dict) else None
-            return str, (owner.__qualname__,), (getattr(value, "__dict__", {}), slots, items, pairs)
+            return str, (owner.__qualname__,), (getattr(value, "__dict__", {}), slots, self._inherited(value))
+        if owner in copyreg.dispatch_table:
+            return NotImplemented
         try:
             written = value.__reduce_ex__(5)
-        except Exception:  # locks, files, frames
+        except Exception:  # connections, queues and other objects of extensions
             written = owner.__qualname__
+            if not isinstance(value, _OUTSIDE) and not owner.__module__.startswith("torch"):
+                self.unread.append(f"{owner.__module__}.{owner.__qualname__}")
         return (str, (written,)) if isinstance(written, str) else written
 
+    def _inherited(self, value: Any) -> Any:
+        """Return what the first installed base class of a user's object holds, such as the items of a list."""
+        if isinstance(value, nn.Module):
+            return None
+        if isinstance(value, list | tuple | set | frozenset):
+            return list(value)
+        if isinstance(value, dict):
+            return dict(value)
+        for base in type(value).__mro__:
+            if base is object:
+                return None
+            for name in ("__reduce_ex__", "__reduce__", "__getstate__") if not _is_users(base.__module__) else ():
+                if name in vars(base):
+                    written = getattr(base, name)(value, *((5,) if name == "__reduce_ex__" else ()))
+                    return [list(part) if isinstance(part, Iterator) else part for part in written or ()]
+        return None
+
     def _digest(self, tensor: torch.Tensor) -> str:
+        """Return the digest of a tensor's values, and of its attributes and gradient."""
         if id(tensor) not in self._tensors:
-            try:
-                content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            except (RuntimeError, NotImplementedError, TypeError):  # not initialised yet, sparse, quantised
-                content = b""
             header = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad} "
-            self._tensors[id(tensor)] = tensor, hashlib.sha256(header.encode() + content).hexdigest()
+            content = header.encode() + _values(tensor)
+            if tensor.is_leaf and tensor.grad is not None:
+                content += self._digest(tensor.grad).encode()
+            self._tensors[id(tensor)] = tensor, hashlib.sha256(content).hexdigest()
         return self._tensors[id(tensor)][1]
+
+
+def _values(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor's values; none before it is initialised."""
+    if nn.parameter.is_lazy(tensor):
+        return b""
+    plain = tensor.detach().cpu()
+    if plain.layout != torch.strided:
+        plain = plain.to_dense()
+    if plain.is_quantized:
+        plain = plain.int_repr()
+    return plain.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _slots(owner: type) -> tuple[str, ...]:
