@@ -42,14 +42,14 @@ KEY = ("task", "partition", "setup", "penalty", "leavers")
 """Columns that identify a line of the committed table."""
 TEXTS = ("newsgroups", "debian")
 TUNED = {"count": 10, "rounds": 8, "rebuild": "never"}
-LOCAL = {"rate": 0.003, "steps": 4, "batch": 50, "momentum": 0.9}
+LOCAL = {"rate": 0.006, "steps": 4, "batch": 50, "momentum": 0.9}
 SETUPS: dict[str, dict[str, Any]] = {
     "last": {"features": {"layers": "last", "size": 128, "mirror": False}},
     "last 224": {"features": {"layers": "last", "size": 224}},
     "deep": {"features": {"layers": "deep", "size": 224}},
     "deep 4096": {"features": {"layers": "deep", "size": 224, "count": 4096}},
-    "blocks": {"features": {"layers": "deep", "size": 224, "tune": "blocks", "count": 4096}, "groups": TUNED},
-    "merge": {"features": {"layers": "deep", "size": 224, "tune": "merge", "count": 4096}, "groups": TUNED},
+    "blocks": {"features": {"layers": "deep", "size": 224, "tune": "blocks", "count": 1280}, "groups": TUNED},
+    "merge": {"features": {"layers": "deep", "size": 224, "tune": "merge", "count": 1280}, "groups": TUNED},
     "last 64 tokens": {"features": {"kind": "transformers", "layers": "last", "size": 64}},
     "deep 64 tokens": {"features": {"kind": "transformers", "layers": "deep", "size": 64}},
     "last 128 tokens": {"features": {"kind": "transformers", "layers": "last", "size": 128}},
