@@ -1,4 +1,4 @@
-"""Tables as experiments write them, made up: for figures and statements, without training anything."""
+"""Invented tables in the format of experiments, for tests of figures and statements without training."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SHARES = {
     ("last", "ours"): 2.0,
     ("dp", "paper"): 1.8,
 }
-"""Rounds against Scratch, as one could imagine them."""
+"""Plausible ratios of rounds to Scratch's."""
 TRAINING_ROUNDS = {"mnist": 220, "fashion_mnist": 600, "cifar10": 900, "cifar100": 1500, "celeba": 300, "digits": 40}
 REMEMBERS = {"fine_tuning": 0.75, "fed_accum": 0.6, "dp": 0.5}
 
 
 def request_row(place: dict[str, Any], rounds: int, generator: np.random.Generator, **more: Any) -> dict[str, Any]:
-    """Return a row of a request with everything a figure reads."""
+    """Return a row of a request with every column that a figure reads."""
     method, dataset = place["method"], place["dataset"]
     missed = method in ("last", "dp") and dataset in ("cifar10", "cifar100")
     forgotten = REMEMBERS.get(method, 0.12) + 0.05 * float(generator.random())
@@ -66,7 +66,7 @@ def _place(name: str, dataset: str, seed: int, preset: str, method: str, variant
 
 
 def made_up_rows(name: str, seeds: int = 3) -> list[dict[str, Any]]:
-    """Return the table of an experiment, with the shape the paper describes."""
+    """Return the table of an experiment, with results like the paper's."""
     experiment = load_experiment(name)
     rows: list[dict[str, Any]] = []
     for dataset, seed in itertools.product(experiment.datasets, range(1, seeds + 1)):
@@ -116,7 +116,7 @@ def _requests(name: str, dataset: str, seed: int, generator: np.random.Generator
 
 
 def _metrics(dataset: str, seed: int, seeds: int) -> list[dict[str, Any]]:
-    """Return rows of each run, and with the last seed those over all runs: Fine-Tuning keeps half of what it knew."""
+    """Return rows of each run, and with the last seed those over all runs; Fine-Tuning keeps half of its knowledge."""
     rows = []
     for number, method in enumerate(("not_forgotten", "fine_tuning", "sifu", "groups", "closed_form", "scratch")):
         measured = {
@@ -148,7 +148,9 @@ def _metrics(dataset: str, seed: int, seeds: int) -> list[dict[str, Any]]:
 
 
 def _groups(dataset: str, seed: int, generator: np.random.Generator) -> list[dict[str, Any]]:
-    """Return two tasks: one leaver takes a fifth of Scratch's 100 rounds, five a quarter, one of a sequence 15."""
+    """Return two tasks: one leaver takes a fifth of Scratch's 100 rounds, five leavers a quarter,
+    one in a sequence 15.
+    """
     rows = []
 
     def add(method: str, task: str, setting: str, leavers: int, request: int, **measured: Any) -> None:
@@ -205,7 +207,7 @@ def _distances(name: str, dataset: str, seed: int, generator: np.random.Generato
 
 
 def write_results(name: str, folder: Path, rows: list[dict[str, Any]] | None = None) -> Path:
-    """Write a results folder as `sifu-bench run` leaves it."""
+    """Write a results folder in the format of `sifu-bench run`."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = {"experiment": name, "scale": "paper", "max_rounds": None}
     origin = {

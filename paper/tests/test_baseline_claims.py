@@ -1,4 +1,4 @@
-"""Statements in certificates by the baselines, and statements that must not be there."""
+"""Statements in certificates of the baselines, and statements that must not occur there."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TINY = {"data": {"clients": 6, "samples_per_client": 6}, "stop": {"target": 0.0,
 
 
 def test_the_size_of_training_noise_tells_who_took_part_so_nothing_is_certified(tmp_path: Path) -> None:
-    """Ten equal clients: the noise of an average has variance 0.0250, without one of them 0.0278 (z C = 0.5)."""
+    """With ten equal clients an average's noise has variance 0.0250, and 0.0278 without one of them (z C = 0.5)."""
     clipping = Clipping(0.5, 1.0, "seeded", 3)
     updates, samples = np.zeros((10, 20_000)), np.full(10, 10)
     everyone = clipping.average(updates, Position(0, 0), np.arange(10), samples, False).step
     without = clipping.average(updates[1:], Position(0, 1), np.arange(1, 10), samples[1:], False).step
     assert np.var(everyone) == pytest.approx(0.0250, rel=0.05)
     assert np.var(without) == pytest.approx(0.0278, rel=0.05)
-    # A test of the variance alone tells the two apart: it never errs on 20,000 numbers.
+    # A test of the variance alone distinguishes the two without error on 20,000 numbers.
     assert np.var(everyone) < 0.0264 < np.var(without)
     run = sifu.train(small_spec(server={"clip": 0.3, "noise": 3.0}), run=tmp_path / "run")
     (outcome,) = run.forget(["client-001"], "dp", method="dp", level="none")
@@ -43,7 +43,7 @@ def test_noisy_scratch_with_automatic_noise_is_not_exact(own_trained: Path) -> N
     assert outcome.level == "conditional"
     (outcome,) = run.forget(["client-002"], "given", method="noisy_scratch", sigma=0.2)
     assert outcome.level == "exact"
-    # A size that was copied from a plan with sigma auto cannot be told.
+    # A size copied from a plan with sigma auto cannot be recognised.
     said = {premise["name"]: premise["status"] for premise in run.certificate("given").body["premises"]}
     assert said["noise size"] == "trusted"
     for form in ("auditor", "public"):
@@ -65,7 +65,9 @@ def test_stored_updates_of_whoever_took_a_request_back_are_replayed(tmp_path: Pa
 
 
 def test_noise_of_training_that_led_to_a_model_that_is_gone_is_held_against_nobody(tmp_path: Path) -> None:
-    """After Scratch the model never saw client 2; what training with it cost earlier is no claim of the certificate."""
+    """After Scratch the model never saw client 2, and the certificate claims nothing about the earlier training with
+    it.
+    """
     spec = small_spec(**TINY, server={"participation": "poisson(0.5)", "clip": 0.5, "noise": 1.0})
     run = sifu.train(spec | {"seed": 3}, run=tmp_path / "run")
     run.forget(["client-000"], "fresh", method="scratch", max_rounds=1)
@@ -82,7 +84,7 @@ def test_noise_of_training_that_led_to_a_model_that_is_gone_is_held_against_nobo
 
 
 def test_no_noise_of_finite_size_reaches_a_delta_of_zero(tmp_path: Path) -> None:
-    """At a large epsilon the formula underflows; noise in floating point delivers no less than 1e-10."""
+    """At a large epsilon the formula underflows, but noise in floating point guarantees no delta below 1e-10."""
     spec = small_spec(**TINY, server={"clip": 0.5, "noise": 5.0})
     run = sifu.train(spec, run=tmp_path / "run")
     plan = run.plan(["client-001"], method="dp", epsilon=5000.0)
@@ -93,7 +95,7 @@ def test_no_noise_of_finite_size_reaches_a_delta_of_zero(tmp_path: Path) -> None
     assert outcome.delta_at_most > 1e-5
     assert run.verify().problems == []
     assert verify(run.folder) == []
-    for name in ("large", "small"):  # a smaller one is found in the certificate alone
+    for name in ("large", "small"):  # a smaller delta is found in the certificate alone
         path = run.folder / "certificates" / f"{name}.public.json"
         assert sifu.verify_certificate(path).problems == []
         certificate = json.loads(path.read_text())
@@ -113,7 +115,7 @@ def test_updates_of_the_others_stay_and_can_be_replayed(tmp_path: Path) -> None:
     assert rows
     assert all(len(json.loads(clients)) == 11 for (clients,) in rows)
     again = sifu.open_run(back)
-    # Another request comes first: it rewrites the files that the restoration had rewritten.
+    # Another request comes first and rewrites the files that the restoration had rewritten.
     again.forget(["client-004"], "other", method="sifu", sigma=0.5, level="none")
     again.forget(["client-003"], "since", method="fed_accum", level="none")
     assert again.verify().problems == []

@@ -1,4 +1,4 @@
-"""The conformance suite of sifu's methods, over the baselines."""
+"""Conformance suite of sifu's methods, applied to the baselines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spec keys of the baselines: values out of range are refused, and runs state them as before."""
+"""Spec keys of the baselines: values out of range are refused, and runs record them as before."""
 
 from __future__ import annotations
 

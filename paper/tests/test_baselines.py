@@ -34,7 +34,7 @@ def certificate(folder: Path, request: str = "r1", form: str = "auditor") -> dic
 
 @pytest.fixture(scope="module")
 def noised_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read only: trained with clipped and noised updates."""
+    """Return a run trained with clipped and noised updates; tests only read it."""
     folder = tmp_path_factory.mktemp("runs") / "noised"
     sifu.train(small_spec(**NOISED), run=folder)
     return folder
@@ -49,7 +49,7 @@ class TestLast:
         needed = psi * exact_multiplier(10.0, 0.01)
         assert plan.level == "proven"
         assert plan.source_node == view.path.nodes[-1].node
-        # The public certificate states sigma, so it is raised to a power of 1.1 and says little of Psi.
+        # The public certificate states sigma, so it is raised to a power of 1.1 and reveals little about Psi.
         assert needed <= plan.noise_std <= needed * 1.1 * (1 + 1e-9)
         assert math.log(plan.noise_std, 1.1) == pytest.approx(round(math.log(plan.noise_std, 1.1)))
         (outcome,) = run.forget(["client-001", "client-004"], method="last")
@@ -95,7 +95,7 @@ class TestLast:
 
 class TestFineTuning:
     def test_its_edge_hides_nobody(self, own_trained: Path) -> None:
-        """The negative control of coverage: after fine-tuning, a client is as exposed as before."""
+        """Negative control of coverage: after fine-tuning, a client is as exposed as before."""
         run = sifu.open_run(own_trained)
         before = run.plan(["client-001"], method="last").psi
         (outcome,) = run.forget(["client-001"], method="fine_tuning")
@@ -104,7 +104,7 @@ class TestFineTuning:
         view = RunView(run.reader())
         (subject,) = (row for row in view.reader.subjects())
         assert subject.clients == (1,)
-        assert view.earlier_subjects() == ()  # promised nothing, so later requests owe it nothing
+        assert view.earlier_subjects() == ()  # it promised nothing, so later requests need not consider it
         body = certificate(own_trained)
         assert (body["level"], body["protection"], body["delta_reached"]) == ("none", "nothing", 1.0)
         assert words_of(body).guarantee.startswith("Nothing is guaranteed")
@@ -126,7 +126,7 @@ class TestFineTuning:
         run = sifu.open_run(own_trained)
         run.forget(["client-001"], method="fine_tuning")
         (outcome,) = run.forget(["client-002"], method="scratch", compare_scratch=True)
-        # The same initial model, schedule and clients: the comparison is the request over again.
+        # The same initial model, schedule and clients: the comparison repeats the request.
         compared = query(own_trained, "SELECT rounds, accuracy FROM comparisons")
         assert compared == [(outcome.rounds, outcome.accuracy)]
 
@@ -136,7 +136,7 @@ class TestNoisyScratch:
         run = sifu.open_run(own_trained)
         expected = run.plan(["client-001"]).noise_std
         plan = run.plan(["client-001"], method="noisy_scratch")
-        # The forgotten client's influence decided the noise, and the noise shows in the model.
+        # The forgotten client's influence determined the noise, and the model reveals the noise.
         assert (plan.level, plan.noise_std, plan.delta_reached) == ("conditional", expected, 0.0)
         assert [premise.name for premise in plan.premises if premise.status == "assumed"] == ["noise size"]
         (outcome,) = run.forget(["client-001"], method="noisy_scratch", sigma=0.4)
@@ -184,7 +184,7 @@ class TestDp:
         assert outcome.delta_reached < 0.01
 
     def test_a_budget_that_one_round_keeps_and_all_rounds_break_is_not_certified(self, tmp_path: Path) -> None:
-        """The negative control: by the paper's count this would be certified."""
+        """Negative control: the paper's accounting would certify this."""
         run = sifu.train(small_spec(server={"clip": 0.3, "noise": 0.5}), run=tmp_path / "run")
         one_round = one_round_epsilon(0.5, 0.01, "exact")
         plan = run.plan(["client-001"], method="dp", epsilon=one_round)
@@ -210,7 +210,7 @@ class TestDp:
         assert second.epsilon_composed > first.epsilon_composed
 
     def test_levels(self, tmp_path: Path) -> None:
-        """The size of the noise depends on who takes part, so nothing is certified, whatever the model."""
+        """The size of the noise depends on the participants, so nothing is certified, whatever the model."""
         network = {"model": {"kind": "mlp"}, "local": {"steps": 2, "rate": 0.1}, "regularity": {"kind": "assumed"}}
         cases: dict[str, tuple[dict[str, Any], str]] = {
             "network": (network, "none"),
@@ -243,7 +243,7 @@ class TestCost:
         run = sifu.open_run(own_trained)
         (outcome,) = run.forget(["client-001", "client-002"], method=method)
         parameters = 65 * 10
-        # Eight rounds of the ten clients that are left, three steps each; float64 down and up.
+        # Eight rounds of the ten remaining clients, three steps each; float64 down and up.
         assert outcome.cost.rounds == 8
         assert outcome.cost.local_steps == 8 * 10 * 3
         assert outcome.cost.bytes_sent == 8 * 10 * 2 * parameters * 8
@@ -251,7 +251,7 @@ class TestCost:
         assert outcome.cost.bytes_kept == (sum(size for (size,) in kept) if method == "sifu" else 0)
         assert method != "sifu" or outcome.cost.bytes_kept > 0
         later = run.forget(["client-003"], method="scratch")
-        # As measured then, whatever comes later; figures on held-out rows are those of the current model only.
+        # As measured then, whatever comes later; figures on held-out rows refer only to the current model.
         assert run.outcomes() == [replace(outcome, held_out=None), *later]
 
     def test_float32_and_partial_participation(self, tmp_path: Path, cli: Command) -> None:
@@ -267,7 +267,7 @@ class TestCost:
 
 
 class Quiet(Method):
-    """A method of one's own that rests on its noise, and adds as much as it was told to."""
+    """Custom method that relies on noise and adds as much as it is told."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         "quiet", "noise of a given size", certifies=True, protection="noise", starts_from="current"
@@ -282,7 +282,7 @@ class Quiet(Method):
 def test_a_method_that_adds_too_little_noise_promises_nothing(
     own_trained: Path, monkeypatch: pytest.MonkeyPatch, noise_std: float
 ) -> None:
-    """Neither a plan nor a certificate says `proven` of noise that is not enough; both do of noise that is."""
+    """Plan and certificate state `proven` only if the noise suffices."""
     monkeypatch.setitem(METHODS, "quiet", Quiet)
     monkeypatch.setitem(METHOD_INFOS, "quiet", Quiet.info)
     monkeypatch.setattr(Quiet, "noise_std", noise_std)

@@ -1,4 +1,4 @@
-"""Figures, statements and the page, from made-up tables whose answers are known."""
+"""Figures, statements and the page, from invented tables with known answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sifu_paper.reading import courses_of, results_of
 from sifu_paper.settings import experiment_names, load_experiment
 
 DRAWN = [name for name in experiment_names() if not name.startswith("letter-")]
-"""Experiments to draw; those that are laid over another one are drawn like it."""
+"""Experiments to draw; those that override another one are drawn like it."""
 
 
 @pytest.mark.parametrize("name", DRAWN)

@@ -1,4 +1,4 @@
-"""An experiment in several processes leaves the same table as in one, also when it is interrupted."""
+"""Experiments in several processes: the same table as in one process, even after an interruption."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ def test_every_seed_is_in_one_part_and_a_gpu_has_no_more_parts_than_it_keeps_bus
     assert sum(parts, ()) == numbers
     if device == "cpu":
         assert len(parts) == seeds
-    else:  # as many parts as processes, or as data sets where there are more of those
+    else:  # as many parts as processes, or as data sets if there are more of them
         assert len(parts) * datasets <= jobs + datasets
         assert max(map(len, parts)) - min(map(len, parts)) <= 1

@@ -26,14 +26,14 @@ def options(out: Path, name: str = "sequential", **more: Any) -> Options:
 
 
 def comparable(out: Path) -> list[dict[str, Any]]:
-    """Return the table without what may differ between two runs of the same thing."""
+    """Return the table without columns that may differ between two runs of the same experiment."""
     rows = [{key: value for key, value in row.items() if key != "seconds"} for row in read_table(out / "results.csv")]
     return sorted(rows, key=lambda row: tuple(str(row[key]) for key in ("method", "preset", "variant", "request")))
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run three requests by sifu and scratch, by the paper's rules: the noise is seeded, so they can be made again."""
+    """Run three requests by sifu and scratch under the paper's rules, whose seeded noise makes them repeatable."""
     out = tmp_path_factory.mktemp("bench") / "finished"
     result = Bench(options(out, presets=("paper",))).run()
     assert not result.failures
@@ -68,7 +68,7 @@ def test_running_it_again_does_nothing(finished: Path) -> None:
 def test_an_experiment_can_be_repeated_in_a_folder_that_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench: Command
 ) -> None:
-    """The user's file of known keys would refuse the second experiment: its runs replace those of the first."""
+    """The user's file of known keys would refuse the second experiment, whose runs replace those of the first."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
     command = ("run", "sequential", "--scale", "smoke", "--datasets", "digits", "--methods", "sifu", "--device", "cpu")
     for _ in range(2):
@@ -183,20 +183,20 @@ def test_distances_are_measured_and_never_above_the_honest_bound(tmp_path: Path)
     assert not result.failures
     measured = [row for row in result.table.rows if row["distance"]]
     assert measured
-    # Without momentum and below 2/beta, B = 1 is a theorem for a softmax regression.
+    # Without momentum and below 2/beta, B = 1 is a theorem for softmax regression.
     tame = [row for row in measured if "momentum=0 " in row["variant"] and "rate_factor=0.2" in row["variant"]]
     assert tame
     assert all(row["distance"] <= row["psi_round"] for row in tame)
 
 
 def test_lanes_give_the_same_table(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trajectories in threads, each with its own engine that is closed when it is done."""
+    """Trajectories run in threads, each with an engine that is closed at the end, and give the same table."""
     from sifu_paper.engines import Lanes
 
     lanes: list[Any] = []
 
     class OneLane:
-        """A federation that notes when it is closed."""
+        """Federation that records when it is closed."""
 
         def __init__(self, federation: Any) -> None:
             self._federation = federation
@@ -217,7 +217,7 @@ def test_lanes_give_the_same_table(finished: Path, tmp_path: Path, monkeypatch: 
     result = Bench(options(tmp_path / "lanes", presets=("paper",))).run()
     assert not result.failures
     assert len(lanes) == 3  # one training, two trajectories
-    # Engines that are not sifu's own are a premise, so the level of these lanes is another; all else is the same.
+    # Engines from outside sifu are a premise, so only the level of these lanes differs.
     for row, same in zip(comparable(tmp_path / "lanes"), comparable(finished), strict=True):
         assert row | {"level": same["level"]} == same
 
@@ -231,7 +231,7 @@ def test_max_rounds_is_laid_over_every_spec_and_lowers_the_least(tmp_path: Path)
 
 
 class LoneEngine:
-    """An engine that counts how often it is closed."""
+    """Engine that counts how often it is closed."""
 
     def __init__(self) -> None:
         self.closed = 0
@@ -250,7 +250,7 @@ def test_in_threads_a_failure_ends_one_task_and_closes_its_engine() -> None:
     meeting = threading.Barrier(3, timeout=20)
 
     def work(task: NamedTask, engine: LoneEngine) -> None:
-        meeting.wait()  # all of them run at the same time
+        meeting.wait()  # waits until all of them run concurrently
         if task.name == "b":
             raise ValueError("no")
 
@@ -268,7 +268,7 @@ def test_in_threads_the_next_task_begins_when_one_is_done_and_none_after_a_stop(
 
     def work(task: NamedTask, engine: LoneEngine) -> None:
         begun.append(task.name)
-        meeting.wait()  # two at a time, never one
+        meeting.wait()  # always two at a time
         if task.name in "cd":
             stop.set()
             meeting.wait()
@@ -339,7 +339,7 @@ def test_seeds_are_a_count_or_a_list() -> None:
 
 
 def test_the_mark_of_a_client_that_was_learned_is_found(tmp_path: Path) -> None:
-    """The measure itself: positive for a model that relies on a mark, zero for one that has not seen it."""
+    """The measure is positive for a model that relies on a mark, and zero for one that never saw it."""
     from sifu.core.engine import Position
     from sifu.core.spec import Spec
     from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec

@@ -1,4 +1,4 @@
-"""The paper's settings, the experiments' files, and the work that follows from them."""
+"""The paper's settings, the experiments' files, and the resulting work."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_requests_of_one_class_go_through_the_classes_in_turn() -> None:
     clients = [ClientData(f"c{number:02d}", np.zeros((3, 1)), np.full(3, number % 4)) for number in range(20)]
     requests = choose_requests(clients, spec, Requests(count=9, clients=2, choose="class"))
     classes = [{int(name[1:]) % 4 for name in names} for names in requests]
-    assert [len(names) for names in requests] == [2] * 8 + [1]  # a class of five has two pairs and one more
+    assert [len(names) for names in requests] == [2] * 8 + [1]  # a class of five gives two pairs and one single client
     assert all(len(labels) == 1 for labels in classes)
     assert classes[:4] == classes[4:8]
     assert len({name for names in requests for name in names}) == 17

@@ -1,4 +1,4 @@
-"""The table: every row durable, once, and read back as it was written."""
+"""Table of results: every row is durable, unique, and read back unchanged."""
 
 from __future__ import annotations
 

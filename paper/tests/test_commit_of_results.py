@@ -1,4 +1,4 @@
-"""The commit next to a result is that of the package, and says when the package was changed."""
+"""Commit in the provenance of a result: the package's own, with a mark if the package was changed."""
 
 from __future__ import annotations
 

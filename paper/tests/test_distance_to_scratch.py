@@ -1,4 +1,4 @@
-"""KLoM, the challenge's epsilon and its score: counted by hand, by another implementation, and negative controls."""
+"""KLoM, the challenge's epsilon and its score: by hand, by another implementation, and with negative controls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def column(*values: float) -> np.ndarray:
 
 
 def test_klom_counted_by_hand() -> None:
-    # Range 0 to 20, so a bin for each whole number: ours 3/4 in the first and 1/4 in the last, theirs half and half.
+    # Range 0 to 20, so a bin for each integer: ours 3/4 in the first and 1/4 in the last, theirs half and half.
     ours, theirs = column(0.0, 0.5, 0.9, 20.0), column(0.0, 0.1, 19.5, 20.0)
     floor = SMALLEST
     sum_ = 1.0 + 18 * floor
@@ -40,13 +40,15 @@ def test_klom_agrees_with_scipy(ours: list[float], theirs: list[float]) -> None:
         places = np.minimum(((values - low) / (high - low) * BINS).astype(int), BINS - 1)
         edges = np.linspace(low, high, BINS + 1)
         if np.any(np.min(np.abs(values[:, None] - edges[None, 1:-1]), axis=1) < 1e-9):
-            return  # on an edge both ways of rounding are right
+            return  # at a bin's edge both roundings are right
         shares.append(np.maximum(np.bincount(places, minlength=BINS) / values.size, SMALLEST))
     assert klom(column(*ours), column(*theirs)) == pytest.approx([entropy(*shares)], abs=1e-9)
 
 
 def independent_epsilon(ours: list[float], theirs: list[float]) -> float:
-    """Apply the challenge's rule by brute force: every threshold, both directions, loops instead of sorted counts."""
+    """Return the challenge's epsilon by brute force: every threshold, both directions, loops
+    instead of sorted counts.
+    """
     best = 0.0
     for threshold in {*ours, *theirs}:
         for large in (True, False):
@@ -70,7 +72,7 @@ def test_epsilon_agrees_with_brute_force(ours: list[float], theirs: list[float])
 
 
 def test_epsilon_and_quality_counted_by_hand() -> None:
-    # "Above 2.5 is unlearned": one of four wrong on either side, ln(0.75 / 0.25) = ln 3, which is bin 3: 2 / 2^3.
+    # "Above 2.5 is unlearned" is wrong for one of four on either side: ln(0.75 / 0.25) = ln 3, which is bin 3: 2 / 2^3.
     epsilons = forgetting_epsilons(column(1.0, 3.0, 4.0, 5.0), column(0.0, 1.5, 2.0, 4.5))
     assert epsilons == pytest.approx([math.log(3)])
     assert forgetting_quality(epsilons) == 0.25

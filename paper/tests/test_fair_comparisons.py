@@ -1,4 +1,4 @@
-"""Whatever the page compares is of the same runs, and what is left out of a comparison is said."""
+"""Comparisons on the page use the same runs, and name what they leave out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NONE_AFTER_DIVERGING = {"accuracy_retain_after": None, "accuracy_forget_after": 
 
 
 def limited_rows(sifu_diverges: bool) -> list[dict[str, Any]]:
-    """Return FashionMNIST, two seeds: SIFU diverges with seed 2 or not; Scratch is 10 points below, 40 with seed 1."""
+    """Return FashionMNIST with two seeds: SIFU may diverge with seed 2; Scratch is 10 points below, 40 with seed 1."""
     rows = []
     for row in made_up_rows("time-limited", seeds=2):
         if row["dataset"] != "fashion_mnist" or (row["method"], row["preset"]) not in (

@@ -1,4 +1,4 @@
-"""Heads in closed form and groups on Flower's simulation runtime: processes of their own for the clients."""
+"""Heads in closed form and groups on Flower's simulation runtime, with separate processes for the clients."""
 
 from __future__ import annotations
 

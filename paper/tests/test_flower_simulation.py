@@ -1,4 +1,4 @@
-"""Every method on Flower's simulation, through the same code as on the embedded engine: the same rows."""
+"""Every method on Flower's simulation: the same rows as on the embedded engine, through the same code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_all_methods_on_the_simulation_give_the_rows_of_the_embedded_engine(
     methods = {place[1] for place in flower}
     assert methods >= {"sifu", "scratch", "fine_tuning", "last", "dp", "fed_eraser", "fed_accum"}
     compared = 0
-    # Certified noise is the system's: no two runs draw the same, so they part ways at the first request that has some.
+    # Certified noise comes from the system, so the runs differ from the first noised request on.
     noised = [place for rows in (embedded, flower) for place, row in rows.items() if (row["sigma"] or 0.0) > 0.0]
     for place, row in flower.items():
         parted = [other[3] for other in noised if place[0] == "ours" and other[:3] == place[:3]]
@@ -67,7 +67,7 @@ def test_ctrl_c_reaches_the_thread_that_waits_for_answers() -> None:
     interrupted = threading.Event()
     grid = MemoryGrid()
     grid.add(1, object())
-    grid.trouble[1] = lambda message: interrupted.set()  # it is pressed while nothing answers
+    grid.trouble[1] = lambda message: interrupted.set()  # pressed while nothing answers
     exchange = Exchange(_InterruptibleGrid(grid, interrupted), poll=0.01)  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
         exchange.ask({0: profile_message(1, "", 600.0)}, 600.0, read_profile)

@@ -1,4 +1,4 @@
-"""The experiment `groups`: what it measures on digits, and what is said of made-up tables whose answers are known."""
+"""The experiment `groups`: its measurements on digits, and statements about invented tables with known answers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_tree_of_merges_counts_its_own_rounds(finished: Path) -> None:
 
 
 def test_units_are_put_back_in_order() -> None:
-    """A network whose hidden units were shuffled computes the same, and comes back to its own bits."""
+    """A network with shuffled hidden units computes the same, and alignment restores its bits."""
     network = ConvNet((2, 6, 6), (Convolution(5, 1), Convolution(4, 1)), (7,), 3)
     model = ModuleModel(network)
     layout, reference = model.layout("float32"), model.initial(1, 0, "float32")
@@ -168,13 +168,14 @@ EVIDENCE = (
     ("CelebA", 1.0, 10, 106, 120, 100, None),
     ("CIFAR-100 iid", 1.0, 10, 150, 206, None, None),
 )
-"""Task, share taking part, groups, rounds apart, Scratch's rounds, and those after one and five leavers."""
+"""Task, participating share, groups, separate rounds, Scratch's rounds, and rounds after one and five leavers."""
 
 
 def test_what_advice_says_of_groups_is_what_was_measured() -> None:
-    """`EVIDENCE` holds medians of the committed table; a request that half of the seeds never finished has none.
+    """`EVIDENCE` equals the medians of the committed table; a request that half of the seeds never finished has none.
 
-    Where every group was hit there is no request to count."""
+    If every group was hit there is no request to count.
+    """
     cases = cases_of(read_table(Path(__file__).parents[1] / "results" / "groups.csv"))
     costs = [math.inf if single is None else single / scratch for *_, scratch, single, _ in EVIDENCE]
     reached = [cost for cost in costs if cost < math.inf]

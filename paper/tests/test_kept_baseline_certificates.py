@@ -1,4 +1,4 @@
-"""Certificates by baselines that were issued once verify where this package is installed."""
+"""Certificates that baselines issued in earlier formats: they verify if this package is installed."""
 
 from __future__ import annotations
 

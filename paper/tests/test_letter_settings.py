@@ -1,4 +1,4 @@
-"""Setting nearest to the paper's 52 %, the control, honest accounting, and trainings below the target."""
+"""Setting closest to the paper's 52 %, its control, our accounting, and trainings below the target."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROUNDS = {"scratch": 100, "sifu": 50, "noisy_scratch": 80, "fine_tuning": 20, "l
 
 
 def rows_of(preset: str, dataset: str, seeds: int, methods: dict[str, int], **more: Any) -> list[dict[str, Any]]:
-    """Return three requests of every method that take these rounds each."""
+    """Return three requests of every method, each with the given rounds."""
     empty: dict[str, Any] = dict.fromkeys(REQUEST_COLUMNS)
     rows = []
     for seed in range(1, seeds + 1):
@@ -52,9 +52,9 @@ def training(preset: str, dataset: str, accuracies: list[float], rounds: int) ->
 
 @pytest.fixture
 def letter() -> list[dict[str, Any]]:
-    """Return rows: unclipped SIFU saves half, the control a fifth, honest accounting nothing.
+    """Return rows in which unclipped SIFU saves half, the control a fifth, and our accounting nothing.
 
-    Clipped, CIFAR-10 is not trained.
+    With clipping, CIFAR-10 is not trained.
     """
     rows = []
     for dataset in ("mnist", "cifar10"):
@@ -129,13 +129,13 @@ def test_a_run_below_the_target_takes_its_data_set_out_of_the_average(letter: li
     unclipped = {row["setting"]: row for row in settings_rows({"letter": letter})}["`authors_unclipped`"]
     averaged = (unclipped["averaged over"], unclipped["SIFU saves"], unclipped["missed"])
     assert averaged == ("CIFAR-10", "50 %", "1 of 6 runs")
-    assert unclipped["control saves"] is None  # the control never got there on CIFAR-10
+    assert unclipped["control saves"] is None  # the control never reached the target on CIFAR-10
 
 
 def test_an_average_over_one_data_set_does_not_stand_first(letter: list[dict[str, Any]]) -> None:
     for row in letter:
         if (row["preset"], row["method"]) == ("authors", "sifu"):
-            row["rounds"] = 48  # 52 % fewer, on MNIST alone
+            row["rounds"] = 48  # 52 % fewer, only on MNIST
     assert settings_rows({"letter": letter})[0]["setting"] == "`authors_unclipped`"
 
 
@@ -147,7 +147,7 @@ def test_runs_that_are_trained_alike_are_named_by_their_rules(letter: list[dict[
     )
     assert {row["method"] for row in summarise(LETTER, alike).rows} == rules
     results = results_of(LETTER, alike)
-    assert set(labels_of(results.courses).values()) == rules  # what the figure writes
+    assert set(labels_of(results.courses).values()) == rules  # the labels in the figure
     assert "50 % fewer rounds (paper's rules), as many rounds (our rules)" in rounds_message(results)
     assert presets <= {row["method"] for row in summarise(LETTER, letter).rows}
     assert Line("sifu", "another").by_rules == "SIFU (another)"

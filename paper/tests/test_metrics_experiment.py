@@ -1,4 +1,6 @@
-"""The experiment `metrics`: models that forget are near Scratch, a model that did not is far, and it is resumable."""
+"""The experiment `metrics`: models that forget are close to Scratch, others are far, and the
+experiment can be resumed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The experiments build on what docs/api.md names, and on nothing else of the library."""
+"""The experiments use only the parts of the library that docs/api.md names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEMBERS = {
     for name, options in ENTRIES
     if (listed := re.search(r"members: \[([^\]]*)\]", options))
 }
-"""The names of a module that the page lists, where it lists some."""
+"""Names that the page lists for a module, if it lists any."""
 
 
 def private_imports(source: str) -> Iterator[str]:

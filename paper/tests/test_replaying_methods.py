@@ -1,4 +1,6 @@
-"""FedEraser and FedAccum against a plain numpy federation, what they may break, and what they must leave nothing of."""
+"""FedEraser and FedAccum: agreement with a plain numpy federation, certificates they must not break, and complete
+erasure.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ Model = np.ndarray  # three weights and a bias
 
 
 def tiny_clients() -> Clients:
-    """Return five clients of different sizes, each with its own line."""
+    """Return five clients of different sizes, each with its own linear relation."""
     chosen = np.random.default_rng(7)
     clients = {}
     for number in range(5):
@@ -48,7 +50,7 @@ def tiny_clients() -> Clients:
 
 
 def local_update(model: Model, x: np.ndarray, y: np.ndarray, steps: int) -> Model:
-    """Return the change of the model by gradient descent on half the mean squared error."""
+    """Return the model's change by gradient descent on half the mean squared error."""
     extended, current = np.hstack([x, np.ones((len(x), 1))]), model.copy()
     for _ in range(steps):
         current = current - RATE * extended.T @ (extended @ current - y) / len(y)
@@ -61,7 +63,7 @@ def mean_of(updates: dict[str, Model], clients: Clients) -> Model:
 
 
 class PlainFederation:
-    """FedAvg, FedEraser and FedAccum with everyone taking part, and nothing else: the oracle."""
+    """Oracle: FedAvg, FedEraser and FedAccum with full participation, and nothing else."""
 
     def __init__(self, clients: Clients) -> None:
         self.clients, self.model = dict(clients), np.zeros(4)
@@ -108,7 +110,7 @@ def test_an_independent_federation_gets_the_same_models(tmp_path: Path, method: 
         plain.forget(names, method)
         assert np.allclose(released(run, tmp_path), plain.model, rtol=1e-9)
         assert (outcome.level, outcome.delta_reached, outcome.psi) == ("none", 1.0, np.inf)
-        # The second time there are the three that were replayed, and one round that was kept since.
+        # The second request replays the first one's three rounds, and one round kept since.
         calibrated = {"c1": 3, "c0": 4}[names[0]] if method == "fed_eraser" else 0
         assert (outcome.rounds, outcome.cost.starting_rounds) == (ROUNDS, calibrated)
         assert run.verify().problems == []
@@ -117,7 +119,7 @@ def test_an_independent_federation_gets_the_same_models(tmp_path: Path, method: 
 def test_what_fed_eraser_costs(tmp_path: Path) -> None:
     run = sifu.train(TINY, run=tmp_path / "run", clients=tiny_clients())
     (outcome,) = run.forget(["c1"], method="fed_eraser")
-    # Three rounds of calibration and three of retraining, by the four clients that are left; float64 down and up.
+    # Three rounds of calibration and three of retraining, by the four remaining clients; float64 down and up.
     assert (outcome.cost.rounds, outcome.cost.starting_rounds) == (6, 3)
     assert outcome.cost.local_steps == 3 * 4 * CALIBRATION + 3 * 4 * STEPS
     assert outcome.cost.bytes_sent == 6 * 4 * 2 * 4 * 8
@@ -147,7 +149,7 @@ def test_the_oracle_tells_a_wrong_method_apart(tmp_path: Path, change: str, monk
         monkeypatch.setattr("sifu_paper.baselines.stored_updates.clients_gone", lambda view, terms: set())
     if change == "the client stays":
         run.forget(["c1"], method="fed_eraser")
-        # The verifier needs no oracle for this one.
+        # The verifier finds this one without an oracle.
         assert any("updates" in problem for problem in run.verify().problems)
         return
     run.forget(["c1"], method="fed_accum" if change == "no calibration" else "fed_eraser")
@@ -186,7 +188,7 @@ def test_a_run_without_updates_refuses(own_trained: Path, method: str) -> None:
 
 
 def absent_counterfactual(clients: Clients, name: str, folder: Path) -> sifu.Run:
-    """Run the same training and the same first request in a counterfactual without `name`."""
+    """Run the same training and first request in a counterfactual without `name`."""
     run = sifu.train(TINY, run=folder, clients={client: data for client, data in clients.items() if client != name})
     run.forget(["c1"], method="fed_eraser")
     return run
@@ -206,11 +208,11 @@ def test_after_a_heuristic_only_the_initial_model_can_be_certified(
         assert (plan.source_node, plan.noise_std, plan.level, plan.psi) == (0, 0.0, "exact", 0.0)
         assert any("heuristic" in note for note in plan.notes)
 
-    # Without the rule: c4 has not taken part since the calibrated model, so that model would pass for untouched.
+    # Without the rule, the calibrated model would pass for untouched, because c4 has not taken part since.
     with monkeypatch.context() as patched:
         patched.setattr(ActivePath, "unbounded_from", property(lambda path: len(path.nodes)))
         patched.setattr("sifu.theory.tracking.SensitivityTracker.lose_track", lambda tracker: None)
-        wrong = sifu.open_run(run.folder).plan(["c4"], sigma=1e-9)  # nothing that was worked out with the rule
+        wrong = sifu.open_run(run.folder).plan(["c4"], sigma=1e-9)  # a new object without cached values
     assert wrong.level == "exact"
     heuristic = query(run.folder, "SELECT node FROM nodes WHERE kind = 'heuristic'")[0][0]
     assert wrong.source_node == heuristic
@@ -223,7 +225,7 @@ def test_after_a_heuristic_only_the_initial_model_can_be_certified(
     )
     assert np.linalg.norm(here - there) > 0.1, "the certificate would have said: the same"
 
-    # With it: what comes out for c4 is what training without it gives.
+    # With the rule, the model equals training without c4.
     (outcome,) = run.forget(["c4"], sigma=0.5)
     assert outcome.level == "exact"
     plain = PlainFederation({name: data for name, data in clients.items() if name not in ("c1", "c4")})
@@ -235,7 +237,7 @@ def test_after_a_heuristic_only_the_initial_model_can_be_certified(
 def test_a_heuristic_breaks_no_earlier_certificate(
     tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Updates made before the noise that covers a client would release what the noise hides."""
+    """Updates made before the noise that covers a client would release what the noise hides, so they are refused."""
     run = sifu.train(small_spec(keep={"updates_every": 2}), run=tmp_path / "run")
     run.forget(["client-000"], "promised", sigma=0.1)
     assert query(run.folder, "SELECT source_node > 1 FROM requests") == [(1,)]
@@ -246,7 +248,7 @@ def test_a_heuristic_breaks_no_earlier_certificate(
         patched.setattr("sifu_paper.baselines.stored_updates.promises_broken", lambda *arguments: [])
         sifu.open_run(forced).forget(["client-001"], method=method)
     assert any("whose certificate that breaks" in problem for problem in sifu.open_run(forced).verify().problems)
-    # From a fresh model on nothing holds the client any more, and nothing is broken.
+    # From a fresh model on, no update contains the client, and nothing is broken.
     run.forget(["client-002"], method="scratch")
     for client in ("client-001", "client-003"):
         (outcome,) = run.forget([client], method=method)
@@ -255,7 +257,7 @@ def test_a_heuristic_breaks_no_earlier_certificate(
 
 
 def test_noise_of_training_promises_nothing_that_a_replay_could_break(tmp_path: Path) -> None:
-    """Its size depends on who took part, so nothing is certified, and nothing is owed."""
+    """The size of training noise depends on the participants, so it certifies nothing that a replay could break."""
     run = sifu.train(spec_for("dp"), run=tmp_path / "run")
     (outcome,) = run.forget(["client-000"], "promised", method="dp", level="none")
     assert outcome.level == "none"
@@ -300,7 +302,7 @@ def stored_tensors(folder: Path, client: int) -> Iterator[bytes]:
             yield update.tobytes()
 
 
-# A closed-form head has no rounds: it stores no updates, and a request has nothing to limit.
+# A closed-form head has no rounds: it stores no updates, and its requests have no limit of rounds.
 TRAINED = sorted(set(METHODS) - {"closed_form"})
 
 
@@ -336,10 +338,10 @@ def test_updates_of_the_others_stay_where_the_history_stays(tmp_path: Path) -> N
         after = load_file(run.folder / "updates" / f"{node}.0.1.safetensors")
         expected = {name: values for name, values in before[f"{node}.0.0.safetensors"].items() if name != "4"}
         assert after.keys() == expected.keys()
-        # The salts of those who stay, too; row 4 was that of the client that left.
+        # Also the salts of the remaining clients; row 4 belonged to the client that left.
         expected["salts"] = np.delete(expected["salts"], 4, axis=0)
         assert all(np.array_equal(after[name], expected[name]) for name in after)
-    # Strict: only the round that started from the untouched initial model is no function of the client.
+    # Strict: only the round from the untouched initial model does not depend on the client.
     sifu.open_run(strict).forget(["client-004"], sigma=0.1, retention="strict")
     old = [path.name for path in (strict / "updates").iterdir() if int(path.name.split(".")[0]) <= 9]
     assert old == ["1.0.1.safetensors"]
@@ -433,7 +435,7 @@ def test_progress_is_that_of_the_request(tmp_path: Path) -> None:
 
 
 def test_the_digest_of_an_erased_update_tells_nothing_of_a_guess(tmp_path: Path) -> None:
-    """The ledger keeps a digest of every update; without the salt, which went with the update, it fits no guess."""
+    """The ledger keeps a digest of every update, but the salt is erased with the update, so no guess can be checked."""
     run = sifu.train(spec_for("sifu"), run=tmp_path / "run")
     row = next(iter(run.reader().updates().values()))
     stored = read_updates(run.folder, row)
@@ -442,7 +444,7 @@ def test_the_digest_of_an_erased_update_tells_nothing_of_a_guess(tmp_path: Path)
     assert len({kept.tobytes() for kept in stored.salts.values()}) == len(stored.salts)
     run.forget(["client-003"], method="sifu", sigma=0.5, retention="strict")
     recorded = [payload for (payload,) in query(run.folder, "SELECT payload FROM events")]
-    assert any(row.clients[3] in payload for payload in recorded)  # it stays, for the auditor
+    assert any(row.clients[3] in payload for payload in recorded)  # the digest stays, for the auditor
     assert not any(hashlib.sha256(update).hexdigest() in payload for payload in recorded)
     bytes_left = b"".join(path.read_bytes() for path in run.folder.rglob("*") if path.is_file())
     assert salt not in bytes_left

@@ -1,4 +1,4 @@
-"""The appendix is what its tables give, and every number on the page stands in a table or is recomputed from one."""
+"""The appendix agrees with its tables, and every number on the page is in a table or recomputed from one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOST_WORDS = 1500
 
 @pytest.fixture
 def text_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip figures: they take longer, and letters are drawn a little differently on other machines."""
+    """Skip figures, which take longer and render text slightly differently on other machines."""
     monkeypatch.setattr("sifu_paper.appendix.figure_bytes", lambda figure, kind: b"")
     monkeypatch.setattr("sifu_paper.appendix.draw_source", lambda source: None)
     monkeypatch.setattr("sifu_paper.appendix.draw_overview", lambda standings: None)
@@ -111,7 +111,7 @@ def test_a_new_preset_and_a_new_method_need_no_code(monkeypatch: pytest.MonkeyPa
 
 @cache
 def tables() -> dict[str, list[Row]]:
-    """Return every row of every experiment."""
+    """Return the rows of every experiment, by name."""
     return {source.experiment.name: source.rows for source in sources_in([RESULTS])}
 
 
@@ -140,7 +140,7 @@ def gaps(line: Line) -> list[float]:
 
 
 def saved(line: Line) -> str:
-    """Return the rounds saved, mean over the data sets on which every run reached the target."""
+    """Return the saved rounds, as the mean over the data sets on which every run reached the target."""
     return percent(mean_fewer(complete(by_dataset(rows_of("sequential"), line))))
 
 
@@ -169,7 +169,7 @@ def our_runs() -> list[Any]:
 
 
 def levels() -> Counter[str]:
-    """Count the levels that were proven of requests by SIFU under our rules."""
+    """Count the proven levels of SIFU's requests under our rules."""
     requests = [row for rows in tables().values() for row in rows if row.get("level") and row["request"]]
     own = [row for row in requests if row["method"] == "sifu" and Line("sifu", str(row["preset"])).honest]
     return Counter(str(row["level"]) for row in own)
@@ -359,7 +359,7 @@ QUOTES: dict[str, Callable[[], str]] = {
     "SIFU (3.07) and groups (2.76)": lambda: f"SIFU ({klom('SIFU')}) and groups ({klom('Groups')})",
     "it is 2.52": lambda: f"it is {klom('Scratch')}",
 }
-"""Numbers that the page states, and how they follow from the tables."""
+"""Numbers that the page states, and their computation from the tables."""
 WITHOUT_TABLE = (
     "AISTATS 2024",
     "the paper says 52 %",
@@ -371,11 +371,11 @@ WITHOUT_TABLE = (
     "Dirichlet 0.3",
     "[fashion_mnist-float32.csv](fashion_mnist-float32.csv)",
 )
-"""Numbers of the paper, of settings and of names."""
+"""Numbers from the paper, in settings and in names."""
 
 
 def clipped() -> list[Any]:
-    """Return trainings as the authors' code trains, with its clipping."""
+    """Return trainings like the authors' code, with its clipping."""
     own = [item for item in trainings_of(rows_of("letter")) if (item.preset, item.kind) == ("authors", "shared")]
     return [item for item in own if item.dataset in ("fashion_mnist", "cifar10", "cifar100")]
 
@@ -387,7 +387,7 @@ def test_a_number_on_the_page_follows_from_its_table(quote: str) -> None:
 
 
 def unchecked(text: str) -> str:
-    """Return the page without what is checked: no digit may be left."""
+    """Return the page without the checked parts; no digit may be left."""
     for part in sorted([*QUOTES, *WITHOUT_TABLE], key=len, reverse=True):
         text = text.replace(part, "")
     return re.sub(r"CIFAR-100?\b", "", text)

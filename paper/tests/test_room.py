@@ -1,4 +1,4 @@
-"""The room of run folders: estimated and refused beforehand, freed as rows are written, shared by links."""
+"""Disk space of run folders: estimated and refused beforehand, freed as rows are written, shared by links."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def test_the_estimate_is_models_of_trainings_and_of_requests_at_a_time(tmp_path:
     model = 4 * PARAMETERS["fashion_mnist"]
     options = {"datasets": ("fashion_mnist", "mnist"), "seeds": tuple(range(1, 11))}
     methods = ("sifu", "scratch", "noisy_scratch", "fine_tuning")
-    # Ten trainings, forty requests at once: the 18.1 GB that paper/README.md speaks of.
+    # Ten trainings, forty concurrent requests: the 18.1 GB of paper/README.md.
     assert estimate(tmp_path, 1, 48, methods=methods, **options) == Room(50 * 110 * model)
     assert round(50 * 110 * model / 1e9, 1) == 18.1
-    # On a CPU one request runs at a time; by seeds in processes, each has its own training.
+    # On a CPU one request runs at a time; with one process per seed, each has its own training.
     assert estimate(tmp_path, 1, 1, methods=methods, **options) == Room(11 * 110 * model)
     assert estimate(tmp_path, 3, 1, methods=methods, **options) == Room(3 * 2 * 110 * model)
     # FedEraser's updates: ten clients of every tenth of 10,000 rounds, in a separate training.
@@ -59,7 +59,7 @@ def test_too_little_room_is_refused_before_anything_runs(tmp_path: Path, monkeyp
         Bench(options(tmp_path / "out")).run()
     assert read_table(tmp_path / "out" / "results.csv") == []
     assert not (tmp_path / "out" / "runs").exists() or not any((tmp_path / "out" / "runs").iterdir())
-    # Too little for the updates at the limit is said; what its own folders hold already counts as free.
+    # Too little space for the updates gives a warning; the experiment's own folders count as free.
     assert "A full disk stops" in check_room(Room(900, 2000), tmp_path, tmp_path / "runs")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "model").write_bytes(b"x" * 500)
@@ -110,7 +110,7 @@ def test_a_failure_keeps_its_own_folders_only(tmp_path: Path, monkeypatch: pytes
 
 
 def test_requests_of_a_copy_leave_the_linked_models_of_its_training(tmp_path: Path) -> None:
-    """A run never writes into a model file: what a request removes is a name, and the training's stays."""
+    """A run never writes into a model file: a request removes only a name, and the training's stays."""
     Bench(options(tmp_path / "out", methods=("sifu",), keep_runs=True)).run()
     training = tmp_path / "out" / "runs" / "train--digits--seed1--paper--shared"
     before = {path.name: hashlib.sha256(path.read_bytes()).digest() for path in (training / "models").iterdir()}
@@ -132,7 +132,7 @@ def _first_client(run: Any) -> str:
 
 
 def test_requests_wait_for_a_training_that_reaches_its_target(tmp_path: Path) -> None:
-    """`letter` reports a training below its target as such; run again it is not trained again."""
+    """`letter` reports a training below its target, and a repeated run does not train it again."""
     for max_rounds, rows, note in ((1, 1, "1 of 1 trainings ended at their limit"), (80, 4, "")):
         out = tmp_path / str(max_rounds)
         for _ in range(2):

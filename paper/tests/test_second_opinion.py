@@ -1,4 +1,4 @@
-"""Runs with requests by baselines: the second verifier agrees."""
+"""Runs with requests by baselines, checked by the second verifier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one definition of speed-up, held against numbers counted by hand."""
+"""Definition of speed-up, compared with numbers counted by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_it_is_the_median_of_the_ratios_on_equal_seeds() -> None:
     assert sorted(speed.ratios) == [1.0, 2.0, 4.0]  # 300/300, 100/50, 200/50
     assert speed.text() == "2x (1 to 4)"
     assert speed.fewer == 0.5
-    # Neither the mean of ratios nor the ratio of means.
+    # It is neither the mean of ratios nor the ratio of means.
     assert speed.median not in (statistics.fmean(speed.ratios), 600 / 400)
 
 
@@ -96,7 +96,7 @@ def test_every_row_of_a_data_set_has_the_same_seeds() -> None:
     elsewhere = [row | {"preset": "authors"} for row in made_up_rows("sequential", seeds=5) if row["preset"] != "ours"]
     both = summarise(load_experiment("sequential"), [*rows, *elsewhere])
     seeds = {row["method"]: row["seeds"] for row in both.rows}
-    assert (seeds["Scratch"], seeds["Scratch (authors)"]) == (3, 5)  # each way of training has its own
+    assert (seeds["Scratch"], seeds["Scratch (authors)"]) == (3, 5)  # each kind of training has its own seeds
     assert both.note == "Seeds 2 to 4 (trained as paper), 1 to 5 (trained as authors)."
 
 
@@ -110,7 +110,7 @@ def test_a_method_with_too_few_seeds_is_left_out_and_named() -> None:
 
 
 def test_scratch_is_never_left_out() -> None:
-    """Without it no row would have a speed-up: the table is of the seeds that it has."""
+    """Without Scratch no row would have a speed-up, so the table uses the seeds that Scratch has."""
     rows = [row for row in made_up_rows("sequential", seeds=3) if row["method"] != "scratch" or row["seed"] != 3]
     summary = summarise(load_experiment("sequential"), rows)
     assert {row["seeds"] for row in summary.rows} == {2}

@@ -1,1 +1,1 @@
-"""The paper's experiments as data, a runner that can be interrupted, and figures that read the results only."""
+"""The paper's experiments as data, an interruptible runner, and figures that depend only on the results."""

@@ -1,8 +1,9 @@
-"""Units of a network put into the order of another one's, by their weights alone: a merge tried next to the mean.
+"""Alignment of a network's units with those of another, by their weights alone: an alternative to the plain mean.
 
-A hidden layer computes the same whatever the order of its units, so two networks may have learnt the same in different
-orders. Weight matching (Ainsworth, Hayase and Srinivasa, 2023, algorithm 1) goes through the hidden layers, and in each
-takes the permutation that brings the weights into and out of its units closest to the reference's, until none changes.
+A hidden layer computes the same for any order of its units, so two networks may have learnt the same in different
+orders. Weight matching (Ainsworth, Hayase and Srinivasa, 2023, algorithm 1) visits the hidden layers repeatedly. In
+each it chooses the permutation that brings the weights into and out of its units closest to the reference's, until none
+changes.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ MOST_PASSES = 20
 
 @dataclass
 class _Layer:
-    """Weights (units, units before, places) and biases (units,)."""
+    """Weights (units, previous units, positions) and biases (units,)."""
 
     weight: Floats
     bias: Floats
 
 
 def align(model: Vector, reference: Vector, layout: ModelLayout) -> Vector:
-    """Return `model` with its hidden units in the order closest to `reference`; what it computes stays the same.
+    """Return `model` with its hidden units in the order closest to `reference`; its outputs stay the same.
 
-    Layers must follow one another, each with a weight and a bias, as those of the paper's networks do.
+    Layers must form a chain, each with a weight and a bias, as in the paper's networks.
     """
     own, other = _layers(model, layout), _layers(reference, layout)
     for _ in range(MOST_PASSES):
@@ -57,7 +58,7 @@ def _closest(into: _Layer, out_of: _Layer, into_other: _Layer, out_of_other: _La
 
 
 def _layers(model: Vector, layout: ModelLayout) -> list[_Layer]:
-    """Split a flat vector into layers; a linear layer behind a convolution sees channels times places."""
+    """Split a flat vector into layers; a linear layer after a convolution sees channels times positions."""
     layers: list[_Layer] = []
     at = 0
     shapes = list(zip(layout.names, layout.shapes, strict=True))

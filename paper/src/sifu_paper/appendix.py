@@ -1,4 +1,4 @@
-"""The appendix of results: for each experiment its figure, and its tables as Markdown and as CSV."""
+"""Appendix of results: for each experiment its figure, and its tables as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LETTER = "letter"
 
 
 def write_appendix(folders: Sequence[Path], out: Path) -> list[Path]:
-    """Write `out`/NAME.md with figures and tables for each experiment; `folders` hold results or an old appendix."""
+    """Write `out`/NAME.md with figures and tables for each experiment; `folders` contain results or an old appendix."""
     sources = sources_in(folders)
     (out / TABLES).mkdir(parents=True, exist_ok=True)
     rows_of = {source.experiment.name: source.rows for source in sources}
@@ -46,7 +46,7 @@ def write_appendix(folders: Sequence[Path], out: Path) -> list[Path]:
 
 
 def tables_of(source: Source, rows_of: Mapping[str, Sequence[Row]]) -> dict[str, list[SummaryRow]]:
-    """Return the tables of an experiment by the names of their files, without those that have no rows."""
+    """Return the tables of an experiment by file name, without empty ones."""
     experiment, rows = source.experiment, source.rows
     tables = {
         experiment.name: summarise(experiment, rows).rows,
@@ -93,7 +93,7 @@ def page_of(source: Source, rows_of: Mapping[str, Sequence[Row]]) -> str:
 
 
 def csv_text(rows: Sequence[SummaryRow]) -> str:
-    """Return a table as CSV, with numbers as they are."""
+    """Return a table as CSV, with unformatted numbers."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -102,7 +102,7 @@ def csv_text(rows: Sequence[SummaryRow]) -> str:
 
 
 def markdown_table(rows: Sequence[SummaryRow]) -> str:
-    """Return a table as Markdown, with numbers as people read them."""
+    """Return a table as Markdown, with formatted numbers."""
     columns = list(rows[0])
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(_cell(row[name]) for name in columns) + " |" for row in rows]
@@ -110,10 +110,11 @@ def markdown_table(rows: Sequence[SummaryRow]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Return a cell as people read it.
+    """Return a cell with its number formatted.
 
     >>> _cell(None), _cell(0.93451), _cell(4924.7), _cell(1e6), _cell("yes"), _cell(731)
     ('-', '0.935', '4,925', '1,000,000', 'yes', '731')
+
     """
     if value is None:
         return "-"

@@ -1,4 +1,4 @@
-"""Progress of an experiment: a bar with the time left on a terminal, a line per finished trajectory elsewhere."""
+"""Progress of an experiment: a bar with the remaining time on a terminal, otherwise a line per finished trajectory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BenchProgress(ShownBar):
-    """Display of `Update`s; they may come from several threads."""
+    """Display of `Update`s from one or several threads."""
 
     def __init__(self, quiet: bool) -> None:
         self._quiet, self._terminal = quiet, err.is_terminal
@@ -34,7 +34,7 @@ class BenchProgress(ShownBar):
         self._lock = threading.Lock()
 
     def __call__(self, update: Update) -> None:
-        """Show where the experiment stands."""
+        """Show the progress of the experiment."""
         with self._lock:
             if self._done_before < 0:
                 self._done_before = 0 if update.finished else update.done
@@ -59,7 +59,7 @@ class BenchProgress(ShownBar):
             err.print(sentence, markup=False, soft_wrap=True)
 
     def _time_left(self, update: Update) -> str:
-        """Estimate the time left from the time of the requests done in this session."""
+        """Estimate the remaining time from the requests done in this session."""
         done = update.done - self._done_before
         if done <= 0 or update.done >= update.total:
             return ""

@@ -73,7 +73,7 @@ def download_data(
     name: Annotated[str, typer.Argument(metavar="NAME", help="mnist, fashion_mnist, cifar10 or cifar100.")],
     data: DataOption = None,
 ) -> None:
-    """Fetch the official files of a public data set; what is there already is kept."""
+    """Fetch the official files of a public data set; existing files are kept."""
     from sifu.cli.output import out
     from sifu_paper.data.public import download
 
@@ -121,9 +121,10 @@ def run_experiment(
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the figures at the end.")] = True,
     format: FormatOption = Format.text,
 ) -> None:
-    """Run an experiment; continues one that was interrupted.
+    """Run an experiment, or continue an interrupted one.
 
     Every finished request is a row of DIR/results.csv. Ctrl-C loses nothing: run the same command again.
+
     """
     from sifu_paper.bench_progress import BenchProgress
     from sifu_paper.jobs import run_in_processes
@@ -135,7 +136,7 @@ def run_experiment(
     if data is not None and not data.expanduser().is_dir():
         raise InputError(f"the data folder {data} does not exist; create it, or name another one (--data DIR)")
     folder = out or Path(f"bench-{name}")
-    # The experiment copies runs within its folder: the user's own file of known keys has no part in that.
+    # The experiment copies runs within its folder; the user's own file of known keys must not notice.
     os.environ.setdefault("SIFU_KNOWN_KEYS", str(folder.absolute() / "known_keys"))
     options = Options(
         name=name,
@@ -174,7 +175,7 @@ def plot_experiment(name: NameArgument, out: OutOption = None, format: FormatOpt
     from sifu_paper.provenance import read_record
     from sifu_paper.settings import load_experiment
 
-    load_experiment(name)  # refuses a name that is not known
+    load_experiment(name)  # raises for an unknown name
     folder = out or Path(f"bench-{name}")
     recorded = read_record(folder)["asked"]["experiment"]
     if recorded != name:
@@ -255,7 +256,7 @@ def _print_summary(rows: list[dict[str, Any]]) -> None:
     shown = table(*(name if isinstance(rows[0][name], str) else f"-{name}" for name in columns))
     for row in rows:
         shown.add_row(*(_cell(row[name]) for name in columns))
-    # A file or a pipe has no width: names stay whole there.
+    # A file or a pipe has no width, so names are not shortened there.
     wide = console if console.is_terminal else Console(file=console.file, width=160, highlight=False)
     wide.print(shown)
 

@@ -1,4 +1,4 @@
-"""Methods against Scratch, data set by data set, over all seeds."""
+"""Comparison of methods with Scratch by data set, over all seeds."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from sifu_paper.table import Row
 
 
 def paper_line(method: str, rows: Sequence[Row]) -> Line:
-    """Return the line of a method by the paper's rules, in the table's preset nearest to the authors' code."""
+    """Return a method's line by the paper's rules, in the table's preset closest to the authors' code."""
     return Line(method, letter_preset(rows))
 
 
 def our_line(rows: Sequence[Row]) -> Line:
-    """Return the line of SIFU by our rules, trained as the paper's line is where that was run."""
+    """Return SIFU's line by our rules, trained like the paper's line if that was run."""
     return Line("sifu", honest_preset(rows))
 
 
 def by_dataset(rows: Sequence[Row], line: Line) -> dict[str, SpeedUp]:
-    """Return the speed-up of a line on each data set it was run on, over all seeds that it shares with Scratch."""
+    """Return the speed-up of a line on each data set, over all seeds that it shares with Scratch."""
     courses = courses_of(rows)
     speeds = {}
     for dataset in datasets_of(rows):
@@ -34,12 +34,12 @@ def by_dataset(rows: Sequence[Row], line: Line) -> dict[str, SpeedUp]:
 
 
 def complete(speeds: Mapping[str, SpeedUp]) -> dict[str, SpeedUp]:
-    """Return the data sets on which every run reached the target: only there an average means something."""
+    """Return the data sets on which every run reached the target, because only there an average is meaningful."""
     return {name: speed for name, speed in speeds.items() if speed.complete and speed.median is not None}
 
 
 def mean_fewer(speeds: Mapping[str, SpeedUp]) -> float | None:
-    """Return the rounds saved (1 - 1/speed-up), mean over the data sets; None without any."""
+    """Return the mean over data sets of the saved rounds (1 - 1/speed-up), or None without any."""
     shares = [share for speed in speeds.values() if (share := speed.fewer) is not None]
     return statistics.fmean(shares) if shares else None
 
@@ -50,7 +50,7 @@ def titles(names: Sequence[str] | Mapping[str, object]) -> str:
 
 
 def reached_gaps(rows: Sequence[Row], line: Line) -> tuple[list[float], int]:
-    """Return the gaps to Scratch's accuracy on the forgotten, where both reached the target, and the number of runs."""
+    """Return the gaps to Scratch's accuracy on the forgotten if both reached the target, and the number of runs."""
     courses = courses_of(rows)
     scratch_of = matching_scratch(courses)
     runs = [course for course in courses if course.line == line]

@@ -12,7 +12,7 @@ from sifu.store.reader import RunReader
 def training_cost(reader: RunReader) -> dict[str, int]:
     """Return the cost of the first training: a model to and from every participant of every round, and the bytes kept.
 
-    Clients of a closed-form head send statistics instead, once, and their statistics are what is kept.
+    Clients of a closed-form head send statistics once instead, and these are kept.
     """
     steps_of = np.array([client.local_steps for client in reader.clients()], dtype=np.int64)
     took_part = reader.participation().clients

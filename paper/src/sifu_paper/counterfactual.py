@@ -1,7 +1,7 @@
-"""The counterfactual behind Psi, executed: the same schedule, one client absent, its slots not refilled.
+"""Execution of the counterfactual behind Psi: the same schedule, one client absent, its slots not refilled.
 
-Training with everyone and training without the client start from the same model and take the same draws; the client is
-left out of the second after the draw. Then ||theta^n - phi^n|| can be held against Psi(n, c) round by round.
+Training with everyone and training without the client start from the same model and use the same draws; the second
+leaves the client out after the draw. Then ||theta^n - phi^n|| can be compared with Psi(n, c) round by round.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sifu.theory.tracking import SensitivityTracker, summarise_round
 
 
 class ReplayingEngine(Engine, Protocol):
-    """An engine that can leave clients out of a round after the draw."""
+    """Engine that can leave clients out of a round after the draw."""
 
     def run_round(
         self,
@@ -35,7 +35,7 @@ class ReplayingEngine(Engine, Protocol):
 
 @dataclass(frozen=True)
 class Measured:
-    """The truth and two bounds after some rounds, for one client taken out."""
+    """True distance and two bounds after some rounds, for one removed client."""
 
     client: int
     round: int

@@ -1,6 +1,6 @@
-"""The rows of `psi-alpha`: how far a training is from the same training without a client, against Psi.
+"""Rows of `psi-alpha`: the distance of a training from the same training without a client, against Psi.
 
-A task is one training with its hyper-parameters; its rows are measurements, and the last of them says that it is done.
+A task is one training with its hyper-parameters; its rows are measurements, and the last row marks it as done.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DistanceTask:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the task."""
         return f"{self.dataset} seed {self.seed} {self.variant}"
 
     def place(self, experiment: Experiment, number: int) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class DistanceTask:
 def distance_tasks(
     experiment: Experiment, datasets: Sequence[str], seeds: Sequence[int], scale: Scale
 ) -> tuple[list[DistanceTask], list[str]]:
-    """Return every training of the experiment's grid, and notes on what this version had to replace."""
+    """Return every training of the experiment's grid, and notes on replaced settings."""
     tasks = []
     all_notes: dict[str, None] = {}
     for dataset in datasets:
@@ -106,6 +106,6 @@ def measure_task(
                 )
         return f"{number} measurements"
     except RoundRejectedError:
-        # Hyper-parameters that diverge are part of the question; nothing is left to measure from here on.
+        # Diverging hyper-parameters are part of the question; nothing more can be measured.
         add(task.last_place(experiment))
         return f"diverged after {number // max(wanted.clients, 1) * wanted.every} rounds"

@@ -1,4 +1,4 @@
-"""Distance of a method's models to Scratch's, as the field measures it: from their outputs on single samples.
+"""Distance of a method's models to Scratch's by two published metrics of outputs on single samples.
 
 Both need many models of either kind, trained with different randomness. A model's margin on a sample is
 ln(p / (1 - p)) of the right class. `unlearned` and `retrained` have a row for each model and a column for each sample.
@@ -8,7 +8,8 @@ ln(p / (1 - p)) of the right class. `unlearned` and `retrained` have a row for e
 * *Forgetting quality* of the NeurIPS 2023 unlearning challenge (Triantafillou et al. 2024, "Are we making progress in
   unlearning?"): sample by sample, the largest epsilon that a threshold on the margin shows between both kinds.
 
-Neither is zero for finitely many models of the same kind: compare them with Scratch against other runs of Scratch.
+Neither is zero for finitely many models of the same kind: compare them with the values of Scratch against other runs of
+Scratch.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ def klom(unlearned: Floats, retrained: Floats) -> Floats:
     """Return KL(unlearned || retrained) of each sample's margins, in nats.
 
     Margins are clipped to +-100 and counted in 20 bins of equal width over the range of both kinds together; a bin's
-    share is at least 1e-5 before the shares are made to add up to one. Zero where all margins are the same.
+    share is at least 1e-5 before normalisation. The result is zero if all margins are equal.
 
     >>> klom(np.array([[0.0], [1.0]]), np.array([[0.0], [1.0]]))
     array([0.])
+
     """
     ours, theirs = (np.clip(margins, -LARGEST_MARGIN, LARGEST_MARGIN) for margins in (unlearned, retrained))
     divergences = np.zeros(ours.shape[1])
@@ -53,13 +55,14 @@ def _shares(values: Floats, edges: Floats) -> Floats:
 def forgetting_epsilons(unlearned: Floats, retrained: Floats, delta: float = 0.0) -> Floats:
     """Return each sample's epsilon: the largest that a threshold on its margin shows between both kinds of models.
 
-    An attack with false-positive rate FPR and false-negative rate FNR shows
-    max(ln((1 - delta - FPR) / FNR), ln((1 - delta - FNR) / FPR)). As in the challenge, an attack without any error
-    gives infinity, one with errors of one kind only is left out, and no attack shows less than zero. Thresholds are
-    tried between all margins, in both directions.
+    An attack with false-positive rate FPR and false-negative rate FNR shows max(ln((1 - delta - FPR) / FNR), ln((1 -
+    delta - FNR) / FPR)). As in the challenge, an attack without errors gives infinity, an attack with errors of only
+    one kind is ignored, and negative values count as zero. Thresholds between all margins are tried, in both
+    directions.
 
     >>> forgetting_epsilons(np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]]))
     array([inf])
+
     """
     return np.array([_epsilon(unlearned[:, k], retrained[:, k], delta) for k in range(unlearned.shape[1])])
 
@@ -85,10 +88,12 @@ def _epsilon(unlearned: Floats, retrained: Floats, delta: float) -> float:
 def forgetting_quality(epsilons: Floats) -> float:
     """Return the challenge's score: the mean over samples of 2 / 2^n, where n is the bin of a sample's epsilon.
 
-    Bins are 0.5 wide and numbered from 1 to 13: epsilons below 0.5 score 1, the best, and the last bin 2 / 2^13.
+    Bins are 0.5 wide and numbered from 1 to 13: epsilons below 0.5 score 1, which is best, and the last bin scores 2 /
+    2^13.
 
     >>> forgetting_quality(np.array([0.0, 0.6])), forgetting_quality(np.array([np.inf])) == 2 / 2**13
     (0.75, True)
+
     """
     bins = np.minimum(np.floor(np.minimum(epsilons, 1e6) / BIN_WIDTH) + 1, MOST_BINS)
     return float(np.mean(2.0 / 2.0**bins))

@@ -1,7 +1,7 @@
 """Sources of engines: one after the other on a CPU, many at once as lanes of one program on a GPU.
 
-A task of work has a `spec`; `work(task, engine)` does it. What goes wrong with one task is recorded and the others go
-on. An interrupt stops all of them at their next round, and every finished round is kept.
+A task has a `spec`; `work(task, engine)` executes it. The failure of one task is recorded and the others continue. An
+interrupt stops all of them at their next round, and every finished round is kept.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from sifu.run.devices import check_choice, on_device, why_no_gpu
 
 
 class Named(Protocol):
-    """Something that can fail."""
+    """Object with a name that can fail."""
 
     @property
     def name(self) -> str: ...
 
 
 class Task(Named, Protocol):
-    """Something that needs an engine."""
+    """Object that needs an engine."""
 
     @property
     def spec(self) -> Spec: ...
@@ -41,12 +41,12 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 AnyNamed = TypeVar("AnyNamed", bound=Named)
 DEFAULT_LANES = 48
 MOST_KEPT = 12
-"""Federations whose data stay in memory."""
+"""Largest number of federations whose data stay in memory."""
 
 
 @dataclass(frozen=True)
 class Failure(Generic[AnyNamed]):
-    """A task that could not be finished, and why."""
+    """Unfinished task, and the reason."""
 
     task: AnyNamed
     error: str
@@ -54,7 +54,7 @@ class Failure(Generic[AnyNamed]):
 
     @staticmethod
     def of(task: AnyNamed, error: BaseException) -> Failure[AnyNamed]:
-        """Return the failure of a task, from the exception that ended it."""
+        """Return the failure of a task for the exception that ended it."""
         return Failure(task, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
 
@@ -63,7 +63,7 @@ class StoppedError(Exception):
 
 
 class ClientCache:
-    """The clients' data of specs, loaded once."""
+    """Cache of the clients' data of specs."""
 
     def __init__(self, data_folder: Path | None) -> None:
         self._folder = data_folder
@@ -82,21 +82,21 @@ class ClientCache:
 
 
 class EngineSource(Protocol):
-    """Source that decides which engine a task gets, and what runs at the same time."""
+    """Source that decides which engine a task gets, and which tasks run concurrently."""
 
     stop: threading.Event
     at_once: int
-    """Tasks at the same time, at most."""
+    """Largest number of concurrent tasks."""
 
     def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
-        """Do all the tasks; return those that failed."""
+        """Run all tasks; return those that failed."""
         ...
 
 
 class OneByOne:
-    """Engines of this process, one task after the other; tasks of the same federation share one.
+    """Source of engines in this process, for one task after the other; tasks of the same federation share an engine.
 
-    On a `device` other than the CPU only heads in closed form come here, which compute their features on it.
+    A `device` other than the CPU is only used for the features of closed-form heads.
     """
 
     def __init__(self, cache: ClientCache, device: str = "cpu") -> None:
@@ -125,7 +125,7 @@ class OneByOne:
 
 
 class OnFlower:
-    """Flower's simulation: virtual nodes on this machine, one task after the other (`flower_simulation`)."""
+    """Source of engines on Flower's simulation: virtual nodes on this machine, one task after the other."""
 
     def __init__(self, cache: ClientCache) -> None:
         self._cache, self.at_once = cache, 1
@@ -169,7 +169,7 @@ class OnFlower:
 
 
 class Lanes:
-    """Engines that run as lanes of one batched program, a thread for each task (see `sifu.engines.sim.lanes`)."""
+    """Source of engines that run as lanes of one batched program, with a thread per task (`sifu.engines.sim.lanes`)."""
 
     def __init__(self, cache: ClientCache, device: str, lanes: int, precision: str = "float32") -> None:
         self._cache, self._device, self.at_once, self._precision = cache, device, lanes, precision
@@ -177,9 +177,10 @@ class Lanes:
         self.stop = self._one_by_one.stop
 
     def run(self, tasks: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
-        """Run tasks of one federation's shape at a time, `lanes` at once; heads in closed form run by themselves.
+        """Run tasks of the same program together, `lanes` at once; heads in closed form run separately.
 
-        As soon as a task is done the next one begins, in the order given: after an interrupt the first are whole.
+        When a task is done, the next one in the given order begins, so that after an interrupt the first tasks are
+        complete.
         """
         groups: dict[Any, list[AnyTask]] = {}
         heads = [task for task in tasks if task.spec.regime.solves]
@@ -192,7 +193,7 @@ class Lanes:
         return failures
 
     def _run_group(self, group: Sequence[AnyTask], work: Callable[[AnyTask, Engine], None]) -> list[Failure[AnyTask]]:
-        # Lanes of one seed differ in what is asked of them, not in who takes part: they share a federation.
+        # Lanes of one seed differ in their requests, not in their participants, so they share a federation.
         federations: dict[int, SimulatedFederation] = {}
         programs: dict[LocalTraining, list[AnyTask]] = {}
         failures: list[Failure[AnyTask]] = []
@@ -201,7 +202,7 @@ class Lanes:
                 if task.spec.seed not in federations:
                     engine = engine_from_spec(task.spec, self._cache.clients(task.spec))[0]
                     federations[task.spec.seed] = cast("SimulatedFederation", engine)
-                # An automatic local rate may differ between seeds: then they are programs of their own.
+                # Automatic local rates may differ between seeds, which then need separate programs.
                 programs.setdefault(federations[task.spec.seed].training, []).append(task)
             except Exception as error:
                 failures.append(Failure.of(task, error))
@@ -226,9 +227,9 @@ def in_threads(
     stop: threading.Event,
     at_once: int = DEFAULT_LANES,
 ) -> list[Failure[AnyTask]]:
-    """Run tasks in `at_once` threads, one task each; close an engine as soon as its task is done: nothing waits for it.
+    """Run tasks in `at_once` threads; close an engine as soon as its task is done, so that nothing waits for it.
 
-    Once `stop` is set, tasks that have not begun never do.
+    Once `stop` is set, no further task begins.
     """
     failures: list[Failure[AnyTask]] = []
     waiting = iter(pairs)
@@ -270,7 +271,7 @@ def in_threads(
 def _join(threads: Sequence[threading.Thread]) -> None:
     for thread in threads:
         while thread.is_alive():
-            thread.join(0.2)  # a join without a limit would hold back Ctrl-C
+            thread.join(0.2)  # a join without a timeout would delay Ctrl-C
 
 
 def same_program(spec: Spec) -> tuple[Any, ...]:
@@ -283,9 +284,9 @@ def same_program(spec: Spec) -> tuple[Any, ...]:
 def engine_source(
     device: str, lanes: int | None, cache: ClientCache, precision: str = "float32", engine: str = "embedded"
 ) -> tuple[EngineSource, str]:
-    """Return the source for `auto`, `cpu` or `cuda`, and its device; `precision` is that of networks on a GPU.
+    """Return the source for `auto`, `cpu` or `cuda`, and its device; `precision` applies to networks on a GPU.
 
-    `engine` is embedded, or flower for Flower's simulation.
+    `engine` is `embedded`, or `flower` for Flower's simulation.
     """
     check_choice(device, precision)
     if engine not in ("embedded", "flower"):

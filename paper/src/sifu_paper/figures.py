@@ -1,4 +1,4 @@
-"""Figures of the experiments: they read results only."""
+"""Figures of the experiments, drawn only from results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DRAW: dict[str, Callable[[Results], Figure]] = {
     "ways": draw_ways,
     "metrics": draw_metrics,
 }
-"""Drawing function of each experiment, by the `draw` of its file."""
+"""Drawing function of each experiment, by the `draw` key of its file."""
 
 
 def write_figures(folder: Path) -> list[Path]:

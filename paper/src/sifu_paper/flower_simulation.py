@@ -1,7 +1,7 @@
-"""Flower's simulation runtime: virtual nodes on this machine (ray), the same messages as between real ones.
+"""Flower's simulation runtime: virtual nodes on this machine (ray), with the same messages as between real nodes.
 
-Clients' data lie in a folder, a file for each, as they would on machines of their own. One simulation may serve several
-federations one after another: `current` in the folder names the one whose clients the nodes are.
+Clients' data are in a folder, one file for each, as if on separate machines. One simulation may serve several
+federations in sequence: `current` in the folder names the federation that the nodes belong to.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 CURRENT = "current"
 START_ATTEMPTS = 3
 UNTIL_SAVED = 60.0
-"""Seconds that a simulation has after Ctrl-C to save the rounds it has finished."""
+"""Seconds after Ctrl-C in which a simulation may save its finished rounds."""
 PATIENCE = Patience(timeout=600.0, poll=0.02, pause=1.0)
-"""Long: the first message to a process waits until it has imported torch, and no process is ever lost here."""
+"""Long patience: the first message to a process waits until torch is imported, and no process gets lost here."""
 
 
 def simulate(folder: Path, nodes: int, serve: Callable[[Grid], None]) -> None:
-    """Run `serve` with a grid of virtual nodes; `enter_federation` says whose data they have."""
+    """Run `serve` with a grid of virtual nodes, whose data `enter_federation` sets."""
     if importlib.util.find_spec("ray") is None:
         raise InputError('Flower\'s simulation needs ray: pip install -e ".[flower]" -e "paper[simulation]"')
     from flwr.serverapp import ServerApp
@@ -45,7 +45,7 @@ def simulate(folder: Path, nodes: int, serve: Callable[[Grid], None]) -> None:
 
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what goes wrong is an incident, or raised here
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # failures are incidents, or raised here
     server = ServerApp()
     raised: list[BaseException] = []
     interrupted, finished = threading.Event(), threading.Event()
@@ -68,14 +68,14 @@ def simulate(folder: Path, nodes: int, serve: Callable[[Grid], None]) -> None:
         run_simulation(server, client_app(make), nodes, backend_config={"client_resources": {"num_cpus": 1}})
     except KeyboardInterrupt:
         interrupted.set()
-        finished.wait(UNTIL_SAVED)  # it has rounds to save
+        finished.wait(UNTIL_SAVED)  # it may have rounds to save
         raise
     if raised:
         raise raised[0]
 
 
 class _InterruptibleGrid:
-    """A grid that hands Ctrl-C on to the thread that uses it: nothing would answer that thread any more."""
+    """Grid that passes Ctrl-C to the thread that uses it, because that thread would get no more answers."""
 
     def __init__(self, grid: Grid, interrupted: threading.Event) -> None:
         self._grid, self._interrupted = grid, interrupted
@@ -87,7 +87,7 @@ class _InterruptibleGrid:
 
 
 def _start_ray() -> None:
-    """Start ray as Flower would; on a busy machine it may not be there in the time it gives itself, so try again."""
+    """Start ray as Flower does; retry, because on a busy machine it may exceed its own time limit."""
     import ray
 
     search = os.pathsep.join(sys.path)
@@ -100,7 +100,7 @@ def _start_ray() -> None:
                 runtime_env={"env_vars": {"PYTHONPATH": search, "OMP_NUM_THREADS": "1"}},
             )
             return
-        except Exception as error:  # ray raises whatever its parts raise
+        except Exception as error:  # ray raises exceptions of many kinds
             ray.shutdown()
             if attempt == START_ATTEMPTS - 1:
                 raise InputError(f"ray does not start here: {error}") from error
@@ -119,7 +119,7 @@ def enter_federation(grid: Grid, folder: Path, spec: Spec, data: Sequence[Any], 
 
 
 def _load(folder: str, context: Context) -> ReadyClient:
-    """Load the data of a virtual node, in the process that plays it."""
+    """Load the data of a virtual node, in that node's process."""
     return _read(str(Path(folder) / Path(folder, CURRENT).read_text() / f"{context.node_config['partition-id']}.npz"))
 
 

@@ -1,8 +1,8 @@
-"""One trial of the experiment `groups`, measured: rounds until the test accuracy is within one point of Scratch's end.
+"""Measurements of one trial of the experiment `groups`: rounds until the test accuracy is within one point of Scratch.
 
-Where Scratch ends is the mean of its last five looks at test accuracy. The rounds of a way to forget are those until a
-look first finds no more than one point less; Scratch is counted by the same rule. Everything runs on the engine alone,
-without a run on disk: the rounds are those of a run, and so are the groups and their merge.
+Scratch's final accuracy is the mean of its last five evaluations on the test set. A method's rounds count until an
+evaluation first finds at most one point less; Scratch is counted by the same rule. Everything runs on the engine alone,
+without a run on disk; rounds, groups and merges are the same as in a run.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from sifu_paper.table import Row
 from sifu_paper.work import variant_text
 
 LAST_LOOKS = 5
-"""The end of a training is the mean of this many looks at test accuracy."""
+"""The final accuracy of a training is the mean of this many last evaluations."""
 WITHIN = 0.01
 """One point of test accuracy."""
 STAGE = 20
-"""Rounds of healing that are handed to the engine at once."""
+"""Number of recovery rounds that the engine gets at once."""
 TREE_ROUNDS = 2
-"""Rounds that the members of two merged groups train before their merge is merged with the next."""
+"""Rounds that the members of two merged groups train before the next merge."""
 MEASURED_AFTER = (1, 5, 10)
-"""Requests of a sequence after which Scratch is measured; what lies between is interpolated."""
+"""Requests of a sequence after which Scratch is measured; the others are interpolated."""
 
 NO_CLIENTS = np.zeros(0, dtype=np.int64)
 
 Looks = list[tuple[int, float]]
-"""Rounds so far and test accuracy."""
+"""Pairs of rounds so far and test accuracy."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """A training that was looked at: where it ended, and the client-rounds up to each look."""
+    """Evaluated training: its test accuracies, the client-rounds up to each, and its last model."""
 
     looks: Looks
     client_rounds: Mapping[int, int]
@@ -55,7 +55,7 @@ class Training:
 
     @property
     def end(self) -> float:
-        """Test accuracy at the end."""
+        """Final test accuracy."""
         return statistics.fmean(accuracy for _, accuracy in self.looks[-LAST_LOOKS:])
 
     def reaches(self, target: float) -> int | None:
@@ -74,7 +74,7 @@ class Yardstick:
 
 @dataclass(frozen=True)
 class Start:
-    """A merge to begin common rounds with, and what it took to make it."""
+    """Merge at which common rounds start, and the cost of making it."""
 
     model: Vector
     rounds: int = 0
@@ -82,7 +82,7 @@ class Start:
 
 
 class GroupMeasurement:
-    """One trial on one engine; rows go to `add` as soon as they are known."""
+    """Measurements of one trial on one engine; rows are passed to `add` as soon as they are known."""
 
     def __init__(self, trial: GroupTrial, engine: Engine, experiment: str, add: Callable[[Row], None]) -> None:
         self.trial, self.engine, self.experiment, self.add = trial, engine, experiment, add
@@ -144,7 +144,7 @@ class GroupMeasurement:
         return kept
 
     def _with_groups(self, count: int, rounds: int, models: list[Vector], yardsticks: Mapping[int, Yardstick]) -> None:
-        """Measure the first training and single requests after some separate rounds, with every stretch to try."""
+        """Measure the first training and single requests after some separate rounds, with every stretch."""
         trial, members = self.trial, self._members(count, self._everyone)
         stretches = _stretches(trial, rounds)
         own = self._own_training_accuracy(models, members)
@@ -188,7 +188,7 @@ class GroupMeasurement:
         self, models: Sequence[Vector], members: Sequence[ClientIndices], left: Sequence[int], stretch: float, way: str,
         rounds: int,
     ) -> Start:  # fmt: skip
-        """Return the start of common rounds: the merge of the groups that no client left, made in one of the ways."""
+        """Return the start of common rounds: the merge, made by one of the methods, of the groups without leavers."""
         if way == "tree":
             return self._tree([models[group] for group in left], [members[group] for group in left], stretch, rounds)
         if way == "aligned":
@@ -196,9 +196,9 @@ class GroupMeasurement:
         return Start(self._merged(models, members, left, stretch))
 
     def _tree(self, models: list[Vector], members: list[ClientIndices], stretch: float, rounds: int) -> Start:
-        """Merge neighbours two by two and train them together for a few rounds, until one model is left.
+        """Merge neighbours pairwise and train each pair for a few rounds, until one model is left.
 
-        Every level moves on by as much, so that all of them together move on by `stretch`.
+        Every level is scaled by the same factor, so that all levels together are scaled by `stretch`.
         """
         levels = max(1, math.ceil(math.log2(len(models))))
         spent, client_rounds = 0, 0
@@ -227,7 +227,7 @@ class GroupMeasurement:
     def _sequence(
         self, count: int, rounds: int, built: Sequence[Vector], rebuild: str, yardsticks: Mapping[int, Yardstick]
     ) -> None:
-        """Forget single leavers one after the other; hit groups are built again at once, or never."""
+        """Forget single leavers one after the other; hit groups are rebuilt at once, or never."""
         members, stretch = self._members(count, self._everyone), self.trial.stretches[0]
         models = dict(enumerate(built))
         setting = _setting(count, rounds, stretch) | {"rebuild": rebuild}
@@ -272,7 +272,7 @@ class GroupMeasurement:
     def _trained(
         self, starts: Sequence[Vector], position: Position, groups: Sequence[ClientIndices], last: int
     ) -> list[Training]:
-        """Train side by side from `position` to round `last`, and evaluate on the way."""
+        """Train side by side from `position` to round `last`, with evaluations."""
         wanted = RoundsWanted(
             StopSpec(0.0, 0, last, self.trial.every), starts[0].astype(np.float64), evaluated=self._test
         )
@@ -294,7 +294,7 @@ class GroupMeasurement:
     def _recovered(
         self, starts: Sequence[Vector], stays: Sequence[ClientIndices], targets: Sequence[float], branch: int = 1
     ) -> list[tuple[int | None, int]]:
-        """Return the common rounds from each start until it reaches its target (None: never), and the client-rounds."""
+        """Return the common rounds from each start until its target is reached (None: never), and the client-rounds."""
         results: list[tuple[int | None, int]] = [(None, 0)] * len(starts)
         models = dict(enumerate(starts))
         for place, start in enumerate(starts):
@@ -325,7 +325,7 @@ class GroupMeasurement:
                         models[place] = done.fetch_model()
         return results
 
-    # -- who, and what -------------------------------------------------------------------------------------------
+    # -- clients and groups --------------------------------------------------------------------------------------------
 
     def _leavers(self, count: int) -> ClientIndices:
         return np.asarray(self._everyone[self._order[:count]])
@@ -348,7 +348,7 @@ class GroupMeasurement:
         return self.engine.evaluate(model, self._test).accuracy
 
     def _own_training_accuracy(self, models: Sequence[Vector], members: Sequence[ClientIndices]) -> float:
-        """Return the accuracy of the groups on their own members' data, averaged over a few of them."""
+        """Return the mean accuracy of a few groups' models on their own members' data."""
         some = [(model, own) for model, own in zip(models, members, strict=True) if own.size][:3]
         return statistics.fmean(self.engine.evaluate(model, own).accuracy for model, own in some)
 
@@ -378,24 +378,26 @@ def _place(
 
 
 def _stretches(trial: GroupTrial, rounds: int) -> tuple[float, ...]:
-    """Return the factors that are tried after a number of separate rounds."""
+    """Return the stretches to try after a number of separate rounds."""
     return trial.stretches if rounds == trial.rounds[0] else trial.stretches[:1]
 
 
 def _ways(trial: GroupTrial, rounds: int) -> list[tuple[float, str]]:
-    """Return the merges to try after some separate rounds: all stretches with the mean, the first with other merges."""
+    """Return the merges to try after some separate rounds: all stretches with the mean, and other merges with the
+    first.
+    """
     others = trial.merges[1:] if rounds == trial.rounds[0] else ()
     return [(stretch, "mean") for stretch in _stretches(trial, rounds)] + [(trial.stretches[0], way) for way in others]
 
 
 def _setting(count: int, rounds: int, stretch: float, way: str = "mean") -> dict[str, Any]:
-    """Return the varied settings as the table names them; a merge that is a mean, or not moved on, is not named."""
+    """Return the varied settings under the table's names, without the default merge and stretch."""
     setting: dict[str, Any] = {"groups": count, "apart": rounds}
     return setting | ({} if stretch == 1.0 else {"stretch": stretch}) | ({} if way == "mean" else {"merge": way})
 
 
 def last_place(trial: GroupTrial, experiment: str) -> Row:
-    """Return the columns that identify the last row of a trial; once the table has that row, the trial is done."""
+    """Return the columns that identify the last row of a trial; a table with that row has the whole trial."""
     if trial.requests and len(trial.groups) == 1:
         setting = _setting(trial.groups[0], trial.rounds[0], trial.stretches[0]) | {"rebuild": trial.rebuild[-1]}
         return _place(trial, experiment, "groups", trial.requests, 1, setting)
@@ -409,7 +411,7 @@ def _last(training: Training) -> int:
 
 
 def _between(yardsticks: Mapping[int, Yardstick], request: int) -> Yardstick:
-    """Return the cost of Scratch after a number of requests, interpolated between the measured ones."""
+    """Return the cost of Scratch after a number of requests, interpolated between measured ones."""
     measured = sorted(yardsticks)
     values = [
         np.interp(request, measured, [getattr(yardsticks[size], name) for size in measured])

@@ -1,7 +1,7 @@
-"""Trials of the experiment `groups`: tasks with their groups and requests, and the clients they are run with.
+"""Trials of the experiment `groups`: tasks with their groups and requests, and their clients.
 
-A trial is one task (data set, partition, participation, clients) with one seed. It trains once without
-groups and once without the leavers, and then with groups of every count and length that it names.
+A trial is one task (data set, partition, participation, clients) with one seed. It trains once without groups and once
+without the leavers, then with every number of groups and of separate rounds that it names.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from sifu_paper.settings import Experiment, Scale, merged, run_spec
 from sifu_paper.work import variant_text
 
 TEST_CLIENT = "held-out"
-"""Names of the clients that hold test images and never train begin with this."""
+"""Prefix of the names of clients that hold test images and never train."""
 MOST_KEPT = 10
 MERGES = ("mean", "aligned", "tree")
-"""The mean; the mean of models whose units are put in order first (`aligned_models`); two and two, with rounds of each
-pair between (`group_measurements`)."""
+"""Merges: the mean; the mean of models with aligned units (`aligned_models`); pairwise merges with rounds between them
+(`group_measurements`).
+"""
 PARTITIONS: dict[str, dict[str, Any]] = {
     "iid": {"partition": "iid"},
     "dirichlet-0.3": {"partition": "dirichlet", "alpha": 0.3},
@@ -36,20 +37,20 @@ PARTITIONS: dict[str, dict[str, Any]] = {
     "one-class": {"partition": "one_class"},
     "identity": {"partition": "identity"},
 }
-"""Data settings for each kind of difference between clients, by the name a trial gives it."""
+"""Data settings by the name of a partition in a trial."""
 
 
 @dataclass(frozen=True)
 class GroupTrial:
     """One task with one seed.
 
-    `length` is how many rounds plain training and Scratch get; `every` how many rounds lie between two looks at test
-    accuracy. Groups are tried with each of `groups` as their number and each of `rounds` as separate rounds. Merges
-    are moved on by the first of `stretches` (docs/theory.md, section 15.4), and with the first of `rounds` by each of
-    them. `leavers` are the sizes of single requests. A sequence of `requests` single leavers follows where it is not 0,
-    with the first of all these, once for each of `rebuild` (hit groups are built again at once, or never). `model` is
-    what is trained where it is not the data set's own network. `merges` says how models are merged at a request: their
-    mean, and with the first of all these also the others of `MERGES` that it names.
+    `length` is the number of rounds of plain training and Scratch, and `every` the number of rounds between two
+    evaluations on the test set. Each value of `groups` is tried as the number of groups, and each value of `rounds` as
+    the number of separate rounds. Merges are scaled by the first of `stretches` (docs/theory.md, section 15.4), and
+    after the first of `rounds` by each of them. `leavers` are the sizes of single requests. If `requests` is not 0, a
+    sequence of that many single leavers follows, with the first value of each setting, once for each of `rebuild` (hit
+    groups are rebuilt at once, or never). `model` names a network other than the data set's own. `merges` lists the
+    merges of `MERGES` to try at a request: the mean, and others with the first value of each setting.
     """
 
     dataset: str
@@ -71,7 +72,7 @@ class GroupTrial:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the trial."""
         return f"{self.dataset} seed {self.seed} {self.task}"
 
     @property
@@ -116,19 +117,19 @@ def _trial(experiment: Experiment, content: dict[str, Any], seed: int, scale: Sc
 
 
 def grouping_key(seed: int) -> bytes:
-    """Return the key of an experiment's grouping: drawn by the seed here, by the operating system in a run."""
+    """Return the group key of an experiment, which here depends on the seed; a run draws it from the system."""
     return hashlib.sha256(f"groups of seed {seed}".encode()).digest()
 
 
 class TrialClients(ClientCache):
-    """The clients of a trial, and behind them clients that hold the test images and never train."""
+    """Clients of a trial, followed by clients that hold the test images and never train."""
 
     def __init__(self, data_folder: Path | None) -> None:
         super().__init__(data_folder)
         self._load_lock = threading.Lock()
 
     def clients(self, spec: Spec, *, fresh_marks: bool = False) -> Any:
-        """Return the clients that train, followed by those that hold test images, 100 each."""
+        """Return the training clients, followed by those with the test images, 100 each."""
         key = (spec.seed, spec.data, spec.model.dtype)
         with self._load_lock:
             if key not in self._kept:

@@ -1,4 +1,4 @@
-"""Accuracy on the test samples of a data set, which no client holds and no training looks at."""
+"""Accuracy on the test samples of a data set, which belong to no client and are not used in training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An experiment in several processes: a data set and some seeds each, in a separate folder, gathered into one table.
+"""Experiments in several processes: each has a data set, some seeds and a folder; the rows are gathered into one table.
 
-A part is an experiment like any other and can be interrupted and continued like one. Its rows are added to the table
-of the whole as soon as it ends; what the whole table has already is not done again.
+A part is an ordinary experiment that can be interrupted and continued. Its rows are added to the whole table when it
+ends; rows that the whole table already has are not measured again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Its folder."""
+        """Name of its folder."""
         return self.options.out.name
 
 
@@ -77,12 +77,13 @@ def run_in_processes(
 
 
 def shared_out(seeds: Sequence[int], datasets: int, jobs: int, device: str) -> list[tuple[int, ...]]:
-    """Return the seeds of each part of a data set: one on a CPU, on a GPU as many as keep every process busy.
+    """Return the seeds of each part of a data set: one on a CPU, and on a GPU as many as keep every process busy.
 
-    On a GPU the seeds of a part are lanes of one program, which is faster than a program for each.
+    On a GPU the seeds of a part are lanes of one program, which is faster than separate programs.
 
     >>> shared_out([1, 2, 3], 5, 4, "cpu"), shared_out(range(1, 7), 5, 10, "cuda")
     ([(1,), (2,), (3,)], [(1, 2, 3), (4, 5, 6)])
+
     """
     together = -(-len(seeds) * datasets // jobs) if device == "cuda" else 1
     parts = -(-len(seeds) // together)
@@ -94,11 +95,11 @@ def _name(seeds: Sequence[int]) -> str:
 
 
 class _Gathering:
-    """Parts in processes: started, listened to, and their rows gathered."""
+    """Runner of parts in processes, which collects their messages and rows."""
 
     def __init__(self, bench: Bench, parts: list[Part], jobs: int, result: Result) -> None:
         self._bench, self._parts, self._jobs, self._result = bench, parts, jobs, result
-        # A process that is forked from one with threads and a GPU may hang; a fresh one does not.
+        # A process forked from one with threads and a GPU may hang; a spawned one does not.
         self._context = multiprocessing.get_context("spawn")
         self._queue: Any = self._context.Queue()
         self._stood: dict[str, Update] = {}
@@ -106,7 +107,7 @@ class _Gathering:
         self._ended: set[str] = set()
 
     def run(self) -> None:
-        """Run all parts; an interrupt stops those that are running, and their rows are kept."""
+        """Run all parts; an interrupt stops running parts and keeps their rows."""
         waiting = list(self._parts)
         try:
             while waiting or self._running:
@@ -138,7 +139,7 @@ class _Gathering:
         self._running[part.name] = process
 
     def _messages(self) -> Iterator[Message]:
-        """Yield every message received; wait a moment if there was none."""
+        """Yield every received message; wait briefly if there is none."""
         try:
             yield self._queue.get(timeout=_POLL)
             while True:
@@ -154,7 +155,7 @@ class _Gathering:
             return
         self._stood[message.part] = message.update
         counted = [standing for standing in self._stood.values() if standing.total]
-        # Parts that have said nothing yet are taken to be as long as the others.
+        # Parts without a report yet are assumed to be as long as the others.
         total = round(sum(standing.total for standing in counted) * len(self._parts) / len(counted)) if counted else 0
         self._bench.report(
             replace(message.update, done=sum(standing.done for standing in self._stood.values()), total=total)
@@ -166,7 +167,7 @@ class _Gathering:
             if process.is_alive():
                 continue
             process.join()
-            for message in self._messages():  # what it said last may still be on its way
+            for message in self._messages():  # its last messages may still be in the queue
                 self._hear(message)
             if part.name not in self._ended:
                 text = f"its process ended with exit code {process.exitcode}; run the same command again to continue"
@@ -182,7 +183,7 @@ class _Gathering:
 
 
 def _run_part(part: Part, jobs: int, messages: Any) -> None:
-    """Do the work of a process. Ctrl-C reaches it through its parent, once, so that it can end in good order."""
+    """Run a part in its process. The parent passes Ctrl-C on once, so that the process can end properly."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, _interrupt)
     import torch

@@ -1,7 +1,7 @@
-"""Every way to train and count that was held against the paper's 52 %, with the control and with honest accounting.
+"""All settings of training and accounting compared with the paper's 52 %, with the control and with our accounting.
 
 A setting is a preset with the paper's promises. Its control is Noisy Scratch, a fresh model plus the same noise; its
-honest counterpart is SIFU by our rules on the same training.
+counterpart is SIFU by our rules on the same training.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from sifu_paper.table import Row
 from sifu_paper.trained_to import below_target
 
 PAPER_SAVES = 0.52
-"""Rounds saved against Scratch that the paper reports for SIFU, on average over its data sets."""
+"""Share of Scratch's rounds that SIFU saves in the paper, on average over its data sets."""
 HELD_AGAINST = ("sequential", "letter")
-"""Experiments that ask for the same three requests."""
+"""Experiments with the same three requests."""
 ENOUGH = 2
-"""Data sets from which on an average is taken for a setting's; with fewer it may be that of the easiest one."""
+"""Least number of data sets for an average over them; with fewer it may reflect only the easiest one."""
 
 
 @dataclass(frozen=True)
 class LetterSetting:
     """A preset with the paper's promises on the data sets where all its runs of SIFU reached the target.
 
-    Shares are of Scratch's rounds, means over data sets. `control` and `honest` are (share, data sets) of those of the
-    same data sets on which all their runs reached the target, too; `against` is SIFU's own share there.
+    Shares refer to Scratch's rounds and are means over data sets. `control` and `honest` compare with those of the same
+    data sets on which all their runs reached the target, too.
     """
 
     preset: str
@@ -44,14 +44,14 @@ class LetterSetting:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Sort key: nearest to the paper's 52 % first; averages over too few data sets, and none at all, last."""
+        """Sort key: closest to the paper's 52 % first, averages over too few data sets and missing ones last."""
         distance = float("inf") if self.saved is None else abs(self.saved - PAPER_SAVES)
         return len(self.reached) < ENOUGH, distance
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Rounds saved by something else than SIFU, and SIFU's own, on the data sets where both always got there."""
+    """Rounds saved by something other than SIFU, and by SIFU, on the data sets where both always reached the target."""
 
     name: str
     saved: float
@@ -104,7 +104,7 @@ def _where(compared: Compared, setting: LetterSetting) -> str:
 
 
 def settings_rows(tables: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
-    """Return a line for each setting, the nearest to the paper's 52 % first."""
+    """Return a line for each setting, the closest to the paper's 52 % first."""
     ordered = sorted(letter_settings(tables), key=lambda setting: setting.rank)
     return [
         {

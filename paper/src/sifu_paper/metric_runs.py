@@ -1,7 +1,8 @@
-"""The experiment `metrics`: one federation and one request, executed again and again with other randomness.
+"""Experiment `metrics`: one federation and one request, executed repeatedly with different randomness.
 
-Every seed trains the same clients and forgets the same ones. A run leaves a row, and the margins of its model on single
-samples in a small file; once all are there, a row for each method says how far its models are from those of Scratch.
+Every seed trains the same clients and forgets the same ones. A run leaves a row, and a small file with the margins of
+its model on single samples. When all runs are done, a row for each method gives the distance of its models from those
+of Scratch.
 """
 
 from __future__ import annotations
@@ -30,33 +31,33 @@ from sifu_paper.table import Row, Table
 from sifu_paper.trajectory import accuracy_on_training_rows, copy_run, current_model
 
 NOT_FORGOTTEN = "not_forgotten"
-"""The negative control: the model as it was before the request."""
+"""Negative control: the model before the request."""
 REFERENCE = "reference"
-"""Other runs of Scratch, with seeds of their own, that every method is held against."""
+"""Other runs of Scratch, with separate seeds, that every method is compared with."""
 FAR = 1_000_000
-"""Offset added to the seed of a run of the reference."""
+"""Offset of the seeds of reference runs."""
 MOST_SAMPLES = 200
 RELEARN_LIMIT = 60
 FEWEST_MODELS = 4
-"""Fewer models leave nothing to fit the attack's laws on."""
+"""With fewer models the attack's distributions cannot be fitted."""
 KINDS = ("forgotten", "remaining", "test")
 
 
 @dataclass(frozen=True)
 class MetricTask:
-    """All methods with one seed."""
+    """Task of all methods with one seed."""
 
     seed: int
     spec: Spec = field(compare=False, hash=False)
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the task."""
         return f"{self.spec.data.name} seed {self.seed}"
 
 
 class MetricRuns:
-    """The runs of one data set, and what follows from them."""
+    """Runs of one data set, and their evaluation."""
 
     def __init__(
         self, experiment: Experiment, dataset: str, scale: Scale, methods: Sequence[str], out: Path, data: Path | None
@@ -65,7 +66,7 @@ class MetricRuns:
         self.out, self._data = out, data
 
     def spec(self, method: str, seed: int) -> Spec:
-        """Return the spec of a method's run; the federation is that of seed 0 whatever the seed."""
+        """Return the spec of a method's run; the federation is that of seed 0, whatever the seed."""
         own = (self.experiment.method_spec or {}).get(method, {})
         return run_spec(self.experiment, self.dataset, "ours", seed, self.scale, own)[0]
 
@@ -75,7 +76,7 @@ class MetricRuns:
 
     @cached_property
     def clients(self) -> tuple[Any, ...]:
-        """Everyone's data."""
+        """Data of all clients."""
         return clients_from_spec(self.spec("scratch", 0), self._data)
 
     @cached_property
@@ -85,7 +86,7 @@ class MetricRuns:
 
     @cached_property
     def samples(self) -> dict[str, Samples]:
-        """Samples of the forgotten, of those who stay, and of no client."""
+        """Samples of the forgotten clients, of the remaining ones, and of no client."""
         gone = set(self.forgotten)
         inside = [k for k, client in enumerate(self.clients) if client.name in gone]
         outside = [k for k, client in enumerate(self.clients) if client.name not in gone]
@@ -98,7 +99,7 @@ class MetricRuns:
     # -- one seed ----------------------------------------------------------------------------------------
 
     def measure(self, seed: int, table: Table) -> None:
-        """Measure every method's run of a seed that is not in the table yet."""
+        """Measure every method's run of a seed that the table does not have yet."""
         folder = self.out / "runs" / f"{self.dataset}-{seed}"
         for kind, methods in self._by_training().items():
             missing = [method for method in methods if not table.has(self.place(method, seed))]
@@ -112,7 +113,7 @@ class MetricRuns:
             self._reference(seed, folder, table)
 
     def _by_training(self) -> dict[str, list[str]]:
-        """Return the methods by the training they start from: a method with a separate spec has a separate training."""
+        """Return the methods by the training they start from; a method with its own spec has its own training."""
         own = self.experiment.method_spec or {}
         kinds: dict[str, list[str]] = {}
         for method in self.methods:
@@ -136,7 +137,7 @@ class MetricRuns:
         self._record(method, seed, engine, current_model(run), cost, before, table)
 
     def _reference(self, seed: int, folder: Path, table: Table) -> None:
-        """Run the reference of the methods: Scratch with another seed, and the head of the clients that stay."""
+        """Run the reference: Scratch with another seed, and the head of the remaining clients."""
         engine, spec = engine_from_spec(self.spec("scratch", FAR + seed), self.clients)
         trained = train(spec, run=folder / REFERENCE, engine=engine)
         started = time.monotonic()
@@ -217,10 +218,10 @@ class MetricRuns:
 
 
 def distances(unlearned: Mapping[str, Floats], retrained: Mapping[str, Floats]) -> Row:
-    """Return KLoM on each kind of samples; epsilon, forgetting quality and the attack on those of the forgotten.
+    """Return KLoM on each kind of samples, and epsilon, forgetting quality and the attack on the forgotten samples.
 
-    The attack (U-LiRA: Hayes et al. 2024) tells a method's models from Scratch's sample by sample; laws are fitted on
-    half of the models, rates are counted on the other half.
+    The attack (U-LiRA: Hayes et al. 2024) distinguishes a method's models from Scratch's sample by sample;
+    distributions are fitted on half of the models, and rates are counted on the other half.
     """
     divergences = {kind: klom(unlearned[kind], retrained[kind]) for kind in unlearned}
     epsilons = forgetting_epsilons(unlearned["forgotten"], retrained["forgotten"])
@@ -237,7 +238,7 @@ def distances(unlearned: Mapping[str, Floats], retrained: Mapping[str, Floats]) 
 
 
 def _some(kind: str, samples: Samples) -> Samples:
-    """Return at most `MOST_SAMPLES` samples, chosen once for all models."""
+    """Return at most `MOST_SAMPLES` samples, the same for all models."""
     if samples.count <= MOST_SAMPLES:
         return samples
     rows = np.sort(keyed_generator(0, f"metrics {kind}").permutation(samples.count)[:MOST_SAMPLES])

@@ -1,4 +1,4 @@
-"""The field's metrics in one table: a row for each method, Scratch's own distance to itself first."""
+"""Table of the published metrics: a row for each method, with Scratch's distance to itself first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sifu_paper.table import Row
 
 
 def metric_summary(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], str]:
-    """Return the methods from the nearest to Scratch to the furthest, and a note."""
+    """Return a table of methods ordered by distance to Scratch, and a note about it."""
     result = []
     for dataset in datasets_of(rows):
         here = [row for row in rows if row["dataset"] == dataset]
@@ -33,7 +33,7 @@ def metric_summary(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], str]:
 
 
 def largest_of(rows: Sequence[Row]) -> list[Row]:
-    """Return, of each method's rows over all runs, the one over most models."""
+    """Return, for each method, its row over the most models."""
     best: dict[str, Row] = {}
     for row in rows:
         if not row["request"] and (row["method"] not in best or row["models"] > best[row["method"]]["models"]):

@@ -1,4 +1,4 @@
-"""Options of `sifu-bench run`, and how they are read."""
+"""Options of `sifu-bench run` and their parsers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sifu_paper.settings import Experiment, Scale
 from sifu_paper.work import variant_text
 
 TRIAL_KEYS: dict[str, Any] = {"partition": "", "participation": "all", "clients": 100, "model": "own"}
-"""Keys that select trials of the experiment `groups`, with their values where the file does not say."""
+"""Keys that select trials of the experiment `groups`, with their default values."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options given to `sifu-bench run`; an empty list stands for what the experiment says."""
+    """Options of `sifu-bench run`; an empty list stands for the experiment's own values."""
 
     name: str
     out: Path
@@ -34,12 +34,12 @@ class Options:
     engine: str = "embedded"
     keep_runs: bool = False
     where: tuple[str, ...] = ()
-    """Parts of the experiment's grid, or of its trials: `clients=50,1000`."""
+    """Selected parts of the experiment's grid or trials: `clients=50,1000`."""
     command: tuple[str, ...] = ()
 
 
 def narrowed(experiment: Experiment, where: Sequence[str]) -> Experiment:
-    """Return the experiment with only these values of its grid (`KEY=VALUE,VALUE`), or only these of its trials."""
+    """Return the experiment with only these values of its grid or trials (`KEY=VALUE,VALUE`)."""
     for text in where:
         key, _, values = text.partition("=")
         wanted = parse_names(values)
@@ -64,7 +64,7 @@ def narrowed(experiment: Experiment, where: Sequence[str]) -> Experiment:
 
 
 def _values(experiment: Experiment, key: str) -> dict[str, Any]:
-    """Return the values that a key of the grid or of the trials has, by their text; none for an unknown key."""
+    """Return the values of a key of the grid or the trials, by their text; none for an unknown key."""
     if experiment.trials:
         values = [trial.get(key, TRIAL_KEYS[key]) for trial in experiment.trials] if key in TRIAL_KEYS else []
     else:
@@ -77,10 +77,11 @@ def _text(value: Any) -> str:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Parse seeds: `3` is seeds 1, 2, 3; `4,7` is these.
+    """Parse seeds: `3` means seeds 1, 2, 3; `4,7` means seeds 4 and 7.
 
     >>> parse_seeds("3"), parse_seeds("4,7"), parse_seeds("5,")
     ((1, 2, 3), (4, 7), (5,))
+
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() for part in parts):

@@ -15,11 +15,11 @@ from sifu_paper.reading import courses_of, datasets_of, honest_preset, letter_pr
 from sifu_paper.table import Row
 
 LARGE = 1000
-"""Number of clients from which on SIFU on a convex task has a separate line."""
+"""Number of clients from which SIFU on a convex task has a separate line."""
 
 
 def standings(tables: Mapping[str, Sequence[Row]]) -> list[Standing]:
-    """Return the methods of the paper's experiment, and the exact ones and large federations from their own."""
+    """Return the methods of the paper's experiment, and exact methods and large federations from other experiments."""
     result = _of_requests(tables.get("sequential") or tables.get("watermark") or ())
     if not any(standing.label.startswith("Closed form") for standing in result):
         result += _closed_form(tables.get("exact", ()))
@@ -44,7 +44,7 @@ def _of_requests(rows: Sequence[Row]) -> list[Standing]:
     return [
         _standing(label, line, tasks)
         for line, label in labels.items()
-        # Last by our rules says nothing that Last by the paper's does not.
+        # Last by our rules adds nothing to Last by the paper's.
         if line.preset in shown and not (line.method == "last" and line.honest)
     ]
 
@@ -66,7 +66,7 @@ def _standing(label: str, line: Line, tasks: Mapping[str, Sequence[Course]]) -> 
 
 
 def _gaps(runs: Sequence[Course], courses: Sequence[Course]) -> list[float]:
-    """Return the gaps to Scratch's accuracy on the forgotten, where both reached the target."""
+    """Return the gaps to Scratch's accuracy on the forgotten if both reached the target."""
     scratch_of = matching_scratch(courses)
     gaps = []
     for run in runs:
@@ -79,7 +79,9 @@ def _gaps(runs: Sequence[Course], courses: Sequence[Course]) -> list[float]:
 
 
 def _closed_form(rows: Sequence[Row]) -> list[Standing]:
-    """Return the standing of a head in closed form, against a network; rounds only, as the models differ."""
+    """Return the standing of a closed-form head against a network; only rounds are compared,
+    because the models differ.
+    """
     courses = courses_of(rows)
     scratch_of = matching_scratch(courses)
     runs = [course for course in courses if course.first["method"] == "closed_form"]
@@ -89,7 +91,7 @@ def _closed_form(rows: Sequence[Row]) -> list[Standing]:
     for name in datasets_of(rows):
         own = [run for run in runs if run.first["dataset"] == name]
         at_once = sum(run.total == 0 for run in own)
-        if own and at_once == len(own):  # no round at all needs nothing to be compared with
+        if own and at_once == len(own):  # zero rounds need no comparison
             speeds[title_of(name)] = SpeedUp((math.inf,) * at_once, at_once, 0)
         elif own:
             speeds[title_of(name)] = speed_up_of((run, scratch_of(run)) for run in own)
@@ -113,7 +115,7 @@ def _groups(rows: Sequence[Row]) -> list[Standing]:
 
 
 def large_federations(rows: Sequence[Row]) -> list[Standing]:
-    """Return the standing of large federations: one request of ten clients, automatic sigma, every epsilon tried."""
+    """Return the standing of large federations: one request of ten clients, automatic sigma, every tried epsilon."""
     courses = [course for course in courses_of(rows) if int(course.variant["clients"]) >= LARGE]
     scratch_of = matching_scratch(courses)
     runs = [

@@ -1,4 +1,4 @@
-"""Provenance of a result: hardware, date, commit, command, versions. A table without these cannot be trusted."""
+"""Provenance of a result: hardware, date, commit, command, versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE = "bench.json"
 
 
 def provenance(device: str, command: Sequence[str]) -> dict[str, Any]:
-    """Describe this machine and this code."""
+    """Return a description of this machine and this code."""
     import numpy
     import torch
 
@@ -39,10 +39,12 @@ def provenance(device: str, command: Sequence[str]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Return the commit of the code, with a + if it or the library was changed since; the version if there is none."""
+    """Return the commit of the code, with a + if it or the library has changed since; the version if there is no
+    commit.
+    """
     here, library = Path(__file__).resolve(), Path(sifu.__file__).resolve().parent
     try:
-        _git(here.parent, "ls-files", "--error-unmatch", str(here))  # a copy may lie inside another repository
+        _git(here.parent, "ls-files", "--error-unmatch", str(here))  # a copy may be inside another repository
         head = _git(here.parent, "rev-parse", "--short=10", "HEAD")
         changed = _git(here.parent, "status", "--porcelain", "--untracked-files=no", "--", ".", str(library))
     except (OSError, subprocess.SubprocessError):
@@ -69,7 +71,7 @@ def processor() -> str:
 
 
 def record(folder: Path, settings: Mapping[str, Any], origin: Mapping[str, Any]) -> dict[str, Any]:
-    """Write down what is run and where, or check that a folder to be continued was made the same way."""
+    """Record what is run and where, or check that a folder to be continued has the same settings."""
     path = folder / FILE
     sessions: list[Any] = []
     if path.exists():
@@ -87,7 +89,7 @@ def record(folder: Path, settings: Mapping[str, Any], origin: Mapping[str, Any])
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Return the record of what was run into a folder."""
+    """Return the record of a results folder."""
     return read_record_file(folder / FILE)
 
 

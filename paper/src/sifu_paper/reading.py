@@ -1,4 +1,4 @@
-"""The rows of a results table as trajectories and data sets."""
+"""Trajectories and data sets from the rows of a results table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sifu_paper.work import NOISE_AXES, parse_variant, variant_text
 
 
 def courses_of(rows: Iterable[Row]) -> list[Course]:
-    """Return the trajectories of a table, in its order; unfinished ones and the rows of training are left out."""
+    """Return the trajectories of a table in its order, without unfinished ones and rows of training."""
     grouped: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         if row["method"] != TRAINING and row["request"]:
@@ -39,12 +39,13 @@ def _course(rows: Sequence[Row]) -> Course:
 
 @cache
 def trained_like(preset: str) -> str:
-    """Return the first preset that trains as this one does: they differ in what they promise (`privacy`) alone.
+    """Return the first preset with the same training as this one: they differ only in their promises (`privacy`).
 
-    Scratch of one of them is Scratch of the other. Unknown presets do not share theirs.
+    Such presets share Scratch. Unknown presets do not share theirs.
 
     >>> trained_like("ours")
     'paper'
+
     """
     presets = shared_settings().presets
     if preset not in presets:
@@ -57,9 +58,9 @@ def _training(preset: Mapping[str, object]) -> dict[str, object]:
 
 
 def letter_preset(rows: Iterable[Row]) -> str:
-    """Return the table's preset nearest to the authors' code: with the paper's promises, and most settings.
+    """Return the table's preset closest to the authors' code: with the paper's promises and the most overrides.
 
-    A preset to the letter lays more of the authors' settings over ours than `paper` does.
+    The presets that follow the authors' code override more of our settings than `paper` does.
     """
     return max(population_presets(rows), key=_settings_laid_over, default="paper")
 
@@ -80,7 +81,7 @@ def _presets_by(rows: Iterable[Row], accounting: str) -> list[str]:
 
 
 def honest_preset(rows: Iterable[Row]) -> str:
-    """Return the preset by our rules (weights of the round), trained like the one to the letter if there is one."""
+    """Return the preset by our rules (weights of the round), with the training of `letter_preset` if there is one."""
     rows = list(rows)
     ours = honest_presets(rows)
     letter = trained_like(letter_preset(rows))
@@ -111,7 +112,7 @@ def without(rows: Sequence[Row], methods: Collection[str]) -> list[Row]:
 
 
 def results_of(experiment: Experiment, rows: Sequence[Row]) -> Results:
-    """Return everything the figure of an experiment is drawn from; methods that it sets apart are in a table alone."""
+    """Return the data of an experiment's figure; methods in `set_apart` appear only in a table."""
     rows = without(rows, experiment.set_apart) if experiment.set_apart else rows
     datasets = datasets_of(rows)
     return Results(
@@ -130,13 +131,13 @@ def datasets_of(rows: Iterable[Row]) -> list[str]:
 
 
 def title_of(dataset: str) -> str:
-    """Return a data set's name as people know it."""
+    """Return the title of a data set for people."""
     return shared_settings().dataset(dataset).title
 
 
 def before_first_round(row: Mapping[str, Any]) -> bool:
-    """Return whether a request of SIFU went back to a model that none of the clients had taken part in.
+    """Return whether a request of SIFU went back to a model that none of its clients had influenced.
 
-    Its certificate may be `conditional` all the same: among a fixed number of participants they took others' slots.
+    Its certificate may still be `conditional`: with a fixed number of participants its clients took others' slots.
     """
     return bool(row["level"] == "exact" or row.get("psi") == 0.0)

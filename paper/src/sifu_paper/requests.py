@@ -1,6 +1,6 @@
-"""Choice of the clients that ask to be forgotten: of one class where clients have one, else random; keyed by the seed.
+"""Choice of the clients that ask to be forgotten: of one class if clients have one, else random; keyed by the seed.
 
-Requests of one class go through the classes in turn, and begin again with the next clients of the first one.
+Requests of one class visit the classes in turn, and then continue with the next clients of the first class.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sifu_paper.settings import Requests
 
 
 def choose_requests(clients: Sequence[Any], spec: Spec, wanted: Requests, request_set: int = 0) -> list[list[str]]:
-    """Return the names of the clients of each request; set 0, 1, 2... begin with different clients."""
+    """Return the names of the clients of each request; sets 0, 1, 2, ... start with different clients."""
     if wanted.count * wanted.clients >= len(clients):
         raise InputError(
             f"{wanted.count} requests of {wanted.clients} clients would forget all {len(clients)}: ask for fewer"

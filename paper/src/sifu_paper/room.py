@@ -1,8 +1,8 @@
-"""The room on disk that an experiment takes while it runs: named before it starts, and refused where there is less.
+"""Disk space that an experiment needs while it runs: announced before it starts; too little space is refused.
 
-A run keeps `keep.models` models at most. All trainings of a data set are there when its requests begin, and every
-request that runs at the time has its own run folder, whose models are links to those of its training until it
-goes back and trains again. Folders go as soon as their last row is written.
+A run keeps at most `keep.models` models. All trainings of a data set exist when its requests begin, and every running
+request has its own run folder, whose models are links to those of its training until it goes back and trains again. A
+folder is deleted when its last row is written.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sifu.theory.participation import Participation
 from sifu_paper.work import Trajectory
 
 ModelBytes = Callable[[Spec], int]
-"""The bytes of one model of a spec; of a head in closed form, those of one client's statistics."""
+"""Function that returns the bytes of one model of a spec; for a closed-form head, of one client's statistics."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes at most at any time: of kept models, and of clients' updates (FedEraser, FedAccum) at the round limit."""
+    """Peak bytes of kept models, and of clients' updates (FedEraser, FedAccum) at the round limit."""
 
     models: int = 0
     updates: int = 0
@@ -34,18 +34,18 @@ class Room:
 
 
 def run_room(spec: Spec, model_bytes: ModelBytes) -> Room:
-    """Return the most that one run keeps; a head in closed form keeps every client's statistics instead of models."""
+    """Return the most that one run keeps; a closed-form head keeps every client's statistics instead of models."""
     if spec.regime.solves:
         return Room(spec.data.clients * model_bytes(spec))
     if spec.features.kind != "none":
-        return Room()  # a small head, and its size is known only once everybody's features are computed
+        return Room()  # a small head, whose size is known only once all features are computed
     size, every = model_bytes(spec), spec.round_extras.updates_every
     kept_rounds = -(-spec.stop.max_rounds // every) if every else 0
     return Room((spec.keep.models + spec.groups.count) * size, kept_rounds * _participants(spec) * size)
 
 
 def part_room(trajectories: Sequence[Trajectory], at_once: int, model_bytes: ModelBytes) -> Room:
-    """Return the disk space of all trajectories of one data set, `at_once` of them at a time."""
+    """Return the disk space of all trajectories of one data set, with `at_once` of them at a time."""
     trainings = list(dict.fromkeys(trajectory.training for trajectory in trajectories))
     kept = sum((run_room(training.spec, model_bytes) for training in trainings), Room())
     copies = sorted((run_room(trajectory.spec, model_bytes).models for trajectory in trajectories), reverse=True)
@@ -53,7 +53,7 @@ def part_room(trajectories: Sequence[Trajectory], at_once: int, model_bytes: Mod
 
 
 def room_of(parts: Iterable[Sequence[Trajectory]], jobs: int, at_once: int, model_bytes: ModelBytes) -> Room:
-    """Return the most disk space that parts take, `jobs` at a time; each part is of one data set."""
+    """Return the largest disk space of the parts, with `jobs` at a time; each part has one data set."""
     rooms = [part_room(part, at_once, model_bytes) for part in parts]
     models = sorted((room.models for room in rooms), reverse=True)[:jobs]
     updates = sorted((room.updates for room in rooms), reverse=True)[:jobs]
@@ -61,9 +61,10 @@ def room_of(parts: Iterable[Sequence[Trajectory]], jobs: int, at_once: int, mode
 
 
 def check_room(room: Room, out: Path, runs: Path) -> str:
-    """Return a sentence on the room needed and the room there is; refuse too little room for the models.
+    """Return a sentence on the needed and the available space; refuse too little space for the models.
 
-    Updates are counted at the limit of rounds, which few trainings come near: too little for them is only said.
+    Updates are counted at the limit of rounds, which few trainings approach, so too little space for them only gives a
+    warning.
     """
     existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free + _size_of(runs)
@@ -89,7 +90,7 @@ def _participants(spec: Spec) -> int:
 
 
 def _size_of(folder: Path) -> int:
-    """Return the bytes of the files below a folder, linked ones once."""
+    """Return the bytes of the files below a folder; linked files count once."""
     sizes: dict[int, int] = {}
     for place, _, names in os.walk(folder):
         for name in names:

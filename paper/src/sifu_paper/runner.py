@@ -1,6 +1,6 @@
-"""Running an experiment: trainings, then trajectories, data set by data set; resumable at any instant.
+"""Runner of an experiment: trainings, then trajectories, data set by data set; it can be resumed at any point.
 
-The table says what is done. What is missing is done; a task half done continues from its run folder.
+The table shows what is done. The runner does the rest; an unfinished task continues from its run folder.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FAILURES = "failures.txt"
 
 @dataclass(frozen=True)
 class Update:
-    """Content of a progress display: tasks done of all, and what one of them is doing."""
+    """Content of a progress display: the numbers of done and of all tasks, and the activity of one of them."""
 
     done: int
     total: int
@@ -74,7 +74,7 @@ class Bench:
         report: Callable[[Update], None] | None = None,
         announce: Callable[[str], None] | None = None,
     ) -> None:
-        """Prepare a run; `report` is told of progress, `announce` gets the sentence on the room for run folders."""
+        """Prepare a run; `report` receives progress, `announce` receives the sentence on disk space."""
         self.options = options
         self.announce = announce or (lambda sentence: None)
         self.experiment = narrowed(load_experiment(options.name, options.scale), options.where)
@@ -90,7 +90,7 @@ class Bench:
         self._done, self._total = 0, 0
 
     def run(self) -> Result:
-        """Do what is missing; return the table, what was left out, and what failed."""
+        """Do the missing work; return the table, what was left out, and the failures."""
         source = self._source[0]
         work = self.work() if self.experiment.kind == "requests" else Work((), ())
         result = self.open()
@@ -106,7 +106,7 @@ class Bench:
         return result
 
     def open(self) -> Result:
-        """Open the table as it stands, in a folder that says where it was made."""
+        """Open the current table, in a folder that records its provenance."""
         options = self.options
         self.datasets, self.presets  # noqa: B018, a wrong name is refused before anything is written
         options.out.mkdir(parents=True, exist_ok=True)
@@ -125,30 +125,30 @@ class Bench:
         options = self.options
         return engine_source(options.device, options.lanes, self.cache, options.precision, options.engine)
 
-    # -- what is chosen ----------------------------------------------------------------------------------
+    # -- selection -----------------------------------------------------------------------------------------------------
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """The data sets to run."""
+        """Data sets to run."""
         for name in self.options.datasets:
             shared_settings().dataset(name)
         return self.options.datasets or self.experiment.datasets
 
     @property
     def presets(self) -> tuple[str, ...]:
-        """The presets to run, in the experiment's order."""
+        """Presets to run, in the experiment's order."""
         for name in self.options.presets:
             shared_settings().preset(name)
         return self.options.presets or self.experiment.presets
 
     @property
     def over(self) -> dict[str, Any]:
-        """Overrides from the command line, laid over every spec."""
+        """Overrides of every spec from the command line."""
         most = self.options.max_rounds
         return {} if most is None else {"stop": {"max_rounds": most}}
 
     def work(self) -> Work:
-        """Return every trajectory of the experiment as it was asked for."""
+        """Return every trajectory of the experiment for these options."""
         methods = self.options.methods or self.experiment.methods
         known = [info.name for info in all_method_infos()]
         strange = [name for name in methods if name not in known]
@@ -200,10 +200,11 @@ class Bench:
     # -- run folders -------------------------------------------------------------------------------------
 
     def model_bytes(self, spec: Spec) -> int:
-        """Return the bytes of one model of a federation of this shape; 0 where it cannot be made, as its task will say.
+        """Return the bytes of one model of a federation of this shape; 0 if it cannot be made, which its task reports
+        later.
 
-        For a head in closed form, return a client's share of the sum and of what is kept of all clients: rows of four
-        bytes a number, or half of a Gram matrix where that is smaller.
+        For a closed-form head, return a client's share of the sum and its kept statistics: rows of four bytes per
+        number, or half of a Gram matrix if that is smaller.
         """
         key = (spec.data.name, spec.model, spec.features)
         if key not in self._model_bytes:
@@ -222,9 +223,9 @@ class Bench:
         return self._model_bytes[key]
 
     def check_room(self, table: Table, shares: Sequence[Sequence[int]] = (), jobs: int = 1, runs: str = RUNS) -> None:
-        """Announce the room that run folders below `runs` take; refuses to start where there is less.
+        """Announce the disk space of the run folders below `runs`; refuse to start with less.
 
-        `shares` are the seeds of the processes that share a data set, where there are several.
+        `shares` are the seeds of each process, if several processes share a data set.
         """
         missing = [task for task in self.work().trajectories if not self._is_settled(task, table)]
         share_of = {seed: number for number, seeds in enumerate(shares) for seed in seeds}
@@ -235,7 +236,7 @@ class Bench:
         self.announce(check_room(room, self.options.out, self.options.out / runs))
 
     def _sweep(self, work: Work, table: Table) -> None:
-        """Remove what an interrupted session was done with but did not live to remove."""
+        """Remove folders that an interrupted session had finished but not removed."""
         if self.options.keep_runs or self._were_kept():
             return
         for training in work.trainings:
@@ -260,11 +261,13 @@ class Bench:
         return any("--keep-runs" in session["command"] for session in read_record(self.options.out)["sessions"])
 
     def _is_settled(self, trajectory: Trajectory, table: Table) -> bool:
-        """Return whether nothing is left to do: all rows exist, or training missed a target that requests wait for."""
+        """Return whether nothing is left to do: all rows exist, or the training missed the target
+        that requests need.
+        """
         return self._is_done(trajectory, table) or self._missed_target(trajectory.training, table)
 
     def _missed_target(self, training: Training, table: Table) -> bool:
-        """Return whether the experiment leaves out requests on this training, because it ended below its target."""
+        """Return whether the experiment skips requests on this training, because it ended below its target."""
         if not self.experiment.only_reached:
             return False
         place = training_place(training, self.experiment.name)
@@ -286,7 +289,7 @@ class Bench:
         try:
             run = train_run(task, self._folder(task), engine, progress, self.options.data)
         except RoundRejectedError:
-            # A training that diverges is a result: requests go on from its last good state, and are rows as well.
+            # A diverging training is a result: requests continue from its last good state, and have rows as well.
             run = open_run(self._folder(task), engine=engine)
         seconds = time.monotonic() - started
         table.add(training_row(task, run, self.experiment.name, seconds, self.held_out, self.device))
@@ -423,7 +426,7 @@ class Bench:
                     shutil.rmtree(options.out / RUNS, ignore_errors=True)
 
     def write_failures(self, result: Result) -> None:
-        """Write what went wrong to a file next to the table; delete the file if nothing did."""
+        """Write the failures to a file next to the table; delete the file if there are none."""
         path = self.options.out / FAILURES
         if result.failures:
             path.write_text(

@@ -1,8 +1,8 @@
-"""Experiments as data: the TOML files in `specs`, and the run specs that follow from them.
+"""Experiments as data: the TOML files in `specs`, and the run specs derived from them.
 
-`paper.toml` holds what all experiments share (the paper's settings table, the presets, what `--scale smoke` shrinks);
-each other file is one experiment. A run spec is laid together from the ground up: shared, data set, the preset's
-training, experiment, smoke, the preset's promises.
+`paper.toml` holds what all experiments share (the paper's settings table, the presets, the settings that `--scale
+smoke` shrinks); each other file is one experiment. A run spec merges these layers, later ones on top: shared, data set,
+the preset's training, experiment, smoke, the preset's promises.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHARED = "paper"
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests to make: `count` requests of `clients` clients each, by class where clients have one, or at random."""
+    """Requests to make: `count` requests of `clients` clients each, by class if clients have one, or at random."""
 
     count: int = 1
     clients: int = 10
@@ -37,7 +37,7 @@ class Requests:
 
 @dataclass(frozen=True)
 class DistanceRuns:
-    """Plan of a `distance` experiment: number of rounds, number of clients taken out, rounds between measurements."""
+    """Plan of a `distance` experiment: number of rounds, number of removed clients, rounds between measurements."""
 
     rounds: int = 60
     clients: int = 3
@@ -46,9 +46,9 @@ class DistanceRuns:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One figure: which data sets and methods, which requests, and the grid of what is varied.
+    """One figure: its data sets, methods and requests, and the grid of varied settings.
 
-    `spec` is laid over the shared settings; every combination of `grid` is a variant. `unlimited` methods are also
+    `spec` overrides the shared settings; every combination of `grid` is a variant. `unlimited` methods are also
     executed without a time limit.
     """
 
@@ -63,9 +63,9 @@ class Experiment:
     presets: tuple[str, ...] = ("paper", "ours")
     unlimited: tuple[str, ...] = ()
     set_apart: tuple[str, ...] = ()
-    """Methods in a table of their own, which may be run on fewer seeds without taking the others' away."""
+    """Methods in a separate table, which may have fewer seeds without reducing those of the others."""
     only_reached: bool = False
-    """True if requests are left out on trainings that ended at their limit of rounds below the target."""
+    """True if requests are skipped on trainings that ended at their limit of rounds below the target."""
     requests: Requests = Requests()
     distance: DistanceRuns = DistanceRuns()
     spec: Mapping[str, Any] | None = None
@@ -73,14 +73,14 @@ class Experiment:
     method_spec: Mapping[str, Mapping[str, Any]] | None = None
     """Overrides of the spec for a method that trains another kind of model than the others."""
     method_grid: Mapping[str, Mapping[str, Sequence[Any]]] | None = None
-    """Values of the grid that a method is limited to, where all of them would take too long."""
+    """Values of the grid to which a method is limited, if all of them would take too long."""
     trials: tuple[Mapping[str, Any], ...] = ()
-    """The tasks of a `groups` experiment (`sifu_paper.group_trials`)."""
+    """Tasks of a `groups` experiment (`sifu_paper.group_trials`)."""
 
 
 @dataclass(frozen=True)
 class DatasetSettings:
-    """A row of the paper's settings table."""
+    """Row of the paper's settings table."""
 
     name: str
     title: str
@@ -92,7 +92,7 @@ class DatasetSettings:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Another way to train than the paper's table: what is laid over it, for all data sets and for some."""
+    """Training other than in the paper's table: overrides for all data sets and for some."""
 
     spec: Mapping[str, Any]
     datasets: Mapping[str, Mapping[str, Any]]
@@ -100,7 +100,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings shared by all experiments. A preset is what it promises (`privacy`), and the name of its `training`."""
+    """Settings shared by all experiments. A preset has promises (`privacy`) and the name of its `training`."""
 
     spec: Mapping[str, Any]
     datasets: Mapping[str, DatasetSettings]
@@ -109,15 +109,15 @@ class Settings:
     smoke: Mapping[str, Any]
 
     def dataset(self, name: str) -> DatasetSettings:
-        """Return the row of a data set, or refuse an unknown one with a sentence that lists the known ones."""
+        """Return the row of a data set; an unknown name is refused with a list of the known ones."""
         return self.datasets[_known("data set", name, self.datasets)]
 
     def preset(self, name: str) -> Mapping[str, Any]:
-        """Return a preset, or refuse an unknown one with a sentence that lists the known ones."""
+        """Return a preset; an unknown name is refused with a list of the known ones."""
         return self.presets[_known("preset", name, self.presets)]
 
     def training_of(self, preset: str, dataset: str) -> Mapping[str, Any]:
-        """Return a preset's overrides of the paper's table for a data set; empty if it trains as the table says."""
+        """Return a preset's overrides of the paper's table for a data set; empty if it trains as in the table."""
         name = self.preset(preset).get("training")
         if name is None:
             return {}
@@ -146,7 +146,7 @@ def load_experiment(name: str, scale: Scale = "paper") -> Experiment:
     if scale not in SCALES:
         raise InputError(f"the scale is {' or '.join(SCALES)}, found {scale!r}")
     content = _read(_known("experiment", name, experiment_names()))
-    if "like" in content:  # laid over another experiment
+    if "like" in content:  # overrides another experiment
         content = merged(_read(content.pop("like")), content)
     smoke = content.pop("smoke", {})
     requests = Requests(**content.pop("requests", {}))
@@ -186,7 +186,7 @@ def run_spec(
     scale: Scale,
     over: Mapping[str, Any] | None = None,
 ) -> tuple[Spec, tuple[str, ...]]:
-    """Return the spec of a run, and notes on what this version had to replace."""
+    """Return the spec of a run, and notes on replaced settings."""
     settings = shared_settings()
     row = settings.dataset(dataset)
     own = experiment.spec or {}
@@ -224,10 +224,11 @@ def scaled_sigma(scale: float | str, epsilon: float, delta: float, clients: int)
 
 
 def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge tables, later ones on top; tables inside are merged, everything else is replaced.
+    """Merge tables, later ones on top; nested tables are merged, other values are replaced.
 
     >>> merged({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}, "b": 4})
     {'a': {'x': 1, 'y': 3}, 'b': 4}
+
     """
     result: dict[str, Any] = {}
     for table in tables:
@@ -241,10 +242,11 @@ def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drawn_apart(participation: str, clients: int) -> str:
-    """Return the same share of the clients, each drawn alone: groups cannot share a fixed number.
+    """Return the same share of the clients with independent draws, because groups cannot share a fixed number.
 
     >>> drawn_apart("fixed(10)", 100), drawn_apart("all", 100)
     ('poisson(0.1)', 'all')
+
     """
     match = re.fullmatch(r"fixed\((\d+)\)", participation)
     return f"poisson({int(match[1]) / clients:g})" if match else participation

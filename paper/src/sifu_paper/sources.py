@@ -14,42 +14,44 @@ from sifu_paper.table import Row, read_table
 
 TABLE = "results.csv"
 LETTERS = ("letter", "letter-watermark", "letter-time", "letter-sigma", "letter-sets")
-"""Trained as the authors' code trains."""
+"""Experiments that train like the authors' code."""
 PAPERS = ("sequential", *LETTERS, "watermark", "time-limited", "sigma", "request-sets", "psi-alpha")
 ORDER = (*PAPERS, "scale", "groups", "exact", "metrics")
-"""Order of experiments on a page: the paper's, then ours; those that are not named here come last."""
+"""Order of experiments on a page: the paper's, then ours, then unlisted ones."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The table of one experiment and the file that says where it was made."""
+    """Table of one experiment, and the file with its provenance."""
 
     table: Path
     origin: Path
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """Record of what was run, where and when."""
+        """Record of the settings, machine and time."""
         return read_record_file(self.origin)
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The experiment as it was run."""
+        """Experiment as it was run."""
         return load_experiment(self.record["asked"]["experiment"], self.record["asked"]["scale"])
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The table."""
+        """Rows of the table."""
         return read_table(self.table)
 
     @property
     def smoke(self) -> bool:
-        """True if everything was shrunk."""
+        """True if the experiment was shrunk."""
         return bool(self.record["asked"]["scale"] == "smoke")
 
 
 def sources_in(folders: Sequence[Path]) -> list[Source]:
-    """Return the results of folders in the page's order; a later folder replaces an experiment of an earlier one."""
+    """Return the results in these folders in the page's order; a later folder replaces an
+    experiment of an earlier one.
+    """
     by_name: dict[str, Source] = {}
     for folder in folders:
         for source in _of_folder(folder):
@@ -64,5 +66,5 @@ def _of_folder(folder: Path) -> list[Source]:
         kept = [Source(table, origin) for table, origin in pairs if table.exists() and origin.exists()]
         if kept:
             return kept
-    read_record(folder)  # says what is missing
+    read_record(folder)  # raises if something is missing
     return [Source(folder / TABLE, folder / FILE)]

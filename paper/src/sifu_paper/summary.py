@@ -1,4 +1,4 @@
-"""An experiment's result in one small table, sorted, on the same seeds in all rows of a data set."""
+"""Summary of an experiment in one small sorted table, with the same seeds in all rows of a data set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sifu_paper.table import Row
 
 SummaryRow = dict[str, Any]
 AXES = {"sigma_factor": "sigma"}
-"""Columns of what is varied, where they are not called as in the table."""
+"""Names of varied settings in the summary, if they differ from those in the table."""
 LIMITED_COLUMNS = {
     "remaining": "accuracy_retain_after",
     "test": "accuracy_test",
@@ -34,19 +34,19 @@ LIMITED_COLUMNS = {
 
 @dataclass(frozen=True)
 class Summary:
-    """The rows, and what a reader must know about them."""
+    """Rows, and a note for the reader."""
 
     rows: list[SummaryRow]
     note: str = ""
 
 
 def summary_rows(experiment: Experiment, rows: Sequence[Row]) -> list[SummaryRow]:
-    """Return the rows alone."""
+    """Return only the rows."""
     return summarise(experiment, rows).rows
 
 
 def summarise(experiment: Experiment, rows: Sequence[Row]) -> Summary:
-    """Return a line for each data set, method and variant (for distances: each data set; for groups: each setting)."""
+    """Return a line for each data set, method and variant (for distances, each data set; for groups, each setting)."""
     if experiment.kind == "groups":
         return _groups(rows)
     if experiment.kind == "distance":
@@ -61,7 +61,7 @@ def summarise(experiment: Experiment, rows: Sequence[Row]) -> Summary:
 
 
 def set_apart(experiment: Experiment, rows: Sequence[Row]) -> Summary:
-    """Return the methods that an experiment sets apart, with Scratch on the same seeds."""
+    """Return the methods in `set_apart`, with Scratch on the same seeds."""
     own = [row for row in rows if row["method"] in experiment.set_apart]
     present = {(row["dataset"], trained_like(row["preset"])) for row in own}
     scratch = [row for row in rows if row["method"] == "scratch"]
@@ -70,7 +70,7 @@ def set_apart(experiment: Experiment, rows: Sequence[Row]) -> Summary:
 
 
 def _requests(rows: Sequence[Row], labels: Mapping[Line, str]) -> Summary:
-    """Summarise requests; `labels` are those of the whole experiment, so that both of its tables name a line alike."""
+    """Summarise requests; `labels` are those of the whole experiment, so that both tables name a line alike."""
     result, notes = [], []
     everyone = courses_of(rows)
     for dataset in datasets_of(rows):
@@ -85,16 +85,16 @@ def _requests(rows: Sequence[Row], labels: Mapping[Line, str]) -> Summary:
             for axes in dict.fromkeys(_axes(course) for course in own):
                 runs = [course for course in own if _axes(course) == axes]
                 speed = speed_up(runs, same.courses)
-                # Along a scale a method's rows stand together; otherwise the quickest method comes first.
+                # With varied settings a method's rows stay together; otherwise the quickest method comes first.
                 order = (_words(runs[0]), place if varied else 0, _numbers(runs[0]), speed.rank, place)
-                at_once = not speed.runs and all(run.total == 0 for run in runs)  # there is nothing to compare
+                at_once = not speed.runs and all(run.total == 0 for run in runs)  # no rounds to compare
                 lines.append((order, _one(dataset, labels[line], axes, runs, "no rounds" if at_once else speed.text())))
         result += [row for _, row in sorted(lines, key=lambda pair: pair[0])]
     return Summary(_without_empty(result), _joined_notes(notes))
 
 
 def _axes(course: Course) -> tuple[tuple[str, str], ...]:
-    """Return the varied settings, without the sets of clients that ask: these are draws of the same thing."""
+    """Return the varied settings, without the request sets, which are draws of the same setting."""
     return tuple((AXES.get(name, name), value) for name, value in course.variant.items() if name != "set")
 
 
@@ -134,7 +134,7 @@ def _one(dataset: str, label: str, axes: Sequence[tuple[str, str]], runs: Sequen
 
 
 def _seconds(runs: Sequence[Course]) -> str | None:
-    """Return the mean seconds of a request on each device, where the table names it."""
+    """Return the mean seconds of a request on each device that the table names."""
     by_device: dict[str, list[float]] = {}
     for row in (row for course in runs for row in course.rows):
         if row.get("device") and row["seconds"] is not None:
@@ -145,9 +145,9 @@ def _seconds(runs: Sequence[Course]) -> str | None:
 
 
 def _without_empty(rows: list[SummaryRow]) -> list[SummaryRow]:
-    """Return rows with the same columns: those that some row has, without those that none has a value for."""
+    """Return rows with the same columns: those that some row has, without those that are empty in all rows."""
     names = dict.fromkeys(name for row in rows for name in row)
-    # What is varied stands where it does in the row that has most columns.
+    # A varied setting has its position in the row with the most columns.
     order = max((list(row) for row in rows), key=lambda columns: len(columns), default=[])
     columns = [name for name in (*order, *names) if any(row.get(name) is not None for row in rows)]
     return [{name: row.get(name) for name in dict.fromkeys(columns)} for row in rows]
@@ -166,10 +166,11 @@ def _seeds_note(dataset: str, same: SameSeeds, labels: Mapping[Line, str]) -> tu
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return whole numbers with neighbours joined.
+    """Return integers as text, with consecutive ones joined.
 
     >>> _ranges([1, 2, 3, 7])
     '1 to 3, 7'
+
     """
     parts: list[list[int]] = []
     for number in numbers:
@@ -297,7 +298,7 @@ def _groups(rows: Sequence[Row]) -> Summary:
 
 
 def _all_hit_words(rows: Sequence[Row]) -> str:
-    """Count requests that left no group to merge: they are in no row, so the rows are of the luckier seeds."""
+    """Return a sentence on requests that left no group to merge; they have no row, so the rows show luckier seeds."""
     hit = sum(
         row["method"] == "groups" and row["request"] == 1 and "rebuild" not in row["variant"] and not row["groups_left"]
         for row in rows
@@ -342,5 +343,5 @@ def _distances(rows: Sequence[Row]) -> list[SummaryRow]:
 
 
 def largest_ratio(rows: Sequence[Row], psi: str) -> float:
-    """Return the largest alpha / Psi; above 1 the bound was broken."""
+    """Return the largest alpha / Psi; above 1 the bound is violated."""
     return max((row["distance"] / row[psi] for row in rows if row[psi]), default=math.nan)

@@ -1,4 +1,4 @@
-"""The tidy table of an experiment: a CSV file to which finished rows are added, each durably and exactly once."""
+"""Table of an experiment: a CSV file to which finished rows are added durably and exactly once."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ GROUP_COLUMNS = (
     "bytes_kept",
     "seconds",
 )
-"""Columns of `groups` experiments: request 0 is the first training, 1 a single request, and more a sequence's."""
+"""Columns of `groups` experiments: request 0 is the first training, 1 a single request, higher ones a sequence's."""
 
 METRIC_COLUMNS = (
     *PLACE,
@@ -102,10 +102,10 @@ METRIC_COLUMNS = (
     "forgetting_quality",
     "tpr_at_1",
 )
-"""Columns of `metrics` experiments: a row for each run, and with request 0 one for each method over all of them."""
+"""Columns of `metrics` experiments: a row for each run, and with request 0 one for each method over all runs."""
 
 COLUMNS_OF = {"distance": DISTANCE_COLUMNS, "groups": GROUP_COLUMNS, "metrics": METRIC_COLUMNS}
-"""Columns by kind of experiment; all others have those of requests."""
+"""Columns by kind of experiment; all others have the columns of requests."""
 
 _WHOLE = ("seed", "request", "clients", "rounds", "extra_rounds", "training_rounds", "node", "client", "round")
 _WHOLE_COUNTS = (
@@ -122,7 +122,7 @@ _TEXT = ("experiment", "dataset", "preset", "method", "variant", "level", "devic
 
 
 class Table:
-    """Rows in a CSV file. A torn last line, left by a crash, is dropped when the table is opened."""
+    """Rows in a CSV file. A partial last line after a crash is dropped when the table is opened."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self.path, self.columns = path, tuple(columns)
@@ -140,7 +140,7 @@ class Table:
         self._places = {place_of(row) for row in self.rows}
 
     def has(self, row: Mapping[str, Any]) -> bool:
-        """Return whether the table already has a row of this place."""
+        """Return whether the table already has a row with the identifying columns of `row`."""
         return place_of(row) in self._places
 
     def add(self, row: Row) -> None:

@@ -1,4 +1,4 @@
-"""Final accuracies of trainings: where requests wait for a target, readers must know which trainings missed it."""
+"""Final accuracies of trainings, for readers of experiments that skip requests on trainings below the target."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from sifu_paper.trajectory import TRAINING
 from sifu_paper.work import SHARED_TRAINING
 
 KINDS = (SHARED_TRAINING, "dp")
-"""Trainings that go to the target by rounds of their own; those that keep updates are `shared` bit for bit."""
+"""Kinds of training with separate rounds; a training that keeps updates equals `shared` bit for bit."""
 
 
 @dataclass(frozen=True)
 class TrainedTo:
-    """The trainings of one data set and kind under one preset and limit of rounds, and how many reached the target."""
+    """Trainings of one data set and kind under one preset and limit of rounds, with the number that
+    reached the target.
+    """
 
     dataset: str
     preset: str
@@ -35,7 +37,7 @@ class TrainedTo:
 
 
 def trainings_of(rows: Sequence[Row]) -> list[TrainedTo]:
-    """Return the trainings that methods start from, by data set, preset and kind; `shared` is that of most methods."""
+    """Return the trainings that methods start from, by data set, preset and kind; most methods use `shared`."""
     result = []
     trainings = [row for row in rows if row["method"] == TRAINING]
     for dataset, preset, kind in itertools.product(datasets_of(trainings), shared_settings().presets, KINDS):
@@ -61,8 +63,8 @@ def trainings_of(rows: Sequence[Row]) -> list[TrainedTo]:
 def _by_limit(rows: Sequence[Row]) -> list[list[Row]]:
     """Group trainings by their limit of rounds, the highest limit first.
 
-    A training that ended below its target ended at its limit. One that reached it is counted with the lowest limit
-    that leaves room for its rounds, or with the highest.
+    A training that ended below its target ended at its limit. A training that reached it belongs to the lowest limit
+    that is not below its rounds, or to the highest limit.
     """
     limits = sorted({row["rounds"] for row in rows if not row["reached"]})
     groups: dict[int, list[Row]] = {}
@@ -77,7 +79,7 @@ def _present(rows: Sequence[Row], column: str) -> tuple[float, ...]:
 
 
 def below_target(rows: Sequence[Row], preset: str) -> list[str]:
-    """Return data sets with seeds on which most methods' training ended below the target: how many, at which limit."""
+    """Return descriptions of data sets with shared trainings below the target: how many seeds, at which limit."""
     missed: dict[str, list[str]] = {}
     for training in trainings_of(rows):
         if (training.preset, training.kind) == (preset, SHARED_TRAINING) and training.reached < training.seeds:
@@ -89,9 +91,9 @@ def below_target(rows: Sequence[Row], preset: str) -> list[str]:
 
 
 def training_rows(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return a line for each data set and way of training; presets that train alike are one, the first.
+    """Return a line for each data set and kind of training; presets with the same training appear as the first of them.
 
-    Only of experiments that leave out requests on trainings below the target: there the reader must know of them.
+    The result is empty unless the experiment skips requests on trainings below the target.
     """
     if not experiment.only_reached:
         return []
@@ -119,10 +121,11 @@ def _kind_words(kind: str) -> str:
 
 
 def _range(values: Sequence[float], pattern: str) -> str | None:
-    """Return the least to the largest value, in words.
+    """Return the range of values in words.
 
     >>> _range([880, 991], "{:,}"), _range([10000, 10000], "{:,}"), _range([], "{}")
     ('880 to 991', '10,000', None)
+
     """
     if not values:
         return None

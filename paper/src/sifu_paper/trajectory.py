@@ -1,8 +1,8 @@
 """Execution of one task through the public API, with a measurement of the result.
 
-A trajectory's run folder is a copy of its training run. Each request has its own id and its row is written
-before the next one starts, so whatever an interruption leaves behind can be continued: the run finishes a request half
-done, and what had to be measured beforehand lies in a small file next to the run.
+A trajectory's run folder is a copy of its training run. Each request has its own id and its row is written before the
+next one starts, so an interrupted trajectory can be continued: the run finishes an unfinished request, and a small file
+next to the run keeps what had to be measured beforehand.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from sifu_paper.work import Training, Trajectory
 
 BEFOREHAND = "bench.json"
 DIVERGED = "diverged"
-"""The level of rows whose training ended in NaN or Inf: there is no model, and so no accuracy either."""
+"""Level of rows whose training ended in NaN or Inf: they have no model and so no accuracy."""
 TRAINING = "training"
-"""The method of the rows that say what training took."""
+"""Method of the rows with the cost of training."""
 
 MarkCheck = Callable[[np.ndarray, np.ndarray], float]
 """(model, clients) -> accuracy on the clients' data with fresh marks instead of their own."""
@@ -83,8 +83,8 @@ def training_row(
 def copy_run(source: Path, target: Path) -> None:
     """Copy a run folder, whole or not at all.
 
-    Models and statistics are linked where possible: a run never changes them in place, it makes new ones and removes
-    the names of old ones, for good as well. A request that removes them removes the copy's name only.
+    Models and statistics are linked if possible: a run never changes such a file in place, but writes new ones and
+    removes the names of old ones, also in an erasure. A request on the copy removes only the copy's name.
     """
     temporary = target.with_name(f".copying-{target.name}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -157,7 +157,7 @@ class TrajectoryRun:
     def _record_divergence(self, first: int, last: int, training_rounds: int, beforehand: Mapping[str, Any]) -> None:
         """Record that training ended in NaN or Inf (noise too large): this and later requests never reach the target.
 
-        They count with the largest number of rounds, as the paper counts methods that miss the target.
+        They count with the largest number of rounds, as in the paper for methods that miss the target.
         """
         stop = self.trajectory.spec.stop
         for number in range(first, last + 1):
@@ -180,10 +180,10 @@ class TrajectoryRun:
         limit = self.trajectory.limit
         return {} if limit is None else {"max_rounds": max(1, round(limit * training_rounds))}
 
-    # -- what is measured --------------------------------------------------------------------------------
+    # -- measurements --------------------------------------------------------------------------------------------------
 
     def _look_beforehand(self, run: Run, number: int, clients: Sequence[str]) -> dict[str, Any]:
-        """Measure what cannot be measured after the request is executed, and record it in case of an interruption."""
+        """Measure what cannot be measured after the request, and store it in case of an interruption."""
         path = self.folder / BEFOREHAND
         recorded: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         if str(number) in recorded:
@@ -199,7 +199,7 @@ class TrajectoryRun:
         write_atomically(path, json.dumps(recorded | {str(number): dict(beforehand)}).encode())
 
     def _mark(self, run: Run, clients: Sequence[str]) -> float:
-        """Return the accuracy with the clients' own marks minus the accuracy on the same images with fresh ones."""
+        """Return the accuracy with the clients' own marks minus the accuracy on the same images with fresh marks."""
         model, indices = current_model(run), _indices(run, clients)
         assert self.fresh_marks is not None
         return self.engine.evaluate(model, indices).accuracy - self.fresh_marks(model, indices)

@@ -1,4 +1,4 @@
-"""The tasks of an experiment: trainings, and the trajectories of requests that start from them."""
+"""Tasks of an experiment: trainings, and the trajectories of requests that start from them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ BOTH_PRESETS = ("sifu", "last")
 """Methods whose result depends on accounting, calibration or scope; others run under the first preset of a training."""
 NOISE_AXES = ("sigma_factor", "sigma_scale", "epsilon")
 TAKES_SIGMA = ("sifu", "noisy_scratch")
-"""Methods that take sigma from the request; along a noise axis every other method stays the same."""
+"""Methods that use the sigma of the request; other methods do not depend on the noise axis."""
 TRAINING_AXES = ("clients",)
 KINDS_OF_TRAINING = {"dp": "dp", "fed_eraser": "updates", "fed_accum": "updates"}
-"""Methods whose training keeps or does more than the others'; rounds of `updates` are bit for bit those of `shared`."""
+"""Methods with another training than the others; rounds of `updates` equal those of `shared` bit for bit."""
 SHARED_TRAINING = "shared"
 
 Variant = Mapping[str, Any]
@@ -28,7 +28,7 @@ Variant = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Training:
-    """A run that is trained once; every trajectory starts from a copy of it."""
+    """Run that is trained once; every trajectory starts from a copy of it."""
 
     dataset: str
     seed: int
@@ -39,13 +39,13 @@ class Training:
 
     @property
     def name(self) -> str:
-        """Its folder."""
+        """Name of its folder."""
         return slug("train", self.dataset, f"seed{self.seed}", self.preset, self.kind, self.variant)
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One method answering a sequence of requests: one task."""
+    """Task of one method on a sequence of requests."""
 
     training: Training
     method: str
@@ -57,13 +57,13 @@ class Trajectory:
 
     @property
     def name(self) -> str:
-        """Its folder."""
+        """Name of its folder."""
         training = self.training
         return slug(training.dataset, f"seed{training.seed}", training.preset, self.method, self.variant)
 
     @property
     def spec(self) -> Spec:
-        """The spec of its run."""
+        """Spec of its run."""
         return self.training.spec
 
     def place(self, experiment: str, request: int) -> dict[str, Any]:
@@ -82,14 +82,14 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Work:
-    """Everything an experiment has to do, and what this version leaves out."""
+    """All tasks of an experiment, and notes on what is left out."""
 
     trajectories: tuple[Trajectory, ...]
     notes: tuple[str, ...]
 
     @property
     def trainings(self) -> tuple[Training, ...]:
-        """The runs the trajectories start from, each once, in order."""
+        """Runs that the trajectories start from, each once, in order."""
         return tuple(dict.fromkeys(trajectory.training for trajectory in self.trajectories))
 
 
@@ -118,10 +118,11 @@ def plan_work(
 
 
 def _one_for_each_training(presets: Sequence[str]) -> list[str]:
-    """Return the first of the presets that share a training: what they promise makes no difference to most methods.
+    """Return the first preset of each training, because promises make no difference to most methods.
 
     >>> _one_for_each_training(["paper", "ours", "authors", "authors_ours"])
     ['paper', 'authors']
+
     """
     first: dict[Any, str] = {}
     for preset in presets:
@@ -145,10 +146,11 @@ def _variants(experiment: Experiment, method: str) -> list[dict[str, Any]]:
 
 
 def combinations(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return all combinations, the last axis fastest.
+    """Return all combinations, with the last axis varying fastest.
 
     >>> combinations({"a": [1, 2], "b": ["x"]})
     [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'x'}]
+
     """
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
@@ -185,7 +187,7 @@ def _trajectory(
     if method == "noisy_scratch":
         terms["sigma"] = row.sigma
     if method == "last":
-        terms["sigma"] = "auto"  # whatever its Psi needs, as in the paper's comparison
+        terms["sigma"] = "auto"  # the noise that its Psi needs, as in the paper's comparison
     if "sigma_factor" in variant:
         terms["sigma"] = row.sigma * variant["sigma_factor"]
     if "sigma_scale" in variant:
@@ -207,10 +209,11 @@ def _trajectory(
 
 
 def parse_requests(text: str, base: Requests) -> Requests:
-    """Parse requests: `10` is one request of ten clients, `1x10` ten requests of one client each.
+    """Parse requests: `10` means one request of ten clients, `1x10` ten requests of one client each.
 
     >>> parse_requests("1x10", Requests())
     Requests(count=10, clients=1, choose='random')
+
     """
     match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
     if not match:
@@ -219,10 +222,11 @@ def parse_requests(text: str, base: Requests) -> Requests:
 
 
 def variant_text(variant: Variant) -> str:
-    """Return a variant as the table states it.
+    """Return a variant as text for the table.
 
     >>> variant_text({"clients": 1000, "sigma_scale": 0.7})
     'clients=1000 sigma_scale=0.7'
+
     """
     return " ".join(
         f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in variant.items()
@@ -230,10 +234,11 @@ def variant_text(variant: Variant) -> str:
 
 
 def parse_variant(text: str) -> dict[str, str]:
-    """Return the settings that `variant_text` wrote, as texts.
+    """Return the settings in a text from `variant_text`, as strings.
 
     >>> parse_variant("clients=1000 sigma_scale=auto")
     {'clients': '1000', 'sigma_scale': 'auto'}
+
     """
     return dict(part.split("=", 1) for part in text.split()) if text else {}
 

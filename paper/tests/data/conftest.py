@@ -1,4 +1,4 @@
-"""Writers of small files in the official formats, and the place of the shared subsets."""
+"""Writers of small files in the official formats, and the folder of the shared subsets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from PIL import Image
 
 @pytest.fixture(autouse=True)
 def _no_data_of_this_machine(tmp_path_factory, monkeypatch):
-    """Keep SIFU_DATA and the real home from deciding a test."""
+    """Keep SIFU_DATA and the real home directory from influencing a test."""
     monkeypatch.delenv("SIFU_DATA", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Return the folder of real subsets next to the repository (or SIFU_DATA); tests that need it skip without."""
+    """Return the folder of real subsets next to the repository (or SIFU_DATA); skip the test if there is none."""
     for place in (os.environ.get("SIFU_DATA"), Path(__file__).resolve().parents[4] / "shared" / "data"):
         if place and (Path(place) / "mnist.npz").is_file():
             return Path(place)
@@ -115,7 +115,7 @@ def write_celeba(rng) -> Callable[..., dict[str, tuple[int, int, int]]]:
         facts, jpegs = {}, {}
         for number in range(1, 13):
             name = f"{number:06d}.jpg"
-            # Two parts of different people, and one face of the validation part.
+            # Two parts with different people, and one face of the validation part.
             part = 0 if number <= 7 else 1 if number == 8 else 2
             facts[name] = (int(rng.integers(2)), 100 * part + 10 - number // 3, part)
             buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""CelebA's own files, with twelve faces instead of 202,599."""
+"""CelebA's official file formats, with twelve faces instead of 202,599."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_damaged_or_missing_face_is_refused(tmp_path, write_celeba):
     with pytest.raises(InputError, match=r"image 000002\.jpg cannot be read") as refusal:
         read_celeba(tmp_path)
     assert str(face) in str(refusal.value)
-    assert str(tmp_path / face.name) not in str(refusal.value)  # it never lay there
+    assert str(tmp_path / face.name) not in str(refusal.value)  # it was never in that folder
 
 
 def test_a_damaged_zip_is_refused(tmp_path, write_celeba):

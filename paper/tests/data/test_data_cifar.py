@@ -25,13 +25,13 @@ def test_files_are_read_as_written(tmp_path, write_cifar, name, archive):
     assert read.classes[3] == "class_3"
     for split in ("train", "test"):
         np.testing.assert_array_equal(getattr(read, f"y_{split}"), written[f"y_{split}"])
-        # A record holds the three channels one after another, the order of flat features.
+        # A record contains the three channels one after another, in the order of flat features.
         flat = read.features(split, flat=True)
         np.testing.assert_array_equal(flat, written[f"x_{split}"] / 255.0)
 
 
 def test_the_first_pixel_of_each_channel_is_where_the_format_says(tmp_path, write_cifar):
-    """The record is made by hand: label 7, a red ramp, then all green 50, all blue 200."""
+    """A hand-made record (label 7, a red ramp, then all green 50, all blue 200) is read correctly."""
     write_cifar(tmp_path, "cifar10")
     record = bytes([7]) + bytes(i % 256 for i in range(1024)) + bytes([50]) * 1024 + bytes([200]) * 1024
     (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").write_bytes(record)

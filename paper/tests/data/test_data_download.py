@@ -1,4 +1,4 @@
-"""Downloads with the network replaced by a function: a whole, right file under its name, or none."""
+"""Downloads with a function instead of the network: they leave a complete, correct file under its name, or none."""
 
 from __future__ import annotations
 

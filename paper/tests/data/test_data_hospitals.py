@@ -1,4 +1,4 @@
-"""The four hospitals: published files, fixed coding, and the federation they are."""
+"""The four hospitals: published files, fixed coding, and their federation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ SHARED = Path(os.environ.get("SIFU_DATA", Path(__file__).resolve().parents[4] / 
 
 
 def made_up_line(generator: np.random.Generator) -> str:
-    """Return a patient of the published form with unknown fields; the diagnosis follows from age and chest pain."""
+    """Return an invented patient in the published format with unknown fields; age and chest pain
+    decide the diagnosis.
+    """
     age, pain = int(generator.integers(30, 78)), int(generator.integers(1, 5))
     ill = int(age + 8 * pain + generator.normal(0, 5) > 75)
     fields = [age, generator.integers(0, 2), pain, generator.integers(100, 170), generator.integers(150, 330), 0,
@@ -30,7 +32,7 @@ def made_up_line(generator: np.random.Generator) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Write made-up files of the published shape, and return their folder."""
+    """Write invented files in the published format, and return their folder."""
     generator = np.random.default_rng(5)
     for name, patients in zip(FILES, (60, 50, 25, 40), strict=True):
         lines = [made_up_line(generator) for _ in range(patients)]
@@ -47,11 +49,11 @@ def test_attributes_are_coded_by_constants() -> None:
     features = dict(zip(names, coded(values), strict=True))
     assert features["age"] == 1.0
     assert features["trestbps"] == 1.0
-    assert (features["chol"], features["chol unknown"]) == (0.0, 1.0)  # a cholesterol of zero was not taken
+    assert (features["chol"], features["chol unknown"]) == (0.0, 1.0)  # a cholesterol of zero was not measured
     assert (features["oldpeak"], features["oldpeak unknown"]) == (1.0, 0.0)
     assert (features["fbs 0"], features["fbs 1"]) == (0.0, 0.0)
     assert [features[f"cp {kind}"] for kind in (1, 2, 3, 4)] == [0.0, 0.0, 0.0, 1.0]
-    assert sum(coded([None] * 13)) == 5.0  # the five numbers say that they are unknown
+    assert sum(coded([None] * 13)) == 5.0  # the five numeric attributes are marked as unknown
 
 
 def test_files_with_and_without_a_line_of_names_are_read(folder: Path) -> None:
@@ -113,7 +115,7 @@ def test_a_patient_less_moves_no_other_patient(tmp_path: Path) -> None:
         ]
         (whole / file).write_text("\n".join(lines))
         (fewer / file).write_text("\n".join(lines[1:]))
-    for rule, same in (("content", True), ("number", False)):  # the number is the control
+    for rule, same in (("content", True), ("number", False)):  # `number` is the control
         tested = [read_hospitals(folder, rule).x_test for folder in (whole, fewer)]
         kept = {tuple(row) for row in tested[1]} <= {tuple(row) for row in tested[0]}
         assert (kept and len(tested[0]) - len(tested[1]) <= len(FILES)) is same

@@ -1,4 +1,4 @@
-"""MNIST's and FashionMNIST's own files: read whole, or refused."""
+"""MNIST's and FashionMNIST's official files: read completely, or refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_names_with_a_dot_are_found(tmp_path, write_idx):
 
 
 def test_the_labels_tell_the_two_sets_apart(tmp_path, write_idx):
-    """Both sets use the same names: MNIST's files must not be taken for FashionMNIST's."""
+    """Both sets use the same file names, and MNIST's files are not taken for FashionMNIST's."""
     write_idx(tmp_path, first=FIRST_LABELS["mnist"])
     assert find("mnist", tmp_path) is not None
     assert find("fashion_mnist", tmp_path) is None

@@ -1,4 +1,4 @@
-"""A public data set is found wherever its files are, or the message says where it was looked for."""
+"""Public data sets: found wherever their files are; otherwise the message lists the searched folders."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_download_goes_below_the_first_folder_and_is_read(tmp_path, write_idx, m
     assert calls
     assert sorted(path.name for path in (folder / "mnist").iterdir()) == sorted(served)
     download("mnist", folder, opener=opener)
-    assert len(urls) == 4  # found the second time, nothing is fetched again
+    assert len(urls) == 4  # the second call finds the files and fetches nothing
 
 
 def test_celeba_cannot_be_downloaded(tmp_path):
@@ -141,11 +141,12 @@ def test_a_damaged_official_file_is_an_error_and_not_skipped(tmp_path, write_idx
     ],
 )
 def test_the_authors_scaling_is_the_one_in_their_code(name, means, deviations):
-    """Black, grey and white by hand; for FashionMNIST -1, 51/127.5 - 1 and 1."""
+    """Black, grey and white are scaled as computed by hand; for FashionMNIST to -1, 51/127.5 - 1 and 1."""
     images = np.array([0, 51, 255], dtype=np.uint8).reshape(3, 1, 1, 1).repeat(len(means), axis=3)
     scaled = scale_features(images, scale_of(name), flat=True, normalise="authors")
     for channel, (mean, deviation) in enumerate(zip(means, deviations, strict=True)):
         expected = [-mean / deviation, (0.2 - mean) / deviation, (1 - mean) / deviation]
         np.testing.assert_allclose(scaled[:, channel], expected, rtol=1e-14)
     other = scale_features(images, scale_of(name), flat=True, normalise="standard")
-    assert np.allclose(scaled, other) == (name == "mnist")  # where theirs differ from the published ones, it shows
+    # it differs from the published scaling where the authors' does
+    assert np.allclose(scaled, other) == (name == "mnist")

@@ -85,7 +85,7 @@ def test_the_shared_subsets_are_read(shared_data, name):
     assert read.x_train.dtype == np.uint8
     if name != "celeba":
         assert (np.bincount(read.y_train) == 10_000 // classes).all()
-        # Real pixels, decoded right: the published moments hold for the subset, too.
+        # Real pixels, decoded correctly: the published moments hold for the subset, too.
         rows = np.arange(0, 10_000, 5)
         standard = read.features(dtype="float32", normalise="standard", rows=rows)
         assert abs(standard.mean()) < 0.03

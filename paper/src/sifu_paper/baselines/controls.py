@@ -1,18 +1,18 @@
-"""Noisy Scratch, Fine-tuning and Last: what sifu is compared with on the same history.
+"""Noisy Scratch, Fine-tuning and Last: the controls that sifu is compared with on the same history.
 
-Noisy Scratch: a fresh initial model plus the noise that sifu would have used. A control: what sifu gains over it comes
-from the history, what it gains over Scratch comes from a larger initial scale. No one's data touched the model it
-starts from, so with noise of a given size it is exact like Scratch. With sigma auto the forgotten clients' influence
-decides the size, which shows in the model: then it is conditional.
+Noisy Scratch: a fresh initial model plus the noise that sifu would have used. It is a control: sifu's gain over it
+comes from the history, and its gain over Scratch comes from a larger initial scale. No client's data influenced its
+starting model, so with noise of a given size it is exact like Scratch. With sigma auto the forgotten clients' influence
+determines the size, which the model reveals: then it is conditional.
 
-Fine-tuning: go on from the current model without the client. A heuristic: it proves nothing.
+Fine-tuning: continue from the current model without the client. It is a heuristic and proves nothing.
 
 Last: noise on the current model, sized by the clients' Psi there; SIFU without the rollback. The paper adapts
 Descent-to-Delete (Neel, Roth & Sharifi-Malvajerdi 2021) this way. It is the Gaussian mechanism at the current model, so
-it is charged and certified as sifu is; it mostly drowns what was learned. `sigma = "auto"` takes the least noise that
-the budgets of the new clients, and of everyone forgotten earlier, allow at the current model. That figure says what Psi
-is, and a public certificate states sigma; so where something is certified it is raised to the next power of 1.1, and
-where nothing is (the paper's own accounting, seeded noise) it is exactly the least. A number is used as given, and
+it is charged and certified like sifu; its noise mostly destroys what was learned. `sigma = "auto"` uses the least noise
+that the budgets of the new clients, and of everyone forgotten earlier, allow at the current model. That value reveals
+Psi, and a public certificate states sigma. So if something is certified, it is raised to the next power of 1.1;
+otherwise (the paper's own accounting, seeded noise) it is exactly the least. A given number is used unchanged, and
 refused if it is too small.
 """
 
@@ -35,7 +35,7 @@ from sifu.theory.rollback import least_noise
 
 
 class NoisyScratch(Scratch):
-    """Scratch from a noised initial model."""
+    """Method that runs Scratch from a noised initial model."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         "noisy_scratch",
@@ -48,19 +48,19 @@ class NoisyScratch(Scratch):
     )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """Plan Scratch with the noise asked for; with auto, the noise sifu would really add (possibly none)."""
+        """Plan Scratch with the requested noise; with auto, with the noise that sifu would add (possibly none)."""
         noise_std = Sifu().plan(view, terms).noise_std if terms.sigma == "auto" else terms.sigma
         star = hidden_sensitivity(noise_std, terms.multiplier)
         return replace(super().plan(view, terms), noise_std=noise_std, psi_star=star)
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
-        """Return the premises of Scratch, preceded by the one on who chose the size of the noise."""
+        """Return the premises of Scratch, preceded by the premise on the size of the noise."""
         size = Premise("noise size", "assumed" if claim.terms.sigma == "auto" else "trusted")
         return (size, *super().premises(claim))
 
 
 class FineTuning(Method):
-    """The current model, trained on without the client."""
+    """Method that continues training the current model without the client."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         "fine_tuning",
@@ -72,7 +72,7 @@ class FineTuning(Method):
     )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """Plan to undo nothing and to add nothing."""
+        """Plan to continue from the current model without noise."""
         return plan_from(self, view, terms, view.path.tip)
 
 
@@ -83,7 +83,7 @@ NOT_ENOUGH = (
 
 
 class Last(Method):
-    """Calibrated Gaussian noise on the current model."""
+    """Method that adds calibrated Gaussian noise to the current model."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         "last",
@@ -98,7 +98,7 @@ class Last(Method):
     )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """Plan the current model with the least noise that every budget allows there, or the larger noise asked for."""
+        """Plan the current model with the least noise that every budget allows there, or the larger requested noise."""
         subjects = view.new_subjects(terms, view.next_order)
         exposures = view.exposures([*subjects, *view.earlier_subjects()])
         tip = view.path.tip

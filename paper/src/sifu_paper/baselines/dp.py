@@ -1,9 +1,9 @@
-"""DP: training itself clips every update and adds noise to it, so a request just continues without the client.
+"""DP: training clips every update and adds noise to it, so a request only continues without the client.
 
-The run must have been trained that way (`server.clip`, `server.noise`). Two accountings are stated. The paper's looks
-at one update in one round. The honest one composes every round the client really took part in, over the whole
-recorded history (`sifu.theory.calibration` derives it and says why sampling is not counted); it alone decides the
-level, so a budget that it exceeds certifies nothing.
+The run must have been trained that way (`server.clip`, `server.noise`). The plan states two accountings. The paper's
+considers one update in one round. Ours composes every round that the client took part in, over the whole recorded
+history (`sifu.theory.calibration` derives it and explains why sampling does not count). Only ours determines the level,
+so nothing is certified if it exceeds the budget.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ def training_noise_premises(
     left_out: int = 0,
     history: RecordHistory = UNBROKEN,
 ) -> tuple[Premise, ...]:
-    """Return every premise of what noise in training promises (`sifu.theory.calibration`), in a fixed order.
+    """Return every premise of the promise of training noise (`sifu.theory.calibration`), in a fixed order.
 
-    `replayed` says that stored updates were replayed on the way to the model: they were added up with other weights
-    than those that were counted, and calibration is neither clipped nor noised.
+    `replayed` means that stored updates were replayed on the path to the model: they were summed with other weights
+    than the counted ones, and calibration is neither clipped nor noised.
     """
     composed = promised.epsilon_composed
     scale = 10.0 ** (3 - math.floor(math.log10(composed))) if composed > 0.0 else 1.0
-    within, reached = composed <= epsilon, {"reached": f"{math.ceil(composed * scale) / scale:.6g}"}  # four digits, up
+    # rounded up to four digits
+    within, reached = composed <= epsilon, {"reached": f"{math.ceil(composed * scale) / scale:.6g}"}
     return (
         Premise("clipping", "met", values={"clip": facts.clip, "noise": facts.noise}),
         # Without a client the average of a round would have noise of another size (docs/theory.md, section 10).
@@ -73,7 +74,7 @@ def training_noise_premises(
 
 
 class Dp(Method):
-    """The current model of a training with clipped and noised updates."""
+    """Method that continues from the current model of a training with clipped and noised updates."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         "dp",
@@ -96,7 +97,7 @@ class Dp(Method):
             )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """Plan to undo nothing and to add nothing; the noise of training has to be enough."""
+        """Plan to continue from the current model without noise; the noise of training must suffice."""
         plan = plan_from(self, view, terms, view.path.tip)
         promised = self.training_noise(view, plan.subjects, terms)
         note = (
@@ -106,7 +107,7 @@ class Dp(Method):
         return replace(plan, training_noise=promised, notes=(note,))
 
     def training_noise(self, view: RunView, subjects: Sequence[Subject], terms: RequestTerms) -> TrainingNoise:
-        """Compose every recorded round of each subject; the largest result counts."""
+        """Compose every recorded round of each subject; return the largest result."""
         ratios, rounds = zip(*(self._composed(view, subject.clients) for subject in subjects), strict=True)
         facts = view.facts
         return promise_of(
@@ -114,7 +115,7 @@ class Dp(Method):
         )
 
     def _composed(self, view: RunView, clients: Sequence[int]) -> tuple[float, int]:
-        """Return mu of all rounds a set took part in, cut off later or not, and the number of these rounds."""
+        """Return mu of all rounds that a set took part in, including rounds rolled back later, and their number."""
         own: dict[int, int] = {}
         rows = view.reader.participation(clients)
         for node, samples in zip(rows.nodes.tolist(), rows.samples.tolist(), strict=True):
@@ -124,7 +125,7 @@ class Dp(Method):
         return composed_ratio(mine, sums[:, 0], sums[:, 1].astype(float), sums[:, 2], view.facts.noise), len(own)
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
-        """Return the premises of noise in training; the loss need not be regular."""
+        """Return the premises of training noise, which do not require a regular loss."""
         view, clients = claim.view, set(claim.clients)
         subjects = [exposure.subject for exposure in claim.exposures if clients.issuperset(exposure.subject.clients)]
         return training_noise_premises(

@@ -1,17 +1,16 @@
 """FedAccum and FedEraser: heuristics that replay kept rounds of stored updates.
 
-Both start again from the initial model and move it by stored updates U_i of the remaining clients, in every kept round
+Both start from the initial model and apply stored updates U_i of the remaining clients, in every kept round
 
     theta' = theta + g sum_i w_i U_i        with w_i the weights of its remaining participants;
 
-rounds that were not kept are left out, and nothing makes up for them. Then training continues without the clients.
-Those updates were made from models that held the forgotten clients, so nothing bounds what the new model holds of
-anyone: its node is of kind `heuristic`, from which on every Psi is infinite.
+rounds that were not kept are skipped without a substitute. Then training continues without the clients. The updates
+were made from models that the forgotten clients influenced, so nothing bounds anyone's influence on the new model: its
+node is of kind `heuristic`, from which on every Psi is infinite.
 
-FedAccum takes the stored updates as they are: no client does anything for it, so it takes no rounds. FedEraser (Liu et
-al. 2021) takes new training for the direction and stored updates for the length: the remaining participants take K_cali
-local steps d_i from the calibrated model, and U~_i = ||U_i|| d_i / ||d_i|| stands in the place of U_i, also for later
-requests.
+FedAccum uses the stored updates unchanged: no client works for it, so it takes no rounds. FedEraser (Liu et al. 2021)
+gets directions from new training and lengths from stored updates: the remaining participants take K_cali local steps
+d_i from the calibrated model, and U~_i = ||U_i|| d_i / ||d_i|| replaces U_i, also for later requests.
 """
 
 from __future__ import annotations
@@ -38,29 +37,29 @@ from sifu_paper.baselines.spec_keys import CALIBRATION_STEPS, UPDATES_EVERY
 
 @dataclass(frozen=True)
 class KeptRound:
-    """A kept round with its participants that remain."""
+    """Kept round with its remaining participants."""
 
     row: UpdatesRow
     clients: ClientIndices
 
 
 def rounds_to_replay(stored: Iterable[UpdatesRow], gone: set[int]) -> list[KeptRound]:
-    """Return the kept rounds without the clients that are `gone`; a round without any other client is skipped."""
+    """Return the kept rounds without the clients that are `gone`; skip rounds without other clients."""
     remaining = ((row, sorted(set(row.clients) - gone)) for row in stored)
     return [KeptRound(row, np.array(clients, dtype=np.int64)) for row, clients in remaining if clients]
 
 
 def clients_gone(view: RunView, terms: RequestTerms) -> set[int]:
-    """Return everyone forgotten before, by this request, or left out by an approved one that still waits."""
+    """Return all clients forgotten before, by this request, or left out by an approved one that still waits."""
     return view.forgotten | view.left_out | {view.index_of[name] for name in terms.clients}
 
 
 def promises_broken(view: RunView, stored: Iterable[UpdatesRow], before_order: int) -> list[str]:
     """Return the requests whose certificate would no longer hold if the stored updates were used.
 
-    An update is a function of the model it was made from. If that model holds an uncovered part of someone
-    forgotten earlier, whatever is made from the update releases it again. Noise of training covers no one here: it
-    was counted for the whole sums of the rounds, and a replay takes the noised updates of others out of them.
+    An update is a function of the model it was made from. If that model has an uncovered influence of a client
+    forgotten earlier, any use of the update releases it again. Training noise covers nobody here: it was counted for
+    the whole sums of the rounds, and a replay uses only some of their noised updates.
     """
     path = view.path
     starts = {
@@ -85,12 +84,14 @@ def promises_broken(view: RunView, stored: Iterable[UpdatesRow], before_order: i
 
 
 class Replaying(Method):
-    """A method that replays stored updates from the initial model; `note` says how, of this many {rounds}."""
+    """Method that replays stored updates from the initial model; `note` describes the replay, with the number of
+    {rounds}.
+    """
 
     note: ClassVar[str]
 
     def check_run(self, view: RunView) -> None:
-        """Refuse where there is nothing to replay, or where replaying would break a certificate."""
+        """Refuse if there is nothing to replay, or if replaying would break a certificate."""
         if view.spec.extension(UPDATES_EVERY) == 0:
             raise InputError(
                 f"{self.info.name} replays stored updates of clients and this run keeps none: set keep.updates_every "
@@ -105,7 +106,7 @@ class Replaying(Method):
             )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """Plan from the initial model through every kept round, without noise, charges or promises."""
+        """Plan to replay every kept round from the initial model, without noise, charges or promises."""
         replayed = len(rounds_to_replay(view.stored_updates, clients_gone(view, terms)))
         return replace(
             plan_from(self, view, terms, 0),
@@ -122,7 +123,7 @@ class Replaying(Method):
         return sum(row.bytes for row in view.reader.updates().values())
 
     def expected_replay(self, recorded: RecordedReplay) -> Replay:
-        """Return the rounds that the request had to replay, and the certificates that replaying them broke."""
+        """Return the rounds that the request had to replay, and the certificates that replaying them breaks."""
         kept = rounds_to_replay(recorded.stored, recorded.gone)
         broken = tuple(
             f"it replayed updates that hold clients of request {request}, whose certificate that breaks"
@@ -131,7 +132,7 @@ class Replaying(Method):
         return Replay(tuple(tuple(kept_round.clients.tolist()) for kept_round in kept), 0, broken)
 
     def check_replayed_model(self, view: RunView, node: int, parts: Sequence[UpdatesRow]) -> Iterator[str]:
-        """Yield a problem if the model is not the initial one moved by the updates stored as its parts."""
+        """Yield a problem if the model is not the initial one plus the updates stored as its parts."""
         model = initial_model(view).astype(np.float64)
         for row in parts:
             clients = np.array(sorted(row.clients), dtype=np.int64)
@@ -142,7 +143,7 @@ class Replaying(Method):
 
 
 def move(view: RunView, model: Floats, updates: RoundUpdates) -> Floats:
-    """Return theta + g sum_i w_i U_i, with the weights of the clients that are there."""
+    """Return theta + g sum_i w_i U_i, with weights over the clients in `updates`."""
     samples = np.array([view.clients[client].samples for client in updates.clients.tolist()], dtype=np.float64)
     total = float(samples.sum())
     if total == 0.0:
@@ -154,7 +155,7 @@ def move(view: RunView, model: Floats, updates: RoundUpdates) -> Floats:
 
 
 def initial_model(view: RunView) -> Vector:
-    """Return the model the active history began with."""
+    """Return the first model of the active history."""
     return view.reader.load_model(view.path.nodes[0].node)
 
 
@@ -166,7 +167,7 @@ def load(view: RunView, kept: KeptRound) -> RoundUpdates:
 
 
 class FedAccum(Replaying):
-    """Replay without calibration."""
+    """Method that replays without calibration."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         "fed_accum",
@@ -179,7 +180,7 @@ class FedAccum(Replaying):
     note: ClassVar[str] = "the updates of {rounds} kept rounds are added up again"
 
     def expected_replay(self, recorded: RecordedReplay) -> Replay:
-        """Return the rounds to replay; what was added up stays as it was, bit for bit."""
+        """Return the rounds to replay; their updates must be unchanged, bit for bit."""
         changed = tuple(
             f"{written['file']} does not hold the updates of {kept.row.file}"
             for kept, written in zip(rounds_to_replay(recorded.stored, recorded.gone), recorded.written, strict=False)
@@ -189,7 +190,7 @@ class FedAccum(Replaying):
         return replace(replay, problems=(*replay.problems, *changed))
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """Return the sum; the updates that went into it stay for the next request."""
+        """Return the sum; keep its updates for the next request."""
         kept = rounds_to_replay(view.stored_updates, clients_gone(view, plan.terms))
         model = initial_model(view).astype(np.float64)
         replayed = []
@@ -201,7 +202,7 @@ class FedAccum(Replaying):
 
 
 class FedEraser(Replaying):
-    """Replay with calibration."""
+    """Method that replays with calibration."""
 
     info: ClassVar[MethodInfo] = MethodInfo(
         "fed_eraser",
@@ -220,7 +221,7 @@ class FedEraser(Replaying):
         return replace(replay, parts=parts, rounds=len(parts))
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """Return the calibrated model; every calibration round counts as one, with its local steps and its traffic."""
+        """Return the calibrated model; every calibration round counts, with its local steps and traffic."""
         kept = rounds_to_replay(view.stored_updates, clients_gone(view, plan.terms))
         kept = kept[: plan.terms.stop(view.spec.stop).max_rounds]
         steps = view.spec.extension(CALIBRATION_STEPS) or max(1, view.spec.local.steps // 2)
@@ -234,7 +235,7 @@ class FedEraser(Replaying):
             directions = directions.astype(np.float64)
             lengths = np.linalg.norm(load(view, kept_round).values.astype(np.float64), axis=1)
             norms = np.linalg.norm(directions, axis=1)
-            # A client that would not move at all gives no direction, so it does not move the model either.
+            # A client that does not move gives no direction, so it does not move the model either.
             scale = np.divide(lengths, norms, out=np.zeros_like(norms), where=norms > 0.0)
             updates = RoundUpdates(kept_round.clients, (scale[:, None] * directions).astype(dtype))
             model = move(view, model, updates)

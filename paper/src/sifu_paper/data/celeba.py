@@ -1,7 +1,7 @@
 """CelebA as published: aligned faces in a zip or a folder, and three text files next to them.
 
-Faces are resized from 178x218 to 64x64 (bilinear, no crop); the label is the attribute Smiling, and the
-person each face shows is kept, because a client of this set is a group of whole people.
+Faces are resized from 178x218 to 64x64 (bilinear, no crop), and the label is the attribute Smiling. The person of each
+face is kept, because each person belongs to a single client of this set.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ LARGEST_TEXT = 64 << 20
 LARGEST_JPEG = 4 << 20
 LARGEST_SIDE = 4096
 MOST_IMAGES = 300_000
-"""The full set has 202,599 images (2.5 GB at 64x64 as bytes) and 27 MB of text."""
+"""Limit on the number of images; the full set has 202,599 (2.5 GB at 64x64 as bytes) and 27 MB of text."""
 
 PARTITION_NUMBERS = (0, 2)
-"""Training and test of the official partition; 1 is its validation part and stays unused."""
+"""Training and test parts of the official partition; 1 is its validation part and is not used."""
 
 
 def find(folder: Path) -> Path | None:
-    """Return `folder` if it holds the three text files and the images (zip or folder), else None."""
+    """Return `folder` if it contains the three text files and the images (zip or folder), else None."""
     texts = all((folder / file).is_file() for file in (ATTRIBUTES, IDENTITIES, PARTITIONS))
     images = (folder / ARCHIVE).is_file() or (folder / IMAGES).is_dir()
     return folder if texts and images else None
@@ -75,7 +75,7 @@ def read_celeba(folder: Path) -> Dataset:
 
 
 def _read_text(path: Path) -> list[list[str]]:
-    """Return the words of each line that has any."""
+    """Return the words of each line that is not empty."""
     try:
         if path.stat().st_size > LARGEST_TEXT:
             raise InputError(f"{path} has {path.stat().st_size} bytes; at most {LARGEST_TEXT} are read")
@@ -116,7 +116,7 @@ def _read_attribute(path: Path) -> dict[str, int]:
 
 
 def _checked_name(name: str, path: Path) -> str:
-    # The name becomes part of a path, so it may not lead out of the folder.
+    # The name becomes part of a path, so it must not lead out of the folder.
     if "/" in name or "\\" in name or name.startswith("."):
         raise InputError(f"{path} names an image {name!r}, which is not a bare file name")
     return name
@@ -124,7 +124,7 @@ def _checked_name(name: str, path: Path) -> str:
 
 @contextmanager
 def _image_opener(folder: Path) -> Iterator[Callable[[str], IO[bytes]]]:
-    """Yield a function that opens an image by its name, in the folder of images or else in the zip."""
+    """Yield a function that opens an image by its name, in the folder of images or in the zip."""
     images = folder / IMAGES
     if images.is_dir():
         images = images / IMAGES if (images / IMAGES).is_dir() else images

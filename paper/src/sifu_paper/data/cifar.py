@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100 as published in binary: fixed-length records, in a folder or in the official tar.gz.
 
-A record is one label byte (CIFAR-100: the coarse label, then the fine one) and 3,072 bytes of pixels: the red
-channel, the green and the blue one, each row by row. The authors' Python version of the same images is pickled;
-a pickle is a program, so it is not read here.
+A record is one label byte (CIFAR-100: the coarse label, then the fine one) and 3,072 bytes of pixels: the red channel,
+the green and the blue one, each row by row. The authors' Python version of these images is a pickle, which can run
+code, so this module does not read it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from sifu.data import Dataset
 from sifu.theory.arrays import Integers
 
 LARGEST_FILE = 512 << 20
-"""The largest official file (CIFAR-100's train.bin) has 154 MB."""
+"""Limit on the size of a file in bytes; the largest official one (CIFAR-100's train.bin) has 154 MB."""
 
 IMAGE_BYTES = 3 * 32 * 32
 
 
 @dataclass(frozen=True)
 class Layout:
-    """File layout of one of the two sets; the last of the `label_bytes` is the label that is used."""
+    """File layout of one of the two sets; the last of the `label_bytes` is the used label."""
 
     archive: str
     folder: str
@@ -61,7 +61,7 @@ LAYOUTS = {
 
 
 def find(name: str, folder: Path) -> Path | None:
-    """Return the folder with the binary files or the archive, whichever `folder` is or holds; None if neither."""
+    """Return the folder with the binary files or the archive, if `folder` is or contains one; otherwise None."""
     layout = LAYOUTS[name]
     for place in (folder, folder / layout.folder):
         if all((place / file).is_file() for file in (*layout.train, *layout.test, layout.class_names)):
@@ -102,7 +102,7 @@ def _from_folder(folder: Path, wanted: tuple[str, ...]) -> dict[str, bytes]:
 
 
 def _from_archive(archive: Path, layout: Layout, wanted: tuple[str, ...]) -> dict[str, bytes]:
-    """Read the wanted members in memory: nothing of an archive is ever written to the disk."""
+    """Read the wanted members into memory, without writing any to disk."""
     contents: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r:gz") as tar:

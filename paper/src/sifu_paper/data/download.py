@@ -1,7 +1,7 @@
-"""Official files over https, checked before they get their name.
+"""Download of official files over https, checked before they get their final name.
 
-A download goes to a temporary file next to its target, is flushed to the disk, compared with the published
-checksum, and only then renamed: under the final name there is a whole, right file or none.
+A download goes to a temporary file next to its target, is synced to disk, compared with the published checksum, and
+only then renamed: a file with the final name is always complete and correct.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sifu_paper.data import celeba
 from sifu_paper.data.idx import FILES
 
 Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all (0 when the server does not say)."""
+"""Callback with the bytes done and the total (0 if the server does not give it)."""
 
 LARGEST_DOWNLOAD = 1 << 30
 CHUNK = 1 << 18
@@ -28,12 +28,12 @@ TIMEOUT_SECONDS = 30.0
 
 
 Opener = Callable[[str], Any]
-"""Function from a URL to a stream with headers, as urllib's."""
+"""Function from a URL to a stream with headers, like urllib's."""
 
 
 @dataclass(frozen=True)
 class OfficialFile:
-    """A published file: its name, where it is kept, and `algorithm:digest`."""
+    """Published file: its name, its URLs, and `algorithm:digest`."""
 
     name: str
     folders: tuple[str, ...]
@@ -53,8 +53,8 @@ def _published(folders: tuple[str, ...], *checksums: str, names: tuple[str, ...]
     return tuple(OfficialFile(name, folders, checksum) for name, checksum in zip(files, checksums, strict=True))
 
 
-# SHA-256 where the community's loaders publish one (Keras, torchvision's prototypes; TensorFlow Datasets for CIFAR),
-# else torchvision's MD5. CIFAR's were copied from public loaders, not computed here from a downloaded archive.
+# The checksums are SHA-256 if the community's loaders publish one (Keras, torchvision's prototypes; TensorFlow Datasets
+# for CIFAR), else torchvision's MD5. CIFAR's were copied from public loaders, not computed from a downloaded archive.
 OFFICIAL: dict[str, tuple[OfficialFile, ...]] = {
     "mnist": _published(
         _MNIST,
@@ -86,7 +86,7 @@ OFFICIAL: dict[str, tuple[OfficialFile, ...]] = {
 def download_official(
     name: str, folder: Path, progress: Progress | None = None, *, opener: Opener | None = None
 ) -> Path:
-    """Download the official files of data set `name` to `folder`; correct files that exist are kept."""
+    """Download the official files of data set `name` to `folder`; keep correct files that exist."""
     if name == "celeba":
         raise InputError(
             "CelebA's licence does not let it be downloaded automatically; accept it at "
@@ -97,7 +97,7 @@ def download_official(
     for file in OFFICIAL[name]:
         target = folder / file.name
         if not (target.is_file() and file_checksum(target, file.checksum) == file.checksum):
-            failures = []  # each place is tried in turn; when all fail, it is said what happened at every one
+            failures = []  # try each place in turn; if all fail, report every failure
             for place in file.folders:
                 try:
                     fetch(place + file.name, target, file.checksum, progress, opener=opener)
@@ -112,7 +112,7 @@ def download_official(
 def fetch(
     url: str, target: Path, checksum: str, progress: Progress | None = None, *, opener: Opener | None = None
 ) -> Path:
-    """Download `url` to `target` if its `checksum` (`sha256:...` or `md5:...`) is right; all or nothing."""
+    """Download `url` to `target` if its `checksum` (`sha256:...` or `md5:...`) matches; all or nothing."""
     if not url.lower().startswith("https://"):
         raise InputError(f"{url} is not fetched: downloads go over https only")
     digest = _new_digest(checksum)
@@ -136,7 +136,7 @@ def fetch(
         temporary.chmod(0o644)
         temporary.replace(target)
     finally:
-        # Runs on Ctrl-C, too; after the rename there is nothing left to remove.
+        # Also runs on Ctrl-C; after the rename there is nothing left to remove.
         temporary.unlink(missing_ok=True)
     _sync_folder(target.parent)
     return target
@@ -168,7 +168,7 @@ def _copy(url: str, file: Any, digest: Any, progress: Progress | None, opener: O
 
 
 def open_https(url: str) -> Any:
-    """Open `url`, following redirects to https only; the machine's certificates are checked."""
+    """Open `url`, following redirects only to https; the system's certificates are checked."""
     import urllib.request
 
     class HttpsOnly(urllib.request.HTTPRedirectHandler):
@@ -182,7 +182,7 @@ def open_https(url: str) -> Any:
 
 
 def file_checksum(path: Path, like: str) -> str:
-    """Return `algorithm:digest` of a file, by the algorithm of the checksum `like`."""
+    """Return `algorithm:digest` of a file, with the algorithm of the checksum `like`."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: _new_digest(like))
@@ -195,12 +195,12 @@ def _new_digest(checksum: str) -> Any:
     algorithm = checksum.partition(":")[0]
     if algorithm not in ("sha256", "md5"):
         raise InputError(f"checksum {checksum!r} is not understood: write sha256:DIGEST or md5:DIGEST")
-    # MD5 names a published file here; it guards against damage, https against strangers.
+    # MD5 identifies a published file here; it detects damage, and https protects against attackers.
     return hashlib.new(algorithm, usedforsecurity=False)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename durable where folders can be synced (not on Windows)."""
+    """Make the rename durable if folders can be synced (not on Windows)."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,9 +1,9 @@
-"""Heart disease of four hospitals (UCI, Janosi, Steinbrunn, Pfisterer and Detrano 1988): a real federation of four.
+"""Heart-disease data of four hospitals (UCI; Janosi, Steinbrunn, Pfisterer and Detrano 1988): a real federation.
 
 The published files `processed.NAME.data` have a line for each patient: 13 attributes and the diagnosis, separated by
-commas, `?` where something is unknown. A first line of names is passed over. Attributes are coded by constants that
-belong to no one's data: numbers are shifted and scaled by round figures of medicine, kinds become indicators, and what
-is unknown is zero with its own indicator. So preprocessing tells nothing of any patient.
+commas, with `?` for unknown values. A header line is skipped. Attributes are coded by constants that do not depend on
+the data: numbers are shifted and scaled by round medical figures, categories become indicators, and an unknown value is
+zero with its own indicator. So preprocessing reveals nothing about any patient.
 
 One in five patients of a hospital is held out for testing.
 """
@@ -28,7 +28,7 @@ HELD_OUT = 5
 
 
 class Number(NamedTuple):
-    """A measured value: (value - middle) / spread; `zero_is_unknown` where 0 stands for a value no one took."""
+    """Measured value, coded as (value - middle) / spread; with `zero_is_unknown`, 0 stands for a missing value."""
 
     middle: float
     spread: float
@@ -50,14 +50,15 @@ ATTRIBUTES: dict[str, Number | tuple[int, ...]] = {
     "ca": (0, 1, 2, 3),
     "thal": (3, 6, 7),
 }
-"""The attributes in the order of the files, as the data set's own description lists them: numbers, or the kinds that
-there are, by the numbers the files use."""
+"""Attributes in the order of the files, as the data set's description lists them: numbers, or categories by the numbers
+that the files use.
+"""
 
 
 def read_hospitals(folder: Path, held_out_by: str = "content") -> Dataset:
     """Read the four files of a folder as one data set; `client_train` names the client of each patient.
 
-    Patients are held out by what their lines hold (`sifu.data.held_out`), or every fifth of a file (`number`).
+    Patients are held out by the content of their lines (`sifu.data.held_out`), or every fifth of a file (`number`).
     """
     numbers: list[int] = []
     features, labels, owners = [], [], []
@@ -99,7 +100,7 @@ def read_patients(path: Path) -> list[tuple[Floats, int]]:
 
 
 def coded(values: list[float | None]) -> Floats:
-    """Code a patient's attributes as features; None is unknown."""
+    """Code a patient's attributes as features; None means unknown."""
     features: list[float] = []
     for attribute, value in zip(ATTRIBUTES.values(), values, strict=True):
         if isinstance(attribute, Number):

@@ -1,7 +1,7 @@
 """MNIST and FashionMNIST as published (four idx files, plain or gzipped).
 
-The format (LeCun's page): two zero bytes, the element type, the number of axes, each axis as a big-endian
-32-bit count, then the elements. Both sets use the same file names, so the labels say which one it is.
+The format (LeCun's page): two zero bytes, the element type, the number of axes, each axis as a big-endian 32-bit count,
+then the elements. Both sets use the same file names, so the first labels distinguish them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from sifu.data import Dataset
 
 UNSIGNED_BYTE = 0x08
 LARGEST_FILE = 1 << 30
-"""No idx file of these sets holds more than 47 MB; a header that claims more than 1 GiB is refused."""
+"""Limit on the size of a file in bytes: idx files of these sets have at most 47 MB, and a header that claims more than
+1 GiB is refused.
+"""
 
 IMAGES = {"train": "train-images-idx3-ubyte", "test": "t10k-images-idx3-ubyte"}
 LABELS = {"train": "train-labels-idx1-ubyte", "test": "t10k-labels-idx1-ubyte"}
@@ -48,10 +50,12 @@ FIRST_LABELS = {
 
 
 def find(name: str, folder: Path) -> dict[str, Path] | None:
-    """Return the four files in `folder`, plain before gzipped, or None if one is missing or all belong elsewhere."""
+    """Return the four files in `folder`, plain before gzipped; None if one is missing or they
+    belong to the other set.
+    """
     files = {}
     for file in FILES:
-        # Some copies write train-images.idx3-ubyte.
+        # Some copies are named train-images.idx3-ubyte.
         variants = [file, f"{file}.gz", file.replace("-idx", ".idx"), file.replace("-idx", ".idx") + ".gz"]
         paths = [folder / variant for variant in variants if (folder / variant).is_file()]
         if not paths:
@@ -83,7 +87,7 @@ def read_idx_dataset(name: str, folder: Path) -> Dataset:
 
 
 def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
-    """Read one idx file of bytes with `axes` axes; refuse anything missing, left over or unlike its header."""
+    """Read one idx file of bytes with `axes` axes; refuse missing or extra content and a wrong header."""
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rb") as file:

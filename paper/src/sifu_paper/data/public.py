@@ -1,4 +1,4 @@
-"""The public data sets by name, from wherever their files are."""
+"""Public data sets by name, wherever their files are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WANTED = {
     "celeba": celeba.FILES,
     "hospitals": hospitals.FILES,
 }
-"""The official files of each set, as named when they are missing."""
+"""Official files of each set, for the message when they are missing."""
 
 TORCHVISION_FOLDERS = {"mnist": "MNIST/raw", "fashion_mnist": "FashionMNIST/raw"}
 BY_HAND = {
@@ -33,8 +33,8 @@ BY_HAND = {
 def read_public(name: str, folder: Path | None, held_out_by: str) -> Dataset:
     """Return a public data set.
 
-    Its files are looked for in `folder`, in the folder of the environment variable SIFU_DATA and in ~/.cache/sifu/data,
-    in this order; in each, official files come before `NAME.npz`, and a sub-folder `NAME/` is searched too. Patients of
+    The function searches `folder`, the folder of the environment variable SIFU_DATA and ~/.cache/sifu/data, in this
+    order. In each, official files come before `NAME.npz`, and a sub-folder `NAME/` is searched too. Patients of
     hospitals are held out by their content or their number.
     """
     if folder is not None and not folder.is_dir():
@@ -58,22 +58,23 @@ def read_public(name: str, folder: Path | None, held_out_by: str) -> Dataset:
 def download(
     name: str, folder: Path | None = None, progress: Progress | None = None, *, opener: Opener | None = None
 ) -> Path:
-    """Fetch the official files of a public data set into the sub-folder `name` of the first folder looked in.
+    """Fetch the official files of a public data set into the sub-folder `name` of the first searched folder.
 
     Args:
         name: The data set.
-        folder: The folder to put the sub-folder into; by default that of SIFU_DATA, or ~/.cache/sifu/data.
-        progress: Called with the bytes fetched and in all.
+        folder: Parent of the sub-folder; by default the folder of SIFU_DATA, or ~/.cache/sifu/data.
+        progress: Called with the bytes fetched and the total.
         opener: Opens a URL; by default over https.
 
     Returns:
         The sub-folder.
+
     """
     return download_official(name, search_folders(folder)[0] / name, progress, opener=opener)
 
 
 def _find(name: str, root: Path, held_out_by: str) -> Callable[[], Dataset] | None:
-    """Return how to read `name` from `root` or its sub-folders; None when it is not there."""
+    """Return a function that reads `name` from `root` or its sub-folders; None if it is not there."""
     own = [root, root / name]
     raw = [root / TORCHVISION_FOLDERS[name]] if name in TORCHVISION_FOLDERS else []
     packed = [partial(read_subset, name, place / f"{name}.npz") for place in own if (place / f"{name}.npz").is_file()]

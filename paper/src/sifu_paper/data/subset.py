@@ -1,7 +1,7 @@
-"""Subsets of public data sets in one numpy file, with images as such or as mosaics.
+"""Subsets of public data sets in one numpy file, with separate images or mosaics.
 
 A subset has `x_train y_train x_test y_test classes`, or image mosaics `x_train_img` and `x_test_img` with `tile` and
-`cols` in the place of `x_train` and `x_test`; and `identity_train` and `identity_test` for faces.
+`cols` instead of `x_train` and `x_test`; and `identity_train` and `identity_test` for faces.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sifu.data import Dataset, dataset_of, read_arrays
 from sifu.theory.arrays import Array
 
 LARGEST_MOSAIC = 160_000_000
-"""Pixels of one mosaic: 10,000 faces of 64x64 are 41 million. Stays below Pillow's own alarm."""
+"""Limit on the pixels of one mosaic, below Pillow's own limit: 10,000 faces of 64x64 are 41 million."""
 
 
 def read_subset(name: str, path: Path) -> Dataset:
@@ -30,7 +30,7 @@ def read_subset(name: str, path: Path) -> Dataset:
 
 
 def open_mosaics(arrays: dict[str, Array], path: Path) -> dict[str, Array]:
-    """Cut each split's one big image into its tiles, row by row."""
+    """Cut the mosaic of each split into its tiles, row by row."""
     if "cols" not in arrays:
         raise InputError(f"{path} has an array tile but no cols (tiles in a row of each mosaic); write it again")
     tile, columns = (arrays[key].astype(np.int64).reshape(-1) for key in ("tile", "cols"))

@@ -1,4 +1,4 @@
-"""Measured trajectories as figures and tables compare them: with their totals, each with Scratch of the same seed."""
+"""Measured trajectories for figures and tables: their totals, each with Scratch of the same seed."""
 
 from __future__ import annotations
 
@@ -21,48 +21,49 @@ METHOD_NAMES = {
     "dp": "DP",
     "not_forgotten": "Not forgotten",
 }
-"""Methods as people know them, in the order figures show them."""
+"""Names of methods for people, in the order of figures."""
 ALWAYS_WITH_PRESET = ("sifu", "last")
-"""Methods that are run under both presets wherever there are two."""
+"""Methods that are run under both presets if there are two."""
 PLAIN_PRESETS = ("", "paper", "ours")
-"""Presets under which every other method is the same, so that its name needs none."""
+"""Presets under which every other method is the same, so that its name omits them."""
 PAPER_RULES = ("paper", "authors", "authors_unclipped")
-"""Presets that count by the paper's rules; those that end in `ours` count by ours."""
+"""Presets that count by the paper's rules; presets that end in `ours` count by ours."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a figure: a method, with its preset where both were run."""
+    """Line of a figure: a method, with its preset if both were run."""
 
     method: str
     preset: str
 
     @property
     def label(self) -> str:
-        """Label with its preset, for comparisons of several ways of training (see `labels_of`)."""
+        """Label with its preset, for comparisons of several kinds of training (see `labels_of`)."""
         name = METHOD_NAMES.get(self.method, self.method.replace("_", " ").capitalize())
         return f"{name} ({self.preset})" if self._named_by_preset else name
 
     @property
     def honest(self) -> bool:
-        """True if it was run by our rules: presets that end in `ours`."""
+        """True if it was run by our rules, in a preset that ends in `ours`."""
         return self.preset.endswith("ours")
 
     @property
     def by_rules(self) -> str:
-        """Label with the rules instead of the preset, for runs that are all trained alike.
+        """Label with the rules instead of the preset, for runs with the same training.
 
         >>> Line("sifu", "authors_unclipped_ours").by_rules, Line("scratch", "authors_unclipped").by_rules
         ('SIFU (our rules)', 'Scratch')
+
         """
         if not (self.honest or self.preset in PAPER_RULES):
-            return self.label  # whose rules another project's preset follows is not known here
+            return self.label  # the rules of another project's preset are unknown
         name = METHOD_NAMES.get(self.method, self.method.replace("_", " ").capitalize())
         return f"{name} ({self.rules})" if self.method in ALWAYS_WITH_PRESET else name
 
     @property
     def rules(self) -> str:
-        """Name of the rules it was counted by."""
+        """Name of the rules by which it was counted."""
         return "our rules" if self.honest else "paper's rules" if self.preset in PAPER_RULES else self.preset
 
     @property
@@ -72,10 +73,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Course:
-    """One trajectory: its rows in the order of the requests, and what was varied.
+    """One trajectory: its rows in the order of the requests, and its varied settings.
 
-    `counterfactual` is what it shares with the trajectory of Scratch that it is compared with, and `training` names
-    the way of training in it: presets that only promise otherwise share one.
+    `counterfactual` is the key that it shares with its trajectory of Scratch, and `training` names the training in it:
+    presets that differ only in their promises share one.
     """
 
     rows: tuple[Row, ...]
@@ -85,17 +86,17 @@ class Course:
 
     @property
     def first(self) -> Row:
-        """Its first row, which names it."""
+        """First row, which identifies the trajectory."""
         return self.rows[0]
 
     @property
     def line(self) -> Line:
-        """The line of a figure it belongs to."""
+        """Line of a figure that it belongs to."""
         return Line(self.first["method"], self.first["preset"])
 
     @property
     def rounds(self) -> list[int]:
-        """Rounds of each request, those of calibration included."""
+        """Rounds of each request, including calibration."""
         return [row["rounds"] + (row["extra_rounds"] or 0) for row in self.rows]
 
     @property
@@ -105,7 +106,7 @@ class Course:
 
     @property
     def forgotten(self) -> float | None:
-        """Accuracy on everyone forgotten, after the last request; None where training diverged."""
+        """Accuracy on all forgotten clients after the last request; None if training diverged."""
         value: float | None = self.rows[-1]["accuracy_forgotten_after"]
         return value
 
@@ -117,9 +118,9 @@ class Course:
 
 @dataclass(frozen=True)
 class Results:
-    """Results of an experiment, as figures need them.
+    """Results of an experiment for figures.
 
-    `titles` names the data sets in the order they are shown; `sigmas` holds the paper's noise for each.
+    `titles` names the data sets in their order; `sigmas` maps each to the paper's noise.
     """
 
     title: str
@@ -130,17 +131,17 @@ class Results:
 
     @property
     def datasets(self) -> list[str]:
-        """The data sets in order."""
+        """Data sets in order."""
         return list(self.titles)
 
     @property
     def lines(self) -> list[Line]:
-        """The lines of a figure."""
+        """Lines of a figure."""
         return lines_of(self.courses)
 
 
 def lines_of(courses: Sequence[Course]) -> list[Line]:
-    """Return the lines of a figure: Scratch first, then what is compared with it; unknown methods last."""
+    """Return the lines of a figure: Scratch first, then the methods compared with it, unknown ones last."""
     order = list(METHOD_NAMES)
     present = dict.fromkeys(course.line for course in courses)
     return sorted(
@@ -148,31 +149,33 @@ def lines_of(courses: Sequence[Course]) -> list[Line]:
         key=lambda line: (
             order.index(line.method) if line.method in order else len(order),
             line.method,
-            line.honest,  # other people's rules first, then ours
+            line.honest,  # other rules first, then ours
             line.preset,
         ),
     )
 
 
 def trained_alike(courses: Sequence[Course]) -> bool:
-    """Return whether all runs were trained in the same way."""
+    """Return whether all runs have the same training."""
     return len({course.training for course in courses}) <= 1
 
 
 def labels_of(courses: Sequence[Course]) -> dict[Line, str]:
-    """Return the label of each line in tables, sentences and figures: by preset only if training differs."""
+    """Return the label of each line in tables, sentences and figures: with presets only if training differs."""
     alike = trained_alike(courses)
     return {line: line.by_rules if alike else line.label for line in lines_of(courses)}
 
 
 def rules_or_presets(courses: Sequence[Course]) -> Callable[[Line], str]:
-    """Return the words that distinguish lines of one method: rules if all runs are trained alike, else presets."""
+    """Return a function that names a line's rules if all runs have the same training, else its preset."""
     alike = trained_alike(courses)
     return lambda line: line.rules if alike else line.preset
 
 
 def matching_scratch(courses: Sequence[Course]) -> Callable[[Course], Course | None]:
-    """Return a finder of Scratch with the same data set, seed, training and requests, for any noise and time limit."""
+    """Return a function that finds Scratch with the same data set, seed, training and requests, at any noise and time
+    limit.
+    """
     scratch = {
         course.counterfactual: course
         for course in courses
@@ -182,15 +185,16 @@ def matching_scratch(courses: Sequence[Course]) -> Callable[[Course], Course | N
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean, the least and the largest value."""
+    """Return the mean, the smallest and the largest value."""
     return statistics.fmean(values), min(values), max(values)
 
 
 def shape_words(shape: str) -> str:
-    """Return the words for `10` and `1x10`.
+    """Return a description of a request shape such as `10` or `1x10`.
 
     >>> shape_words("10"), shape_words("1x10")
     ('One request of 10 clients', '10 requests of one client each')
+
     """
     clients, _, count = shape.partition("x")
     if not count:

@@ -1,4 +1,4 @@
-"""Psi against the true distance it bounds."""
+"""Figure of Psi against the true distance that it bounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARKERS = "osD^vP"
 
 @styled
 def draw_psi_alpha(results: Results) -> Figure:
-    """Draw a dot for each measurement, by both accountings: below the line the bound is broken."""
+    """Draw a dot for each measurement, by both accountings; below the line the bound is violated."""
     from matplotlib.figure import Figure
 
     measured = [row for row in results.rows if row["distance"] and row["psi_round"] and row["psi_population"]]

@@ -1,4 +1,4 @@
-"""Rows of the experiment `groups` as figures and tables compare them: a task with its groups, against Scratch."""
+"""Rows of the experiment `groups` for figures and tables: a task with its groups, against Scratch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sifu_paper.plots.courses import Row
 from sifu_paper.plots.speed import SpeedUp
 
 USUAL_STRETCH = GroupsSpec().stretch
-"""Default stretch of a merge, used where a spec does not give one."""
+"""Default stretch of a merge."""
 
 
 MAIN_DATASETS = ("cifar10", "fashion_mnist")
@@ -45,7 +45,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Request:
-    """One seed's request: its rounds, whether it got there, and Scratch's rounds to the same accuracy."""
+    """Request of one seed: its rounds, whether it reached the accuracy, and Scratch's rounds to the same accuracy."""
 
     seed: int
     rounds: int
@@ -54,13 +54,13 @@ class Request:
 
     @property
     def ratio(self) -> float:
-        """Scratch's rounds over its own."""
+        """Ratio of Scratch's rounds to its own."""
         return self.scratch / self.rounds if self.rounds else math.inf
 
 
 @dataclass(frozen=True)
 class Case:
-    """Groups of one count and length on one task, and one number of leavers; trainings were given `length` rounds."""
+    """Groups of one number and one length on one task, with one number of leavers; trainings have `length` rounds."""
 
     task: Task
     groups: int
@@ -69,37 +69,37 @@ class Case:
     leavers: int
     length: int
     merge: str
-    """Merge of the models: their mean, or another way that was also tried."""
+    """Merge of the models: their mean, or another method."""
     requests: tuple[Request, ...]
 
     @property
     def main(self) -> bool:
-        """True for the four tasks that every setting was tried on: everyone takes part, 100 clients, usual network."""
+        """True for the four tasks with all settings: everyone takes part, 100 clients, the data set's usual network."""
         task = self.task
         usual = task.participation == "all" and task.clients == "100" and not task.model
         return usual and task.dataset in MAIN_DATASETS and task.partition in MAIN_PARTITIONS
 
     @property
     def speed(self) -> SpeedUp:
-        """The speed-up over Scratch."""
+        """Speed-up over Scratch."""
         ratios = tuple(request.ratio for request in self.requests if request.reached)
         return SpeedUp(ratios, len(self.requests), len(self.requests) - len(ratios))
 
     @property
     def rounds(self) -> float | None:
-        """The median of the rounds of those that got there."""
+        """Median rounds of the requests that reached the accuracy."""
         rounds = [request.rounds for request in self.requests if request.reached]
         return statistics.median(rounds) if rounds else None
 
     @property
     def scratch(self) -> float:
-        """The median of Scratch's rounds."""
+        """Median of Scratch's rounds."""
         return statistics.median(request.scratch for request in self.requests)
 
 
 @dataclass(frozen=True)
 class FirstTraining:
-    """Test accuracy of the first training with groups less that of plain training, seed by seed."""
+    """Difference in test accuracy between the first training with groups and plain training, by seed."""
 
     task: Task
     groups: int
@@ -109,13 +109,13 @@ class FirstTraining:
 
     @property
     def difference(self) -> float:
-        """The median."""
+        """Median difference."""
         return statistics.median(self.differences)
 
 
 @dataclass(frozen=True)
 class RequestSequence:
-    """A sequence of single requests: Scratch's client-rounds over its own, rebuilding counted, seed by seed."""
+    """Sequence of single requests: ratio of Scratch's client-rounds to its own, including rebuilding, by seed."""
 
     task: Task
     groups: int
@@ -127,12 +127,12 @@ class RequestSequence:
 
     @property
     def ratio(self) -> float:
-        """The median."""
+        """Median ratio."""
         return statistics.median(self.ratios)
 
 
 def settings_of(row: Row) -> dict[str, str]:
-    """Return the settings that a row's variant states."""
+    """Return the settings in a row's variant."""
     return dict(part.split("=", 1) for part in row["variant"].split())
 
 
@@ -150,7 +150,7 @@ def _setting_of(task: Task, settings: dict[str, str]) -> tuple[Task, int, int, f
 
 
 def cases_of(rows: Sequence[Row], merges: Sequence[str] = ("mean",)) -> list[Case]:
-    """Return single requests with groups, in the order of the table; those whose groups were all hit are left out."""
+    """Return single requests with groups, in the order of the table, except those whose groups were all hit."""
     scratch = {(task_of(row), row["seed"], row["leavers"]): row["rounds"] for row in rows if row["method"] == "scratch"}
     requests_of: dict[tuple[Task, int, int, float, int, int, str], list[Request]] = {}
     for row in rows:
@@ -167,9 +167,9 @@ def cases_of(rows: Sequence[Row], merges: Sequence[str] = ("mean",)) -> list[Cas
 
 
 def case_by_rule(cases: Sequence[Case], task: Task, leavers: int) -> Case | None:
-    """Return groups as the rule makes them (`sifu.core.spec.run_spec`), with the nearest separate rounds tried.
+    """Return groups by the default rule (`sifu.core.spec.run_spec`), with the closest tried number of separate rounds.
 
-    Merges are moved on by the usual stretch; where that was not tried yet, they are plain means.
+    Merges have the default stretch, or are plain means if that was not tried.
     """
     rate = Participation.parse(task.participation).rate
     groups = number_of_groups(int(task.clients), rate)
@@ -180,14 +180,14 @@ def case_by_rule(cases: Sequence[Case], task: Task, leavers: int) -> Case | None
 
 
 def cases_by_rule(rows: Sequence[Row], leavers: int = 1) -> list[Case]:
-    """Return groups as the rule makes them, on every task."""
+    """Return groups by the default rule, on every task."""
     cases = cases_of(rows)
     tasks = {case.task: None for case in cases}
     return [case for task in tasks if (case := case_by_rule(cases, task, leavers))]
 
 
 def first_trainings_of(rows: Sequence[Row]) -> list[FirstTraining]:
-    """Compare first trainings with groups to plain ones of the same length."""
+    """Compare first trainings with groups with plain ones of the same length."""
     plain = {(task_of(row), row["seed"], row["length"]): row["accuracy"] for row in rows if row["method"] == "plain"}
     differences: dict[tuple[Task, int, int, float], list[float]] = {}
     for row in rows:

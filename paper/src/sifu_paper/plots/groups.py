@@ -1,4 +1,4 @@
-"""Groups that merge against Scratch: a line for each task, dots for seeds."""
+"""Figure of groups against Scratch: a line for each task, dots for seeds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEAVERS = {1: ("one leaver", BLUE, "o", -0.19), 5: ("five leavers", VERMILLION, "D", 0.19)}
-"""Label, colour, marker and offset of requests by this many clients; others are in the table."""
+"""Label, colour, marker and offset of requests by number of clients; other numbers are only in the table."""
 
 
 @styled
 def draw_groups(results: Results) -> Figure:
-    """Draw the speed-up over Scratch on each task, with groups as the rule makes them."""
+    """Draw the speed-up over Scratch on each task, with groups by the default rule."""
     from matplotlib.figure import Figure
 
     cases = [case for leavers in LEAVERS for case in cases_by_rule(results.rows, leavers)]

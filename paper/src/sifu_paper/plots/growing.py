@@ -1,4 +1,4 @@
-"""Speed-ups as a federation grows: at the sigma chosen automatically, and at the best one tried, told apart."""
+"""Speed-ups in growing federations: at the automatic sigma, and at the best one tried."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ AUTOMATIC = "auto"
 class Setting:
     """Requests of one shape at one epsilon in a federation of one size.
 
-    `automatic` is what a user gets. `hindsight` is the best of `tried` sigmas, chosen after all of them were run, and
-    so more than anyone can have; None where only the automatic sigma was run. It is over the draws that every sigma
-    has, which may be fewer than the automatic one's.
+    `automatic` is the result for a user. `hindsight` is the best of `tried` sigmas, chosen after all of them were run,
+    so no user can achieve it; it is None if only the automatic sigma was run. It uses the draws that every sigma has,
+    which may be fewer than the automatic one's.
     """
 
     requests: str

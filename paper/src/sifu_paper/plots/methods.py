@@ -1,4 +1,4 @@
-"""Methods side by side: rounds, accuracy on the forgotten, watermarks, limited time, different requests."""
+"""Figures that compare methods: rounds, accuracy on the forgotten, watermarks, limited time, different requests."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ MISSED = "✗\u00a03/10: three of ten runs did not reach the target, and are in 
 
 @styled
 def draw_rounds(results: Results) -> Figure:
-    """Draw the rounds of the requests, and what the final model still knows of the forgotten clients."""
+    """Draw the rounds of the requests, and the final accuracy on the forgotten clients."""
     return _method_figure(results, [])
 
 
 @styled
 def draw_watermark(results: Results) -> Figure:
-    """Draw the same with the share of the accuracy owed to a client's own mark, before and after its request."""
+    """Draw the same with the success of a client's watermark before and after its request."""
     return _method_figure(
         results,
         [
@@ -100,7 +100,7 @@ def _of(courses: Sequence[Course], dataset: str) -> list[Course]:
 
 
 def _on_same_seeds(results: Results) -> list[Course]:
-    """Return every line of a data set on the seeds that all of them have."""
+    """Return all courses of a data set on the seeds that every line has."""
     return [course for dataset in results.titles for course in same_seeds(_of(results.courses, dataset)).courses]
 
 
@@ -190,11 +190,11 @@ def _forgotten(course: Course) -> float | None:
 
 
 def _rounds_panel(axes: Axes, here: Sequence[Course], lines: Sequence[Line]) -> None:
-    """Draw bars for runs that reached the target; the others are counted in a column at the right."""
+    """Draw bars for runs that reached the target; a column at the right counts the others."""
     reached = {line: [course for course in by_line(here, line) if course.reached] for line in lines}
     scratch = [course.total for line, own in reached.items() if line.method == "scratch" for course in own]
     longest = max((course.total for own in reached.values() for course in own), default=1)
-    # A line that takes many times as long would squeeze the others into a corner: its bar is cut.
+    # A line that takes many times as long would squeeze the others, so its bar is cut.
     limit = min(longest, 2.5 * statistics.median(scratch)) if scratch else longest
     for place, line in enumerate(lines):
         matching, own = by_line(here, line), reached[line]
@@ -327,7 +327,7 @@ def _set_dots(
 
 
 def time_limited_message(limited: Sequence[Course], scratch_of: Callable[[Course], Course | None]) -> str:
-    """Describe how far the most time leaves SIFU and Scratch from a full retraining on the remaining clients."""
+    """Describe how far SIFU and Scratch with the longest time are from a full retraining on the remaining clients."""
     longest = max(float(course.variant["limit"]) for course in limited)
     compared = [
         course
@@ -336,7 +336,7 @@ def time_limited_message(limited: Sequence[Course], scratch_of: Callable[[Course
         and course.line.method in ("sifu", "scratch")
         and scratch_of(course) is not None
     ]
-    # A run that diverged has no accuracy: its data set and seed is left out for all, or the lines would not compare.
+    # A diverged run has no accuracy, so its data set and seed are left out for all lines.
     lost = {_counterfactual(course) for course in compared if course.first["accuracy_retain_after"] is None}
     words = rules_or_presets(limited)
     by_method: dict[str, list[tuple[str, str]]] = {}
@@ -360,12 +360,12 @@ def time_limited_message(limited: Sequence[Course], scratch_of: Callable[[Course
 
 
 def _counterfactual(course: Course) -> tuple[str, int]:
-    """Return data set and seed."""
+    """Return data set and seed of a course."""
     return course.first["dataset"], course.first["seed"]
 
 
 def rounds_message(results: Results) -> str:
-    """Compare SIFU with Scratch in a sentence: mean over the data sets where SIFU always reached the target."""
+    """Compare SIFU with Scratch in a sentence: the mean over the data sets where SIFU always reached the target."""
     everywhere = len(results.titles)
     saved: dict[str, list[float]] = {}
     counts: dict[str, int] = {}
@@ -380,7 +380,7 @@ def rounds_message(results: Results) -> str:
             if speed.complete and speed.fewer is not None:
                 saved.setdefault(words(line), []).append(speed.fewer)
     means = {name: (statistics.fmean(shares), len(shares)) for name, shares in saved.items()}
-    if len(means) > 2:  # sentences for each would be a title of many lines
+    if len(means) > 2:  # a sentence for each would make the title too long
         parts = [
             f"{name} {round(100 * mean)} % ({got_there} of {everywhere})" for name, (mean, got_there) in means.items()
         ]
@@ -390,7 +390,7 @@ def rounds_message(results: Results) -> str:
         where = (
             "" if got_there == counts[name] else f" on the {got_there} of {counts[name]} data sets it always got there"
         )
-        if counts[name] < everywhere:  # the others were not run, or their training never got there
+        if counts[name] < everywhere:  # the others were not run, or their training missed the target
             where = f" on {got_there} of {everywhere} data sets"
         parts.append(f"{fewer_words(mean)} ({name}){where}")
     return f"SIFU against Scratch: {', '.join(parts)}" if parts else results.title

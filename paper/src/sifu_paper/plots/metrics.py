@@ -1,4 +1,4 @@
-"""The field's metrics side by side: how far each method's models are from Scratch's."""
+"""Figure of the published metrics: the distance of each method's models from Scratch's."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _dots(axes: Axes, rows: list[Row], name: str) -> None:
 
 
 def metrics_message(rows: list[Row]) -> str:
-    """Name the methods that are as near to Scratch as Scratch itself."""
+    """Name the methods that are as close to Scratch as Scratch itself."""
     scratch = next((row for row in rows if row["method"] == "scratch"), None)
     if scratch is None:
         return "Distance to Scratch"

@@ -1,4 +1,4 @@
-"""Figures on the amount of noise: sigma against rounds and against what is still known of the forgotten."""
+"""Figures on the amount of noise: sigma against rounds and against the accuracy on the forgotten."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def draw_sigma(results: Results) -> Figure:
     grid[0][0].set_ylabel("rounds of all requests")
     grid[1][0].set_ylabel("accuracy on the forgotten")
     handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize=9.5)  # the title has the room above
+    figure.legend(handles, labels, loc="outside right center", fontsize=9.5)  # the title needs the space above
     figure_title(figure, _sigma_message(courses))
     footnote(
         figure,
@@ -83,7 +83,7 @@ def draw_sigma(results: Results) -> Figure:
 
 
 def _sigma_message(courses: Sequence[Course]) -> str:
-    """Return the speed-up at the best sigma, over the data sets, for each preset; it is known in hindsight only."""
+    """Return the speed-up at the best sigma, over the data sets, for each preset; only hindsight reveals this sigma."""
     parts, words = [], rules_or_presets(courses)
     for line in dict.fromkeys(course.line for course in courses if course.first["method"] == "sifu"):
         gains = []
@@ -99,7 +99,7 @@ def _sigma_message(courses: Sequence[Course]) -> str:
 
 
 def best_speed(courses: Sequence[Course], everyone: Sequence[Course]) -> SpeedUp | None:
-    """Return the speed-up at the sigma that turned out best."""
+    """Return the speed-up at the sigma that proved best."""
     by_variant: dict[str, list[Course]] = {}
     for course in courses:
         by_variant.setdefault(course.first["variant"], []).append(course)
@@ -158,7 +158,7 @@ def _level(
     accuracies = [value for course in courses if (value := course.forgotten) is not None]
     colour = SCRATCH if line.method == "scratch" else colour_of(line)
     if line.honest and line.method == "last":
-        return  # the same end of the scale; one line is enough
+        return  # the same end of the scale, so one line suffices
     if reached:
         top.axhline(statistics.median(reached), color=colour, linestyle=style, linewidth=1.6, zorder=2)
     if name:

@@ -1,4 +1,4 @@
-"""Every method in one figure: what it still knows, how much quicker than Scratch it is, and what is proven."""
+"""Figure of all methods: accuracy on the forgotten, speed-up over Scratch, and proven levels."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHAPES = {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "*": "★", "X": "✖", ">": "▶", "<": "◀"}
-"""Markers of tasks, and how they look in a line of text."""
+"""Markers of tasks, and their characters in text."""
 MARKERS = "".join(SHAPES)
 PROVEN = ("exact", "proven", "conditional")
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A method over everything it was run on; dictionaries are by task (a data set, a size).
+    """Results of a method over all its tasks; dictionaries are keyed by task (a data set, a size).
 
-    `gaps` are accuracies on the forgotten less Scratch's, empty for methods that are exact by construction. `levels`
-    counts requests by what was proven of them.
+    `gaps` are accuracies on the forgotten minus Scratch's, empty for methods that are exact by construction. `levels`
+    counts requests by proven level.
     """
 
     label: str
@@ -44,22 +44,22 @@ class Standing:
 
     @property
     def medians(self) -> dict[str, float]:
-        """The speed-up of each task on which some run reached the target."""
+        """Speed-up of each task on which some run reached the target."""
         return {name: speed.median for name, speed in self.speeds.items() if speed.median is not None}
 
     @property
     def median(self) -> float | None:
-        """The median over the tasks."""
+        """Median over the tasks."""
         return statistics.median(self.medians.values()) if self.medians else None
 
     @property
     def missed(self) -> tuple[int, int]:
-        """Runs that did not reach the target, of all."""
+        """Number of runs that missed the target, and of all runs."""
         return sum(speed.missed for speed in self.speeds.values()), sum(speed.runs for speed in self.speeds.values())
 
     @property
     def proof(self) -> str:
-        """Level that is proven, in a word or two."""
+        """Proven level, in a word or two."""
         if not self.proves:
             return "nothing"
         ordered = [level for level in PROVEN if level in self.levels]
@@ -68,7 +68,7 @@ class Standing:
 
 @styled
 def draw_overview(standings: Sequence[Standing]) -> Figure:
-    """Draw a line for each method, those that prove what they do first."""
+    """Draw a line for each method, certified methods first."""
     from matplotlib.figure import Figure
 
     if not standings:
@@ -176,7 +176,7 @@ def _log_axis(axes: Axes, standings: Sequence[Standing]) -> None:
     ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200) if low / 1.2 <= tick <= high * 1.1]
     axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlim(low / 1.25, high * (high / low) ** 0.42)  # room for the words at the right
+    axes.set_xlim(low / 1.25, high * (high / low) ** 0.42)  # space for the words at the right
     axes.axvspan(low / 1.25, 1.0, color=FAINT, alpha=0.4, zorder=0, linewidth=0)
 
 

@@ -1,4 +1,4 @@
-"""Panels that several figures share: a line for each method, a column for each data set."""
+"""Panels for several figures: a line for each method, a column for each data set."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ MARKERS = {
     "last": "s",
     "dp": "h",
 }
-"""Shapes tell methods apart in black and white."""
+"""Markers that distinguish methods in black and white."""
 SHADES = (1.0, 0.66, 0.38)
 PANEL_WIDTH, LABEL_WIDTH, LETTER_WIDTH = 1.85, 1.45, 0.072
 
 
 def colour_of(line: Line) -> str:
-    """Return the colour of a line; SIFU stands out, in green by our rules and blue by others'."""
+    """Return the colour of a line: green for SIFU by our rules, blue by other rules; other methods have their own."""
     if line.method == "sifu":
         return GREEN if line.honest else BLUE
     return COLOURS.get(line.method, INK)
@@ -68,7 +68,7 @@ def marker_of(line: Line) -> str:
 def method_grid(
     named: Sequence[tuple[Line, str]], titles: Mapping[str, str], rows: Sequence[str]
 ) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure with a column for each data set, a row of panels for each measure and a line for each name."""
+    """Return a figure with a column for each data set, a row of panels for each measure, and a line for each name."""
     from matplotlib.figure import Figure
 
     lines = [line for line, _ in named]
@@ -110,32 +110,33 @@ def whisker(axes: Axes, place: float, low: float, high: float) -> None:
 
 
 def gutter(axes: Axes, place: float, text: str) -> None:
-    """Write words in the column at the right edge of a panel, over a reference line that runs there."""
+    """Write text in the column at the right edge of a panel, over any reference line."""
     axes.annotate(text, (1.0, place), xycoords=axes.get_yaxis_transform(), ha="right", va="center", fontsize=8,
                   color=INK, zorder=3, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})  # fmt: skip
 
 
 def reference(axes: Axes, value: float, **options: Any) -> None:
-    """Draw a line at Scratch's own value."""
+    """Draw a line at Scratch's value."""
     axes.axvline(value, color=SCRATCH, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1.5, **options)
 
 
 def percent_axis(axes: Axes, axis: str = "x", symbol: str = " %") -> None:
-    """Show shares as percentages, with a decimal where a tick has one."""
+    """Show shares as percentages, with a decimal if a tick has one."""
     getattr(axes, f"{axis}axis").set_major_formatter(lambda share, _: f"{_percent(share)}{symbol}")
 
 
 def _percent(share: float) -> str:
-    """Return a share in per cent, never rounded to another tick's number.
+    """Return a share in per cent, with as many digits as it needs.
 
     >>> _percent(0.025), _percent(0.5), _percent(-0.05)
     ('2.5', '50', '−5')
+
     """
     return f"{round(100 * share, 6):g}".replace("-", "−")
 
 
 def footnote(figure: Figure, sentences: Sequence[str]) -> None:
-    """Write the paper's own statement and ours under the figure."""
+    """Write the paper's statement and ours under the figure."""
     width = int(figure.get_figwidth() * 13.6)
     text = "\n".join("\n".join(textwrap.wrap(sentence, width)) for sentence in sentences if sentence)
     figure.supxlabel(text, x=0.008, ha="left", fontsize=9, color=GREY, parse_math=False)
@@ -155,5 +156,5 @@ def faint_zero(axes: Axes) -> None:
 
 
 def nothing_yet(sentence: str = "no request has been carried out yet") -> Figure:
-    """Return a sentence instead of an empty figure."""
+    """Return a figure with a sentence instead of empty panels."""
     return say_instead(new_figure(1.6), f"Nothing to show: {sentence}.")

@@ -1,4 +1,4 @@
-"""Figure on where certified unlearning pays: speed-up over Scratch as the federation grows."""
+"""Figure of the federation sizes at which certified unlearning is worthwhile: speed-up over Scratch by size."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def draw_scale(results: Results) -> Figure:
 
 
 def scale_message(settings: Sequence[Setting]) -> str:
-    """Report the automatic choice in the largest federation: single draws vary, so not the luckiest point."""
+    """Report the automatic choice in the largest federation, not the luckiest point, because single draws vary."""
     automatic = [setting for setting in settings if setting.automatic and setting.automatic.median is not None]
     if not automatic:
         return "Speed-up of SIFU over Scratch"

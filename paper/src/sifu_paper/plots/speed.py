@@ -1,4 +1,4 @@
-"""The one definition of speed-up: Scratch's rounds over a method's on the same seed, where both reached the target."""
+"""Definition of speed-up: Scratch's rounds over a method's on the same seed, if both reached the target."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from sifu_paper.plots.courses import Course, Line, matching_scratch
 
 FEWEST_SEEDS = 3
-"""A line with fewer seeds than this in common with the others is left out rather than take theirs away."""
+"""A line that shares fewer seeds than this with the others is left out, so that the others keep theirs."""
 
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """Speed-up over Scratch: how many times fewer rounds, seed by seed.
+    """Speed-up over Scratch: the ratio of rounds, seed by seed.
 
-    `ratios` are Scratch's rounds over the method's (all requests of a run together, calibration included), of the
-    seeds on which both reached the target at every request; infinite where the method took no round. `runs` counts the
-    method's runs that have a matching run of Scratch, `missed` those of them that did not reach the target.
+    `ratios` are Scratch's rounds over the method's (all requests of a run together, including calibration), for the
+    seeds on which both reached the target at every request; infinite if the method took no round. `runs` counts the
+    method's runs with a matching run of Scratch, and `missed` those of them that missed the target.
     """
 
     ratios: tuple[float, ...]
@@ -28,7 +28,7 @@ class SpeedUp:
 
     @property
     def median(self) -> float | None:
-        """The median over seeds; None where no pair of runs reached the target."""
+        """Median over seeds; None if no pair of runs reached the target."""
         return statistics.median(self.ratios) if self.ratios else None
 
     @property
@@ -38,12 +38,12 @@ class SpeedUp:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Sort key: quickest first; what missed the target in half of its runs or more comes last."""
+        """Sort key: quickest first, and methods that missed the target in at least half of their runs last."""
         usable = self.median is not None and 2 * self.missed < self.runs
         return not usable, -(self.median or 0.0)
 
     def text(self) -> str:
-        """Return the speed-up as the table states it.
+        """Return the speed-up as text for the table.
 
         >>> SpeedUp((2.0, 1.5, 3.0), 3, 0).text()
         '2x (1.5 to 3)'
@@ -53,6 +53,7 @@ class SpeedUp:
         '2x, did not reach the target (2 of 3)'
         >>> SpeedUp((), 3, 3).text(), SpeedUp((math.inf, math.inf), 2, 0).text(), SpeedUp((), 0, 0).text()
         ('did not reach the target (3 of 3)', 'no rounds', '-')
+
         """
         missed = f"did not reach the target ({self.missed} of {self.runs})" if self.missed else ""
         if self.median is None:
@@ -65,19 +66,21 @@ class SpeedUp:
 
     @property
     def fewer(self) -> float | None:
-        """Rounds saved as a share of Scratch's: 1 - 1/median; negative where the method takes more.
+        """Rounds saved as a share of Scratch's: 1 - 1/median; negative if the method takes more.
 
         >>> SpeedUp((2.0,), 1, 0).fewer
         0.5
+
         """
         return None if self.median is None else 1.0 - 1.0 / self.median
 
 
 def times(ratio: float) -> str:
-    """Return a ratio as people write it.
+    """Return a ratio as formatted text.
 
     >>> times(1572.3), times(30.25), times(1.234), times(0.07), times(2.0)
     ('1,572', '30.2', '1.23', '0.07', '2')
+
     """
     if math.isinf(ratio):
         return "infinitely many "
@@ -115,9 +118,9 @@ def speed_up_of(pairs: Iterable[tuple[Course, Course | None]]) -> SpeedUp:
 
 @dataclass(frozen=True)
 class SameSeeds:
-    """The runs of one table of one data set on seeds that all lines of a training have.
+    """Runs of one table and data set on the seeds that all lines of a training share.
 
-    `seeds` are by training; `left_out` has the lines with too few.
+    `seeds` is keyed by training; `left_out` lists the lines with too few seeds.
     """
 
     courses: tuple[Course, ...]
@@ -126,9 +129,9 @@ class SameSeeds:
 
 
 def same_seeds(courses: Sequence[Course]) -> SameSeeds:
-    """Keep the seeds on which every line was run; lines that would leave fewer than three are set aside and named.
+    """Keep the seeds on which every line was run; leave out and name lines that would leave fewer than three.
 
-    Each way of training has its own Scratch, and so its own seeds. Scratch, the yardstick, is never set aside.
+    Each kind of training has its own Scratch, and so its own seeds. Scratch, the reference, is never left out.
     """
     kept: list[Course] = []
     seeds: dict[str, tuple[int, ...]] = {}

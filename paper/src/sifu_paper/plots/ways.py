@@ -1,4 +1,4 @@
-"""Three ways to hold the same federation: what a request costs each, and how accurate it is on test samples."""
+"""Figure of three methods on the same federation: the cost of a request, and the accuracy on test samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TENS = "10x3"
 
 @styled
 def draw_ways(results: Results) -> Figure:
-    """Draw the rounds of a request, if some way takes any, and the test accuracy after the last one."""
+    """Draw the rounds of a request, if any method takes some, and the test accuracy after the last one."""
     courses = results.courses
     if not courses:
         return nothing_yet()
@@ -49,14 +49,14 @@ def draw_ways(results: Results) -> Figure:
             _dots(rounds, [(line, _rounds(own)) for line, own in runs], "{:,.0f}")
             rounds.set_xlim(left=-0.06 * most, right=1.35 * most)
             if not any(course.total for course in here):
-                rounds.set_xticks([0])  # half a round is no scale
+                rounds.set_xticks([0])  # half a round is not a useful tick
     figure_title(figure, ways_message(courses))
     footnote(figure, _notes(courses))
     return figure
 
 
 def _ways(results: Results) -> list[tuple[Line, str]]:
-    """Return the methods, each with its shape of requests: those of one client are not those of ten."""
+    """Return the methods with their request shapes, because requests of one client and of ten differ."""
     shown = dict.fromkeys((course.line, _shape(course)) for course in results.courses)
     return sorted(shown, key=lambda way: results.lines.index(way[0]))
 
