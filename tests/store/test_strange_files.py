@@ -194,4 +194,4 @@ def test_hard_links_to_models_are_noticed(tmp_path: Path, caplog: pytest.LogCapt
     run.forget(["client-000"], retention="strict", sigma=0.5)
     erased = names - {path.name for path in (run.folder / "models").iterdir()}
     assert erased
-    assert all(f"{name} was deleted, and a hard link" in caplog.text for name in erased)
+    assert all(f"{name} was deleted, but a hard link" in caplog.text for name in erased)

@@ -157,7 +157,7 @@ def test_a_command_and_an_address_are_told(
     assert Checkpoint.from_json(posted[0]) == first
     assert Checkpoint.from_json(posted[1]) == second
     # Failures are logged, and nothing is lost.
-    assert caplog.text.count("the witness command:false did not take") == 2
+    assert caplog.text.count("the witness command:false did not accept") == 2
     assert caplog.text.count("the witness http://") == 1
     assert verify_run(own_trained).problems == []
 

@@ -103,7 +103,7 @@ class RequestTerms:
             if getattr(self, name) not in choices:
                 raise InputError(f"{name} must be {' or '.join(choices)}, found {getattr(self, name)!r}")
         if self.level is not None and self.level not in get_args(Level):
-            raise InputError(f"level must be one of {', '.join(get_args(Level))}, found {self.level!r}")
+            raise InputError(f"the least level must be one of {', '.join(get_args(Level))}, found {self.level!r}")
         if not 0.0 <= self.reserve < 1.0:
             raise InputError(f"reserve must be a fraction in [0, 1), found {self.reserve}")
         rounds: object = self.max_rounds
