@@ -1,6 +1,6 @@
-"""Prints the lower bounds of pyproject.toml as constraints for pip.
+"""Program that prints the lower bounds of pyproject.toml as constraints for pip.
 
-torch, triton and the developers' tools are left to pip: few package indexes have old builds of torch without CUDA.
+It leaves torch, triton and the developers' tools to pip, because few package indexes have old CPU builds of torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 project = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-print("click<8.5")  # Typer of that time shows no help of arguments with a newer one
+print("click<8.5")  # the oldest Typer shows no help of arguments with a newer click
 for requirement in project["dependencies"] + project["optional-dependencies"]["dev"]:
     bound = re.match(r"([A-Za-z0-9_.-]+)>=([0-9.]+)", requirement)
     if bound and bound[1] not in {"torch", "triton", "setuptools", "ruff", "mypy", "import-linter", "pre-commit"}:

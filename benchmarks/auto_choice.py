@@ -159,12 +159,12 @@ def summary(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Measure the missing runs, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=12, help="draws of the noise of each plan")
-    parser.add_argument("--seed", type=int, default=DRAWN_SEED, help="draws the random runs")
-    parser.add_argument("--runs", type=int, default=DRAWN_RUNS, help="how many of them")
+    parser.add_argument("--draws", type=int, default=12, help="noise draws for each plan")
+    parser.add_argument("--seed", type=int, default=DRAWN_SEED, help="seed of the random runs")
+    parser.add_argument("--runs", type=int, default=DRAWN_RUNS, help="number of random runs")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--only", default="", help="runs whose name contains this")
-    parser.add_argument("--report", action="store_true", help="only print what is in the results")
+    parser.add_argument("--report", action="store_true", help="only print the results")
     parser.add_argument("--map", action="store_true", help="only draw docs/images/ways.png (choices/way_map.py)")
     options = parser.parse_args()
     if options.map:

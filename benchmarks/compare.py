@@ -195,18 +195,18 @@ def arguments() -> argparse.Namespace:
     cores = os.cpu_count() or 1
     parser.add_argument("--only", nargs="+", choices=keys, default=keys, metavar="NAME", help=", ".join(keys))
     parser.add_argument("--workloads", nargs="+", choices=list(workloads.SETTINGS), default=list(workloads.SETTINGS))
-    parser.add_argument("--repeats", type=int, default=5, help="how often the list is run (default 5)")
+    parser.add_argument("--repeats", type=int, default=5, help="number of repeats of the list (default 5)")
     parser.add_argument("--seconds", type=float, default=3.0, help="timed seconds of each run (default 3)")
     parser.add_argument(
         "--threads",
         type=int,
         nargs="+",
         default=sorted({1, cores}),
-        help=f"numbers to choose from (default 1 and {cores})",
+        help=f"numbers of threads to choose from (default 1 and {cores})",
     )
     parser.add_argument("--data", help="folder with mnist.npz and cifar10.npz; default: SIFU_DATA, or synthetic data")
     parser.add_argument("--install", action="store_true", help="make the peers' environments under .bench first (pip)")
-    parser.add_argument("--no-files", action="store_true", help="print only: leave the results and the figure alone")
+    parser.add_argument("--no-files", action="store_true", help="only print, without writing results and figure")
     parser.add_argument("--report", action="store_true", help="only print the tables and draw the figures")
     return parser.parse_args()
 

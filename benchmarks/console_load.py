@@ -241,8 +241,8 @@ def main() -> None:
     """Measure, print one JSON object, and write it to `--out`."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--viewers", type=int, default=200)
-    arguments.add_argument("--windows", type=int, default=4, help="windows with viewers")
-    arguments.add_argument("--seconds", type=float, default=20.0, help="seconds of a window")
+    arguments.add_argument("--windows", type=int, default=4, help="number of windows with viewers")
+    arguments.add_argument("--seconds", type=float, default=20.0, help="seconds per window")
     arguments.add_argument("--steps", type=int, default=10)
     arguments.add_argument("--port", type=int, default=8797)
     arguments.add_argument("--out", type=Path)

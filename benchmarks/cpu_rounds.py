@@ -314,7 +314,7 @@ def main() -> None:
     linear_options.add_argument("--clock", choices=CLOCKS, default="wall")
     network_options.add_argument("--model", choices=sorted(SETTINGS), default="cnn_cifar10")
     network_options.add_argument("--turns", type=int, default=9)
-    network_options.add_argument("--rounds", type=int, default=3, help="rounds in a turn")
+    network_options.add_argument("--rounds", type=int, default=3, help="rounds per turn")
     network_options.add_argument("--threads", type=int, default=torch.get_num_threads())
     chosen = parser.parse_args()
     (linear if chosen.part == "linear" else network)(chosen)

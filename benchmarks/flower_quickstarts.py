@@ -141,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("example", type=Path, nargs="+")
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--rounds", type=int, default=0, help="as in the quickstart, unless given")
+    parser.add_argument("--rounds", type=int, default=0, help="number of rounds; by default the quickstart's")
     parser.add_argument("--undeclared", action="store_true")
     parser.add_argument("--preloaded", action="store_true")
     parser.add_argument("--logs", type=Path)

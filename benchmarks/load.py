@@ -254,11 +254,11 @@ def measure_signatures(repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--full", action="store_true", help="the whole size")
+    parser.add_argument("--full", action="store_true", help="use the full size")
     for name, size in USUAL.items():
-        parser.add_argument(f"--{name}", type=int, help=f"{size} unless given, {FULL[name]} with --full")
-    parser.add_argument("--signatures", action="store_true", help="what signing every event costs, instead")
-    parser.add_argument("--repeats", type=int, default=7, help="runs of each kind with --signatures")
+        parser.add_argument(f"--{name}", type=int, help=f"default {size}, {FULL[name]} with --full")
+    parser.add_argument("--signatures", action="store_true", help="measure the cost of signing every event instead")
+    parser.add_argument("--repeats", type=int, default=7, help="number of runs of each kind with --signatures")
     options = parser.parse_args()
     sizes = {name: getattr(options, name) or size for name, size in (FULL if options.full else USUAL).items()}
     began = time.strftime("%Y-%m-%d %H:%M", time.gmtime())

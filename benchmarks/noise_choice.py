@@ -197,10 +197,10 @@ def where() -> str:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the grid."""
     parser.add_argument("--data", type=Path, help="folder with MNIST and FashionMNIST")
-    parser.add_argument("--runs", type=Path, default=Path("noise-choice-runs"), help="where trained runs are kept")
+    parser.add_argument("--runs", type=Path, default=Path("noise-choice-runs"), help="folder for trained runs")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--jobs", type=int, default=1, help="tasks measured at the same time")
+    parser.add_argument("--jobs", type=int, default=1, help="number of tasks measured concurrently")
     parser.add_argument("--only", help="tasks whose name contains this")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--report", action="store_true", help="only print the table and draw the figure of the results")

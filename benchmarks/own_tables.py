@@ -256,8 +256,8 @@ def has_transformers() -> bool:
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     """Measure every table and print one line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=200_000, help="rows of the long table")
-    parser.add_argument("--columns", type=int, default=1000, help="columns of the wide table")
+    parser.add_argument("--rows", type=int, default=200_000, help="number of rows of the long table")
+    parser.add_argument("--columns", type=int, default=1000, help="number of columns of the wide table")
     parser.add_argument("--model", type=Path, help="folder of the model for texts; a tiny one by default")
     chosen = parser.parse_args(arguments)
     tables: tuple[Callable[[Path], Table], ...] = (

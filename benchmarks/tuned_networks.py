@@ -157,11 +157,11 @@ class Heads:
         whole = drop(total(self.fixed, parts), self.blocks, dropped)
         kept = keep.cpu().numpy()
         if not np.array_equal(whole.gram[np.ix_(kept, kept)], gram.cpu().numpy()):
-            raise SystemExit("G on the device is not the library's")
+            raise SystemExit("G on the device differs from the library's")
         if not np.array_equal(whole.cross[kept], cross.cpu().numpy()):
-            raise SystemExit("H on the device is not the library's")
+            raise SystemExit("H on the device differs from the library's")
         if np.any(whole.gram[~kept]) or np.any(whole.cross[~kept]):
-            raise SystemExit("a struck block is not zero")
+            raise SystemExit("a dropped block is not zero")
 
 
 def group_key(seed: int) -> bytes:
@@ -365,24 +365,30 @@ def main() -> None:
     """Execute the measurements of the command line until they are done or the time is over."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="the folder with the data sets' files")
-    parser.add_argument("--pack", type=Path, help="copy the data sets and the trunk here, and stop")
-    parser.add_argument("--out", type=Path, help="a file of JSON lines; rows that it has are not measured again")
+    parser.add_argument("--pack", type=Path, help="copy the data sets and the backbone here, and stop")
+    parser.add_argument("--out", type=Path, help="file of JSON lines; its rows are not measured again")
     parser.add_argument("--jobs", nargs="+", default=[job.name for job in JOBS], choices=[job.name for job in JOBS])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--rate", type=float)
-    parser.add_argument("--lanes", type=int, default=6, help="clients at work at the same time on a GPU")
-    parser.add_argument("--skip-tuned-again", action="store_true", help="leave out tuning again without the leavers")
+    parser.add_argument("--lanes", type=int, default=6, help="clients trained concurrently on a GPU")
+    parser.add_argument("--skip-tuned-again", action="store_true", help="skip retuning without the leavers")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop cleanly after this time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--smoke", action="store_true", help="a tiny federation, statistics compared with the library")
     parser.add_argument("--sequences", type=int, help="orders of twenty leavers for each seed")
-    parser.add_argument("--tuned-again-at", type=int, nargs="+", help="numbers of leavers at which all tune again")
-    parser.add_argument("--commit", help="the commit that measures, for the rows; if not given, that of the repository")
-    parser.add_argument("--table", type=Path, nargs="+", help="write the table and the figure of these rows, and stop")
-    parser.add_argument("--time-rounds", type=int, metavar="N", help="time N rounds of the library and a script")
-    parser.add_argument("--time-lanes", type=int, nargs="+", default=[3], help="clients at a time in --time-rounds")
+    parser.add_argument(
+        "--tuned-again-at", type=int, nargs="+", help="numbers of leavers after which all clients retune"
+    )
+    parser.add_argument("--commit", help="commit to record in the rows; by default the repository's")
+    parser.add_argument(
+        "--table", type=Path, nargs="+", help="write the table and the figure from these rows, and stop"
+    )
+    parser.add_argument("--time-rounds", type=int, metavar="N", help="time N rounds of the library and of a script")
+    parser.add_argument(
+        "--time-lanes", type=int, nargs="+", default=[3], help="numbers of concurrent clients in --time-rounds"
+    )
     given = parser.parse_args()
     if given.table:
         write_table(given.table)

@@ -323,4 +323,4 @@ def must_not_diverge() -> Iterator[None]:
     try:
         yield
     except RoundRejectedError as error:
-        raise AssertionError(f"a recorded round cannot be carried out again: {error}") from error
+        raise AssertionError(f"a recorded round cannot be executed again: {error}") from error

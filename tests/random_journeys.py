@@ -426,7 +426,7 @@ def approve_and_execute(dice: random.Random, journey: Journey, name: str) -> Seq
     run = journey.open()
     for count in range(journey.approvals):
         if run.forget():
-            raise AssertionError(f"request {name} was carried out with {count} of {journey.approvals} approvals")
+            raise AssertionError(f"request {name} was executed with {count} of {journey.approvals} approvals")
         if dice.random() < 0.1:
             run.decide(name, "withdrawn", actor=FILED_BY)
             with suppress(InputError):
@@ -435,7 +435,7 @@ def approve_and_execute(dice: random.Random, journey: Journey, name: str) -> Seq
             return run.forget()
         with suppress(InputError):
             run.decide(name, "approved", actor=f" {FILED_BY.upper()} ")
-            raise AssertionError(f"request {name} was approved by who filed it")
+            raise AssertionError(f"request {name} was approved by the person who filed it")
         run.decide(name, "approved", actor=PEOPLE[count])
         run.decide(name, "approved", actor=PEOPLE[count].lower())  # the same person approves again
     return run.forget()

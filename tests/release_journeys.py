@@ -93,7 +93,7 @@ class ReleaseJourney:
         self.compared += 1
         if head_of(self.run) != head_of(fresh):
             names = [client.name for client in self.should_be_in()]
-            raise AssertionError(f"the release is not that of {names}; pending: {self.pending}")
+            raise AssertionError(f"the release differs from a fresh run of {names}; pending: {self.pending}")
 
 
 def head_of(run: sifu.Run) -> bytes:

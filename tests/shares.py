@@ -69,9 +69,9 @@ class _Process:
 def options(description: str | None) -> argparse.Namespace:
     """Parse the common options of programs with shares."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=1, help="how many processes")
-    parser.add_argument("--seconds", type=float, default=0.0, help="end after this many seconds")
-    parser.add_argument("--log", type=Path, required=True, help="a file of JSON lines to add to, and to go on from")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
+    parser.add_argument("--seconds", type=float, default=0.0, help="stop after this many seconds")
+    parser.add_argument("--log", type=Path, required=True, help="file of JSON lines to extend and continue")
     return parser.parse_args()
 
 

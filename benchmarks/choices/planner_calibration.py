@@ -245,13 +245,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of this part."""
     parser.add_argument("--tasks", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--draws", type=int, default=3, help="draws of the noise of each plan")
+    parser.add_argument("--draws", type=int, default=3, help="noise draws for each plan")
     parser.add_argument(
         "--data", type=Path, default=os.environ.get("SIFU_DATA"), help="folder with MNIST and FashionMNIST"
     )
     parser.add_argument("--runs", type=Path, default=Path("planner-calibration-runs"))
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--report", action="store_true", help="only print what is in the results")
+    parser.add_argument("--report", action="store_true", help="only print the results")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -132,8 +132,8 @@ def measure_network(
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of this part."""
     parser.add_argument("--seconds", type=float, default=0.5)
-    parser.add_argument("--commit", help="what to record as the commit, where there is no repository")
-    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
+    parser.add_argument("--commit", help="commit to record if there is no repository")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -163,8 +163,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lanes", type=int, nargs="+", default=[1, 10])
     parser.add_argument("--precision", default="tf32")
     parser.add_argument("--rounds", type=int, default=240)
-    parser.add_argument("--commit", help="what to record as the commit, where there is no repository")
-    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
+    parser.add_argument("--commit", help="commit to record if there is no repository")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
 
 
 def run(options: argparse.Namespace) -> None:

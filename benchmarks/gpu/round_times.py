@@ -225,12 +225,14 @@ def loss_curves(clients: tuple, precision: str, rounds: int) -> float:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of this part."""
     parser.add_argument("--data", help="folder with cifar10.npz; random data otherwise")
-    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
-    parser.add_argument("--rounds", type=int, default=1200, help="timed at once; a sixth of it for ten slow lanes")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    parser.add_argument(
+        "--rounds", type=int, default=1200, help="rounds timed at once; a sixth of them for ten slow lanes"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--commit", help="what to record as the commit")
+    parser.add_argument("--commit", help="commit to record")
 
 
 def run(options: argparse.Namespace) -> None:

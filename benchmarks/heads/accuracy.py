@@ -130,7 +130,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=DATASETS)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--commit", help="what to record as the commit where there is no repository")
+    parser.add_argument("--commit", help="commit to record if there is no repository")
 
 
 def add_head_options(parser: argparse.ArgumentParser) -> None:
@@ -143,7 +143,7 @@ def add_head_options(parser: argparse.ArgumentParser) -> None:
 def add_network_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of networks."""
     add_options(parser)
-    parser.add_argument("--rounds", type=int, default=3000, help="the most rounds of a training")
+    parser.add_argument("--rounds", type=int, default=3000, help="largest number of rounds of a training")
     parser.add_argument("--precision", default="tf32", choices=("float32", "tf32"))
 
 

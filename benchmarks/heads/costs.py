@@ -202,12 +202,12 @@ def in_its_own_process(work: Callable[..., dict[str, Any]], *arguments: Any) -> 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of this part."""
-    parser.add_argument("--data", type=Path, help="the folder with the data sets' files; made-up images without it")
-    parser.add_argument("--out", type=Path, help="also write the result here")
+    parser.add_argument("--data", type=Path, help="folder with the data sets' files; without it, synthetic images")
+    parser.add_argument("--out", type=Path, help="file for the result")
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1_000, 10_000])
-    parser.add_argument("--features", type=int, default=2_048, help="features of the made-up clients")
-    parser.add_argument("--images", type=int, default=10_000, help="images of the whole runs; 0 for no such run")
-    parser.add_argument("--commit", help="what to record as the commit where there is no repository")
+    parser.add_argument("--features", type=int, default=2_048, help="numbers of features of the synthetic clients")
+    parser.add_argument("--images", type=int, default=10_000, help="number of images of the whole runs; 0 skips them")
+    parser.add_argument("--commit", help="commit to record if there is no repository")
 
 
 def run(chosen: argparse.Namespace) -> None:

@@ -108,7 +108,7 @@ def a_hospital_leaves(hospital: str, spec: Spec, dataset: Dataset, folder: Path)
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of this part."""
-    parser.add_argument("--data", type=Path, help="folder with the published files; SIFU_DATA where it is not given")
+    parser.add_argument("--data", type=Path, help="folder with the published files; by default SIFU_DATA")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
 
 

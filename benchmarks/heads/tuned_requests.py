@@ -105,12 +105,14 @@ def factorisation(size: int) -> float:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of this part."""
     parser.add_argument("--clients", type=int, default=30)
-    parser.add_argument("--frozen", type=int, default=0, help="features of one frozen network, without tuned ones")
+    parser.add_argument(
+        "--frozen", type=int, default=0, help="number of features of one frozen network, instead of tuned ones"
+    )
     parser.add_argument("--groups", type=int, default=10)
     parser.add_argument("--block", type=int, default=400)
     parser.add_argument("--regularisation", default="0.1", help="r of the head, or auto for cross-validation")
     parser.add_argument("--retention", default="strict", choices=("strict", "paper"))
-    parser.add_argument("--rebuild", action="store_true", help="tune the hit groups' networks again")
+    parser.add_argument("--rebuild", action="store_true", help="retune the hit groups' networks")
     parser.add_argument("--verify", action="store_true", help="verify the run at the end, which reads all statistics")
 
 

@@ -150,9 +150,9 @@ def main(run: Callable[[Workload, Stopwatch, int], Any], packages: Sequence[str]
     """Run a contestant's command line, and print one line of JSON."""
     parser = argparse.ArgumentParser(description=run.__doc__)
     parser.add_argument("workload", help="file made by compare.py")
-    parser.add_argument("--seconds", type=float, default=3.0, help="how long rounds are timed, after the warm-up")
-    parser.add_argument("--check", action="store_true", help="a longer warm-up, whose end is compared")
-    parser.add_argument("--threads", type=int, default=1, help="threads (Flower: cores of one client's actor)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of timed rounds after the warm-up")
+    parser.add_argument("--check", action="store_true", help="use a longer warm-up and compare the model at its end")
+    parser.add_argument("--threads", type=int, default=1, help="number of threads (Flower: cores per client actor)")
     for name, description in options.items():
         parser.add_argument(f"--{name}", action="store_true", help=description)
     chosen = parser.parse_args()

@@ -58,7 +58,7 @@ def _turned(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         return array
     if array.ndim == 2 and array.T.shape == shape:
         return array.T
-    raise SystemExit(f"the engine's layout has a parameter of shape {array.shape} where {shape} is wanted")
+    raise SystemExit(f"the engine's layout has a parameter of shape {array.shape}, expected {shape}")
 
 
 def first_vector(layout: ModelLayout, workload: Workload) -> Vector:

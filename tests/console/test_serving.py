@@ -352,7 +352,7 @@ def test_the_command_of_the_container_writes_to_its_volume_alone(tmp_path: Path)
                 break
             assert process.poll() is None
         else:
-            raise AssertionError("it does not get healthy")
+            raise AssertionError("the console does not become healthy")
     finally:
         process.kill()
         process.wait()

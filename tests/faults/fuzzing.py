@@ -432,7 +432,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", choices=["all", *TARGETS])
     parser.add_argument("seconds", type=float)
-    parser.add_argument("--run", type=Path, help="a run with certificates to begin from; made if it is not given")
+    parser.add_argument("--run", type=Path, help="run with certificates to start from; by default a new one")
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

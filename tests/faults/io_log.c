@@ -1,9 +1,9 @@
-/* Logs what a process does to files under a folder: each call that changes names or bytes, and each sync, in order.
+/* Logs the file operations of a process under a folder: each call that changes names or bytes, and each sync, in order.
  *
  * cc -shared -fPIC -O1 -o io_log.so io_log.c -ldl; LD_PRELOAD=./io_log.so. Logging begins with io_log_start.
  * A record: "OP OFFSET LENGTH PATH\0OTHER\0\n" and LENGTH bytes.
  *
- * io_log_fault makes the n-th of these calls go wrong: the process is killed before it, or the call fails. */
+ * io_log_fault injects a fault at the n-th of these calls: the process is killed before it, or the call fails. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -36,7 +36,7 @@ static int fault;
 void io_log_fault(long at, int kind) { fault_at = at, fault = kind; }
 long io_log_points(void) { return points; }
 
-/* Counts a call under the folder; returns the error that it ends with, 0 for none. `grows`: it needs space. */
+/* Counts a call under the folder; returns the error to report, or 0. `grows` means that the call needs space. */
 static int point(int grows) {
     points++;
     if (fault_at < 0 || points < fault_at) return 0;

@@ -275,7 +275,7 @@ def lose_power(root: Path, job: dict[str, Any]) -> dict[str, Any]:
         if whole.content() != ended.content():
             names = sorted(name for name in whole.content().keys() | ended.content().keys()
                            if whole.content().get(name, 0) != ended.content().get(name, 0))  # fmt: skip
-            wrong.append(f"{words}: the log does not lead to the disk: {names[:5]}")
+            wrong.append(f"{words}: replaying the log does not give the disk: {names[:5]}")
             continue
         points = [len(changes), *(draw.randrange(len(changes) + 1) for _ in range(job["losses"]))]
         lost[words] = [len(points), len(changes)]

@@ -218,7 +218,7 @@ class Scenario:
         after, logged = Disk.read(self.root), self.log.read_bytes()
         changes = read_log(logged, self.root, before)
         if after_power_loss(before, changes, lambda kind: 1.0).content() != after.content():
-            raise RuntimeError(f"{words}: the log does not lead to the disk")
+            raise RuntimeError(f"{words}: replaying the log does not give the disk")
         if changes and tried:
             done, calls = result_of(self.root), int(self.log.with_name("calls").read_text())
             self.commands.append(Command(words, before, acknowledged, done, changes, calls))
@@ -321,9 +321,9 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=300, help="faults of each kind, over all scenarios")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=list(SCENARIOS), action="append", help="scenarios to use; all by default")
-    parser.add_argument("--jobs", type=int, default=1, help="how many processes")
-    parser.add_argument("--seconds", type=float, default=0.0, help="end after this many seconds")
-    parser.add_argument("--log", type=Path, required=True, help="a file of JSON lines to add to, and to go on from")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
+    parser.add_argument("--seconds", type=float, default=0.0, help="stop after this many seconds")
+    parser.add_argument("--log", type=Path, required=True, help="file of JSON lines to extend and continue")
     parser.add_argument("--unsynced", action="store_true", help="sync no folder: a control that must fail")
     chosen = parser.parse_args()
     if chosen.unsynced:

@@ -67,8 +67,8 @@ def _layers(model: Vector, layout: ModelLayout) -> list[_Layer]:
         size, inputs = int(np.prod(shape)), int(np.prod(shape[1:]))
         if bias_name != name.replace("weight", "bias") or bias_shape != (shape[0],) or inputs % before:
             raise InputError(
-                f"units can be put in order where layers with weight and bias follow one another, found {name} of "
-                f"shape {shape} behind {before} units"
+                f"units can be aligned only in a chain of layers with weight and bias, found {name} of "
+                f"shape {shape} after {before} units"
             )
         weight = model[at : at + size].astype(np.float64).reshape(shape[0], before, -1)
         layers.append(_Layer(weight, model[at + size : at + size + shape[0]].astype(np.float64)))

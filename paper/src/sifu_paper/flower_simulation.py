@@ -109,7 +109,9 @@ def _start_ray() -> None:
 def enter_federation(grid: Grid, folder: Path, spec: Spec, data: Sequence[Any], preprocessing: str) -> Engine:
     """Return an engine of the simulation's nodes with these clients' data; it is valid until the next call."""
     if any(getattr(client, "features", "") for client in data):
-        raise InputError("these clients hold features already: on Flower each computes its own, hand over the samples")
+        raise InputError(
+            "these clients already hold features: on Flower each client computes its own, so pass the samples"
+        )
     name = f"federation-{len(list(folder.glob('federation-*')))}"
     (folder / name).mkdir()
     for number, client in enumerate(data):

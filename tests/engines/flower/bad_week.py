@@ -238,13 +238,11 @@ def _kind(what: str) -> str:
 def main() -> None:
     """Make the network, run the week, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--delay", type=float, default=0.04, help="seconds each way")
-    parser.add_argument("--jitter", type=float, default=0.02, help="up to this many seconds more")
-    parser.add_argument("--loss", type=float, default=0.02, help="share of packets that are lost")
+    parser.add_argument("--delay", type=float, default=0.04, help="delay in seconds, each way")
+    parser.add_argument("--jitter", type=float, default=0.02, help="largest additional delay in seconds")
+    parser.add_argument("--loss", type=float, default=0.02, help="share of lost packets")
     parser.add_argument("--rounds", type=int, default=10, help="rounds of training and of retraining")
-    parser.add_argument(
-        "--folder", type=Path, default=None, help="where everything is kept; a temporary one if not given"
-    )
+    parser.add_argument("--folder", type=Path, default=None, help="folder for all files; by default a temporary one")
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # on SIGTERM the started processes are ended, too
     folder = chosen.folder or Path(tempfile.mkdtemp(prefix="bad-week-"))
