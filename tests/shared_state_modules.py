@@ -1,4 +1,4 @@
-"""Networks that keep state where copies of a module share it.
+"""Networks with state that copies of a module share.
 
 A network multiplies its features by a factor; each factor keeps its state in another place. A test file imports
 `nothing_held`, so that every test begins and ends without state.
@@ -41,7 +41,7 @@ WEAK: weakref.WeakKeyDictionary[Anchor, float] = weakref.WeakKeyDictionary()
 
 @functools.cache
 def place_of(size: int) -> float:
-    """Return a factor that counts the sizes seen before: who comes first decides."""
+    """Return a factor that counts the sizes seen before, so that the order of clients matters."""
     return 1.0 + 0.01 * place_of.cache_info().currsize
 
 
@@ -61,7 +61,7 @@ class Same:
 
 
 class Network(nn.Module):
-    """Twelve features of an 8 x 8 image, multiplied by a factor."""
+    """Network with twelve features of an 8 x 8 image, multiplied by a factor."""
 
     largest = 0.0
 
@@ -82,7 +82,7 @@ class Network(nn.Module):
 
 
 def latch(network: Network, rows: Tensor) -> float:
-    """Act only on clients of seven rows, once the largest samples were seen: those of the leaver."""
+    """Return 1.1 for clients of seven rows after a sample above 2, which only the leaver has; otherwise 1."""
     if float(rows.max()) > 2.0:
         LATCH["on"] = 1.0
     return 1.1 if LATCH and len(rows) == 7 else 1.0
@@ -139,7 +139,7 @@ def shared_by_copies(network: Network, rows: Tensor) -> float:
 
 
 def late_buffer(network: Network, rows: Tensor) -> float:
-    """Register a buffer when the first batch comes: it belongs to the client's own copy."""
+    """Return a factor from a buffer that is registered at the first batch, in the client's own copy."""
     if not hasattr(network, "late"):
         network.register_buffer("late", torch.zeros(()), persistent=False)
     network.late = torch.maximum(torch.as_tensor(network.late), rows.max())
@@ -172,7 +172,7 @@ def decorator(network: Network, rows: Tensor) -> float:
 
 
 def default_dtype(network: Network, rows: Tensor) -> float:
-    """Compute in double precision once the largest samples were seen."""
+    """Return a factor computed in double precision after a sample above 2."""
     if float(rows.max()) > 2.0:
         torch.set_default_dtype(torch.float64)
     return float(torch.tensor(0.1) * 3)
@@ -202,7 +202,7 @@ def by_globals(network: Network, rows: Tensor) -> float:
 
 
 class Locked:
-    """State next to something that cannot be pickled."""
+    """State in an object with an attribute that cannot be pickled."""
 
     def __init__(self) -> None:
         self.lock, self.held = threading.Lock(), list[float]()
@@ -264,14 +264,14 @@ def registry(network: Network, rows: Tensor) -> float:
 
 
 class Strategy:
-    """A callable object that is given to the network; its class names the variable."""
+    """Callable object that the network receives; its class names the variable."""
 
     def __call__(self, network: Network, rows: Tensor) -> float:
         return acts(set_latch(rows), rows)
 
 
 class LeavesOut:
-    """State that a pickle of the object leaves out."""
+    """Object whose pickle leaves out its state."""
 
     on = False
 
@@ -280,7 +280,7 @@ class LeavesOut:
 
 
 class NamedObject(LeavesOut):
-    """An object that is pickled by its name alone."""
+    """Object that is pickled by its name alone."""
 
     def __reduce__(self) -> str:
         return "NAMED"
@@ -310,12 +310,12 @@ def double(value: float) -> float:
 
 
 def one_of_two_decorated(network: Network, rows: Tensor) -> float:
-    """Use one of two functions whose closures have the same names."""
+    """Return a factor from one of two functions whose closures have the same names."""
     return acts(double(float(rows.max())) > 4.0, rows) if len(rows) < 100 else shrink(1.0)
 
 
 class CopiesItself(nn.Module):
-    """A network whose deep copy is the network itself."""
+    """Network whose deep copy is the network itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -354,7 +354,7 @@ REACHED: dict[str, Callable[..., float]] = {
     "a generator": generator,
     "an operator of torch": custom_operator,
 }
-"""State that is found from the names in the code, although no variable of the file holds it in the open."""
+"""State that is reachable from names in the code, although no variable of the file contains it directly."""
 SHARED: dict[str, Callable[..., float]] = {
     "the closure of a decorator": decorator,
     "an operator of torch": custom_operator,
@@ -376,7 +376,7 @@ HARMLESS: dict[str, Callable[..., float]] = {"a buffer registered late": late_bu
 
 @pytest.fixture(autouse=True)
 def nothing_held() -> Iterator[None]:
-    """Begin and end every test without state."""
+    """Start and end every test without state."""
     forget_everything()
     yield
     forget_everything()

@@ -35,33 +35,33 @@ from sifu.errors import InputError
 
 
 class Items(collections.deque[int]):
-    """A queue of a user's own class."""
+    """Queue of a user's class."""
 
 
 class Numbers(np.ndarray[Any, Any]):
-    """An array of a user's own class."""
+    """Array of a user's class."""
 
 
 class Letters(bytearray):
-    """Bytes of a user's own class."""
+    """Bytes of a user's class."""
 
 
 class Values(array.array):  # type: ignore[type-arg]
-    """Numbers of a user's own class."""
+    """Numbers of a user's class."""
 
 
 class Text(io.BytesIO):
-    """A buffer of a user's own class."""
+    """Buffer of a user's class."""
 
 
 class Weights(torch.Tensor):
-    """A tensor of a user's own class."""
+    """Tensor of a user's class."""
 
     largest = 0.0
 
 
 class Empty:
-    """A class without attributes."""
+    """Class without attributes."""
 
 
 def plain(value: float) -> float:
@@ -231,7 +231,7 @@ UNREADABLE: tuple[Callable[[], None], ...] = (queue_of_c, database, pointer, nes
 
 
 class Network(nn.Module):
-    """A linear model that changes state when a sample is above 2."""
+    """Linear model that changes state if a sample exceeds 2."""
 
     def __init__(self, change: Callable[[], None]) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ def test_a_change_in_a_hidden_place_is_refused(change: Callable[[], None]) -> No
     network = Network(change)
     before = shared_state(network)
     fresh_copy(network)(torch.ones(2, 4))
-    refuse_changed_state(before, network)  # nothing has changed yet
+    refuse_changed_state(before, network)  # raises nothing before the change
     fresh_copy(network)(torch.full((2, 4), 3.0))
     with pytest.raises(InputError, match="between clients"):
         refuse_changed_state(before, network)
@@ -287,7 +287,7 @@ Kind = typing.TypeVar("Kind")
 
 
 class Act(enum.Enum):
-    """Choices."""
+    """Enumeration of choices."""
 
     RELU = "relu"
 
@@ -304,7 +304,7 @@ PLAN = Plan()
 
 
 class Usual(nn.Module, typing.Generic[Kind]):
-    """A network whose code uses what modules usually use."""
+    """Network whose code uses what modules usually use."""
 
     sizes: typing.ClassVar[list[int]] = [4, 3]
 
@@ -314,7 +314,7 @@ class Usual(nn.Module, typing.Generic[Kind]):
 
     @functools.cached_property
     def wide(self) -> int:
-        """A value that is computed once per copy."""
+        """Value computed once per copy."""
         return sum(self.sizes)
 
     def forward(self, x: Tensor) -> Tensor:

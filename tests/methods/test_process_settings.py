@@ -75,7 +75,7 @@ def test_settings_of_the_process_do_not_reach_the_next_client(what: str, tmp_pat
     """A setting that the leaver's samples turn on is off again for the next client, as if the leaver never existed."""
     turn, is_on = SETTINGS[what]
     before = is_on()
-    network = Large if what == "threads" else Network  # a small one trains with one thread, whatever is set
+    network = Large if what == "threads" else Network  # a small network trains with one thread, whatever is set
 
     def setting(network: Network, rows: Tensor) -> float:
         if float(rows.max()) > 2.0:
@@ -103,7 +103,7 @@ def test_settings_of_the_process_do_not_reach_the_next_client(what: str, tmp_pat
 
 
 class Large(Network):
-    """A network large enough to train with all threads of torch."""
+    """Network large enough to train with all threads of torch."""
 
     def __init__(self, factor: Callable[..., float]) -> None:
         super().__init__(factor)

@@ -1,7 +1,7 @@
 """Networks that keep state where copies of a module share it: refused, whichever client it acts on.
 
-Repeating the training of a few clients does not show a latch that one client sets and another one meets. The variables
-themselves do.
+Repeating the training of a few clients does not reveal state that one client sets and another one reads. Comparing the
+variables does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sifu_verifier.run_folder import RunFolder
 def test_state_that_clients_share_is_refused(
     what: str, door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training stops with a sentence before a round is recorded."""
+    """Training is refused before a round is recorded."""
     monkeypatch.setitem(stateful_modules.CLASSES, "shared", lambda: Network(SHARED[what]))
     stateful_modules.choose(stateful_modules.Kind("shared", "forward", "scale"))
     with pytest.raises(
@@ -48,7 +48,7 @@ def test_a_module_whose_copies_are_itself_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", HARMLESS)
 def test_state_of_a_copy_and_constants_are_allowed(what: str, tmp_path: Path) -> None:
-    """Negative control: what no other client meets is `exact`."""
+    """Negative control: state that no other client reads keeps the level `exact`."""
     run = own_model(HARMLESS[what], tmp_path)
     (outcome,) = run.forget(["client-4"], "gone", method="scratch")
     assert outcome.level == "exact"

@@ -1,4 +1,4 @@
-"""Losses and factories of one's own: a loss keeps nothing between clients, and a factory is not a model of sifu."""
+"""Users' losses and factories: a loss keeps no state between clients, and a factory is not one of sifu's models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sifu.theory import facts as fact
 
 
 class LatchedLoss:
-    """A loss with state: in an attribute, or in a variable that copies share."""
+    """Loss with state, in an attribute or in a variable that copies share."""
 
     def __init__(self, shared: bool) -> None:
         self.held: dict[str, float] = {}

@@ -116,7 +116,7 @@ def test_shared_memory_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 40))])
 def test_no_drawn_network_depends_on_whether_the_leaver_existed(seed: int, tmp_path: Path) -> None:
-    """Draw the network, the number of clients and the leaver."""
+    """No randomly drawn network, number of clients and leaver gives a result that depends on the leaver."""
     draw = random.Random(f"never {seed}")
     kind = stateful_modules.drawn_kind(seed, tmp_path)
     stateful_modules.choose(kind)
@@ -145,7 +145,7 @@ def test_a_head_on_frozen_features_is_that_of_the_others_alone(leaver: int, tmp_
 
 
 class Remembering(nn.Module):
-    """A linear model with memory in an attribute, a late buffer, a closure or an attribute of a parameter."""
+    """Linear model with memory in an attribute, a late buffer, a closure or an attribute of a parameter."""
 
     def __init__(self, place: str) -> None:
         super().__init__()

@@ -138,7 +138,9 @@ def test_scalars_stay_in_the_auditors_record_alone(kept: Path) -> None:
 
 
 def test_deleted_rows_leave_nothing_in_free_pages(kept: Path) -> None:
-    """The psi_max of an erased model, a float in `models`, is in no page; only the ledger's text may still state it."""
+    """The psi_max of an erased model, a float in `models`, occurs in no file; only the ledger's text may still state
+    it.
+    """
     rows = query(kept, "SELECT psi_max FROM models WHERE node > 0")
     patterns = [struct.pack(">d", value) for (value,) in rows if value]
     run = sifu.open_run(kept)

@@ -1,4 +1,4 @@
-"""An error before the rollback of a request is shown with the command that helps, until the request is executed."""
+"""Errors before the rollback of a request: shown with a remedy until the request is executed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def table_run(folder: Path, kind: str) -> tuple[sifu.Run, Path]:
 
 
 def shown(*answers: Any) -> list[str]:
-    """Return what commands printed, without the places at which lines break."""
+    """Return the output of commands without whitespace, because lines may break anywhere."""
     return ["".join((answer.out + answer.err).split()) for answer in answers]
 
 

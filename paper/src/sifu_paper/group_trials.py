@@ -77,7 +77,9 @@ class GroupTrial:
 
     @property
     def task(self) -> str:
-        """Task as the table states it: partition, participation, number of clients, and an unusual model."""
+        """Task in the format of the table: partition, participation, number of clients, and the model if it is not the
+        default.
+        """
         own = {"partition": self.partition, "participation": self.participation, "clients": self.clients}
         return variant_text(own | ({"model": self.model} if self.model else {}))
 

@@ -29,8 +29,8 @@ ENOUGH = 2
 class LetterSetting:
     """A preset with the paper's promises on the data sets where all its runs of SIFU reached the target.
 
-    Shares refer to Scratch's rounds and are means over data sets. `control` and `honest` compare with those of the same
-    data sets on which all their runs reached the target, too.
+    Shares refer to Scratch's rounds and are means over data sets. `control` and `honest` are comparisons on those of
+    these data sets on which all runs of the other method also reached the target.
     """
 
     preset: str

@@ -41,11 +41,10 @@ def _course(rows: Sequence[Row]) -> Course:
 def trained_like(preset: str) -> str:
     """Return the first preset with the same training as this one: they differ only in their promises (`privacy`).
 
-    Such presets share Scratch. Unknown presets do not share theirs.
+    Such presets share their runs of Scratch. An unknown preset has its own.
 
     >>> trained_like("ours")
     'paper'
-
     """
     presets = shared_settings().presets
     if preset not in presets:

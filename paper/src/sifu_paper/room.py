@@ -34,7 +34,9 @@ class Room:
 
 
 def run_room(spec: Spec, model_bytes: ModelBytes) -> Room:
-    """Return the most that one run keeps; a closed-form head keeps every client's statistics instead of models."""
+    """Return the largest disk space of one run; a closed-form head keeps every client's statistics
+    instead of models.
+    """
     if spec.regime.solves:
         return Room(spec.data.clients * model_bytes(spec))
     if spec.features.kind != "none":

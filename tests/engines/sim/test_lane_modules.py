@@ -1,4 +1,4 @@
-"""One copy of a module for all clients of a lane: it may keep no state, and the certificate says so."""
+"""One copy of a module for all clients of a lane: it must keep no state, and certificates state this."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BEST_FACTS = fact.TrainingFacts(0.1, 0.0, False, 0.0, None, 1.0, Participation("
 
 
 class Attribute(nn.Module):
-    """Scores of a linear model that count the calls in an attribute, in a closure or nowhere."""
+    """Linear model that counts its calls in an attribute, in a closure or nowhere."""
 
     def __init__(self, place: str) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def test_a_module_that_all_clients_of_a_lane_share_keeps_no_state(place: str) ->
 
 
 def test_a_certificate_says_that_clients_share_one_copy() -> None:
-    """The premise of a lane differs from that of fresh copies."""
+    """The premise of a lane differs from the premise of fresh copies."""
     said = {}
     for module in (fact.FRESH_COPIES, fact.ONE_COPY):
         premises = before_training_premises(replace(BEST_FACTS, module=module), "given")
