@@ -266,7 +266,7 @@ def test_certificates_issued_since_bring_their_requests_back(
     assert answer.json["erased"]
     again = sifu.open_run(tmp_path / "back")
     tip = query(tmp_path / "back", "SELECT digest FROM models WHERE node = (SELECT value FROM run WHERE key = 'tip')")
-    # the request erased every model except the current one
+    # the restoration erased these models except the current one, which the request erases
     assert digests(tmp_path / "back") & set(erased) <= {tip[0][0]}
     assert again.status().clients[3].state == "waiting"
     (outcome,) = again.forget()

@@ -1,4 +1,4 @@
-"""Attacks on released models: scores agree with the engine, rates with other libraries, and counterfactuals are told
+"""Attacks on released models: scores agree with the engine, areas with scikit-learn, and counterfactuals are told
 apart.
 """
 

@@ -298,8 +298,8 @@ def test_noise_on_every_release_hides_records(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tuned_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a run of 20 clients on digits in which the group of client-000 was forgotten before, so that its clients are
-    in no block.
+    """Make a run of 20 clients on digits that forgot client-000, so that the other clients of its group are in no
+    block.
     """
     sifu.allow_code("public_backbone:make")
     spec = {

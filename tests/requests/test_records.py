@@ -320,7 +320,9 @@ def test_a_request_that_the_backup_names_is_restored_for_its_records(tmp_path: P
 
 
 def test_a_backup_from_before_brings_the_whole_client_back(tmp_path: Path) -> None:
-    """A certificate does not name its records, so after a restore the client takes no part until they are named."""
+    """A certificate does not name its records, so a restore is refused, or forgets the whole client with
+    `whole_clients`.
+    """
     clients = table_clients(4)
     run = sifu.train(TABLE, run=tmp_path / "run", clients=clients)
     run.backup(tmp_path / "backup")

@@ -314,9 +314,7 @@ def test_data_have_no_negative_direction_by_either_way(count: int, seed: int) ->
 def test_a_negative_direction_is_refused_wherever_it_lies(
     count: int, seed: int, magnitude: float, data: st.DataObject
 ) -> None:
-    """A pair of entries moved by 10^magnitude of what its squares allow is refused according to the smallest
-    eigenvalue.
-    """
+    """A pair of entries moved by 10^magnitude of their bound is refused if the smallest eigenvalue is negative."""
     gram = wide_gram(count, seed).copy()
     row, column = data.draw(st.lists(st.integers(0, WIDE.features), min_size=2, max_size=2, unique=True))
     room = np.sqrt(float(gram[row, row])) * np.sqrt(float(gram[column, column]))

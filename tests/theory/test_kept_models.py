@@ -30,7 +30,7 @@ def test_crossing_is_what_it_says(levels: list[float], data: st.DataObject) -> N
 
 
 def test_control_crossing_at_the_level_itself() -> None:
-    """Negative control: Psi = level does not cross yet, so strict and loose comparisons must not be swapped."""
+    """Negative control: reaching a level is not crossing it, so strict and loose comparisons must not be swapped."""
     level = np.array([1.0])
     assert crosses_a_level(level, np.array([1.0]), np.array([1.5]))
     assert not crosses_a_level(level, np.array([0.5]), np.array([1.0]))

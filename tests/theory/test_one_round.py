@@ -87,7 +87,7 @@ def test_rounds_of_one_client_in_one_call() -> None:
 
 
 def test_control_population_accounting_is_far_too_small() -> None:
-    """Negative control: averaging m of M clients as M is (M-1)/(m-1) times too small: 25 for m = 5, M = 100 (section
+    """Negative control: population accounting of m of M clients is (M-1)/(m-1) times too small (docs/theory.md, section
     3.4).
     """
     samples, drifts = np.full(5, 10), np.ones(5)

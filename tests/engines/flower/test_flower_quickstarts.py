@@ -460,9 +460,7 @@ def test_what_the_strategy_cannot_do_is_refused(tmp_path: Path) -> None:
 
 
 def test_flare_starts_flower_with_an_option_that_flower_refuses() -> None:
-    """FLARE starts Flower with a refused option, so it cannot run these apps (docs/flower.md). If this fails, try FLARE
-    again.
-    """
+    """FLARE starts Flower with an option that Flower refuses (docs/flower.md). If this fails, try FLARE again."""
     flare = pytest.importorskip("nvflare.app_opt.flower")
     (option,) = {"--serverappio-api-address"} & {
         word.strip("\"'f{},") for path in Path(flare.__file__).parent.rglob("*.py") for word in path.read_text().split()

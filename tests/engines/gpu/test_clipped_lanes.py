@@ -98,7 +98,7 @@ def test_channels_are_stored_in_eights() -> None:
     layout = DeviceLayout.of(network)
     assert [(place.channels_in, place.channels_out) for place in layout.convolutions] == [(4, 8), (8, 16)]
     assert np.unique(layout.entries).size == network.parameters
-    assert in_flight(3, 27, 16) == 1  # 27 rows need two passes
+    assert in_flight(3, 27, 16) == 1  # a loop over 27 in steps of 16 has two passes
     assert in_flight(3, 72, 16) == in_flight(3, 16, 16) == 3
 
 

@@ -135,9 +135,7 @@ def test_fixed_participation_takes_the_count_or_whoever_is_left(make_federation)
 
 @pytest.mark.parametrize("strategy", ["loop", "vectorised"])
 def test_taking_a_client_out_leaves_the_others_local_models(make_federation, strategy):
-    """A round without a client equals the same schedule with the client absent, recovered from the
-    sums of both rounds.
-    """
+    """Removing a client from a round keeps the other participants and their local models."""
     federation = make_federation(strategy=strategy, batch_size=3, momentum=0.5, participation="poisson(0.8)")
     start = np.random.default_rng(0).standard_normal(federation.layout.size)
     samples = np.array([4, 7, 3, 12, 30])
