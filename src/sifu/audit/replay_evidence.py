@@ -312,8 +312,8 @@ def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Eviden
 def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
     """Return the subjects whose absence to replay, largest Psi at their source first, and how many are left out.
 
-    These are all subjects that a request's noise should hide. If the run has no such subjects, they are the active
-    clients with the largest Psi.
+    All subjects that a request's noise should hide are replayed. If the run has no such subjects, the active clients
+    with the largest Psi are replayed.
     """
     requests = {request.request: request for request in reader.requests()}
     names = [client.name for client in reader.clients()]

@@ -70,7 +70,7 @@ class Groups(Method):
         return merged, [group for group, row in sorted(models.items()) if group_state.is_hit(row, leaving)]
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
-        """Return the premises about the grouping and what preceded training.
+        """Return the premises about the grouping and the steps before training.
 
         The merged models held no forgotten client.
         """

@@ -193,7 +193,7 @@ class FirstTraining:
 
     @cached_property
     def rounds_to_target(self) -> int | None:
-        """T: rounds until the target was reached; None if it never was, or there is none."""
+        """T: rounds until the target was reached; None if it was not reached, or no target is set."""
         if self._target <= 0.0:
             return None
         return next((position for position, row in self._all_points if row.accuracy >= self._target), None)

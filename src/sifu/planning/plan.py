@@ -126,7 +126,7 @@ def least_level(terms: RequestTerms, floor: Level | None = None) -> Level:
 
 
 def choose_method(compared: Sequence[MethodOption], least: Level) -> str | None:
-    """Return the method that `auto` chooses among the options; None if none reaches the least level.
+    """Return the method that `auto` chooses among the options; None if none reaches the lowest accepted level.
 
     >>> ways = [MethodOption("sifu", "proven", 9.0), MethodOption("scratch", "exact", 90.0)]
     >>> choose_method(ways, "conditional"), choose_method(ways, "exact")
@@ -144,7 +144,7 @@ def choose_method(compared: Sequence[MethodOption], least: Level) -> str | None:
 
 
 def strongest_option(compared: Sequence[MethodOption]) -> str:
-    """Return the method with the strongest guarantee; it is planned, and refused, if none reaches the least level."""
+    """Return the method with the strongest guarantee; it is planned, then refused, if every method is too weak."""
     return min(compared, key=lambda way: (-LEVELS.index(way.level), _cost(way), _place(way.method))).method
 
 

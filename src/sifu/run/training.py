@@ -223,7 +223,7 @@ class RecordedTraining:
             pause: Callback invoked between two rounds; it returns whether to stop.
 
         Returns:
-            False if `pause` stopped it.
+            False if `pause` stopped the training.
         """
         try:
             ended = self._until_stopped(phase, progress, pause)

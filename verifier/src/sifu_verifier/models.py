@@ -42,7 +42,7 @@ def check_models(run: RunFolder) -> None:
         elif start is not None and row["kind"] != "group":
             moved, slack = np.linalg.norm(vector - start), 8 * np.finfo(number).eps * np.linalg.norm(vector)
             low, high = 0.0, run.facts["server_rate"] * row["mean_shift"] * (1 + RELATIVE)
-            if row["kind"] == "heuristic":  # the replayed updates are stored as its parts
+            if row["kind"] == "heuristic":  # the updates of this node are its replayed updates
                 now = {update["file"] for update in run.tables["updates"] if update["node"] == node}
                 if now != {row["file"] for row in run.written if row["node"] == node}:
                     continue  # a later request erased updates of its clients

@@ -15,7 +15,7 @@ from sifu_verifier.tolerances import RELATIVE
 
 
 def rate_since(run: RunFolder, node: int) -> int:
-    """Return the fresh model at which the local rate of a node came into use (section 2)."""
+    """Return the fresh node from which training used the local rate of a node (section 2)."""
     return max((first for first in run.rates if first <= node), default=0)
 
 
