@@ -146,7 +146,7 @@ def test_nothing_reaches_the_level(tmp_path: Path) -> None:
 
 
 def test_an_unknown_level_is_refused(trained: dict[str, Path]) -> None:
-    with pytest.raises(InputError, match="least level"):
+    with pytest.raises(InputError, match="level must be one of exact"):
         sifu.open_run(trained["linear"]).plan(["client-003"], level="certain")  # type: ignore[arg-type]
 
 

@@ -271,7 +271,7 @@ def test_sifu_verifies_the_bundle_packed_and_unpacked_and_its_envelope(
     alone.write_bytes(signed_again(statement, Ed25519PrivateKey.generate()))
     answer = cli("verify", alone, "--public-key", public)
     assert answer.code == 3
-    assert "no signature of the envelope" in " ".join(answer.err.split())
+    assert "the envelope has no signature" in " ".join(answer.err.split())
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"payload": 1, "payloadType": 2, "signatures": 3}'])

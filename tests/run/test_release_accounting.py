@@ -88,7 +88,7 @@ def test_after_a_restore_nothing_is_said_about_all_releases(tmp_path: Path) -> N
     first.forget(["client-000"])
     sifu.restore(tmp_path / "backup", tmp_path / "second", accept_older=True)
     run = sifu.open_run(tmp_path / "second")
-    with pytest.raises(NotCertifiableError, match="nothing is known to hold"):
+    with pytest.raises(NotCertifiableError, match="no guarantee is proven"):
         run.forget(["client-001"], before_after="1e4,1e-5")
     run.forget(["client-001"])
     assert "before_after" not in run.certificate("r1").body

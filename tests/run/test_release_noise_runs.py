@@ -67,13 +67,13 @@ def test_a_demand_that_is_not_met_is_refused_with_the_figure(tmp_path):
     run = sifu.train(_spec(), run=tmp_path / "run")
     head = run.anchor()
     with pytest.raises(
-        NotCertifiableError, match=r"\(epsilon, delta\) = \(\d+, 1e-05\) is what holds, and \(1, 1e-05\)"
+        NotCertifiableError, match=r"only \(epsilon, delta\) = \(\d+, 1e-05\) is proven, but \(1, 1e-05\)"
     ) as refusal:
         run.forget(["client-001"], before_after="1,1e-5")
     assert refusal.value.exit_code == 4
     assert run.anchor() == head
     plain = sifu.train(_spec(noise=0.0), run=tmp_path / "plain")
-    with pytest.raises(NotCertifiableError, match="nothing is known to hold"):
+    with pytest.raises(NotCertifiableError, match="no guarantee is proven"):
         plain.forget(["client-001"], before_after="1,1e-5")
     with pytest.raises(InputError, match="must be EPSILON,DELTA"):
         plain.plan(["client-001"], before_after="1")

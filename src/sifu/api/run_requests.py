@@ -88,7 +88,7 @@ def execute(
     """Execute all queued requests, one of them, or a new one (see `Run.forget`)."""
     level = terms.get("level")
     if level is not None and level not in LEVELS:
-        raise InputError(f"the least level must be one of {', '.join(LEVELS)}, found {level!r}")
+        raise InputError(f"level must be one of {', '.join(LEVELS)}, found {level!r}")
     ingest(writer)
     view = RunView(writer)
     rows = {row.request: row for row in view.requests}

@@ -394,7 +394,7 @@ def released_bytes(reader: RunReader) -> bytes:
         content = released_content(reader)
     if released_node(reader) != reader.tip:
         warnings.warn(
-            "the head changed since the last release, which is the one that is served: publish it with sifu release",
+            "the head changed since the last release, which is used here: publish the new head with sifu release",
             SifuWarning,
             stacklevel=4,
         )
@@ -416,8 +416,8 @@ def _warn_of_batches(spec: Spec, reader: RunReader) -> None:
     """Warn that batch normalisation makes the scores of a sample depend on the other samples of its batch."""
     if spec.model.kind == PYTHON and BATCH_NORMALISATION in reader.facts["outside"]:
         warnings.warn(
-            "the module has batch normalisation, whose running statistics no round trains: what is exported takes "
-            "the statistics of the batch, as the recorded accuracy does. Predict many samples at once, and load "
+            "the module has batch normalisation, whose running statistics no round trains: the exported model "
+            "uses the statistics of each batch, as the recorded accuracy does. Predict many samples at once, and load "
             "the parameters with sifu.load_model(..., module=...), not into a module in eval mode",
             SifuWarning,
             stacklevel=4,

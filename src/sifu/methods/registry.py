@@ -167,7 +167,7 @@ def _planned(view: RunView, terms: RequestTerms, floor: Level | None) -> Plan:
     least = least_level(terms, floor)
     allowed = [way for way in ways if not way.refused]
     if not allowed:
-        raise InputError(f"this run allows no way to forget them: {ways[0].refused}")
+        raise InputError(f"no method can execute this request in this run: {ways[0].refused}")
     compared = tuple(way for way in allowed if way.may_be_chosen) or tuple(allowed)
     chosen = choose_method(compared, least) or strongest_option(compared)
     choice = AutoChoice(chosen, least, compared, reason_of(chosen, compared, least))

@@ -496,8 +496,8 @@ def settle(writer: RunWriter, request: str, reason: str) -> str:
         )
     if remainder_to_join(writer) is not None:
         raise InputError(
-            f"request {request} is about records, and its client has not joined again with the others: run sifu forget "
-            "again with the client's data"
+            f"request {request} is about records, and its client has not rejoined with its remaining records: run sifu "
+            "forget again with the client's data"
         )
     issue_certificates(writer, None, rows[request], reason)
     remove_failure(writer.folder)

@@ -93,9 +93,9 @@ def check_before_after(plan: Plan) -> None:
     demanded, reached = plan.terms.before_after_budget, plan.before_after
     if demanded is None or (reached is not None and reached.epsilon <= demanded[0]):
         return
-    found = "nothing is known to hold" if reached is None else f"{reached.words} is what holds"
+    found = "no guarantee is proven" if reached is None else f"only {reached.words} is proven"
     raise NotCertifiableError(
-        f"against an observer who kept earlier releases {found}, and ({demanded[0]:g}, {demanded[1]:g}) was demanded "
+        f"against an observer who kept earlier releases {found}, but ({demanded[0]:g}, {demanded[1]:g}) was demanded "
         "(see --before-after): nothing was changed"
     )
 
@@ -108,7 +108,8 @@ def check_retention(spec: Spec, terms: RequestTerms) -> None:
     if terms.retention == "strict" and spec.keep.gram_clients > 0:
         raise InputError(
             f"retention strict is not possible in a run that keeps Gram matrices (keep.gram_clients = "
-            f"{spec.keep.gram_clients}): they hold the client's part. Use --retention paper, or keep.gram_clients = 0"
+            f"{spec.keep.gram_clients}): they depend on the client's updates. Use --retention paper, or "
+            "keep.gram_clients = 0"
         )
 
 

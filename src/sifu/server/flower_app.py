@@ -378,7 +378,7 @@ class _ClientRegistry:
         if online and known_by_number and not online & numbers:
             raise InputError(
                 f"no client of {folder} is connected: its clients are known only by the numbers of their nodes, which "
-                "a simulation assigns anew each time. Name them with sifu.flower.add_profile, for example by their "
+                "every simulation assigns again. Name them with sifu.flower.add_profile, for example by their "
                 "partition-id, in a new run; or set linger, and file requests while the simulation runs"
             )
 

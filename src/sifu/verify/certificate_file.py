@@ -94,7 +94,7 @@ def _check_envelope(envelope: dict[str, Any], path: Path, public_key: str | None
         except (InvalidSignature, ValueError, KeyError, TypeError):
             continue
     else:
-        result.problems.append("signature: no signature of the envelope is that of the operator's key over its content")
+        result.problems.append("signature: the envelope has no signature of the operator's key over its content")
 
 
 STARTS: dict[StartsFrom, tuple[Start, ...]] = {

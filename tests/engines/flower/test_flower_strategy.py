@@ -306,5 +306,5 @@ def test_a_simulation_is_continued_if_clients_are_named_by_their_partition(start
     assert [outcome.request for outcome in run.outcomes()] == ["leaves"]
     shutil.rmtree(tmp_path / "run")
     start(nodes(100, named=False))
-    with pytest.raises(InputError, match="a simulation assigns anew each time"):
+    with pytest.raises(InputError, match="every simulation assigns again"):
         start(nodes(900, named=False))
