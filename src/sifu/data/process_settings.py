@@ -1,4 +1,4 @@
-"""Process-wide settings that affect the results of later code: those of torch and numpy, decimals, the folder.
+"""Process-wide settings that affect later code: settings of torch, numpy and decimals, and the working folder.
 
 A module may change such a setting while it computes with a client's data. `kept_settings` undoes this, so every client
 starts with the settings of the process (docs/theory.md, section 6.6).

@@ -137,7 +137,7 @@ class _Search:
         """Record the digest of a variable, combined with earlier digests of its name; queue the code it reaches.
 
         Raises:
-            InputError: If it is a `users` variable and cannot be read.
+            InputError: If `users` is True and the variable cannot be read.
         """
         if (name, id(value)) in self._read:
             return
@@ -290,7 +290,7 @@ _READERS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 )
 """Functions that return the contents of objects whose pickle fails or lacks their state."""
 _OUTSIDE = (io.IOBase, FrameType, TracebackType)
-"""Types of objects whose contents are outside the module's variables: files are a premise of every certificate."""
+"""Types of objects whose contents are not variables of the module; certificates trust that files pass on no data."""
 
 
 class _Reader(pickle.Pickler):
@@ -339,7 +339,7 @@ class _Reader(pickle.Pickler):
         return (str, (written,)) if isinstance(written, str) else written
 
     def _inherited(self, value: Any) -> Any:
-        """Return what the first installed base class of a user's object holds, such as the items of a list."""
+        """Return the content that an object inherits from an installed base class, such as the items of a list."""
         if isinstance(value, nn.Module):
             return None
         if isinstance(value, list | tuple | set | frozenset):

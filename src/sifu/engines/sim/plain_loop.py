@@ -202,7 +202,7 @@ class LoopTrainer:
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
-        """Set what the device needs for computing with the module; nothing by default."""
+        """Set the device's options for computing with the module; none by default."""
         yield
 
     def _first_batch(self) -> tuple[Tensor, Tensor]:
