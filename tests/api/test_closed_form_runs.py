@@ -467,8 +467,8 @@ def test_wrong_settings_are_named() -> None:
 
 
 def test_a_softmax_head_on_public_features_is_proven(tmp_path: Path) -> None:
-    """A softmax head on images needs no Python: the spec's seed determines the feature map, and the certificate states
-    this.
+    """A softmax head on images needs no Python: the spec's seed determines the feature map, so the premise on features
+    is met.
     """
     spec = {
         "data": {"clients": 30, "samples_per_client": 10},

@@ -64,7 +64,7 @@ def test_what_a_forgotten_client_had_stored_does_not_come_back(tmp_path: Path, w
 
 
 def test_a_restoration_that_erased_too_little_is_found(tmp_path: Path) -> None:
-    """Negative control: with the operator's key, the event is rewritten to state that nothing was erased."""
+    """Negative control: the event is rewritten, with the operator's key, to state that fewer statistics were erased."""
     spec, terms = CASES["statistics"]
     run = sifu.train(spec, run=tmp_path / "run")
     run.backup(tmp_path / "old.zip")

@@ -130,7 +130,7 @@ def test_training_noise_cannot_be_replayed_and_that_is_said(tmp_path: Path) -> N
 
 
 def test_two_releases_count_together_in_scope_all(tmp_path: Path) -> None:
-    """A later request goes back before the first one's noise, and its noise is charged to the first client as well."""
+    """After a second noised release, the audit covers all releases since the first request, and every claim holds."""
     run = designed_run(tmp_path / "run", 3.0)
     with closing(run.reader()) as reader:
         sigma = reader.requests()[0].noise_std

@@ -283,8 +283,8 @@ def test_a_network_is_not_compared_and_the_audit_says_why(tmp_path: Path) -> Non
 
 
 def test_noise_on_every_release_hides_records(tmp_path: Path) -> None:
-    """Noise on every release hides the records; the run without noise above, where nearly all are named, is the
-    positive control.
+    """Noise on every release hides the records; the same run without noise, where nearly all are
+    named, is the control.
     """
     spec = {**RIDGE_SPEC, "ridge": {"regularisation": 0.01}, "release": {"noise": 0.1}}
     run = sifu.train(spec, run=tmp_path / "run")

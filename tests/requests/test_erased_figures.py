@@ -418,7 +418,7 @@ def starts_afresh(folder: Path, request: str) -> bool:
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 60))])
 def test_random_journeys_never_add_noise_to_what_is_not_bounded(tmp_path: Path, seed: int) -> None:
-    """With clients, records and purges in any order, no request starts from a trained model until a fresh start."""
+    """After a purge of all figures no request starts from a trained model until a fresh start, in random sequences."""
     draw = random.Random(seed)
     spec = ROUNDS | {"keep": {"updates_every": draw.choice([0, 2])}}
     run = sifu.train(spec, run=tmp_path / "run", clients=federation(TRUTH))

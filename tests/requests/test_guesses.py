@@ -311,7 +311,7 @@ def test_figures_that_look_erased_without_a_purge_are_noticed(tmp_path: Path, st
 
 
 def test_a_run_goes_on_after_its_figures_were_erased(tmp_path: Path) -> None:
-    """Later requests, a second purge, an audit and a backup need none of the erased figures."""
+    """Later requests, a second purge, and a backup with its restoration need none of the erased figures."""
     run = purged(ROUNDS, tmp_path / "run", method="scratch")
     run.forget(["c1"], method="scratch", retention="strict")
     run.purge()

@@ -125,7 +125,7 @@ def test_a_letter_too_long_is_refused(own_trained: Path) -> None:
 
 
 def test_a_letter_that_cannot_be_opened_now_is_not_lost(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too many open files, a failing disk or another account's file do not lose the message of a requester."""
+    """A message that cannot be opened now, here because of too many open files, is ingested later."""
     from sifu.store import inbox as inbox_module
 
     post(own_trained, "request", "a", TERMS)
@@ -150,7 +150,7 @@ def test_a_letter_that_cannot_be_opened_now_is_not_lost(own_trained: Path, monke
 
 
 def test_a_letter_with_many_names_is_read_in_a_moment(own_trained: Path) -> None:
-    """A message with fifty thousand names is read quickly; counting each name among all took minutes under the lock."""
+    """Checking the names of a message takes few comparisons; fifty thousand names once took minutes under the lock."""
     counted = 0
 
     class Name(str):

@@ -96,7 +96,7 @@ def test_figures_of_earlier_models_are_not_written_over(own_run: Path) -> None:
 
 
 def test_a_request_id_does_not_lead_out_of_the_folder(own_run: Path) -> None:
-    """Opening a stranger's run for writing restores missing certificate files, but never outside the folder."""
+    """A certificate whose request id leads out of the folder is refused, and no file is written there."""
     execute(own_run, "INSERT INTO certificates VALUES ('../../planted', 'public', 'content of a stranger')")
     with pytest.raises(RunDamagedError, match="planted"):
         RunWriter.open(own_run)
@@ -105,7 +105,7 @@ def test_a_request_id_does_not_lead_out_of_the_folder(own_run: Path) -> None:
 
 
 def test_a_file_of_updates_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
-    """Dropped updates are deleted by name, but never outside the folder."""
+    """An update file whose name leads out of the folder is refused, and the file it names is kept."""
     run = sifu.train(small_spec(keep={"updates_every": 3}), run=tmp_path / "run")
     victim = tmp_path / "victim.txt"
     victim.write_text("another program's")

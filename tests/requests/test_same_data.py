@@ -186,7 +186,9 @@ def test_clients_that_join_and_runs_that_are_restored(tmp_path: Path) -> None:
 
 
 def test_forgotten_samples_do_not_join_again_under_another_name(tmp_path: Path) -> None:
-    """Forgotten samples under a new name would give the old head again, with a certificate that denies it."""
+    """Forgotten samples under a new name are refused: they would give the old head, with a
+    certificate that denies it.
+    """
     clients = some_clients()
     run = sifu.train(SPECS["ridge"], run=tmp_path / "run", clients=clients[:3])
     run.forget(["c0"])

@@ -120,7 +120,7 @@ def test_distances_of_records_recorded_too_small_are_caught(tmp_path: Path, monk
 
 
 def test_kept_rows_give_the_distances_that_the_data_give(tmp_path: Path) -> None:
-    """On Flower the server has no records, so their distances come from the kept rows."""
+    """Distances of records from the kept rows, which are all that a server on Flower has, equal those from the data."""
     from sifu.run.releases import Accountant, _largest_of_records
 
     run = sifu.train(_spec(samples=4), run=tmp_path / "run")

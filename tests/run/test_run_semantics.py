@@ -366,7 +366,7 @@ def test_the_client_that_decided_the_rate_is_conditional_unless_training_begins_
 
 
 def test_strong_convexity_lets_psi_fall_without_the_client(tmp_path: Path) -> None:
-    """With L < 1 every client's Psi shrinks in rounds without it."""
+    """With L < 1 a client's Psi falls in rounds without it."""
     spec = small_spec(
         local={"weight_decay": 1.0}, server={"participation": "poisson(0.3)"}, stop={"target": 0.0, "max_rounds": 30}
     )

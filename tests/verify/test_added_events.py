@@ -167,7 +167,7 @@ def test_a_certificate_commits_to_the_models_of_its_request(own_run: Path, which
 
 
 def test_a_certificate_names_the_event_before_it(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A certificate that names an early event would not cover later ones, so it is refused."""
+    """A certificate that names an early event is reported, because it would not cover the later ones."""
     from sifu.requests.certification import RecordedRequest
 
     real = RecordedRequest.auditor_form

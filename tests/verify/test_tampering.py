@@ -306,7 +306,7 @@ def test_a_model_put_back_after_its_erasure_is_named(pristine: Pristine, name: s
 
 @pytest.mark.parametrize("name", ["3.safetensors.bak", "old/3.safetensors", "03.safetensors", "model-3.safetensors"])
 def test_a_model_put_back_under_another_name_is_named(pristine: Pristine, name: str) -> None:
-    """An erased model that is put back under another name is named."""
+    """A model file under an unrecorded name is reported by that name."""
     pristine.restore()
     target = pristine.folder / "models" / name
     target.parent.mkdir(exist_ok=True)
