@@ -111,7 +111,9 @@ class Refused(SimulatedFederation):
 
 @pytest.mark.parametrize("rule", ["round", "reply"])
 def test_whoever_was_asked_and_refused_is_not_untouched(tmp_path: Path, rule: Any, cli: Command) -> None:
-    """The server drops every round in which client 2 is asked, so without it the model would differ."""
+    """A client whose replies were all refused is not called untouched, whether the server drops the
+    reply or the round.
+    """
     spec = Spec.from_mapping(small_spec(server={"rejected": rule, "participation": "poisson(0.5)"}))
     clients = clients_from_spec(spec)
     honest, resolved = engine_from_spec(spec, clients)

@@ -113,7 +113,7 @@ def test_patients_are_named_by_their_identity(tmp_path: Path, cli: Command) -> N
 
 
 def test_a_proposal_takes_no_constant_from_the_rows(tmp_path: Path) -> None:
-    """Two federations with different values get the same spec, except for lists of words marked CHECK."""
+    """Two federations with different values get the same proposed spec."""
     texts = []
     for seed in (0, 1):
         folder = tmp_path / str(seed) / "clinics"

@@ -132,7 +132,7 @@ def test_records_are_the_same_at_every_door(service: Any, cli: Command) -> None:
 
 
 def test_a_harmless_looking_request_shows_what_it_would_cost(service: Any) -> None:
-    """One round from a fresh model, released at once, shows a predicted accuracy far below the current one."""
+    """One round from a fresh model, released at once, shows a predicted accuracy far below that of a usual request."""
     run = sifu.open_run(service.folder / "north")
     run.request(["client-003"], "a", method="scratch", max_rounds=1, release="now", target=0.0, actor="otto")
     plan, usual = run.plan_of("a"), run.plan(["client-004"], method="scratch")
@@ -480,7 +480,7 @@ def test_two_requesters_at_once_do_not_take_more_than_half_out(service: Any) -> 
 
 
 def test_an_approval_of_one_request_is_of_no_use_for_another(service: Any) -> None:
-    """An approval does not transfer to another request with the same terms, nor to one withdrawn and filed again."""
+    """An approval does not transfer to another request, nor to one that was withdrawn and filed again."""
     north, ann, otto = service.key("north"), service.program("ann"), service.program("otto")
     for name, client in (("a", "client-003"), ("b", "client-004")):
         otto.post(f"/api/v1/runs/{north}/requests", json={"clients": [client], "request": name})

@@ -230,7 +230,7 @@ def test_every_other_method_still_works(own: sifu.Run) -> None:
 
 
 def test_a_merge_bounds_nobody_and_touches_no_stranger(own: sifu.Run) -> None:
-    """Psi through a merge is infinite for everyone in a merged group and zero for the forgotten."""
+    """Psi through a merge is infinite for members of merged groups and zero for the forgotten client."""
     own.forget(["client-001"], method="groups", max_rounds=1)
     psi = {client.name: client.psi for client in own.status().clients}
     assert psi["client-001"] == 0.0
