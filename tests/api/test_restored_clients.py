@@ -79,3 +79,23 @@ def test_a_restoration_that_erased_too_little_is_found(tmp_path: Path) -> None:
     rebuild_chain(back, erase_less)
     assert any("did not erase the statistics" in problem for problem in sifu.open_run(back).verify().problems)
     assert any("statistics erased" in problem for problem in verify(back))
+
+
+@pytest.mark.parametrize("decision", ["withdrawn", "refused"])
+def test_an_end_of_a_restored_request_is_found(tmp_path: Path, decision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older version let a restored request be withdrawn; its client came back, although it holds a certificate."""
+    spec, terms = CASES["statistics"]
+    run = sifu.train(spec, run=tmp_path / "run")
+    run.backup(tmp_path / "old.zip")
+    run.forget(["client-003"], "since", **terms)
+    back = tmp_path / "back"
+    restore(tmp_path / "old.zip", back, certificates=[run.folder / "certificates" / "since.public.json"])
+    again = sifu.open_run(back)
+    again.request(["client-005"], "later", **terms)
+    again.decide("later", decision, "a mistake")  # negative control: not restored
+    assert again.verify().problems == verify(back) == []
+    monkeypatch.setattr("sifu.requests.request_record.restored_requests", lambda reader: set())
+    again.decide("since", decision, "a mistake")
+    expected = f"(request {decision}) ends request since, which was executed before the run was restored"
+    assert [expected in problem for problem in again.verify().problems] == [True]
+    assert ["ends since, which was executed before a restore" in problem for problem in verify(back)] == [True]

@@ -130,6 +130,18 @@ SCENARIOS: dict[str, list[str]] = {
         "backup run backup.zip",
         "restore backup.zip again",
     ],
+    "undone": [
+        "train ridge.toml --run run",
+        f"{INTERRUPTED} forget run --clients client-000 --request a",
+        "requests decide run a withdrawn",
+        "release run",
+        f"{INTERRUPTED} forget run --clients client-001 --records 0,1 --request b",
+        "requests decide run b refused --reason no",
+        "forget run --clients client-000 --request c",
+        "purge run",
+        "backup run backup.zip",
+        "restore backup.zip again",
+    ],
     "groups": [
         "train groups.toml --run run",
         "forget run --client client-000 --method groups --request a",
@@ -153,7 +165,9 @@ def write_inputs(root: Path) -> None:
     groups = spec_for("groups", data={"clients": 6, "samples_per_client": 10}, privacy={"noise": "seeded"},
                       groups={"count": 3, "rounds": 2, "rebuild": "later"},
                       stop={"target": 0.0, "max_rounds": 3})  # fmt: skip
-    for name, spec in {"small": NOISE, "secret": NOISE | {"privacy": {}}, "groups": groups, "tuned": TUNED}.items():
+    ridge = spec_for("closed_form", data={"clients": 6, "samples_per_client": 10})
+    specs = {"small": NOISE, "secret": NOISE | {"privacy": {}}, "ridge": ridge, "groups": groups, "tuned": TUNED}
+    for name, spec in specs.items():
         lines = [
             f"{section}.{key} = {json.dumps(value)}" for section, keys in spec.items() for key, value in keys.items()
         ]

@@ -10,6 +10,7 @@ or makes a discarded model the current one; the tables would still agree with th
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +22,7 @@ from sifu.core.ledger import LOCAL_RATES, Event
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.request_terms import is_request_id
 from sifu.store.files import FORMS, STORED
+from sifu.store.given_approvals import RESTORED
 from sifu.store.history_tables import NodeRow
 from sifu.store.projection import KEYS, LISTED, UNDONE, Tables, changes, read_row
 from sifu.store.reader import GROUP_KEY, JOINED, RELEASED, TUNED_LAYOUT, RunReader
@@ -213,11 +215,13 @@ class _Past:
         carried_out: Number of executed requests.
         erased: Erased files.
         rejoined: Index of the client that joined again, by its request for records.
+        restored: Requests that a restoration brought back, executed before.
     """
 
     carried_out: int = 0
     erased: set[int | str] = field(default_factory=set)
     rejoined: dict[str, int] = field(default_factory=dict)
+    restored: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -238,7 +242,7 @@ def check_events(reader: RunReader) -> Iterator[str]:
     checked: _Checked | None = reader.shared.earlier(CHECKED)
     if checked is None or ledger.events[: len(checked.events)] != checked.events:
         checked = _Checked([], ReplayedTables(), _Past())
-    past = _Past(checked.past.carried_out, set(checked.past.erased), dict(checked.past.rejoined))
+    past = copy.deepcopy(checked.past)
     tables, problems = checked.tables.copy(), 0
     for event, before in ledger.moments(len(checked.events), tables):
         content = event.content
@@ -299,8 +303,15 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
         yield f"says that there are {clients} clients, after {before.client_count}"
     if event.kind == JOINED and "request" in content:
         past.rejoined[str(content["request"])] = clients - 1
+    if event.kind == RESTORED:
+        past.restored.update(map(str, content["requests"]))
     if event.kind in ENDED:
         yield from _badly_undone(content, before, past)
+        if str(content["request"]) in past.restored:
+            yield (
+                f"ends request {str(content['request'])[:80]}, which was executed before the run was restored: its "
+                "certificate was issued, so its clients must stay out"
+            )
     tip_before = before.tip
     if event.kind == RELEASED and int(content["node"]) != tip_before:
         yield f"releases node {content['node']}, but node {tip_before} was the current model"

@@ -9,7 +9,7 @@ from sifu_verifier.canonical import Row, canonical, parsed, sha256
 from sifu_verifier.erased_figures import check_rest
 from sifu_verifier.nodes import rows_digest
 from sifu_verifier.releases import take_release
-from sifu_verifier.request_steps import STEPS, person, take_rejoining, take_step, take_undoing
+from sifu_verifier.request_steps import STEPS, person, take_rejoining, take_step, take_undoing, was_restored
 from sifu_verifier.run_folder import RunFolder, with_terms
 from sifu_verifier.sealed import is_erased, unsealed
 from sifu_verifier.signatures import check_signature, take_key
@@ -27,7 +27,7 @@ DECIDED = ("request verified", "request planned", "request refused", "request wi
 def leaves_out(run: RunFolder, request: Row) -> bool:
     """Return whether a waiting request excludes its clients: once approved, or after a restore (section 4d)."""
     needed = {"none": 0, "one": 1, "two": 2}[run.spec.get("requests", {}).get("approval", "none")]
-    restored = any(request["request"] in moment["payload"]["requests"] for moment in run.restored)
+    restored = was_restored(run, request["request"])
     return not json.loads(request["records"]) and (restored or len(run.approved[request["request"]]) > needed)
 
 
