@@ -132,7 +132,7 @@ def _first_client(run: Any) -> str:
 
 
 def test_requests_wait_for_a_training_that_reaches_its_target(tmp_path: Path) -> None:
-    """`letter` reports a training below its target, and a repeated run does not train it again."""
+    """With `only_reached`, a training below its target is reported, and a repeated run does not train it again."""
     for max_rounds, rows, note in ((1, 1, "1 of 1 trainings ended at their limit"), (80, 4, "")):
         out = tmp_path / str(max_rounds)
         for _ in range(2):

@@ -144,7 +144,7 @@ def test_neither_order_nor_pieces_matter(seed: int, count: int, data: st.DataObj
 
 
 def test_samples_are_cut_into_blocks_that_are_exact() -> None:
-    """With 24 bits, 32 samples exceed 2^53 many times over, so a single float64 product would round."""
+    """The products of these samples exceed 2^53 many times over, so a single float64 product would round."""
     fixed = replace(FIXED, feature_bits=22, norm=20.0)
     phi = np.random.default_rng(1).normal(size=(64, 4))
     phi *= 20.0 / np.linalg.norm(phi, axis=1, keepdims=True)

@@ -217,9 +217,7 @@ def facts(rate: float, momentum: float = 0.0, nesterov: bool = False) -> Trainin
 def test_growth_beyond_float64_is_infinite_not_an_exception(
     rate: float, smoothness: float, curvature: float, steps: int, momentum: float
 ) -> None:
-    """With infinite growth nothing can be hidden, but the run still trains and requests go back to
-    the initial model.
-    """
+    """Growth beyond float64 is infinite, so the run still trains, and requests go back to the initial model."""
     client = ClientProfile("c", 5, steps, smoothness, curvature)
     assert local_regularity(client, facts(rate, momentum), None).factor == math.inf
 

@@ -76,7 +76,7 @@ def test_rounds_agree_with_the_embedded_engine(name: str) -> None:
 
 
 def test_a_client_drawn_for_another_number_gives_another_model() -> None:
-    """Negative control: with batches, the number under which a client is drawn matters."""
+    """Negative control: with batches, a client's update depends on the position of the round."""
     spec = small_spec(local={"batch": 4})
     _, flower, _ = both_engines(spec)
     model = flower.initial_model(0)
