@@ -119,7 +119,14 @@ def test_hidden_state_is_refused_or_begins_afresh_with_every_client(kind: Kind, 
     assert outcome_of(kind, tmp_path) == expected
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 60))])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(6),
+        *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 20)),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 60)),
+    ],
+)
 def test_no_drawn_stateful_network_is_certified_with_other_bits(seed: int, tmp_path: Path) -> None:
     kind = stateful_modules.drawn_kind(seed, tmp_path)
     assert outcome_of(kind, tmp_path) in ("refused", "equal"), kind
