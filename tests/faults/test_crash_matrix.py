@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 from faulty_runs import state_on_disk
 
 import sifu
+from forked_programs import run_program
 from run_tools import TUNED, connect, copy_run, environment, small_spec, spec_for
 from sifu.errors import RunDamagedError
 from sifu.store.files import stored_path
@@ -35,16 +34,9 @@ JOB: dict[str, Any] = {
 
 def matrix(folder: Path, **more: Any) -> dict[str, Any]:
     """Run the program, which compares every run it makes with the uninterrupted one; return its result."""
-    ended = subprocess.run(
-        [sys.executable, str(PROGRAM), str(folder), json.dumps(JOB | more)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=12000,
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    result: dict[str, Any] = json.loads(ended.stdout)
-    assert result["wrong"] == [], ended.stderr[-4000:]
+    printed = run_program(PROGRAM, folder, json.dumps(JOB | more), environment(), timeout=12000)
+    result: dict[str, Any] = json.loads(printed)
+    assert result["wrong"] == []
     print(
         f"crash matrix: {result['points']} points, {sum(result['faults'].values())} faults {result['faults']}, 0 lost"
     )

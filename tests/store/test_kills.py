@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forked_programs import run_program
 from run_tools import environment, scalars, small_spec, spec_for
 from scripted_job import problems_outside
 from sifu.api import verify_run
@@ -49,17 +48,16 @@ KEEPING_UPDATES = small_spec(privacy={"noise": "seeded"}, keep={"updates_every":
 def kill_repeatedly(folder: Path, **job: Any) -> dict[str, Any]:
     """Run the program; return its counts of kills."""
     wanted = {"requests": REQUESTS, "purge": False, "seed": 1, "runs": 0, "kills_a_run": 0, "every_call": 0, **job}
-    ended = subprocess.run(
-        [sys.executable, str(PROGRAM), str(folder), json.dumps(wanted)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=1500,
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    result: dict[str, Any] = json.loads(ended.stdout)
+    printed = run_program(PROGRAM, folder, json.dumps(wanted), environment(), timeout=1500)
+    result: dict[str, Any] = json.loads(printed)
     print(result)
     return result
+
+
+def test_control_a_program_that_fails_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import sys\nsys.exit(f'{len(sys.argv)} words')\n")
+    with pytest.raises(AssertionError, match="exit code 1: 3 words"):
+        run_program(tmp_path / "program.py", tmp_path, "", environment(), timeout=600)
 
 
 def check_all_equal(folder: Path) -> int:
