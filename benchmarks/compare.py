@@ -101,7 +101,7 @@ def check(contestant: Contestant, setting: workloads.Setting, workload: Path, th
 
 
 def fastest(rows: Sequence[Measured]) -> Measured:
-    """Return the number of threads with the best median of one contestant on one workload, or its failure."""
+    """Return the row of a contestant's fastest number of threads on one workload, or a failed row."""
     return max(rows, key=lambda row: row.median if row.rounds_a_second and not row.problem else -1.0)
 
 

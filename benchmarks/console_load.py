@@ -72,7 +72,7 @@ def processor_seconds(process: subprocess.Popen[bytes]) -> float:
 
 
 def rounds_of(folder: Path) -> int:
-    """Return the number of models the run has recorded."""
+    """Return the number of nodes that the run has recorded."""
     connection = sqlite3.connect(f"file:{folder / 'run.db'}?mode=ro", uri=True)
     try:
         return int(connection.execute("SELECT COUNT(*) FROM nodes").fetchone()[0])

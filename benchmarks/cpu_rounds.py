@@ -71,7 +71,7 @@ def mnist(path: Path | None, dtype: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def one_class_each(x: np.ndarray, y: np.ndarray, count: int, samples: int) -> list[Client]:
-    """Return clients with samples of a single class."""
+    """Return clients with samples that are consecutive by class, mostly of a single class."""
     order = np.argsort(y, kind="stable")
     starts = np.linspace(0, order.size - samples, count).astype(int)
     return [Client(f"{i}", x[order[s : s + samples]], y[order[s : s + samples]]) for i, s in enumerate(starts)]

@@ -88,7 +88,7 @@ def numbers(name: str, rows: int, columns: int, seed: int) -> Table:
 
 
 def hospitals(rows: int = 4000) -> Table:
-    """Return a table with a missing value in every tenth row and a category."""
+    """Return a table with a category and a missing value in about a tenth of the rows."""
     draw = np.random.default_rng(1)
     age, pressure, ward = draw.integers(20, 90, rows), draw.integers(90, 190, rows), draw.integers(0, 3, rows)
     missing = draw.random(rows) < 0.1
@@ -121,7 +121,7 @@ def texts(folder: Path, rows: int = 4000) -> Table:
     """Return a table with a column of texts for the model in `folder`."""
     draw = np.random.default_rng(5)
     y = draw.integers(0, 2, rows)
-    praise = np.where(draw.random(rows) < 0.9, y, 1 - y)  # every tenth text is misleading
+    praise = np.where(draw.random(rows) < 0.9, y, 1 - y)  # about one text in ten is misleading
     opinions = draw.choice(WORDS[:2], rows), draw.choice(WORDS[2:4], rows)
     subjects, strengths, others = (draw.choice(words, rows) for words in (WORDS[4:7], WORDS[9:11], WORDS))
     written = [

@@ -217,7 +217,7 @@ class Calibration:
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield one line per task and a summary line, in Markdown."""
+    """Yield a Markdown table with one line per task."""
     yield "| task | clients x samples | skew | steps | takes part | epsilon | target | training | predicted | took |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for row in rows:

@@ -50,7 +50,7 @@ class RandomClient:
 
 
 def random_clients(count: int, samples: int, shape: tuple[int, ...], classes: int, dtype: str) -> tuple:
-    """Return clients whose labels depend slightly on their samples."""
+    """Return random clients whose labels are a function of their samples."""
     generator = np.random.default_rng(7)
     clients = []
     for number in range(count):

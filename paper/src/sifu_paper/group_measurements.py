@@ -391,7 +391,7 @@ def _ways(trial: GroupTrial, rounds: int) -> list[tuple[float, str]]:
 
 
 def _setting(count: int, rounds: int, stretch: float, way: str = "mean") -> dict[str, Any]:
-    """Return the varied settings under the table's names, without the default merge and stretch."""
+    """Return the varied settings under the table's names; a stretch of 1 and a merge by the mean are omitted."""
     setting: dict[str, Any] = {"groups": count, "apart": rounds}
     return setting | ({} if stretch == 1.0 else {"stretch": stretch}) | ({} if way == "mean" else {"merge": way})
 

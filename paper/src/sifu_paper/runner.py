@@ -136,7 +136,7 @@ class Bench:
 
     @property
     def presets(self) -> tuple[str, ...]:
-        """Presets to run, in the experiment's order."""
+        """Presets to run."""
         for name in self.options.presets:
             shared_settings().preset(name)
         return self.options.presets or self.experiment.presets

@@ -233,7 +233,7 @@ def _bar(axes: Axes, place: int, line: Line, courses: Sequence[Course], limit: f
 
 
 def _round_ticks(limit: float) -> list[float]:
-    """Return three or four round numbers from zero."""
+    """Return the first five multiples of a round step, from zero; at most four are within `limit`."""
     step = next(size * 10**power for power in range(9) for size in (1, 2, 5) if limit / (size * 10**power) <= 3.4)
     return [step * k for k in range(5)]
 
