@@ -193,6 +193,46 @@ def test_the_command_line_forgets_with_the_data_gone(tmp_path: Path, cli: Comman
     assert f"not measured; sifu evaluate {run.folder} measures it" in " ".join(answer.out.split())
 
 
+@pytest.mark.parametrize("damage", ["gone", "folder", "other columns", "not a table", "no permission"])
+@pytest.mark.parametrize("method", ["closed_form", "scratch"])
+def test_an_unreadable_file_of_held_out_rows_is_one_warning(
+    tmp_path: Path, method: str, damage: str, cli: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request is executed without figures on held-out rows, and one line says why."""
+    tests = tmp_path / "tests.csv"
+    write_csv(tests)
+    train, source = spec_for(method), tmp_path / "rows.csv"
+    write_csv(source)
+    data = {"name": "table", "file": str(source), "test_file": str(tests), "partition": "given", "label": "label"}
+    data |= {"client": "client", "classes": "no,yes", "preprocessing": "fixed"}
+    train |= {"data": data, "model": train.get("model", {}) | {"outputs": 2}, "stop": {"target": 0.0, "max_rounds": 2}}
+    run = sifu.train(train, run=tmp_path / "run")
+    assert run.status().held_out is not None
+    if damage in ("gone", "folder"):
+        tests.unlink()
+    if damage == "folder":
+        tests.mkdir()
+    if damage in ("other columns", "not a table"):
+        tests.write_bytes(b"x,y\n1,2\n" if damage == "other columns" else b"\xff\x00" * 40)
+    if damage == "no permission":
+        read = Path.open
+
+        def refused(path: Path, *given: Any, **named: Any) -> Any:
+            if path == tests:
+                raise PermissionError(13, "Permission denied", str(path))
+            return read(path, *given, **named)
+
+        monkeypatch.setattr(Path, "open", refused)
+    answer = cli("forget", run.folder, "--clients", "va", "--method", method)
+    assert answer.code == 0, answer.err
+    told = " ".join(answer.err.split())
+    assert told.count("no accuracy is measured on held-out rows") == 1, answer.err
+    assert "tests.csv" in told.replace(" ", "")
+    assert "Traceback" not in told
+    assert again(run).verify().problems == []
+    assert again(run).status().held_out is None
+
+
 @pytest.mark.parametrize("change", ["nothing", "values", "order", "gone"])
 def test_held_out_rows_of_a_changed_file_are_not_measured(tmp_path: Path, change: str) -> None:
     """The request needs no row of the file and is executed; only a file with the recorded rows is measured."""
@@ -206,8 +246,9 @@ def test_held_out_rows_of_a_changed_file_are_not_measured(tmp_path: Path, change
     source.write_text("\n".join([header, *lines]) + "\n")
     if change == "gone":
         source.unlink()
-    noticed = pytest.warns(SifuWarning, match="no accuracy is measured on held-out rows: the .* not those the run")
-    with noticed if change in ("values", "order") else warnings.catch_warnings():
+    said = "there is no file" if change == "gone" else "the .* not those the run"
+    noticed = pytest.warns(SifuWarning, match=f"no accuracy is measured on held-out rows: {said}")
+    with warnings.catch_warnings() if change == "nothing" else noticed:
         (outcome,) = again(run).forget(["long-beach"], level="exact")
     assert (outcome.level, outcome.accuracy) == ("exact", None)
     assert (outcome.held_out is not None) == (outcome.held_out_before is not None) == (change == "nothing")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sifu.api.run_requests import measure_held_out
 from sifu.choices import MeasuredOn
 from sifu.core.held_out_figures import TRAINING_DATA, HeldOutFigures
 from sifu.core.spec import Spec
@@ -81,5 +82,5 @@ def evaluate(writer: RunWriter, engines: RunEngines, on: MeasuredOn | None) -> E
 def _on_held_out(writer: RunWriter, engines: RunEngines) -> HeldOutFigures | None:
     """Return the figures on held-out rows, from the last evaluation if the model is the same; None without rows."""
     if read_held_out(writer.folder, writer.tip) is None:
-        engines.measure_held_out(writer)
+        measure_held_out(writer, engines)
     return read_held_out(writer.folder, writer.tip)

@@ -151,6 +151,7 @@ def _dataset(
     x_test, y_test, client_test = x[:0], y[:0], None
     if test_file is not None:
         (test,) = _read_tables(test_file, coding, one_file=True)
+        _check_columns(test_file, test, features)
         x_test, y_test = coding.features(test, features), coding.labels(test).astype(y.dtype)
         client_test = np.array(_owners(test, coding)) if coding.client in test.columns else None
         if client_test is not None and not np.isin(client_test, client).any():
@@ -218,12 +219,17 @@ def read_features(
     """
     (table,) = _read_tables(path, coding, one_file=True)
     features = coding.features_of(list(table.columns)) if names is None else list(names)
+    _check_columns(path, table, features)
+    identities = table.columns.get(coding.identity, ()) if coding.identity else ()
+    return coding.features(table, features, refused), [str(value) for value in identities]
+
+
+def _check_columns(path: Path, table: TableFile, features: Sequence[str]) -> None:
+    """Check that a file has the columns of all features."""
     absent = [name for name in features if name not in table.columns]
     if absent:
         read_as = f", read as separated by {SEPARATORS[table.separator]}," if table.separator else ""
         raise InputError(f"{path}{read_as} has no column {absent[0]!r}; it has {', '.join(table.columns)[:400]}")
-    identities = table.columns.get(coding.identity, ()) if coding.identity else ()
-    return coding.features(table, features, refused), [str(value) for value in identities]
 
 
 def warn_of_table(x: Array, y: Array, columns: Sequence[str], coding: TableCoding) -> None:

@@ -65,6 +65,7 @@ def clients_from_spec(
     fresh_marks: bool = False,
     dataset: Any = None,
     device: str = "cpu",
+    tested: bool = True,
 ) -> tuple[Any, ...]:
     """Return the clients' data that a spec describes, as features if it has a feature map.
 
@@ -74,6 +75,7 @@ def clients_from_spec(
         fresh_marks: True to draw new watermarks.
         dataset: The spec's data set, if it is already loaded.
         device: Device that features are computed on.
+        tested: False to accept that data.test_file cannot be read: no client trains on its rows.
     """
     from sifu.data import from_dataset, given_names, load, partition, watermarked
 
@@ -96,7 +98,7 @@ def clients_from_spec(
     if dataset is not None:
         pass
     elif data.name in OWN_FILES:
-        dataset = _own_dataset(spec)
+        dataset = _own_dataset(spec, tested=tested)
     else:
         dataset = load(data.name, data_folder or data.folder or None, held_out_by=data.held_out_by)
     given = dataset.client_train
@@ -124,8 +126,8 @@ def clients_from_spec(
     return with_features(spec, clients, device)
 
 
-def _own_dataset(spec: Spec) -> Any:
-    """Return the data set in the user's own files."""
+def _own_dataset(spec: Spec, *, tested: bool = True) -> Any:
+    """Return the data set in the user's own files; unless it is `tested`, without a test file that cannot be read."""
     from sifu.data import load
     from sifu.data.read_once import read_again
     from sifu.data.table_coding import TableCoding
@@ -140,7 +142,13 @@ def _own_dataset(spec: Spec) -> Any:
             f'data.name = "table" names the client of each row: set data.partition = "given", found {data.partition!r}'
         )
     coding = TableCoding.from_spec(data, spec.features, regression=not spec.regime.has_accuracy)
-    return read_again(Path(data.file).expanduser(), coding, **_testing(data, spec.seed))
+    file, testing = Path(data.file).expanduser(), _testing(data, spec.seed)
+    try:
+        return read_again(file, coding, **testing)
+    except (InputError, OSError):
+        if tested or not data.test_file:
+            raise
+    return read_again(file, coding, **testing | {"test_file": None})
 
 
 def _testing(data: DataSpec, seed: int) -> dict[str, Any]:

@@ -49,7 +49,7 @@ BINS = 10
 """Number of equally wide bins for the calibration error."""
 
 
-def available_rows(spec: Spec, data_folder: str | Path | None = None, clients: Any = None) -> HeldOutRows | None:
+def held_out_rows(spec: Spec, data_folder: str | Path | None = None, clients: Any = None) -> HeldOutRows | None:
     """Return the held-out rows of a spec's data, or of the frame in `clients`.
 
     Args:
@@ -58,7 +58,10 @@ def available_rows(spec: Spec, data_folder: str | Path | None = None, clients: A
         clients: Clients that the run was opened with, if any.
 
     Returns:
-        The rows; None if there are none, or the data can no longer be read.
+        The rows; None if there are none.
+
+    Raises:
+        InputError: If their file cannot be read.
     """
     if clients is not None and not is_frame(clients):
         return None
@@ -68,7 +71,15 @@ def available_rows(spec: Spec, data_folder: str | Path | None = None, clients: A
             if clients is not None:
                 return held_out_rows_from_spec(**framed(spec, clients))
             return held_out_rows_from_spec(spec, data_folder)
-    except (SifuError, OSError):
+    except OSError as error:
+        raise InputError(f"their file cannot be read: {error}") from error
+
+
+def available_rows(spec: Spec, data_folder: str | Path | None = None, clients: Any = None) -> HeldOutRows | None:
+    """Return the rows of `held_out_rows`; None also if their file cannot be read."""
+    try:
+        return held_out_rows(spec, data_folder, clients)
+    except SifuError:
         return None
 
 
@@ -322,7 +333,7 @@ def clients_again(spec: Spec, data_folder: str | Path | None = None, device: str
     """Return the clients of a run, without repeating warnings about their data."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SifuWarning)
-        return clients_from_spec(spec, data_folder, device=device)
+        return clients_from_spec(spec, data_folder, device=device, tested=False)
 
 
 def rows_of_identities(

@@ -27,7 +27,7 @@ from sifu.run.engine_check import check_continues, check_remainder
 from sifu.run.given import ModelGiven
 from sifu.run.group_state import has_groups, own_statistics, use_backbones_of_head
 from sifu.run.kept_statistics import KeptStatistics
-from sifu.run.recorded_data import Arranged, arranged_clients, available_rows, held_out_figures
+from sifu.run.recorded_data import Arranged, arranged_clients, held_out_figures, held_out_rows
 from sifu.run.run_view import RunView
 from sifu.store.client_accuracy import read_held_out, write_held_out
 from sifu.store.reader import Remainder, RunReader, plain_name, remainder_after, remainder_to_join
@@ -136,11 +136,13 @@ class RunEngines:
             The figures of `earlier`; None if it was not given, or if the current model was measured already.
 
         Raises:
-            InputError: If the rows cannot be used.
+            InputError: If the rows cannot be read or used.
         """
         spec, tip = Spec.from_mapping(writer.spec), writer.tip
-        rows = available_rows(spec, self._data_folder, self.frame)
-        if rows is None or read_held_out(writer.folder, tip) is not None or released_node(writer) != tip:
+        if read_held_out(writer.folder, tip) is not None or released_node(writer) != tip:
+            return None
+        rows = held_out_rows(spec, self._data_folder, self.frame)
+        if rows is None:
             return None
         stay = {plain_name(writer, client) for client in RunView(writer).active.tolist()}
         figures = held_out_figures(spec, self.current(), released_model(writer), rows.of(stay))
@@ -192,7 +194,7 @@ class RunEngines:
                 assert given is not None
                 engine = given
             else:
-                engine = engine_from_spec(spec, arrange(clients_from_spec(spec)))[0]
+                engine = engine_from_spec(spec, arrange(clients_from_spec(spec, tested=False)))[0]
         except InputError as error:
             if was_read or any(others.values()) or not solved_from_files(spec):
                 raise
@@ -219,7 +221,7 @@ class RunEngines:
             if self._make_engine is not None:
                 engine = self._make_engine(spec, arrange, there.tolist())
             else:
-                engine, _ = engine_from_spec(spec, arrange(clients_from_spec(spec)), None, there.tolist())
+                engine, _ = engine_from_spec(spec, arrange(clients_from_spec(spec, tested=False)), None, there.tolist())
         return None if engine is None else EngineWithout(engine, there)
 
     def digest_of(self, client: int) -> str | None:
