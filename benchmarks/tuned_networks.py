@@ -149,7 +149,7 @@ class Heads:
         return vectors @ (rotated / (values + chosen * mean_square)[:, None]), chosen
 
     def _compare(self, samples: np.ndarray, dropped: Sequence[int], keep: Tensor, gram: Tensor, cross: Tensor) -> None:
-        """Check that the library's statistics of two clients, added and dropped, are the same integers."""
+        """Check that the library gives the same integers, by adding statistics of two halves and dropping blocks."""
         assert self.phi is not None
         targets = self.targets.encode(self.images.y_train)
         halves = np.array_split(samples, 2)

@@ -116,7 +116,7 @@ def _requests(name: str, dataset: str, seed: int, generator: np.random.Generator
 
 
 def _metrics(dataset: str, seed: int, seeds: int) -> list[dict[str, Any]]:
-    """Return rows of each run, and with the last seed those over all runs; Fine-Tuning keeps half of its knowledge."""
+    """Return a row for each method, and with the last seed its row over all runs; Fine-Tuning forgets half."""
     rows = []
     for number, method in enumerate(("not_forgotten", "fine_tuning", "sifu", "groups", "closed_form", "scratch")):
         measured = {

@@ -7,7 +7,7 @@ if its answer (the message without its figures) is new, so that rare branches ar
 * code run: a process, an import, a compilation, or a file written outside the folders given (an audit hook watches);
 * a certificate or database that verifies although its content was changed.
 
-Prints one JSON object per target; a failing input is saved next to the corpus. Exit code 1 if there was any.
+Prints one JSON object per target; a failing input is saved next to the corpus. The exit code is 1 after any failure.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def test_a_name_that_cannot_be_shown_is_not_listed(tmp_path: Path, name: str) ->
 
 @pytest.mark.parametrize("key", ["", "zz", "A" * 64, "a" * 63, "a" * 64 + "\n"])
 def test_what_is_no_fingerprint_is_not_listed(tmp_path: Path, key: str) -> None:
-    """A message may contain anything, but no node could answer for such a key."""
+    """A message may contain any text, but no node can have such a key."""
     with pytest.raises(InputError, match="64 hexadecimal digits"):
         ask_for_change(tmp_path / "run", {"do": "add", "name": "a", "key": key})
     assert listed_clients(tmp_path / "run") == ()

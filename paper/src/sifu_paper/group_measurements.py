@@ -1,8 +1,8 @@
 """Measurements of one trial of the experiment `groups`: rounds until the test accuracy is within one point of Scratch.
 
-Scratch's final accuracy is the mean of its last five evaluations on the test set. A method's rounds count until an
-evaluation first finds at most one point less; Scratch is counted by the same rule. Everything runs on the engine alone,
-without a run on disk; rounds, groups and merges are the same as in a run.
+Scratch's final accuracy is the mean of its last five evaluations on the test set. The rounds of
+a method, and of Scratch too, are counted until an evaluation is first at most one point below it. Everything runs on
+the engine, without a run on disk; rounds, groups and merges are the same as in a run.
 """
 
 from __future__ import annotations

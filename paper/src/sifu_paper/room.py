@@ -1,8 +1,8 @@
 """Disk space that an experiment needs while it runs: announced before it starts; too little space is refused.
 
 A run keeps at most `keep.models` models. All trainings of a data set exist when its requests begin, and every running
-request has its own run folder, whose models are links to those of its training until it goes back and trains again. A
-folder is deleted when its last row is written.
+request has its own run folder, whose models are links to those of its training; models of later rounds take
+more space. A folder is deleted when its last row is written.
 """
 
 from __future__ import annotations

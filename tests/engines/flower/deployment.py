@@ -154,8 +154,8 @@ def running(parent: int, program: str) -> list[int]:
 class Deployment:
     """Processes of one federation; `close` ends all of them. `address` is the address at which nodes reach SuperLink.
 
-    SuperLink and SuperNodes start as usual. If `PRELOADED` is set, the processes that they start, and commands, are
-    forks. Forks have also imported the modules `ALSO`. `NODE` is the command that starts a SuperNode.
+    SuperLink and SuperNodes start as usual. If `PRELOADED` is set, commands, and the processes that these two
+    start, are forks with imported modules, including `ALSO`. `NODE` is the command that starts a SuperNode.
     """
 
     PRELOADED = True

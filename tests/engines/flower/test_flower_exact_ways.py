@@ -136,7 +136,7 @@ def test_plain_heads_survive_a_killed_superlink_and_do_without_a_node_that_never
     finish(nodes, "plain-2")
     assert kept_sum(run).digest() == true_digest([0, 1, 2, 3])
     check(run)
-    # It never returns; its replacement has another key, which is on no list.
+    # Node 3 never returns; its replacement has a key that is not on the list of clients.
     nodes.kill("node3", signal.SIGKILL)
     make_node_key(nodes.folder / "fresh")
     nodes.register("fresh")

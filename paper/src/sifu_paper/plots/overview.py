@@ -26,8 +26,8 @@ PROVEN = ("exact", "proven", "conditional")
 class Standing:
     """Results of a method over all its tasks; dictionaries are keyed by task (a data set, a size).
 
-    `gaps` are accuracies on the forgotten minus Scratch's, empty for methods that are exact by construction. `levels`
-    counts requests by proven level.
+    `gaps` are accuracies on the forgotten clients minus those of Scratch, empty for methods exact by construction.
+    `levels` counts requests by proven level.
     """
 
     label: str
