@@ -60,4 +60,4 @@ def test_control_another_key_and_another_file_are_noticed(run_with_requests: Pat
     file = run_with_requests / "certificates" / "to-the-middle.public.json"
     assert any("not with" in problem for problem in verify_certificate(file, "00" * 32))
     (tmp_path / "other.json").write_text("[]")
-    assert "no certificate" in verify_certificate(tmp_path / "other.json")[0]
+    assert "not a readable certificate" in verify_certificate(tmp_path / "other.json")[0]

@@ -89,7 +89,7 @@ def test_dates_are_held_against_timestamps(own_trained: Path) -> None:
     seq = len(events) - 1
     assert list(_check_dates(events, seq, moment())) == []
     (ahead,) = _check_dates(events, seq, moment(days=-3))
-    assert "its timestamp says that it was there at" in ahead
+    assert "by its timestamp it existed at" in ahead
     (behind,) = _check_dates(events, seq, moment(days=3))
     assert "after event" in behind
 

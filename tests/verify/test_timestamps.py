@@ -87,7 +87,7 @@ def test_heads_and_certificates_are_stamped_and_verified(
     assert stamped(own_trained) == [f"{last}.checkpoint.json.tsr", "mine.public.json.tsr"]
     result = run.verify(authority=authority.roots)
     assert result.problems == []
-    assert any("mine.public.json was there at 20" in note for note in result.notes)
+    assert any("mine.public.json existed at 20" in note for note in result.notes)
     assert any("give the authority's certificate" in note for note in run.verify().notes)
     assert verify(own_trained) == []
     assert cli("verify", own_trained, "--authority", authority.roots).code == 0
@@ -187,7 +187,7 @@ def test_changed_stolen_and_foreign_timestamps_are_found(
     assert "not a timestamp" in problems()
     head.write_bytes(kept)
     (folder / "999.checkpoint.json.tsr").write_bytes(kept)
-    assert "is of nothing that this run has signed" in problems()
+    assert "belongs to no head or certificate of this run" in problems()
     (folder / "999.checkpoint.json.tsr").unlink()
     assert problems() == ""
     # Another authority, with the same names in its certificates.

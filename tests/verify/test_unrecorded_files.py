@@ -72,7 +72,7 @@ def test_a_kill_in_mid_rollback_is_noted_until_the_next_writer(kept: Path, cli: 
     assert all("dropped it" in leftover.why for leftover in verification.leftovers)
     answer = cli("verify", kept)
     assert answer.code == 0
-    assert "as an interrupted command leaves them" in " ".join(answer.out.split())
+    assert "files of an interrupted command are left" in " ".join(answer.out.split())
     told = json.loads(cli("verify", kept, "--format", "json").out)
     assert told["holds"] is True
     assert {leftover["file"] for leftover in told["leftovers"]} == left

@@ -169,7 +169,7 @@ def wrong_types(body: dict[str, Any]) -> Iterator[str]:
     if isinstance(body["commitments"], dict) and len(body["commitments"].get("records", ())) > (body["records"] or 0):
         yield "commitments.records has more commitments than there are records"
     if body["records"] is not None and isinstance(body["clients"], list) and len(body["clients"]) != 1:
-        yield f"records are those of one client, but clients names {len(body['clients'])}"
+        yield f"records must belong to one client, but clients names {len(body['clients'])}"
 
 
 def check_certificates(reader: RunReader) -> Iterator[str]:

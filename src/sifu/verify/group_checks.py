@@ -128,7 +128,7 @@ def _check_moments(reader: RunReader) -> Iterator[str]:
         elif event.kind == JOINED and "request" in event.content:
             request = event.content["request"]
             if request != expected or request in seen:
-                yield f"request {request}: event {event.seq} lets its client join again at another time than it may"
+                yield f"request {request}: event {event.seq} lets its client rejoin at the wrong time"
             seen.add(request)
             expected = None
         elif event.kind in ("request refused", "request withdrawn") and event.content["request"] == expected:
@@ -182,7 +182,7 @@ def _check_rounds(view: RunView, key: bytes, event: Event, before: ReplayedTable
     recorded = content.get("group_models", [])
     rows = content.get("rows", {"first": 0, "last": -1})
     if [row["node"] for row in recorded] != list(range(int(rows["first"]), int(rows["last"]) + 1)):
-        yield f"groups: event {event.seq} does not say of each of its nodes which group it is of"
+        yield f"groups: event {event.seq} does not name the group of each of its nodes"
         return
     if len({row["grp"] for row in recorded}) != len(recorded):
         yield f"groups: event {event.seq} records two models of one group"
@@ -277,7 +277,7 @@ def _check_models(reader: RunReader) -> Iterator[str]:
     available, groups = reader.models(), reader.group_models()
     fresh = nodes_always_kept(reader)
     if not fresh <= available.keys():
-        yield "groups: the fresh model, which merges are moved on from, is missing"
+        yield "groups: the fresh model, which merges are stretched from, is missing"
     by_node: dict[int, list[GroupModelRow]] = {}
     for row in reader.merges():
         by_node.setdefault(row.node, []).append(groups[row.source_node])

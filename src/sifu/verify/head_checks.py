@@ -37,7 +37,7 @@ def check_kept_statistics(reader: RunReader) -> Iterator[str]:
     view, rows = RunView(reader), list(reader.statistics().values())
     if not view.regime.solves:
         if rows or solves(reader):
-            yield "statistics: there are some, but the model is not solved in closed form"
+            yield "statistics: files are stored, but the model is not solved in closed form"
         return
     if is_locked(reader.folder):
         return  # a writer may erase a file that is about to be read
@@ -76,7 +76,9 @@ def _summed(
     for client, rows in own.rows.items():
         lacking = own.lacking(client, parts)
         if lacking and client in clients:
-            problems.append(f"statistics: {len(lacking)} parts of those of {view.clients[client].name} are not there")
+            problems.append(
+                f"statistics: {len(lacking)} parts of the statistics of {view.clients[client].name} are missing"
+            )
         statistics = own.read(reader.folder, client, rows)
         if any(row.samples != view.clients[client].samples for row in rows.values()):
             problems.append(f"statistics: {next(iter(rows.values())).file} counts other samples than its client has")
@@ -97,7 +99,7 @@ def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
     for row in rows:
         part = tuple(_groups_of(models, row.trunks))
         if row.part != (None if row.is_sum or not in_parts else part):
-            yield f"statistics: {row.file} is named after other networks of groups than its features went through"
+            yield f"statistics: {row.file} has the name of other networks than its features were computed by"
     groups = _groups_of(models, {node for row in rows for node in row.trunks})
     if len(set(groups)) < len(groups) or (not in_parts and len({row.trunks for row in rows}) > 1):
         yield "statistics: files are of features through different networks, so they cannot be added"

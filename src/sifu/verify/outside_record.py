@@ -42,8 +42,8 @@ FINISH = "the next command that writes to the run finishes it: sifu purge, for e
 
 LEFT_COPY = "an interrupted backup or restore left it: it holds a copy of the operator's key"
 OUT_OF_REACH = (
-    "an interrupted backup may have left it, with a copy of the operator's key; the folder it lay in is not there now. "
-    "Delete it where that disk is"
+    "an interrupted backup may have left it, with a copy of the operator's key; its folder cannot be found now. "
+    "Delete it on the disk that holds the folder"
 )
 
 
@@ -258,7 +258,7 @@ def _note(name: str, time: str, authority: Authority | None) -> str:
     if not time:
         return f"{name} has a timestamp, which this installation cannot read: {install_extra('timestamps')}"
     signed = "" if authority is not None else f"; {UNCHECKED}"
-    return f"{name} was there at {time}, says its timestamp{signed}"
+    return f"{name} existed at {time} according to its timestamp{signed}"
 
 
 def _check_dates(events: list[Event], seq: int, stamped: str) -> Iterator[str]:
@@ -270,7 +270,7 @@ def _check_dates(events: list[Event], seq: int, stamped: str) -> Iterator[str]:
     moment = clock.time_of(stamped)
     head, corrected = events[seq - 1], any(event.kind == clock.CLOCK_SET for event in events[seq:])
     if clock.time_of(head.time) - moment > clock.BEHIND and not corrected:
-        yield f"clock: event {seq} is dated {head.time}, and its timestamp says that it was there at {stamped}"
+        yield f"clock: event {seq} is dated {head.time}, but by its timestamp it existed at {stamped}"
     for event in events[seq:]:
         if moment - clock.time_of(event.time) > clock.BEHIND:
             yield f"clock: event {event.seq} is dated {event.time}, after event {seq} was stamped at {stamped}"
@@ -299,7 +299,7 @@ def check_timestamps(reader: RunReader, authority: Authority | None, notes: list
             continue
         name = path.name.removesuffix(".tsr")
         if not timestamps.NAME.fullmatch(path.name) or name not in contents:
-            yield f"timestamps: {path.name[:80]} is of nothing that this run has signed"
+            yield f"timestamps: {path.name[:80]} belongs to no head or certificate of this run"
             continue
         if path.stat().st_size > timestamps.LARGEST_ANSWER:
             yield f"timestamps: {path.name} is far larger than a timestamp"

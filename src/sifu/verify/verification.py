@@ -207,8 +207,8 @@ def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[
         named = ", ".join(entry.file for entry in result.leftovers[:5])
         more = f" and {len(result.leftovers) - 5} more" if len(result.leftovers) > 5 else ""
         result.notes.append(
-            f"there are files as an interrupted command leaves them: {named}{more}. No claim rests on them, but they "
-            "may hold a part of clients; the next command that writes to the run removes them"
+            f"files of an interrupted command are left: {named}{more}. No claim depends on them, but they may contain "
+            "influence of clients; the next command that writes to the run deletes them"
         )
 
 

@@ -35,4 +35,6 @@ def check_auto(run: RunFolder, request: Row, level: str) -> None:
     costs = [(math.inf if way["rounds"] is None else way["rounds"], -strength(way["level"]), places[way["method"]],
               way["method"], way["level"]) for way in exact + others]  # fmt: skip
     taken = min(costs)[3:] if costs else (None, None)
-    run.agree(f"{at}: the way auto takes", [request["method"], level if not restored else taken[1]], list(taken))
+    run.agree(
+        f"{at}: the method that auto chooses", [request["method"], level if not restored else taken[1]], list(taken)
+    )

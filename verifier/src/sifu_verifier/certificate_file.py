@@ -34,7 +34,7 @@ def verify_certificate(file: Path, public_key: str | None = None) -> list[str]:
         problems = [] if public_key in (None, key) else [f"it is signed with the key {key}, not with {public_key}"]
         return [*problems, *_signature_problems(certificate, public_key or key), *_figure_problems(body)]
     except Exception as error:
-        return [f"it is no certificate that can be read: {error!r}"]
+        return [f"it is not a readable certificate: {error!r}"]
 
 
 def _signature_problems(certificate: Row, public_key: str) -> list[str]:

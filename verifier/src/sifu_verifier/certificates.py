@@ -82,7 +82,7 @@ def check_certificates(run: RunFolder, request: Row, body: Row) -> None:
             keys = {"name", "status", "case", "values"} | ({"confidential"} if form == "auditor" else set())
             run.check(premise.keys() == keys, f"{at}: premise {premise}")
         hidden = CONFIDENTIAL if form == "public" else set()
-        run.check(not hidden & certificate["body"].keys(), f"{at}: holds what only the auditor may see")
+        run.check(not hidden & certificate["body"].keys(), f"{at}: holds fields that only the auditor may see")
         check_before_after(run, request, at, certificate["body"].get("before_after"))
         for field, value in (body | {"form": form}).items():
             if field == "delta_reached" and form == "auditor":  # rounded up to four digits

@@ -30,7 +30,7 @@ def check_rest(run: RunFolder) -> None:
         payload, at = parsed(event["payload"]), f"event {event['seq']}"
         if not event["nonce"]:
             digest.update(f"{event['seq']}\0{event['payload']}\0".encode())
-            run.check(event["kind"] in WITH_FIGURES, f"{at}: no purge takes its nonce")
+            run.check(event["kind"] in WITH_FIGURES, f"{at}: its nonce is missing, and no purge erases it")
         held = FIGURES & payload.keys() if event["kind"] in WITH_FIGURES else set()
         if event["kind"] in WITH_FIGURES:
             first = payload.get("rows", {"first": math.inf})["first"]

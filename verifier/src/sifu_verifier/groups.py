@@ -58,7 +58,7 @@ def check_merged_model(run: RunFolder, node: int, vectors: dict[int, Any], numbe
             total = total + weight * vectors[part["source_node"]]
         mean = total / sum(weights)
         if (stretch := run.spec["groups"].get("stretch", 1.0)) != 1.0:
-            if not run.check(0 in vectors, f"node {node}: the fresh model that it was moved on from is missing"):
+            if not run.check(0 in vectors, f"node {node}: the fresh model that it was stretched from is missing"):
                 return
             moved = vectors[0] + stretch * (mean - vectors[0])
             below = (moved < 0) & (mean >= 0) & (vectors[0] >= 0)

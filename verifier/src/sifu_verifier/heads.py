@@ -60,15 +60,15 @@ def check_statistics(run: RunFolder) -> None:
         part, in_rows = "-".join(map(str, through)) or "public", file.endswith(".rows.statistics")
         ending = "rows.statistics" if in_rows else "statistics"
         named = f"{row['node']}.{clients[0]}{f'.{part}' if tuned == 'blocks' else ''}.{ending}"
-        run.check(is_sum or file == named, f"statistics/{file} is not named as its part is")
+        run.check(is_sum or file == named, f"statistics/{file} does not have the name of its part")
         start = heading.replace(b"sifu statistics", b"sifu rows") if in_rows else heading
         start = start[:-1] + f" part={part}\n".encode() if tuned == "blocks" and not is_sum else start
         numbers = numbers_of(data, start, 4 if in_rows else 8)
         if numbers is None:
-            run.check(False, f"statistics/{file}: it is written otherwise than the spec says")
+            run.check(False, f"statistics/{file}: its form contradicts the spec")
             continue
         if in_rows:
-            run.agree(f"statistics/{file}: of that many samples", row["samples"], counted)
+            run.agree(f"statistics/{file}: number of samples", row["samples"], counted)
             columns = list(range(k))
             if tuned == "blocks":
                 columns = [*places[through[0]]] if through else public[:-1]
@@ -101,7 +101,7 @@ def check_statistics(run: RunFolder) -> None:
             rest = numbers[below.size + corner.size : None if through else -2]
             cross[high if len(through) < 2 else []] = rest.reshape(-1, outputs)
         totals = numbers[-2:] if is_sum or not (tuned == "blocks" and through) else np.zeros(2, dtype=np.int64)
-        run.agree(f"statistics/{file}: of that many samples", row["samples"], counted)
+        run.agree(f"statistics/{file}: number of samples", row["samples"], counted)
         numbers = np.concatenate([square[np.tril_indices(k + 1)], cross.ravel(), totals])
         if is_sum:
             run.check(whole is None, "there are two sums")
@@ -134,7 +134,7 @@ def check_statistics(run: RunFolder) -> None:
         run.check(added is not None, "rows have numbers that are beyond the norm")
         if added is not None:
             added = sum((words[c] for c in clients if c not in rows_of), added)
-            run.check(np.array_equal(added, numbers), "the sum is not that of its clients")
+            run.check(np.array_equal(added, numbers), "the sum differs from the sum of its clients' statistics")
     solve = run.solves[tip["node"]]
     run.agree("the current head's sum", [solve["sum"], sorted(run.rounds[tip["node"]])], [row["digest"], clients])
     gram = np.zeros((k + 1, k + 1))

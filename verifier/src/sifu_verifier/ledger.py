@@ -211,5 +211,5 @@ def check_ledger(run: RunFolder) -> None:
             here, there = ({k: v for k, v in row.items() if v is not None} for row in both)
             run.check(here == there, f"table {table}: {here} is not what the ledger says, {there}")
     run.agree("nodes", list(run.nodes), list(range(next_node)))
-    run.check(run.rounds.keys() | run.grams.keys() == run.nodes.keys(), "there are rows of rounds that are not")
+    run.check(run.rounds.keys() | run.grams.keys() == run.nodes.keys(), "rows of rounds name nodes that do not exist")
     run.agree("client_count", run.entries["client_count"], str(len(run.clients)))
