@@ -239,7 +239,7 @@ def test_terms_from_python_are_checked(own_trained: Path) -> None:
         (lambda: run.plan(["client-000"], delta=None, reserve="a"), "reserve"),
         (lambda: run.plan([3]), "client"),
         (lambda: run.forget(["client-000"], 7), "request id"),
-        (lambda: run.forget(["client-000"], level="best"), "least level"),
+        (lambda: run.forget(["client-000"], level="best"), "level must be one of"),
     ):
         with pytest.raises(InputError, match=word):
             call()
@@ -344,7 +344,7 @@ def test_an_exported_module_is_the_model_that_was_evaluated(tmp_path: Path) -> N
     """An exported module has the recorded accuracy; the same module in eval mode uses other statistics and does not."""
     spec = SPEC | {"stop": {"target": 0.0, "max_rounds": 20}}
     run = sifu.train(spec, run=tmp_path / "run", model=Normalised, clients=arrays())
-    with pytest.warns(SifuWarning, match="statistics of the batch"):
+    with pytest.warns(SifuWarning, match="statistics of each batch"):
         path = run.export(tmp_path / "model.safetensors")
     loaded = sifu.load_model(path, module=Normalised)
     assert recorded_and_counted(run, loaded)[0] == recorded_and_counted(run, loaded)[1]

@@ -302,7 +302,7 @@ def test_the_event_as_it_was_before_is_noticed(tmp_path: Path) -> None:
     whole = copy_run(run.folder, tmp_path / "copy")
     with sqlite3.connect(run.folder / "run.db") as connection:
         connection.executemany("UPDATE events SET payload = ?, nonce = ? WHERE seq = ?", rows)
-    assert any("are there again" in problem for problem in run.verify().problems)
+    assert any("are present again" in problem for problem in run.verify().problems)
     assert sifu_verifier.verify(run.folder)
     with sqlite3.connect(whole / "run.db") as connection:
         connection.execute("INSERT INTO certificates VALUES (?, ?, ?)", certificate)

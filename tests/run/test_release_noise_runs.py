@@ -88,7 +88,7 @@ def test_several_requests_share_a_release(tmp_path):
     with run.reader() as reader:
         assert len(releases(reader)) == 1
         assert np.array_equal(released_model(reader), first)
-    with pytest.warns(sifu.errors.SifuWarning, match="publish it with sifu release"):
+    with pytest.warns(sifu.errors.SifuWarning, match="publish the new head with sifu release"):
         run.export(tmp_path / "model.safetensors")
     assert _problems(tmp_path / "run") == []
     assert run.release().published
