@@ -49,7 +49,12 @@ SETUPS: dict[str, dict[str, Any]] = {
     "deep": {"features": {"layers": "deep", "size": 224}},
     "deep 4096": {"features": {"layers": "deep", "size": 224, "count": 4096}},
     "blocks": {"features": {"layers": "deep", "size": 224, "tune": "blocks", "count": 1280}, "groups": TUNED},
-    "merge": {"features": {"layers": "deep", "size": 224, "tune": "merge", "count": 1280}, "groups": TUNED},
+    "blocks 4096": {
+        "features": {"layers": "deep", "size": 224, "tune": "blocks", "count": 4096},
+        "groups": TUNED,
+        "local": {"rate": 0.003},
+    },
+    "merge": {"features": {"layers": "deep", "size": 224, "tune": "merge", "count": 4096}, "groups": TUNED},
     "last 64 tokens": {"features": {"kind": "transformers", "layers": "last", "size": 64}},
     "deep 64 tokens": {"features": {"kind": "transformers", "layers": "deep", "size": 64}},
     "last 128 tokens": {"features": {"kind": "transformers", "layers": "last", "size": 128}},
@@ -87,7 +92,7 @@ def spec_of(job: dict[str, Any], folder: Path, options: argparse.Namespace) -> d
     if options.cache is not None:
         spec["features"]["cache"] = str(options.cache)
     if "groups" in chosen:
-        spec |= {"groups": dict(chosen["groups"]), "local": dict(LOCAL)}
+        spec |= {"groups": dict(chosen["groups"]), "local": LOCAL | chosen.get("local", {})}
     if options.smoke:
         spec["features"]["size"] = 8 if is_text else 64
         if "groups" in spec:
