@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
+
+import numpy as np
+import pytest
 
 import sifu
 from sifu.console.live import LiveView
 from sifu.console.rendering import charts
+from sifu.errors import SifuWarning
 
 
 def texts(svg: str) -> list[str]:
@@ -42,6 +47,38 @@ def test_the_points_are_what_was_recorded(service: Any) -> None:
     assert live.accuracy == live.curve[-1][1] == run.status().accuracy
     assert live.curve[-1][2] == run.status().loss
     assert view.read() == live
+
+
+def test_an_accuracy_of_an_earlier_round_names_the_round(service: Any) -> None:
+    from dataclasses import replace
+
+    live = replace(LiveView(service.folder / "north").read(), target=0.9)
+    last = live.curve[-1][0]
+    assert "target 90.0\u00a0%</small>" in render_panel(replace(live, rounds=last))
+    assert "after round" not in render_panel(replace(live, rounds=last))
+    assert f"after round {last}; target 90.0\u00a0%</small>" in render_panel(replace(live, rounds=last + 3))
+    assert "after round" not in render_panel(replace(live, rounds=last + 3, accuracy=None))
+
+
+def test_a_head_that_was_not_measured_shows_no_earlier_figures(tmp_path: Path) -> None:
+    """A release from kept statistics reads no data: the figures of the head before it are not those of the new one."""
+    generator = np.random.default_rng(6)
+    data = {"client": np.repeat([f"site-{n}" for n in range(5)], 9)}
+    np.savez(tmp_path / "rows.npz", x=generator.normal(size=(45, 4)), y=generator.integers(0, 2, 45), **data)
+    spec = {"name": "npz", "file": str(tmp_path / "rows.npz"), "partition": "given", "preprocessing": "fixed"}
+    run = sifu.train({"data": spec, "model": {"kind": "ridge", "outputs": 2}}, run=tmp_path / "run")
+    view = LiveView(tmp_path / "run")
+    assert (view.read().accuracy, view.read().participants) == (run.status().accuracy, 5)
+    assert view.read().accuracy is not None
+    (tmp_path / "rows.npz").unlink()
+    again = sifu.open_run(tmp_path / "run")
+    again.request(["site-1"], "gone")
+    with pytest.warns(SifuWarning, match="no accuracy is measured"):
+        again.release()
+    view.look_again()
+    live, status = view.read(), again.status()
+    assert status.accuracy is status.held_out is None
+    assert (live.accuracy, live.participants, live.mean_squared_error) == (None, None, None)
 
 
 def test_progress_is_against_the_prediction_and_not_the_limit(service: Any) -> None:

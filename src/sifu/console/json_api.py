@@ -51,7 +51,8 @@ METRICS = {
     "sifu_refused_replies_total": "Replies of clients that were refused.",
     "sifu_clients": "Clients that the run knows.",
     "sifu_at_work": "1 while a process writes to the run.",
-    "sifu_accuracy": "Accuracy of the current model on the active clients' training data.",
+    "sifu_accuracy": "Accuracy on the active clients' training data: of the current model, during training of the last "
+    "measured round.",
     "sifu_held_out_accuracy": "Accuracy of the current model on held-out rows.",
     "sifu_requests": "Requests by state.",
     "sifu_requests_overdue": "Requests that should be done by now.",

@@ -42,7 +42,8 @@ class Live:
     rounds of the run. A point of `curve` is a round with its accuracy (None for regression), its loss, and its number
     of participants. `seconds_left` is an estimate from the curve and the speed of the last minute. `last_step` is the
     latest event of any request. `accuracy` is measured on the active clients' training data, `held_out` on held-out
-    rows; for regression, `mean_squared_error` replaces `accuracy`.
+    rows; for regression, `mean_squared_error` replaces `accuracy`. During training these figures and `participants` are
+    those of the last point of `curve`, otherwise of the current model; None if it was not measured.
     """
 
     phase: str
@@ -133,6 +134,8 @@ class LiveView:
         # A client that rejoined is counted under both indices.
         again = len(joined_remainders(reader)) + len(unused_clients(reader))
         pending = pending_requests(reader, current_time())
+        is_current = bool(so_far.points) and (so_far.last_point == tip or reader.phase != "ready")
+        measured = so_far.points[-1] if is_current else None
         ((last,),) = reader.query("SELECT time FROM events WHERE seq = ?", (seq,))
         return Live(
             phase=reader.phase,
@@ -142,9 +145,9 @@ class LiveView:
             limit=stop.max_rounds,
             expected=expected,
             target=stop.target,
-            accuracy=so_far.points[-1][1] if so_far.points else None,
+            accuracy=measured[1] if measured else None,
             curve=tuple(_thinned(so_far.points)),
-            participants=so_far.points[-1][3] if so_far.points else None,
+            participants=measured[3] if measured else None,
             clients=int(clients) - again,
             forgotten=len({client for subject in reader.subjects() for client in subject.clients}) - again,
             rounds_run=so_far.rounds_run,
@@ -155,7 +158,7 @@ class LiveView:
             waiting=len(pending),
             overdue=sum(request.overdue for request in pending),
             held_out=read_held_out(reader.folder, tip),
-            mean_squared_error=spec.regime.squared_error(so_far.points[-1][2] if so_far.points else None),
+            mean_squared_error=spec.regime.squared_error(measured[2] if measured else None),
         )
 
     def _read_on(self, reader: RunReader, branch: int, seq: int, accuracies: bool, counted: bool) -> _ReadSoFar:

@@ -27,7 +27,7 @@ from sifu.console.asking import (
     terms_given,
     visitor_of,
 )
-from sifu.console.rendering import charts, expected_words, render
+from sifu.console.rendering import charts, expected_words, measured_words, render
 from sifu.console.security import origin_of
 from sifu.console.served_run import RECEIVED, REPORT, ServedRun
 from sifu.console.tokens import COOKIE, LONGEST_SECONDS, TERMS_OF_REQUESTERS, Session, Token, Visitor
@@ -303,6 +303,7 @@ def live_values(run: ServedRun, who: Token) -> dict[str, Any]:
     states = "".join(f"{job['id']}{job['state']}" for job in jobs)
     stamp = f"{live.phase}|{live.request}|{live.last_step}|{live.waiting}|{live.overdue}|{live.at_work}|{states}"
     rendered = {"charts": str(charts(live)), "expected_words": expected_words(live)}
+    rendered["measured_words"] = measured_words(live)
     return asdict(live) | {"jobs": jobs, "stamp": stamp} | rendered
 
 

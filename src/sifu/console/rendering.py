@@ -21,7 +21,8 @@ from sifu.version import __version__
 def _environment() -> Environment:
     environment = templates("sifu.console", "templates", spaces="\n\t\u00a0")
     environment.filters.update(moment=moment, percent=_percent, number=functools.partial(number, digits=4))
-    environment.filters.update(names=_names, observers=observers_of, charts=charts, expected=expected_words)
+    environment.filters.update(names=_names, observers=observers_of, charts=charts)
+    environment.filters.update(expected=expected_words, measured=measured_words)
     environment.globals["level_words"] = LEVEL_WORDS
     environment.globals["version"] = __version__
     environment.globals["terms_on_offer"] = terms_on_offer()
@@ -43,6 +44,13 @@ def expected_words(live: Live) -> str:
         return "no job is running"
     about = "as many as it takes" if live.expected is None else f"of about {live.expected:,}, as predicted"
     return f"of exactly {live.limit:,}" if live.target <= 0 else f"{about}; at most {live.limit:,}"
+
+
+def measured_words(live: Live) -> str:
+    """Return the round that the training accuracy belongs to, unless it is the last one, and the target."""
+    at = live.curve[-1][0] if live.curve and live.accuracy is not None else live.rounds
+    late = f"after round {at:,}; " if at < live.rounds else ""
+    return late + (f"target {_percent(live.target)}" if live.target > 0 else "no target")
 
 
 def _names(names: tuple[str, ...] | list[str], most: int = 3) -> str:

@@ -40,7 +40,7 @@ function show(live) {
     set(panel, "held-out", live.held_out ? heldOut(live.held_out) : "–");
     if (live.mean_squared_error !== null) set(panel, "error", figure(live.mean_squared_error));
     set(panel, "held-out-rows", live.held_out ? `on ${live.held_out.rows} held-out rows` : "");
-    set(panel, "target", live.target > 0 ? `target ${percent(live.target)}` : "no target");
+    set(panel, "target", live.measured_words);
     set(panel, "participants", live.participants === null ? "–" : String(live.participants));
     set(panel, "left", duration(live.seconds_left));
     const bar = panel.querySelector('[data-field="progress"]');
