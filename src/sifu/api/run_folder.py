@@ -141,7 +141,8 @@ class RunFolder:
     def measure_held_out(self, writer: RunWriter) -> None:
         """Record, with `writer`, the figures of the current model on the held-out rows of the remaining clients.
 
-        Rows that cannot be used are ignored, because the training or the request is already complete.
+        If the rows cannot be used, nothing is recorded and a warning is issued, because the training or the request is
+        already complete.
         """
         measure_held_out(writer, self._engines)
 

@@ -161,7 +161,7 @@ def execute(
 
 
 def measure_held_out(writer: RunWriter, engines: RunEngines, earlier: Vector | None = None) -> HeldOutFigures | None:
-    """Measure the current model on held-out rows after a completed step; if they are unusable, warn and return None."""
+    """Measure the current model on held-out rows; return the figures of `earlier`, or warn if rows are unusable."""
     try:
         return engines.measure_held_out(writer, earlier)
     except (SifuError, ValueError) as error:

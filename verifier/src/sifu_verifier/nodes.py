@@ -29,7 +29,7 @@ def rows_digest(run: RunFolder, first: int, last: int, salt: str) -> str:
 
 def check_nodes(run: RunFolder) -> None:
     """Check the table of nodes and the participants of every round (section 1)."""
-    gone: dict[int, int] = {}  # a rejoined client is also in the subjects of later requests
+    gone: dict[int, int] = {}  # by client: node of the first request that forgot it
     for i, clients in sorted(run.subjects.items()):
         gone |= {c: run.owner[i]["noise_node"] for c in clients if c not in gone}
     for node, row in run.nodes.items():

@@ -1,4 +1,4 @@
-"""Clients' samples as rows (docs/store.md, sections 5a and 5b): the statistics they give, in exact integers."""
+"""Clients' samples as rows (docs/store.md, sections 5a and 5b), and their statistics in exact integers."""
 
 from __future__ import annotations
 
