@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,6 +44,12 @@ def is_usable(key: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+def refused_keys(keys: Mapping[int, bytes]) -> list[int]:
+    """Return the clients whose key is invalid or repeated; all clients refuse a round with such a key."""
+    holders = Counter(keys.values())
+    return [client for client, key in keys.items() if holders[key] > 1 or not is_usable(key)]
 
 
 def mask(words: Words, secret: bytes, own: int, keys: Mapping[int, bytes], context: bytes) -> Words:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,7 @@ from sifu.core.closed_form_engine import GroupNetwork, MaskedStatisticsEngine, M
 from sifu.core.engine import Incident, Position, Reason, Rejection, RoundResult
 from sifu.core.layout import Vector
 from sifu.core.round import RoundSetup
-from sifu.engines.masks import is_usable
+from sifu.engines.masks import refused_keys
 from sifu.engines.plans import Origin, Sent
 from sifu.engines.remote import ATTEMPTS, Blueprint, HeadPlan, RemoteFederation
 from sifu.engines.sim.embedded_heads import checked
@@ -180,8 +179,7 @@ class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
                 rejections[client] = self._rejection(client, position, refusal)
             elif isinstance(answer, tuple):
                 keys[client] = answer[1]
-        holders = Counter(keys.values())
-        refused = [client for client, key in keys.items() if holders[key] > 1 or not is_usable(key)]
+        refused = refused_keys(keys)
         rejections |= {client: self._rejection(client, position, "not an array") for client in refused}
         return {client: key for client, key in keys.items() if client not in refused}
 

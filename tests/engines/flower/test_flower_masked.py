@@ -24,8 +24,8 @@ from sifu.engines.flower import masking
 from sifu.engines.flower.client import add_profile, client_app
 from sifu.engines.flower.exchange import ClaimedRoster
 from sifu.engines.flower.flower_engine import FlowerFederation
-from sifu.engines.flower.masking import FixedPoint
 from sifu.engines.flower.wire import DRIFT_QUERY, MASKED_TRAIN, PREPARE, TRAIN
+from sifu.engines.masked_updates import FixedPoint
 from sifu.engines.masks import mask, new_secret, public_part
 from sifu.engines.own_models import own_blueprint
 from sifu.engines.plans import WireProfile

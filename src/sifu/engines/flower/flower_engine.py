@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.engine import EvaluatesSeveral, Evaluation, Position, Rejection, RoundResult
+from sifu.core.engine import EvaluatesSeveral, Evaluation, Position, RoundResult
 from sifu.core.layout import ModelLayout, ModelPieces, Vector
 from sifu.core.replies import Reply, vector_refusal
-from sifu.core.round import Average, RoundSetup, listed, run_round
+from sifu.core.round import RoundSetup, listed, run_round
 from sifu.core.round_stream import RoundsWanted, RunsAhead, StreamedRound, rounds_one_by_one
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import (
@@ -44,7 +44,6 @@ from sifu.engines.flower.exchange import (
     Roster,
 )
 from sifu.engines.flower.exchanged import EvaluationSample, Exchanged, Reporter
-from sifu.engines.flower.masking import FixedPoint
 from sifu.engines.flower.wire import (
     DRIFT_QUERY,
     EVALUATE,
@@ -52,7 +51,6 @@ from sifu.engines.flower.wire import (
     MASKED_TRAIN,
     PREPARE,
     TRAIN,
-    Ready,
     arrays_record,
     read_drift,
     read_masked,
@@ -61,21 +59,20 @@ from sifu.engines.flower.wire import (
     read_score,
     read_scores,
 )
+from sifu.engines.masked_updates import MaskedRound, Ready, masked_facts
 from sifu.engines.remote import (
     ATTEMPTS,
     NO_SCORE,
     Blueprint,
     OpenRound,
     RemoteFederation,
-    RemoteRound,
     Score,
     evaluation_of,
 )
 from sifu.errors import InputError, NoClientResponseError
-from sifu.theory.arrays import Floats, Words
-from sifu.theory.facts import CLOSED_EARLY, DROPPED_MASKED_ROUND, LEAST_MASKED, MINIMUM_OF_ANSWERS
+from sifu.theory.arrays import Floats
+from sifu.theory.facts import CLOSED_EARLY, LEAST_MASKED, MINIMUM_OF_ANSWERS
 from sifu.theory.participation import ClientIndices, Places
-from sifu.theory.rounding import norm_up, up
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Message
@@ -114,20 +111,8 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
             coupled.append(f"{MINIMUM_OF_ANSWERS} {self._patience.min_replies} answers a round")
         if self._patience.wait.closes_early:
             coupled.append(CLOSED_EARLY)
-        if masked:
-            if blueprint.carried:
-                raise InputError(
-                    f"{', '.join(blueprint.carried)} hold integers, which cannot be masked: leave them out of the "
-                    "exchanged parameters, or set masked-updates = false"
-                )
-            if blueprint.clipping or blueprint.replies.update_bound:
-                raise InputError(
-                    "clipping and server.update_bound need the update of each client: set masked-updates = false"
-                )
-            coupled.append(DROPPED_MASKED_ROUND)
-            # Fixed-point numbers may have another range in the counterfactual, so no allowance is claimed as proven.
-            facts = replace(facts, rounding_bounded=False)
-        super().__init__(blueprint, replace(facts, outside=(*facts.outside, *coupled)))
+        facts = replace(facts, outside=(*facts.outside, *coupled))
+        super().__init__(blueprint, masked_facts(blueprint, facts, "masked-updates = false") if masked else facts)
 
     def record(self, model: Vector) -> ArrayRecord:
         """Return a model as the record sent to the clients."""
@@ -149,14 +134,14 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         self._begin_report(TRAIN, online, sum(len(members) for members in members_of))
         if self._masked:
             pairs = zip(setups, there, strict=True)
-            rounds = [MaskedRound(self, setup, nodes, wants_drifts=not separate) for setup, nodes in pairs]
+            rounds = [FlowerMaskedRound(self, setup, nodes, wants_drifts=not separate) for setup, nodes in pairs]
             for masked_round in rounds:
                 messages |= masked_round.preparation()
             ready = self._messenger.ask(messages, read_ready, position, together=there)
             messages = {}
             for masked_round, members in zip(rounds, drawn, strict=True):
                 if members.size:
-                    messages |= masked_round.settle(ready)
+                    messages |= masked_round.key_messages(ready)
             size = self.layout.size + 1
             words = self._messenger.ask(messages, lambda reply: read_masked(reply, size), position)
             results = []
@@ -323,101 +308,31 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         ]
 
 
-class MaskedRound(RemoteRound):
-    """Round of masked updates, of which the server sees only the sum."""
+class FlowerMaskedRound(MaskedRound):
+    """`MaskedRound` of Flower's nodes; with `wants_drifts`, clients also report their distance to the mean."""
 
     def __init__(
         self, engine: FlowerFederation, setup: RoundSetup, nodes: Mapping[int, int], wants_drifts: bool
     ) -> None:
-        super().__init__(engine)
-        if setup.want_gram or setup.want_updates:
-            raise InputError("the server never sees masked updates: keep.gram_clients must be 0, no updates stored")
-        self._messenger, self._setup, self._nodes, self._wants_drifts = engine._messenger, setup, nodes, wants_drifts
-        self._fixed = FixedPoint.of(setup.start, max(1, sum(int(self.samples[client]) for client in nodes)))
-        self._ready: dict[int, Ready] = {}
-        self._total: Words | None = None
-        self._numbers = {"reach-bits": self._fixed.reach_bits, "scale-bits": self._fixed.scale_bits}
-
-    @property
-    def participants(self) -> ClientIndices:
-        """Indices of the clients that are ready, sorted."""
-        return np.array(sorted(self._ready), dtype=np.int64)
+        super().__init__(engine, setup, nodes)
+        self._messenger, self._nodes, self._wants_drifts = engine._messenger, nodes, wants_drifts
 
     def preparation(self) -> dict[int, Message]:
         """Return the messages that make clients train and report their samples and whether their update fits."""
         model = arrays_record(self.layout, self._setup.start)
-        return self._messenger.messages(self._nodes, model, self._setup.position, PREPARE, more=self._numbers)
+        return self._messenger.messages(self._nodes, model, self._setup.position, PREPARE, more=self.numbers)
 
-    def settle(self, answers: Mapping[int, Ready]) -> dict[int, Message]:
-        """Decide who takes part and return the messages with all keys; empty if the round is dropped.
-
-        A client takes part if its number of samples matches its profile. An update that does not fit the range drops
-        the round.
-        """
-        note, position, least = self._engine.note, self._setup.position, self._engine.least
-        ready: dict[int, Ready] = {}
-        for client in sorted(client for client in self._nodes if client in answers):
-            said = answers[client]
-            # Weights and certificates rely on the number of samples in the profile.
-            if said.samples == self.samples[client]:
-                ready[client] = said
-            else:
-                note(position, client, f"it trained on {said.samples} samples, not on {self.samples[client]}")
-        too_large = [client for client, said in ready.items() if not said.fits]
-        for client in too_large:
-            note(position, client, f"its update has entries beyond 2^{self._fixed.reach_bits}, or NaN")
-        if too_large or len(ready) < least:
-            reason = "one update does not fit the range" if too_large else f"{least} are needed"
-            note(position, None, f"{len(ready)} of {len(self._nodes)} were ready, {reason}: the round was dropped")
-            return {}
-        self._ready = ready
-        more = {**self._numbers, "clients": list(ready), "keys": [said.key for said in ready.values()]}
-        nodes = {client: self._nodes[client] for client in ready}
-        return self._messenger.messages(nodes, None, position, MASKED_TRAIN, more=more)
-
-    def add_up(self, answers: Mapping[int, Words]) -> None:
-        """Sum the masked updates of all ready clients; drop the round if one is missing."""
-        sent = [answers[client] for client in self._ready if client in answers]
-        if len(sent) < len(self._ready):
-            dropped = f"{len(sent)} of {len(self._ready)} masked updates came: the round was dropped"
-            self._engine.note(self._setup.position, None, dropped)
-        elif sent:
-            self._total = np.zeros(self.layout.size + 1, dtype=np.uint64)
-            for words in sent:
-                self._total += words
-
-    def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Words | None:
-        """Return the sum of the masked updates; None if the round was dropped."""
-        return self._total
-
-    def gate(
-        self, setup: RoundSetup, drawn: ClientIndices, collected: Words | None
-    ) -> tuple[MaskedRound | None, tuple[Rejection, ...]]:
-        """Accept the sum: the participants were decided before updates were sent."""
-        return (None if collected is None else self), ()
-
-    def average(self, setup: RoundSetup, accepted: MaskedRound) -> Average | None:
-        """Return the mean of the masked updates, with the drift that each participant reports."""
-        assert self._total is not None  # guaranteed by `gate`
-        participants, fixed = self.participants, self._fixed
-        samples = self.samples[participants]
-        mean = fixed.mean(self._total, int(samples.sum()), participants.size)
-        if mean is None:
-            dropped = "the masks do not cancel, or the sum is out of range: the round was dropped"
-            self._engine.note(setup.position, None, dropped)
-            return None
-        step = _in_layout(mean, self.layout)
-        drifts = np.full(participants.size, np.inf)
-        if self._wants_drifts:
-            drifts = self._drifts(setup.start.astype(np.float64) + step)
-        error = fixed.error(self.layout.size, int(samples.sum()), participants.size)
-        # Both models are rounded; the counterfactual has fewer samples, and its range may be twice as wide.
-        others = samples.sum() / (samples.sum() - samples.max())
-        rounding = up(self.facts.server_rate * error * (1.0 + 2.0 * float(others)))
-        return Average(step, drifts, up(norm_up(step) + error), None, (), rounding)
+    def key_messages(self, answers: Mapping[int, Ready]) -> dict[int, Message]:
+        """Decide who takes part, and return the messages with all keys; empty if the round is dropped."""
+        keys = self.settle(answers)
+        more = {**self.numbers, "clients": list(keys), "keys": list(keys.values())}
+        nodes = {client: self._nodes[client] for client in keys}
+        return self._messenger.messages(nodes, None, self._setup.position, MASKED_TRAIN, more=more)
 
     def _drifts(self, mean: Floats) -> Floats:
         """Return each participant's reported distance to the mean; infinite if it reports none."""
+        if not self._wants_drifts:
+            return super()._drifts(mean)
         # Always in float64: rounded to float32 it would differ from the mean that is applied.
         record = arrays_record(ModelLayout(self.layout.names, self.layout.shapes, "float64"), mean)
         position = self._setup.position
@@ -436,11 +351,3 @@ class MaskedRound(RemoteRound):
                 unknown = f"its drift is unknown ({why.get(client, 'no answer')}): its Psi is unbounded from here on"
                 self._engine.note(position, client, unknown)
         return np.array([drifts.get(client, np.inf) for client in self._ready], dtype=np.float64)
-
-
-def _in_layout(vector: Floats, layout: ModelLayout) -> Floats:
-    """Reorder a vector from the order of sorted names to the order of the layout."""
-    sizes = {name: int(np.prod(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)}
-    ends = np.cumsum([sizes[name] for name in sorted(sizes)])
-    parts = dict(zip(sorted(sizes), np.split(vector, ends[:-1]), strict=True))
-    return np.concatenate([parts[name] for name in layout.names])

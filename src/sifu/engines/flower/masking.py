@@ -22,16 +22,14 @@ it and reports that. Its drift is then unknown, and the server treats its Psi as
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from sifu.core.layout import Vector
 from sifu.engines.flower.wire import (
     ARRAYS,
     CONFIG,
@@ -49,75 +47,12 @@ from sifu.engines.flower.wire import (
     origin_records,
     statistics_arrays,
 )
+from sifu.engines.masked_updates import prepared_update
 from sifu.engines.masks import counted_words, in_order, mask, networks_digest, new_secret, public_part
 from sifu.engines.plans import KEY, MASKED, WORDS, Arrays, Origin
 from sifu.errors import InputError
-from sifu.theory.arrays import Floats, Words
 from sifu.theory.closed_form import Rows, Statistics
 from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up, up
-
-HEADROOM_BITS = 10
-"""Headroom in doublings: an update's entries may reach 2^10 times max(1, largest parameter of the starting model)."""
-SUM_BITS = 61
-
-
-@dataclass(frozen=True)
-class FixedPoint:
-    """Fixed-point format of updates: absolute values up to 2^`reach_bits`, in units of 2^-`scale_bits`."""
-
-    reach_bits: int
-    scale_bits: int
-
-    @staticmethod
-    def of(start: Vector, total_samples: int) -> FixedPoint:
-        """Choose the format of a round.
-
-        Args:
-            start: The model that the round starts from.
-            total_samples: Number of samples of all participants.
-
-        >>> FixedPoint.of(np.array([0.5, -3.0]), 1000)
-        FixedPoint(reach_bits=12, scale_bits=39)
-        """
-        largest = float(np.max(np.abs(start), initial=1.0))
-        if not math.isfinite(largest) or total_samples < 1:
-            raise InputError(f"no range fits a model with {largest} in it and {total_samples} samples")
-        reach = math.ceil(math.log2(max(1.0, largest))) + HEADROOM_BITS
-        return FixedPoint(reach, SUM_BITS - reach - math.ceil(math.log2(total_samples)))
-
-    def fits(self, update: Vector) -> bool:
-        """Return whether every entry is a number within the range."""
-        return bool(np.max(np.abs(update), initial=0.0) <= 2.0**self.reach_bits)  # False for NaN
-
-    def words(self, update: Vector, samples: int) -> Words:
-        """Return round(2^`scale_bits` `samples` update) modulo 2^64, followed by a 1 that counts the summands."""
-        if not self.fits(update):
-            raise InputError(f"the update has entries beyond 2^{self.reach_bits}, or NaN: it was not sent")
-        scaled = np.rint(np.ldexp(samples * update.astype(np.float64), self.scale_bits))
-        return np.append(scaled.astype(np.int64).view(np.uint64), np.uint64(1))
-
-    def mean(self, total: Words, total_samples: int, participants: int) -> Floats | None:
-        """Return the mean update from a sum of masked words.
-
-        Args:
-            total: Sum of the words of all participants.
-            total_samples: Number of samples of all participants.
-            participants: Number of participants.
-
-        Returns:
-            The mean; None if updates of these participants cannot have this sum.
-        """
-        signed = total.view(np.int64)
-        entries = signed[:-1]
-        limit = 2 ** (self.reach_bits + self.scale_bits) * total_samples + participants
-        if signed[-1] != participants or not (-limit <= entries.min(initial=0) and entries.max(initial=0) <= limit):
-            return None
-        return np.ldexp(entries.astype(np.float64), -self.scale_bits) / total_samples
-
-    def error(self, size: int, total_samples: int, participants: int) -> float:
-        """Bound the norm of the mean's error: each participant rounds every entry by at most half a unit."""
-        return math.sqrt(size) * participants * 2.0 ** (-self.scale_bits - 1) / total_samples
-
 
 Train = Callable[[Message, Context], tuple[Arrays, int]]
 UPDATE, HEAD = "sifu-round", "sifu-statistics"
@@ -175,17 +110,12 @@ def add_masking(app: ClientApp, train: Train) -> ClientApp:
 
     @app.train(PREPARE.partition(".")[2])
     def prepare(message: Message, context: Context) -> Message:
-        start, config = in_order(arrays_of(message.content[ARRAYS])), message.content[CONFIG]  # type: ignore[arg-type]
-        fixed = FixedPoint(int(config["reach-bits"]), int(config["scale-bits"]))  # type: ignore[arg-type]
+        start, config = arrays_of(message.content[ARRAYS]), message.content[CONFIG]  # type: ignore[arg-type]
         trained, samples = train(message, context)
-        local = in_order(trained)
-        if local.shape != start.shape:
-            raise InputError(f"training made {local.size} parameters of {start.size}")
-        update = local.astype(np.float64) - start.astype(np.float64)
-        fits = fixed.fits(update)
-        arrays = {"local": local} | ({WORDS: fixed.words(update, samples)} if fits else {})
+        local, words = prepared_update(start, trained, samples, config)  # type: ignore[arg-type]
+        arrays = {"local": local} | ({} if words is None else {WORDS: words})
         key = _keep(context, UPDATE, arrays, place=_place(message))
-        metrics = MetricRecord({SAMPLES: samples, "fits": int(fits)})
+        metrics = MetricRecord({SAMPLES: samples, "fits": int(words is not None)})
         return Message(RecordDict({METRICS: metrics, CONFIG: ConfigRecord({KEY: key})}), reply_to=message)
 
     @app.train(MASKED_TRAIN.partition(".")[2])

@@ -18,7 +18,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 
 from sifu.core.engine import Position
 from sifu.core.layout import ModelLayout, ModelPieces, Vector, model_pieces
+from sifu.engines.masked_updates import Ready
 from sifu.engines.plans import (
     FEATURES,
     KEY,
@@ -229,15 +229,6 @@ def read_model(reply: Message, layout: ModelLayout) -> tuple[ModelPieces, int]:
     """
     arrays, samples = read_arrays(reply)
     return model_pieces(arrays, layout), samples
-
-
-@dataclass(frozen=True)
-class Ready:
-    """Reply of a client that has trained for a masked round: samples, whether its update fits the range, its key."""
-
-    samples: int
-    fits: bool
-    key: bytes
 
 
 def read_ready(reply: Message) -> Ready:
