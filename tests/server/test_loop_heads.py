@@ -157,7 +157,7 @@ def test_the_program_of_a_masked_run_never_holds_anybodys_own_statistics(tmp_pat
 
     def seen(task: Task, replies: dict[str, Any]) -> dict[str, Any]:
         if task.kind == "prepare":
-            own.update({name: client._prepared.words.copy() for name, client in fed.clients.items()})  # type: ignore
+            own.update({name: client._prepared["masked"].words.copy() for name, client in fed.clients.items()})  # type: ignore
             assert not any(isinstance(value, np.ndarray) for reply in replies.values() for value in reply.values())
         else:
             masked.update({name: reply["masked"] for name, reply in replies.items()})

@@ -31,9 +31,13 @@ def way_to_go_on(spec: Spec, phase: str) -> str:
     return "sifu train" if phase == "training" else "sifu forget"
 
 
-def unmasked_setting(data_name: str) -> str:
-    """Return the setting, for a run with this `data.name`, with which the server sees each client's statistics."""
-    return "masked_statistics=False" if data_name == LOOP else "masked-statistics = false"
+def unmasked_setting(data_name: str, what: str = "statistics") -> str:
+    """Return the setting with which the server sees `what` each client sends: its statistics or its updates.
+
+    >>> unmasked_setting(LOOP), unmasked_setting(FLOWER, "updates")
+    ('masked_statistics=False', 'masked-updates = false')
+    """
+    return f"masked_{what}=False" if data_name == LOOP else f"masked-{what} = false"
 
 
 def forgotten_words(clients: Sequence[str], records: int | None) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sifu.core.engine import Position
+from sifu.engines.masked_updates import prepared_update
 from sifu.engines.masks import counted_words, mask, networks_digest, new_secret, public_part
 from sifu.engines.plans import KEY, MASKED, NETWORK, ROW_FEATURES, ROW_TARGETS, WORDS, Arrays, Instruction, Origin
 from sifu.engines.ready import ReadyClient
@@ -25,13 +26,16 @@ from sifu.theory.closed_form import Rows, Statistics
 
 @dataclass
 class _Prepared:
-    """Statistics prepared for a masked sum; `secret` is None once they have been sent."""
+    """Words prepared for a masked sum; `secret` is None once they have been sent.
+
+    Statistics have an `origin`, and the digest of the `networks` that made their features.
+    """
 
     place: tuple[Position, str]
-    networks: str
-    origin: Origin
     words: Words
     secret: bytes | None = None
+    networks: str = ""
+    origin: Origin | None = None
 
 
 class LoopClient:
@@ -49,7 +53,7 @@ class LoopClient:
         self, name: str, x: Any, y: Any, *, cache: str | Path | None = None, masked_only: bool = False
     ) -> None:
         self._client, self._masked_only = ReadyClient(name, x, y, cache), masked_only
-        self._prepared: _Prepared | None = None
+        self._prepared: dict[str, _Prepared] = {}
 
     def answer(self, arrays: Mapping[str, NDArray[Any]], instruction: Mapping[str, Any]) -> Any:
         """Return the reply to a task.
@@ -67,7 +71,7 @@ class LoopClient:
         kind, model, networks = instruction.get("kind"), dict[str, NDArray[Any]](), dict[int, Arrays]()
         for name, array in arrays.items():
             group, _, parameter = name.removeprefix(NETWORK).partition(".")
-            if kind != "train" and name.startswith(NETWORK):
+            if kind not in ("train", "prepare_train") and name.startswith(NETWORK):
                 networks.setdefault(int(group), {})[parameter] = array
             else:
                 model[name] = array
@@ -76,12 +80,15 @@ class LoopClient:
             return self._client.evaluate(model, told)[1:]
         if kind == "prepare":
             return self._prepare(told)
-        if kind == "masked":
-            return self._send_masked(told, dict(zip(instruction["clients"], instruction["keys"], strict=True)))
+        if kind == "prepare_train":
+            return self._prepare_update(model, told, instruction)
+        if kind in ("masked", "masked_train"):
+            return self._send_masked(kind, told, dict(zip(instruction["clients"], instruction["keys"], strict=True)))
         if kind not in ("train", "statistics"):
             raise InputError(f"unknown task kind {kind!r}: use the same version of sifu as the server")
         if self._masked_only:
-            raise InputError("this client sends masked statistics only: the server must use masked_statistics=True")
+            what = "updates" if kind == "train" else "statistics"
+            raise InputError(f"this client sends masked {what} only: the server must use masked_{what}=True")
         if kind == "train":
             return self._client.train(model, told)[0]
         statistics, origin = self._statistics(told)
@@ -95,22 +102,37 @@ class LoopClient:
 
     def _prepare(self, told: Instruction) -> dict[str, Any]:
         """Compute the statistics, or reuse them if the sum is repeated, and make a key for the sum."""
-        place, networks, kept = (told.position, told.plan), networks_digest(told.networks), self._prepared
-        if kept is None or (kept.place, kept.networks) != (place, networks):
+        place, networks = (told.position, told.plan), networks_digest(told.networks)
+        kept = self._prepared.get("masked")
+        if kept is None or kept.origin is None or (kept.place, kept.networks) != (place, networks):
             statistics, origin = self._statistics(told)
-            kept = self._prepared = _Prepared(place, networks, origin, counted_words(statistics))
+            kept = _Prepared(place, counted_words(statistics), networks=networks, origin=origin)
+            self._prepared["masked"] = kept
+        assert kept.origin is not None  # statistics have one
         kept.secret = new_secret()
         return {KEY: public_part(kept.secret).hex(), **asdict(kept.origin)}
 
-    def _send_masked(self, told: Instruction, keys: Mapping[int, str]) -> dict[str, Any]:
-        """Return the prepared statistics, masked with the keys of all participants; works once per preparation."""
-        kept, place = self._prepared, told.position
+    def _prepare_update(self, model: Arrays, told: Instruction, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        """Train, keep the update, and make a key for the sum."""
+        trained, samples = self._client.train(model, told)
+        _, words = prepared_update(model, trained, samples, numbers)
+        secret = new_secret()
+        if words is None:
+            self._prepared.pop("masked_train", None)
+        else:
+            self._prepared["masked_train"] = _Prepared((told.position, told.plan), words, secret)
+        return {KEY: public_part(secret).hex(), "samples": samples, "fits": words is not None}
+
+    def _send_masked(self, kind: str, told: Instruction, keys: Mapping[int, str]) -> dict[str, Any]:
+        """Return the prepared words, masked with the keys of all participants; works once per preparation."""
+        kept, place = self._prepared.get(kind), told.position
         if kept is None or kept.place != (place, told.plan) or kept.secret is None:
+            what = "statistics are" if kind == "masked" else "update is"
             raise InputError(
-                f"no statistics are prepared for round {place.branch}.{place.round}: this client was restarted, or has "
-                "sent them already"
+                f"no {what} prepared for round {place.branch}.{place.round}: this client was restarted, or has sent "
+                f"{'them' if kind == 'masked' else 'it'} already"
             )
         secret, kept.secret = kept.secret, None  # no task can make this client mask twice with one key
         public = {client: bytes.fromhex(key) for client, key in keys.items()}
-        label = b"statistics %d.%d" % (place.branch, place.round)
+        label = (b"statistics " if kind == "masked" else b"") + b"%d.%d" % (place.branch, place.round)
         return {MASKED: mask(np.asarray(kept.words), secret, told.client, public, label)}

@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 
 from sifu.core.engine import Evaluation, Incident, Position, RoundResult
 from sifu.core.layout import Vector, model_pieces
-from sifu.core.replies import Reply
+from sifu.core.replies import Reply, printable
 from sifu.core.round import RoundSetup, listed, run_round
 from sifu.engines.plans import Instruction
 from sifu.engines.remote import NO_SCORE, Blueprint, OpenRound, RemoteFederation, Score, evaluation_of
 from sifu.errors import InputError, NoClientResponseError
+from sifu.theory.facts import TrainingFacts
 from sifu.theory.participation import ClientIndices
 
 Arrays = Mapping[str, NDArray[Any]]
-Kind = Literal["train", "evaluate", "statistics", "prepare", "masked"]
+Kind = Literal["train", "evaluate", "statistics", "prepare", "masked", "prepare_train", "masked_train"]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 LOST_IN_A_ROW = 5
 """Number of consecutive rounds without a usable reply after which training stops; it can be continued later."""
@@ -40,7 +41,8 @@ class Task:
     0 on the next branch. Groups that train separately have their own models in the same task.
 
     Tasks of a closed-form head also have `instructions`, plain values for each client. Their kind may also be
-    "statistics", or, with masks, "prepare" and then "masked". A `sifu.LoopClient` answers every kind.
+    "statistics", or, with masks, "prepare" and then "masked". Instead of "train" it may be "prepare_train" and then
+    "masked_train". A `sifu.LoopClient` answers every kind.
     """
 
     kind: Kind
@@ -57,8 +59,8 @@ Exchange = Callable[[Task], Mapping[str, Any]]
 class OutsideFederation(RemoteFederation):
     """Engine of clients that only `exchange` can reach."""
 
-    def __init__(self, blueprint: Blueprint, exchange: Exchange) -> None:
-        super().__init__(blueprint, blueprint.facts)
+    def __init__(self, blueprint: Blueprint, exchange: Exchange, facts: TrainingFacts | None = None) -> None:
+        super().__init__(blueprint, facts or blueprint.facts)
         self._exchange, self._lost_in_a_row = exchange, 0
 
     def run_together(self, setups: Sequence[RoundSetup], *, separate: bool) -> list[RoundResult]:
@@ -75,7 +77,12 @@ class OutsideFederation(RemoteFederation):
                 of_group |= set(replies) - set(models)
             handed_in = [self._reply(position, name, replies[name]) for name in replies if name in of_group]
             results.append(run_round(OpenRound(self, handed_in), setup, members))
-        lost = bool(models) and not any(result.participants.size for result in results)
+        self._count_lost(results, asked=bool(models))
+        return results
+
+    def _count_lost(self, results: Sequence[RoundResult], *, asked: bool) -> None:
+        """Count consecutive rounds without a usable reply; raise `NoClientResponseError` after several."""
+        lost = asked and not any(result.participants.size for result in results)
         self._lost_in_a_row = self._lost_in_a_row + 1 if lost else 0
         if self._lost_in_a_row >= LOST_IN_A_ROW:
             why = [f"{refused.client}: {refused.reason}" for result in results for refused in result.rejections]
@@ -84,7 +91,6 @@ class OutsideFederation(RemoteFederation):
                 f"({listed(why) or 'no replies were submitted'}): every round is saved; check the clients and start "
                 "the server loop again to continue"
             )
-        return results
 
     def _reply(self, position: Position, name: str, arrays: Any) -> Reply:
         """Return a reply with its client's number of samples; arrays are copied, as the sender may change them."""
@@ -126,9 +132,32 @@ class OutsideFederation(RemoteFederation):
             self.note(Position(0, 0), client, "its evaluation cannot be used")
         return NO_SCORE
 
+    def _replies(
+        self,
+        kind: Kind,
+        position: Position,
+        models: Mapping[int, Arrays],
+        more: Mapping[int, Mapping[str, Any]],
+    ) -> dict[int, Any]:
+        """Return the replies of the clients in `models`; record every other reply as refused."""
+        asked = {self.clients[client].name: client for client in models}
+        replies = self._ask(
+            kind,
+            position,
+            {name: models[client] for name, client in asked.items()},
+            {name: more[client] for name, client in asked.items()},
+        )
+        for name in replies.keys() - asked.keys():
+            why = "not asked" if name in self.samples_of else "unknown client"
+            self.incidents.append(
+                Incident(position.branch, position.round, printable(name), f"its reply was refused: {why}")
+            )
+        return {client: replies[name] for name, client in asked.items() if name in replies}
+
     def _ask(
         self, kind: Kind, position: Position, models: Mapping[str, Arrays], more: Mapping[str, Any] = NOTHING
     ) -> Mapping[str, Any]:
+        """Pass a task on and return the replies; `more` holds additional instructions by client name."""
         if not models:
             return {}
         instructions, plan = {}, self.blueprint.plan
@@ -136,7 +165,7 @@ class OutsideFederation(RemoteFederation):
             for number, client in enumerate(self.clients):
                 if client.name in models:
                     told = Instruction(position, number, client.local_steps, plan).to_values()
-                    instructions[client.name] = {"kind": kind, **told, **more}
+                    instructions[client.name] = {"kind": kind, **told, **more.get(client.name, {})}
         replies = self._exchange(Task(kind, position.branch, position.round, models, instructions))
         doing = "evaluation: " if kind == "evaluate" else ""
         self.incidents += [

@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.engine import Incident, Position, Reason
+from sifu.core.engine import Position, Reason
 from sifu.core.layout import Vector
 from sifu.core.operator_words import LOOP, unmasked_setting
-from sifu.core.replies import printable
 from sifu.engines.outside import NOTHING, Arrays, Exchange, Kind, OutsideFederation
+from sifu.engines.outside_masked import MaskedOutsideFederation, read_key, read_masked
 from sifu.engines.plans import (
     FEATURES,
-    KEY,
-    MASKED,
     NETWORK,
     NUMBERS,
     ROW_FEATURES,
@@ -30,6 +28,7 @@ from sifu.engines.plans import (
 )
 from sifu.engines.remote import Blueprint
 from sifu.engines.remote_statistics import MaskedRemoteStatistics, RemoteStatistics, TunedRemoteStatistics
+from sifu.errors import InputError
 from sifu.theory.arrays import Words
 
 
@@ -53,18 +52,12 @@ class OutsideStatistics(RemoteStatistics, OutsideFederation):
     def _request(
         self, kind: Kind, clients: Sequence[int], position: Position, more: Mapping[str, Any] = NOTHING
     ) -> dict[int, Any]:
-        """Return the replies of `clients`; record every other reply as refused."""
-        asked = {self.clients[client].name: client for client in self.may_ask(clients)}
+        """Return the replies of `clients`, and remember who sent none."""
+        asked = self.may_ask(clients)
         arrays = NOTHING if kind == "masked" else self._networks  # clients received the networks with "prepare"
-        replies = self._ask(kind, position, dict.fromkeys(asked, arrays), more)
-        for name in replies.keys() - asked.keys():
-            why = "not asked" if name in self.samples_of else "unknown client"
-            self.incidents.append(
-                Incident(position.branch, position.round, printable(name), f"its reply was refused: {why}")
-            )
-        self._silent -= set(asked.values())
-        self._silent |= {client for name, client in asked.items() if name not in replies}
-        return {client: replies[name] for name, client in asked.items() if name in replies}
+        replies = self._replies(kind, position, dict.fromkeys(asked, arrays), dict.fromkeys(asked, more))
+        self._silent = (self._silent - set(asked)) | (set(asked) - replies.keys())
+        return replies
 
     def _arrays(self, model: Vector) -> Arrays:
         return {**super()._arrays(model), **self._networks}
@@ -82,8 +75,8 @@ class MaskedOutsideStatistics(MaskedRemoteStatistics, OutsideStatistics):
         order, came = sorted(keys), []
         more = {"clients": order, "keys": [keys[client].hex() for client in order]}
         for client, reply in self._request("masked", order, position, more).items():
-            words = _array(reply, MASKED)
-            if words is None or words.dtype != np.uint64 or words.shape != total.shape:
+            words = read_masked(reply, total.size)
+            if words is None:
                 self.note(position, client, f"its reply was refused: not {total.size} masked words")
                 self._silent.add(client)
             else:
@@ -97,9 +90,10 @@ class TunedOutsideStatistics(TunedRemoteStatistics, OutsideStatistics):
 
     tuning: OutsideFederation
 
-    def __init__(self, blueprint: Blueprint, exchange: Exchange) -> None:
+    def __init__(self, blueprint: Blueprint, exchange: Exchange, *, masked_updates: bool = False) -> None:
         super().__init__(blueprint, exchange)
-        self.tuning = OutsideFederation(self.tuning_blueprint(), exchange)
+        tuning = MaskedOutsideFederation if masked_updates else OutsideFederation
+        self.tuning = tuning(self.tuning_blueprint(), exchange)
 
     def _send_networks(self, networks: Mapping[int, Vector]) -> None:
         self._networks = {
@@ -113,18 +107,29 @@ class MaskedTunedOutsideStatistics(TunedOutsideStatistics, MaskedOutsideStatisti
     """A `TunedOutsideStatistics` in which the server learns only the sum of statistics."""
 
 
-def outside_federation(blueprint: Blueprint, exchange: Exchange, *, masked_statistics: bool) -> OutsideFederation:
+def outside_federation(
+    blueprint: Blueprint, exchange: Exchange, *, masked_statistics: bool, masked_updates: bool
+) -> OutsideFederation:
     """Make the engine of a blueprint.
 
     Args:
         blueprint: Description of the training.
         exchange: Function that passes a task to the clients.
         masked_statistics: True if single clients' statistics are hidden from the server.
+        masked_updates: True if single clients' updates are hidden from the server while groups tune a network.
+
+    Raises:
+        InputError: If updates are to be masked, and no network is tuned.
     """
+    if blueprint.head is not None and blueprint.head.tuning is not None:
+        tuned = MaskedTunedOutsideStatistics if masked_statistics else TunedOutsideStatistics
+        return tuned(blueprint, exchange, masked_updates=masked_updates)
+    if masked_updates:
+        raise InputError(
+            "masked_updates=True needs clients that tune a network with sifu.LoopClient (features.tune): leave it out"
+        )
     if blueprint.head is None:
         return OutsideFederation(blueprint, exchange)
-    if blueprint.head.tuning is not None:
-        return (MaskedTunedOutsideStatistics if masked_statistics else TunedOutsideStatistics)(blueprint, exchange)
     return (MaskedOutsideStatistics if masked_statistics else OutsideStatistics)(blueprint, exchange)
 
 
@@ -156,9 +161,5 @@ def _read(reply: Any) -> tuple[Origin, Sent] | Reason:
 
 def _read_key(reply: Any) -> tuple[Origin, bytes] | Reason:
     """Return the origin of prepared statistics and the key of the round, or the reason why they are unreadable."""
-    origin = _origin(reply)
-    try:
-        key = bytes.fromhex(reply[KEY])
-    except (TypeError, KeyError, ValueError):
-        key = b""
-    return (origin, key) if origin is not None and len(key) == 32 else "not an array"
+    origin, key = _origin(reply), read_key(reply)
+    return "not an array" if origin is None or key is None else (origin, key)

@@ -13,6 +13,7 @@ import numpy as np
 from sifu.core.closed_form_engine import GroupNetwork, TunedEngine, recorded_blocks, recorded_fixed_point
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
+from sifu.core.operator_words import unmasked_setting
 from sifu.errors import InputError
 from sifu.run.run_view import RunView
 from sifu.store.history_tables import NodeRow, ParticipationRows
@@ -154,7 +155,7 @@ def refuse_small_groups(view: RunView) -> None:
         raise InputError(
             f"group {small[0]} has {len(members[small[0]])} of the {len(view.active)} clients, and a masked round "
             f"needs {least}: make a new run with fewer groups (groups.count is {view.spec.groups.count}), with more "
-            "clients, or with masked-updates = false"
+            f"clients, or with {unmasked_setting(view.spec.data.name, 'updates')}"
         )
 
 
