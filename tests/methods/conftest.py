@@ -1,0 +1,27 @@
+"""Runs of a federation whose groups tune a public network: one is trained a session, every test gets its own copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import sifu
+from run_tools import copy_run
+from tuned_runs import (
+    clients_of,
+    spec_of,
+)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read only: blocks, before any request."""
+    folder = tmp_path_factory.mktemp("tuned") / "run"
+    sifu.train(spec_of(), run=folder, clients=clients_of())
+    return folder
+
+
+@pytest.fixture
+def own(trained: Path, tmp_path: Path) -> Path:
+    return copy_run(trained, tmp_path / "own")
