@@ -8,10 +8,7 @@ import pytest
 
 import sifu
 from run_tools import copy_run
-from tuned_runs import (
-    clients_of,
-    spec_of,
-)
+from tuned_runs import clients_of, spec_of, without
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +22,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def own(trained: Path, tmp_path: Path) -> Path:
     return copy_run(trained, tmp_path / "own")
+
+
+@pytest.fixture(scope="session")
+def never(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read only: the same federation, in which client-003 never was."""
+    folder = tmp_path_factory.mktemp("tuned") / "never"
+    sifu.train(spec_of(), run=folder, clients=without(clients_of(), ["client-003"]))
+    return folder

@@ -12,20 +12,14 @@ import pytest
 import sifu
 from folder_values import places_that_differ
 from guessing import RANDOM
+from run_tools import copy_run
 from sifu.methods import closed_form
 from sifu.requests import certification
 from sifu.requests import erasure as statistics_erasure
 from sifu.run import group_training
 from sifu.run.group_state import available_backbones
 from sifu.store.reader import RunReader
-from tuned_runs import (
-    check,
-    clients_of,
-    groups_of,
-    open_own,
-    spec_of,
-    whole_sum,
-)
+from tuned_runs import check, clients_of, groups_of, open_own, spec_of, whole_sum
 
 
 def test_a_restored_backup_gives_up_what_went_through_the_network_of_a_forgotten_client(
@@ -57,6 +51,7 @@ def test_an_audit_makes_the_release_again_without_the_client_and_finds_a_hit_net
     """Mini-batches of those who stay are drawn for the numbers that they had with the client."""
     spec = spec_of(features={"tune": tune}, local={"batch": batch})
     run = sifu.train(spec, run=tmp_path / "run", clients=clients_of())
+    copy_run(tmp_path / "run", tmp_path / "control")
     run.forget(["client-003"], "gone")
     report = sifu.audit_run(run)
     (release,) = report.exact
@@ -66,7 +61,7 @@ def test_an_audit_makes_the_release_again_without_the_client_and_finds_a_hit_net
     # The negative control: the network of the hit group stays in the head.
     for module in (statistics_erasure, closed_form, certification):
         monkeypatch.setattr(module, "is_hit", lambda row, leaving: False)
-    control = sifu.train(spec, run=tmp_path / "control", clients=clients_of())
+    control = open_own(tmp_path / "control")
     control.forget(["client-003"], "gone")
     report = sifu.audit_run(control)
     assert not report.exact[0].same_model

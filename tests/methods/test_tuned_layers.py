@@ -16,15 +16,7 @@ from sifu.data.feature_maps.tuned_networks import TunedFeatures
 from sifu.run.group_state import available_backbones
 from sifu.store.reader import RunReader
 from sifu.theory.closed_form.blocks import drop
-from tuned_runs import (
-    blocks_of,
-    check,
-    clients_of,
-    groups_of,
-    spec_of,
-    whole_sum,
-    without,
-)
+from tuned_runs import blocks_of, check, clients_of, groups_of, spec_of, whole_sum, without
 
 
 def test_low_rank_adapters_of_linear_layers_are_all_that_is_tuned_sent_and_kept(tmp_path: Path) -> None:

@@ -17,14 +17,7 @@ from sifu.errors import InputError
 from sifu.run.clients_and_engine import engine_from_spec
 from sifu.run.group_state import available_backbones, use_backbones
 from sifu.store.reader import RunReader
-from tuned_runs import (
-    CLIENTS,
-    GROUPS,
-    clients_of,
-    groups_of,
-    spec_of,
-    without,
-)
+from tuned_runs import CLIENTS, GROUPS, clients_of, groups_of, spec_of, without
 
 
 def test_advice_compares_blocks_a_merge_and_the_frozen_network_on_the_same_rows() -> None:

@@ -20,12 +20,7 @@ from sifu.errors import InputError
 from sifu.run.clients_and_engine import engine_from_spec
 from sifu.store.reader import RunReader
 from sifu.theory.closed_form.blocks import Blocks
-from tuned_runs import (
-    clients_of,
-    open_own,
-    released,
-    spec_of,
-)
+from tuned_runs import clients_of, open_own, released, spec_of
 
 
 @pytest.mark.parametrize(

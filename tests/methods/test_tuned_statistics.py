@@ -16,18 +16,7 @@ from sifu.store.files import SALT_BYTES
 from sifu.store.reader import RunReader
 from sifu.theory.closed_form.blocks import Part, drop, parts_through, words_of_part
 from sifu.theory.merging import group_of
-from tuned_runs import (
-    CLIENTS,
-    GROUPS,
-    blocks_of,
-    check,
-    clients_of,
-    groups_of,
-    open_own,
-    spec_of,
-    whole_sum,
-    without,
-)
+from tuned_runs import CLIENTS, GROUPS, blocks_of, check, clients_of, groups_of, open_own, spec_of, whole_sum, without
 
 
 @pytest.fixture(params=["rows", "statistics"])
@@ -81,7 +70,9 @@ def test_rows_and_statistics_give_the_same_sum(tmp_path: Path, monkeypatch: pyte
         assert sums[True] == sums[False]
 
 
-def test_a_client_with_kept_statistics_goes_on_sending_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_with_kept_statistics_goes_on_sending_them(
+    never: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run from before rows: a rebuilt network adds parts of the form that is there."""
     folder = tmp_path / "old"
     monkeypatch.setattr(embedded_heads, "rows_are_smaller", lambda fixed, samples: False)
@@ -91,13 +82,12 @@ def test_a_client_with_kept_statistics_goes_on_sending_them(tmp_path: Path, monk
     run.forget(["client-003"], "gone")
     assert run.rebuild() == 1
     check(folder)
-    never = sifu.train(spec_of(), run=tmp_path / "never", clients=without(clients_of(), ["client-003"]))
-    assert whole_sum(folder) == whole_sum(never.folder)
+    assert whole_sum(folder) == whole_sum(never)
     with RunReader(folder) as reader:
         assert not any(row.is_rows for row in reader.statistics().values())
 
 
-def test_a_rebuilt_group_comes_back_with_one_round_of_statistics(form: str, tmp_path: Path) -> None:
+def test_a_rebuilt_group_comes_back_with_one_round_of_statistics(never: Path, form: str, tmp_path: Path) -> None:
     own = tmp_path / "own"
     run = sifu.train(spec_of(), run=own, clients=clients_of())
     run.forget(["client-003"], "gone")
@@ -119,8 +109,6 @@ def test_a_rebuilt_group_comes_back_with_one_round_of_statistics(form: str, tmp_
     samples = sum(len(client.y) for client in without(clients_of(), ["client-003"]))
     expected = 4 * blocks_of(own).block * samples if form == "rows" else 8 * sent * (CLIENTS - 1)
     assert (solve["asked"], solve["bytes_sent"]) == (CLIENTS - 1, expected)
-    never = tmp_path / "never"
-    sifu.train(spec_of(), run=never, clients=without(clients_of(), ["client-003"]))
     # Nothing but the place of its rounds tells a rebuilt network from one that never held the client.
     assert whole_sum(own) == whole_sum(never)
     (outcome,) = run.forget(["client-004"], "next")
