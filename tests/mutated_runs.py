@@ -204,7 +204,7 @@ def masked(folder: Path) -> Path:
     """Make a run with masked rounds on Flower's messages, and a request filed while the server ran."""
     sys.path.insert(0, str(Path(__file__).parent / "engines" / "flower"))
     from flower_federation import small_spec as flower_spec
-    from test_flower_runs import Federation
+    from served_runs import Federation
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     spec = flower_spec(stop={"max_rounds": 4, "target": 0.0})

@@ -3,84 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flower_federation import HASTY, both_engines, small_spec
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message
-from test_flower_runs import Federation, new_key
+from flower_federation import small_spec
+from flower_heads import NODE, embedded_sum, head_of, head_spec, kept_sum, last_solve, sound, unless
+from flwr.app import ArrayRecord
+from served_runs import Federation, new_key
 
 import sifu
 import sifu_verifier
-from sifu.core.certificate_words import words_of
-from sifu.core.closed_form_engine import recorded_fixed_point
-from sifu.core.engine import Position
 from sifu.core.spec import Spec
 from sifu.engines.flower.client import client_app
 from sifu.engines.flower.ready import ReadyClient
 from sifu.engines.flower.wire import (
-    ARRAYS,
-    CONFIG,
-    FEATURES,
-    MASKED,
     PREPARE_STATISTICS,
-    ROW_FEATURES,
     SEND_MASKED_STATISTICS,
     STATISTICS,
-    WORDS,
 )
-from sifu.engines.sim import embedded_heads
-from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
+from sifu.errors import InputError
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file
-from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
+from sifu.run.clients_and_engine import clients_from_spec
 from sifu.store.reader import RunReader
-from sifu.store.statistics_files import read_statistics
-from sifu.theory.closed_form import Rows, Statistics, total
-from sifu.theory.facts import MASKED_STATISTICS
-
-PLACE = Position(0, 0)
-
-
-def head_spec(**sections: Any) -> Spec:
-    """Return a spec of eight clients with a few digits each and a head on random features."""
-    usual: dict[str, Any] = {
-        "model": {"kind": "ridge", "outputs": 10},
-        "features": {"kind": "random_fourier", "count": 16, "bandwidth": 3.0},
-        "server": {"rejected": "reply"},
-        "data": {"preprocessing": "fixed"},
-    }
-    return small_spec(**(usual | sections))
-
-
-def kept_sum(folder: Path) -> Statistics:
-    with RunReader(folder) as reader:
-        row = next(row for row in reader.statistics().values() if row.is_sum)
-        return read_statistics(folder, row, recorded_fixed_point(Spec.from_mapping(reader.spec), reader.layout))
-
-
-def head_of(folder: Path) -> np.ndarray:
-    with RunReader(folder) as reader:
-        return reader.load_model(reader.tip)
-
-
-def last_solve(folder: Path) -> dict[str, Any]:
-    with RunReader(folder) as reader:
-        return [event.content["solve"] for event in reader.events() if "solve" in event.content][-1]
-
-
-def embedded_sum(spec: Spec, clients: list[Any]) -> Statistics:
-    """Return the sum over these clients on the embedded engine."""
-    engine, _ = engine_from_spec(spec, clients)
-    return total(engine.fixed, (sent for _, sent in engine.collect(range(len(clients)), PLACE)))  # type: ignore
-
-
-def sound(folder: Path) -> None:
-    assert sifu.open_run(folder).verify().problems == []
-    assert sifu_verifier.verify(folder) == []
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -127,247 +74,6 @@ def test_forgetting_leaves_the_bits_of_a_federation_that_never_had_the_client(
     staying = [client for client in fed.data if client.name not in names]
     assert kept_sum(fed.run_folder).digest() == embedded_sum(fed.spec, staying).digest()
     sound(fed.run_folder)
-
-
-def test_the_server_of_masked_statistics_never_holds_anybodys_own(tmp_path: Path) -> None:
-    spec = head_spec()
-    fed = Federation(tmp_path, spec)
-    fed.serve()
-    engine, _ = engine_from_spec(spec, fed.data)
-    own = [total(engine.fixed, [sent]).words for _, sent in engine.collect(range(8), PLACE)]  # type: ignore[union-attr]
-    masked = [
-        message.content[ARRAYS][MASKED].numpy()
-        for message in fed.grid.received
-        if ARRAYS in message.content and MASKED in message.content[ARRAYS]
-    ]
-    assert len(masked) == 8
-    for words in own:
-        for sent in masked:
-            # Uniform words agree with a client's own nowhere, or next to it.
-            assert np.count_nonzero(sent[:-1].view(np.int64) == words) < 3
-    # All of them together, and nothing less, are the sum.
-    whole = np.sum(masked, axis=0, dtype=np.uint64).view(np.int64)
-    np.testing.assert_array_equal(whole[:-1], np.sum(own, axis=0))
-    assert whole[-1] == 8
-    fewer = np.sum(masked[:-1], axis=0, dtype=np.uint64).view(np.int64)
-    assert np.count_nonzero(fewer[:-1] == np.sum(own[:-1], axis=0)) < 3
-
-
-def flower_engine(masked: bool = True, **sections: Any) -> tuple[Any, Any, Any]:
-    return both_engines(head_spec(**sections), HASTY, masked_statistics=masked)
-
-
-NODE = {client: 9000 - 7 * client for client in range(8)}
-
-
-def unless(kind: str, grid: Any) -> Callable[[Message], Message | None]:
-    """Return a node that never answers messages of a kind."""
-    return lambda message: None if message.metadata.message_type == kind else grid.answer(message)
-
-
-@pytest.mark.parametrize("lost", [PREPARE_STATISTICS, SEND_MASKED_STATISTICS])
-def test_a_masked_sum_is_done_again_without_whoever_goes_missing(lost: str) -> None:
-    embedded, flower, grid = flower_engine()
-    grid.trouble[NODE[3]] = unless(lost, grid)
-    result = flower.collect_sum(range(8), PLACE)
-    staying = [0, 1, 2, 4, 5, 6, 7]
-    assert result.clients == tuple(staying)
-    parts = dict(embedded.collect(range(8), PLACE))
-    assert result.statistics == total(flower.fixed, (parts[client] for client in staying))
-    assert result.sent == (14 if lost == SEND_MASKED_STATISTICS else 7)
-    incidents = flower.take_incidents()
-    assert "client-003" in {incident.client for incident in incidents}
-    again = [incident.what for incident in incidents if not incident.client]
-    assert again == (
-        ["7 of 8 masked statistics came: the sum is done again without the others"]
-        if lost == SEND_MASKED_STATISTICS
-        else []
-    )
-
-
-def test_statistics_are_computed_once_for_a_sum_that_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, flower, grid = flower_engine()
-    computed: list[str] = []
-    honest = ReadyClient.statistics
-
-    def counted(self: ReadyClient, instruction: Any) -> Any:
-        computed.append(self.name)
-        return honest(self, instruction)
-
-    monkeypatch.setattr(ReadyClient, "statistics", counted)
-    grid.trouble[NODE[3]] = unless(SEND_MASKED_STATISTICS, grid)
-    flower.collect_sum(range(8), PLACE)
-    assert len(computed) == 8
-    flower.collect_sum([0, 1, 2], Position(0, 1))  # another round: what a client has may be other data by now
-    assert len(computed) == 11
-
-
-def test_too_few_for_a_masked_sum_is_said(tmp_path: Path) -> None:
-    _, flower, grid = flower_engine()
-    for client in range(2, 8):
-        del grid.apps[NODE[client]]
-    with pytest.raises(NoClientResponseError, match="needs 3 clients"):
-        flower.collect_sum(range(8), PLACE)
-
-
-def test_a_client_tells_its_masked_statistics_once_for_a_key() -> None:
-    _, flower, grid = flower_engine()
-    flower.collect_sum(range(8), PLACE)
-    sent = [message for message in grid.sent if message.metadata.message_type == SEND_MASKED_STATISTICS]
-    assert "already sent" in grid.answer(sent[0]).error.reason
-    grid.contexts.clear()
-    assert "restarted" in grid.answer(sent[1]).error.reason
-
-
-def changed(grid: Any, change: Callable[[Message], None], kind: str) -> Callable[[Message], Message]:
-    """Return a node whose answers to a kind of message are changed."""
-
-    def answer(message: Message) -> Message:
-        reply = grid.answer(message)
-        if message.metadata.message_type == kind:
-            change(reply)
-        return reply
-
-    return answer
-
-
-def words_changed(change: Callable[[np.ndarray], np.ndarray], name: str = WORDS) -> Callable[[Message], None]:
-    def edit(reply: Message) -> None:
-        words = reply.content[ARRAYS][name].numpy().copy()
-        reply.content[ARRAYS] = ArrayRecord({name: Array(change(words))})
-
-    return edit
-
-
-@pytest.fixture
-def in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let clients send statistics where rows would be smaller, as those of earlier versions do."""
-    monkeypatch.setattr(embedded_heads, "rows_are_smaller", lambda fixed, samples: False)
-
-
-def rows_changed(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Message], None]:
-    def edit(reply: Message) -> None:
-        arrays = {name: array.numpy().copy() for name, array in reply.content[ARRAYS].items()}
-        arrays[ROW_FEATURES] = change(arrays[ROW_FEATURES])
-        reply.content[ARRAYS] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
-
-    return edit
-
-
-def longer(features: np.ndarray) -> np.ndarray:
-    features[0] = 1 << 24
-    return features
-
-
-def another_map(reply: Message) -> None:
-    reply.content[CONFIG] = ConfigRecord({**reply.content[CONFIG], FEATURES: "0" * 64})
-
-
-def first_is_negative(words: np.ndarray) -> np.ndarray:
-    words[0] = -1
-    return words
-
-
-def one_sample_more(words: np.ndarray) -> np.ndarray:
-    words[-2] += 1
-    return words
-
-
-@pytest.mark.parametrize(
-    ("reason", "change"),
-    [
-        ("impossible statistics", words_changed(first_is_negative)),
-        ("wrong samples", words_changed(one_sample_more)),
-        ("wrong shape", words_changed(lambda words: words[:-1])),
-        ("another feature map", another_map),
-    ],
-)
-@pytest.mark.usefixtures("in_words")
-def test_statistics_that_cannot_be_are_refused_and_named(tmp_path: Path, reason: str, change: Any) -> None:
-    check_refused(tmp_path, reason, change)
-
-
-@pytest.mark.parametrize(
-    ("reason", "change"),
-    [
-        ("impossible statistics", rows_changed(longer)),
-        ("wrong shape", rows_changed(lambda features: features[:, :-1])),
-        ("wrong shape", rows_changed(lambda features: features[:-1])),
-        ("wrong shape", rows_changed(lambda features: np.array(features[0, 0]))),
-        ("wrong shape", rows_changed(lambda features: features.astype(np.float64))),
-        ("another feature map", another_map),
-    ],
-)
-def test_rows_that_cannot_be_are_refused_and_named(tmp_path: Path, reason: str, change: Any) -> None:
-    check_refused(tmp_path, reason, change)
-
-
-def test_rows_and_words_from_different_nodes_give_the_sum_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, flower, _ = flower_engine(masked=False)
-    rows = dict(flower.collect(range(8), PLACE))
-    monkeypatch.setattr(embedded_heads, "rows_are_smaller", lambda fixed, samples: False)
-    words = dict(flower.collect(range(8), PLACE))
-    assert all(isinstance(sent, Rows) for sent in rows.values())
-    assert all(isinstance(sent, Statistics) for sent in words.values())
-    mixed = [(rows if client % 2 else words)[client] for client in range(8)]
-    assert total(flower.fixed, mixed).digest() == total(flower.fixed, words.values()).digest()
-
-
-def check_refused(tmp_path: Path, reason: str, change: Any) -> None:
-    fed = Federation(tmp_path, head_spec(), masked_statistics=False)
-    fed.grid.trouble[NODE[4]] = changed(fed.grid, change, STATISTICS)
-    fed.serve()
-    with RunReader(fed.run_folder) as reader:
-        assert [(row.client, row.reason, row.left_out) for row in reader.rejections()] == [("client-004", reason, True)]
-    others = [client for client in fed.data if client.name != "client-004"]
-    assert kept_sum(fed.run_folder).digest() == embedded_sum(fed.spec, others).digest()
-    sound(fed.run_folder)
-
-
-@pytest.mark.usefixtures("in_words")
-def test_a_reply_without_whole_numbers_is_no_answer(tmp_path: Path) -> None:
-    _, flower, grid = flower_engine(masked=False)
-    grid.trouble[NODE[4]] = changed(grid, words_changed(lambda words: words.astype(np.float64)), STATISTICS)
-    answers = dict(flower.collect(range(8), PLACE))
-    assert [client for client, sent in answers.items() if sent is None] == [4]
-    assert any("not whole numbers" in incident.what for incident in flower.take_incidents())
-
-
-def test_a_masked_client_with_another_map_is_refused_before_it_sends(tmp_path: Path) -> None:
-    fed = Federation(tmp_path, head_spec())
-    fed.grid.trouble[NODE[4]] = changed(fed.grid, another_map, PREPARE_STATISTICS)
-    fed.serve()
-    with RunReader(fed.run_folder) as reader:
-        assert [(row.client, row.reason) for row in reader.rejections()] == [("client-004", "another feature map")]
-    sound(fed.run_folder)
-
-
-@pytest.mark.usefixtures("in_words")
-def test_a_masked_sum_that_no_data_can_have_is_refused_whole(tmp_path: Path) -> None:
-    fed = Federation(tmp_path, head_spec())
-
-    def add(words: np.ndarray) -> np.ndarray:
-        words[0] += np.uint64(1)  # an odd square of an even sum, or the other way round
-        return words
-
-    fed.grid.trouble[NODE[4]] = changed(fed.grid, words_changed(add, MASKED), SEND_MASKED_STATISTICS)
-    with pytest.raises(RoundRejectedError, match="the sum of the masked statistics of 8 clients is refused"):
-        fed.serve()
-    # In the clear the same run finds out who it was.
-    fed.grid.trouble[NODE[4]] = changed(fed.grid, words_changed(first_is_negative), STATISTICS)
-    fed.settings = type(fed.settings)(**(vars(fed.settings) | {"masked_statistics": False}))
-    fed.serve()
-    with RunReader(fed.run_folder) as reader:
-        assert [row.client for row in reader.rejections()] == ["client-004"]
-    sound(fed.run_folder)
-
-
-def test_masks_cannot_be_put_on_later(tmp_path: Path) -> None:
-    fed = Federation(tmp_path, head_spec(), masked_statistics=False)
-    fed.serve()
-    fed.settings = type(fed.settings)(**(vars(fed.settings) | {"masked_statistics": True}))
-    with pytest.raises(InputError, match="same min-replies, masked-updates and masked-statistics"):
-        fed.serve()
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -434,53 +140,6 @@ def test_joining_and_leaving_give_the_bits_of_those_who_are_there(tmp_path: Path
     assert fed.serve() == ["gone"]
     staying = [client for client in fed.data if client is not lost]
     assert kept_sum(fed.run_folder).digest() == embedded_sum(fed.spec, [*staying, left]).digest()
-    sound(fed.run_folder)
-
-
-def test_the_certificate_says_that_masked_statistics_were_not_checked_one_by_one(tmp_path: Path) -> None:
-    texts = {}
-    for masked in (True, False):
-        fed = Federation(tmp_path / str(masked), head_spec(), masked_statistics=masked)
-        fed.serve()
-        sifu.open_run(fed.run_folder).request([fed.data[0].name], "one")
-        fed.serve()
-        body = sifu.open_run(fed.run_folder).certificate("one").body
-        assert body["level"] == "exact"
-        (texts[masked],) = [premise.statement for premise in words_of(body).premises if premise.name == "statistics"]
-        with RunReader(fed.run_folder) as reader:
-            assert (MASKED_STATISTICS in reader.facts["outside"]) == masked
-    assert "could not be checked" in texts[True]
-    assert texts[False].startswith("Statistics that no data can have were refused")
-
-
-def test_a_client_that_masks_only_sends_nothing_in_the_clear() -> None:
-    _, flower, grid = flower_engine(masked=False)
-    data = ReadyClient("client-000", np.zeros((2, 64)), np.array([0, 1]))
-    grid.apps[NODE[0]] = client_app(lambda context: data, masked_only=True)
-    answers = dict(flower.collect(range(8), PLACE))
-    assert answers[0] is None
-    assert any("masked statistics only" in incident.what for incident in flower.take_incidents())
-
-
-def test_more_samples_than_sums_have_room_for_are_refused_first() -> None:
-    with pytest.raises(InputError, match="exact for at most"):
-        flower_engine(
-            ridge={"feature_bits": 22},
-            features={"kind": "none", "norm": 22.0},
-            data={"samples_per_client": 150, "preprocessing": "fixed"},
-        )
-
-
-def test_with_fewer_than_three_left_a_run_goes_on_in_the_clear(tmp_path: Path) -> None:
-    fed = Federation(tmp_path, head_spec(data={"clients": 3, "preprocessing": "fixed"}))
-    fed.serve()
-    sifu.open_run(fed.run_folder).request([fed.data[0].name], "one")
-    with pytest.raises(NoClientResponseError, match="masked-statistics = false"):
-        fed.serve()
-    sound(fed.run_folder)
-    fed.settings = type(fed.settings)(**(vars(fed.settings) | {"masked_statistics": False}))
-    assert fed.serve() == ["one"]
-    assert kept_sum(fed.run_folder).digest() == embedded_sum(fed.spec, fed.data[1:]).digest()
     sound(fed.run_folder)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from deployment import Deployment, make_node_key
-from test_flower_closed_form import embedded_sum, kept_sum
+from flower_heads import embedded_sum, kept_sum
 from test_flower_deployment import SERVER, admit, check, finish, new_app, query, started, statuses
 
 from sifu.core.spec import Spec, commented_toml

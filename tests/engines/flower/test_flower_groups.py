@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flower_federation import HASTY, both_engines, small_spec
-from test_flower_runs import Federation
+from served_runs import Federation
 
 import sifu
 from sifu.core.engine import Position, run_group_rounds

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_grid import MemoryGrid, lost
-from test_flower_runs import SPEC, Federation, psi_of
+from served_runs import SPEC, Federation, psi_of
 
 import sifu
 from sifu.core.engine import Position

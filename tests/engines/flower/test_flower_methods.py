@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flower_federation import small_spec
-from test_flower_runs import Federation
+from served_runs import Federation
 
 import sifu
 from sifu.methods.registry import METHODS

@@ -17,10 +17,10 @@ from flower_federation import HASTY, small_spec
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from memory_grid import MemoryGrid
+from served_runs import new_key
 from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss
-from test_flower_runs import new_key
 from torch import nn
 
 import sifu

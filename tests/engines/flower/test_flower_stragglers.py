@@ -10,7 +10,7 @@ import pytest
 from flower_federation import HASTY, both_engines, everyone, small_spec
 from flwr.app import Error, Message
 from memory_grid import MemoryGrid
-from test_flower_runs import Federation
+from served_runs import Federation
 
 import sifu
 from sifu.core.certificate_words import words_of

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from flower_federation import HASTY, small_spec
+from flower_heads import head_of, kept_sum, last_solve, sound
 from flwr.app import Array, ArrayRecord, Message
-from test_flower_closed_form import head_of, kept_sum, last_solve, sound
-from test_flower_runs import Federation, new_key
+from served_runs import Federation, new_key
 from texts.small_model import save_text_model
 
 import public_backbone
