@@ -92,8 +92,8 @@ def check_share(run: Run, clients: Sequence[str]) -> None:
         held = (held | named | set(view.names_now(list(clients)))) & there
     if 2 * len(held) > len(there):
         raise InputError(
-            "this request would exclude more than half of the clients from training without any approval: have "
-            "earlier requests approved first, or ask an operator to file it"
+            "requests without approval would then name more than half of the clients: have earlier requests approved "
+            "first, or ask an operator to file this one"
         )
 
 

@@ -51,5 +51,5 @@ def check_models(run: RunFolder) -> None:
             elif math.isinf(row["noise_std"]):
                 continue  # section 6e: erased
             elif row["kind"] == "noise":
-                low, high = (row["noise_std"] * (math.sqrt(vector.size) + z) for z in (-6, 6))
+                low, high = (row["noise_std"] * (math.sqrt(vector.size) + z) for z in (-8, 8))
             run.check(low - slack <= moved <= high + slack, f"node {node}: moved by {moved}, not {low} to {high}")
