@@ -1,4 +1,4 @@
-"""Small federations whose groups tune a public network separately, and what a run of one holds."""
+"""Small federations whose groups tune a public network separately, and readers of their runs."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_an_accuracy_of_an_earlier_round_names_the_round(service: Any) -> None:
 
 
 def test_a_head_that_was_not_measured_shows_no_earlier_figures(tmp_path: Path) -> None:
-    """A release from kept statistics reads no data: the figures of the head before it are not those of the new one."""
+    """A release from kept statistics is not evaluated, so the previous accuracy must not be shown for it."""
     generator = np.random.default_rng(6)
     data = {"client": np.repeat([f"site-{n}" for n in range(5)], 9)}
     np.savez(tmp_path / "rows.npz", x=generator.normal(size=(45, 4)), y=generator.integers(0, 2, 45), **data)

@@ -1,4 +1,4 @@
-"""Runs of a federation whose groups tune a public network: one is trained a session, every test gets its own copy."""
+"""Runs whose groups tune a public network, trained once per session; tests that change a run get a copy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuned_runs import clients_of, spec_of, without
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read only: blocks, before any request."""
+    """Return a run with blocks, before any request; tests only read it."""
     folder = tmp_path_factory.mktemp("tuned") / "run"
     sifu.train(spec_of(), run=folder, clients=clients_of())
     return folder
@@ -26,7 +26,7 @@ def own(trained: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def never(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read only: the same federation, in which client-003 never was."""
+    """Return a run of the same federation without client-003; tests only read it."""
     folder = tmp_path_factory.mktemp("tuned") / "never"
     sifu.train(spec_of(), run=folder, clients=without(clients_of(), ["client-003"]))
     return folder

@@ -1,4 +1,4 @@
-"""Audits, purges and backups of runs with tuned networks: nothing of a hit network is left."""
+"""Audits, purges and backups of runs with tuned networks: nothing is left of the network of a hit group."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_restored_backup_gives_up_what_went_through_the_network_of_a_forgotten
 def test_an_audit_makes_the_release_again_without_the_client_and_finds_a_hit_network(
     tmp_path: Path, tune: str, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mini-batches of those who stay are drawn for the numbers that they had with the client."""
+    """The audit keeps the numbers of the remaining clients, so it draws the same mini-batches."""
     spec = spec_of(features={"tune": tune}, local={"batch": batch})
     run = sifu.train(spec, run=tmp_path / "run", clients=clients_of())
     copy_run(tmp_path / "run", tmp_path / "control")
@@ -58,7 +58,7 @@ def test_an_audit_makes_the_release_again_without_the_client_and_finds_a_hit_net
     assert release.same_model
     assert (release.sum_without is not None, release.same_sum) == (True, True)
     assert report.contradictions == ()
-    # The negative control: the network of the hit group stays in the head.
+    # Negative control: the network of the hit group stays in the head.
     for module in (statistics_erasure, closed_form, certification):
         monkeypatch.setattr(module, "is_hit", lambda row, leaving: False)
     control = open_own(tmp_path / "control")
@@ -69,7 +69,7 @@ def test_an_audit_makes_the_release_again_without_the_client_and_finds_a_hit_net
 
 
 def test_a_purged_run_is_audited_as_before(tmp_path: Path) -> None:
-    """The rate at which groups tune was not recomputed, though the head's record knows no rate."""
+    """The groups' learning rate must not count as recomputed, although the record of the head contains none."""
     spec = spec_of(privacy={"noise": "system"})
     run = sifu.train(spec, run=tmp_path / "run", clients=clients_of())
     run.forget(["client-003"], "gone")
@@ -81,10 +81,8 @@ def test_a_purged_run_is_audited_as_before(tmp_path: Path) -> None:
 def test_a_purged_run_holds_nothing_that_differs_with_a_record_of_the_forgotten(
     tmp_path: Path, tune: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The network of its group is erased, and no figure of the separate rounds stays behind."""
-    monkeypatch.setattr(
-        group_training, "COMMIT_SECONDS", 1e9
-    )  # as many models of groups in both the run and its counterfactual
+    """The network of its group is erased, with all numbers of the separate rounds."""
+    monkeypatch.setattr(group_training, "COMMIT_SECONDS", 1e9)  # both runs keep the same number of group models
     folders = [tmp_path / name for name in ("one-label", "another")]
     for label, folder in enumerate(folders):
         clients = clients_of()

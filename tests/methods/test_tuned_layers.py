@@ -1,4 +1,4 @@
-"""Layers and adapters of a public network that groups tune: nothing else is sent or kept."""
+"""Groups that tune layers or adapters of a public network: nothing else is sent or kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_low_rank_adapters_of_linear_layers_are_all_that_is_tuned_sent_and_kept(
     with RunReader(tmp_path / "run") as reader:
         assert reader.group_layout.size == 2 * (36 + 12) + 12 * 3 + 3
         tuned = [reader.load_model(row.node) for row in available_backbones(reader)]
-    assert all(np.any(vector[2 * 36 : 2 * (36 + 12)]) for vector in tuned)  # B of B A x was zero
+    assert all(np.any(vector[2 * 36 : 2 * (36 + 12)]) for vector in tuned)  # B in B A x started at zero
     (outcome,) = run.forget(["client-003"], "gone")
     assert (outcome.level, outcome.cost.rounds) == ("exact", 0)
     sifu.train(spec, run=tmp_path / "never", clients=without(clients_of(), ["client-003"]))
@@ -39,7 +39,7 @@ def test_low_rank_adapters_of_linear_layers_are_all_that_is_tuned_sent_and_kept(
 
 
 def test_adapters_of_an_own_module_are_all_that_is_tuned_sent_and_kept(tmp_path: Path) -> None:
-    """Low-rank adapters on a linear layer, named in `trainable`."""
+    """The low-rank adapters on a linear layer are named in `trainable`."""
     sifu.allow_code("public_backbone:make_with_adapter")
     features = {"module": "public_backbone:make_with_adapter", "trainable": "4.down, 4.up"}
     run = sifu.train(spec_of(features=features), run=tmp_path / "run", clients=clients_of())

@@ -1,4 +1,4 @@
-"""Models on tuned networks as people use them: exports, accuracy, advice, status and the example."""
+"""Use of models on tuned networks: exports, accuracy, advice, status and the example."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_the_accuracy_after_striking_takes_no_network_where_features_were_kept(o
         use_backbones(engine, reader, backbones)
         whole = engine.evaluate(model, everyone)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(TunedFeatures, "__call__", None)  # no features are computed
+            patch.setattr(TunedFeatures, "__call__", None)  # computing features would raise an error
             use_backbones(engine, reader, backbones[1:])
             dropped = engine.evaluate(model, everyone)
         fresh: Any = engine_from_spec(Spec.from_mapping(spec_of()), clients_of())[0]
         use_backbones(fresh, reader, backbones[1:])
         assert np.array_equal(dropped.loss_sum, fresh.evaluate(model, everyone).loss_sum)
         assert np.all(dropped.loss_sum != whole.loss_sum)
-        use_backbones(engine, reader, backbones)  # a network that came back is one to run again
+        use_backbones(engine, reader, backbones)  # the features of a network that comes back are computed again
         assert np.array_equal(engine.evaluate(model, everyone).loss_sum, whole.loss_sum)
 
 

@@ -1,4 +1,4 @@
-"""Groups tune a public network separately, a head in closed form joins them: forgetting drops, subtracts and solves."""
+"""Groups that tune a public network separately under a closed-form head: forgetting drops blocks and solves again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_forgetting_takes_no_round_and_both_worlds_are_the_same_bits(
     (outcome,) = open_own(own).forget(leavers, "gone")
     assert (outcome.level, outcome.cost.rounds, outcome.cost.bytes_sent) == ("exact", 0, 0)
     check(own)
-    # A federation in which they never were, of fewer clients and with a separate backbone for every group.
+    # The same federation trained without them.
     never = tmp_path / "never"
     sifu.train(spec_of(), run=never, clients=without(clients_of(), leavers))
     hit = groups_of(own, leavers)
@@ -57,7 +57,7 @@ def test_forgetting_takes_no_round_and_both_worlds_are_the_same_bits(
     assert whole_sum(own) == expected
     places = blocks_of(own).left(set(range(GROUPS)) - hit)
     assert np.array_equal(released(own), head_at(expected, places, 0.01).weights.ravel())
-    assert np.any(whole_sum(never).gram != expected.gram)  # a hit group has a network in the counterfactual, too
+    assert np.any(whole_sum(never).gram != expected.gram)  # the counterfactual run has a network for a hit group, too
 
 
 def test_mini_batches_are_those_of_the_other_world_for_a_client_that_came_last(tmp_path: Path) -> None:
@@ -77,14 +77,14 @@ def test_a_sequence_ends_with_the_public_network_alone(own: Path, tmp_path: Path
         hit = groups_of(own, gone)
         left = whole_sum(own)
         assert {group for group in range(GROUPS) if is_dropped(left, blocks, group)} == hit
-    assert groups_of(own, gone) == set(range(GROUPS))  # else this shows nothing
+    assert groups_of(own, gone) == set(range(GROUPS))  # every network was dropped
     check(own)
     weights = released(own).reshape(blocks.features + 1, 3)
     assert not np.any(weights[blocks.frozen : -1])
     never = tmp_path / "never"
     sifu.train(spec_of(), run=never, clients=without(clients_of(), gone))
     assert whole_sum(own) == drop(whole_sum(never), blocks, range(GROUPS))
-    # The head of a network that was never tuned, with the same rule for lambda: bit for bit.
+    # Bit for bit the head of a network that was never tuned, with the same rule for lambda.
     frozen = spec_of(features={"tune": "none", "block": 400})
     del frozen["groups"]
     sifu.train(frozen, run=tmp_path / "frozen", clients=without(clients_of(), gone))
@@ -102,7 +102,7 @@ def test_nothing_that_went_through_the_network_of_a_hit_group_stays_on_disk(own:
         assert hit not in {row.grp for row in available_backbones(reader)}
     assert {path.name for path in (own / "statistics").iterdir()} == rows.keys()
     assert is_dropped(whole_sum(own), blocks_of(own), hit)
-    # What did not go through that network stays as it was: no client's file is written again.
+    # Files of parts that did not go through that network stay unchanged.
     clean = {f for f, row in before.items() if not row.is_sum and hit not in (row.part or ()) and row.clients != (3,)}
     assert {file for file, row in rows.items() if not row.is_sum} == clean
     assert all(rows[file] == before[file] for file in clean)
@@ -151,7 +151,7 @@ def test_a_merge_without_the_hit_group_takes_one_round_and_both_worlds_are_the_s
         use_backbones(engine, reader, left)
     expected = total(engine.fixed, [engine.sent_by(client) for client in range(len(others))])
     assert whole_sum(tmp_path / "run") == expected
-    assert whole_sum(tmp_path / "never") != expected  # the hit group's network is in the merge there
+    assert whole_sum(tmp_path / "never") != expected  # there the merge includes the network of the hit group
 
 
 def test_control_a_hit_block_left_in_is_caught(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_control_statistics_of_the_leaver_left_in_are_caught(own: Path, monkeypa
 def test_control_networks_that_are_tuned_together_are_told_from_the_other_world(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If every group trains on everyone's data, groups that a leaver was never in still hold its data."""
+    """If every group trains on the data of all clients, groups without the leaver hold its data: the sums differ."""
     separate = group_training.stream_group_rounds
 
     def together(engine: Any, models: Any, position: Any, groups: Sequence[np.ndarray], wanted: Any) -> Any:

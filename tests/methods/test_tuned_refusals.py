@@ -1,4 +1,4 @@
-"""Specs, engines, networks and earlier runs that cannot be tuned: refused in a sentence."""
+"""Specs, engines, networks and runs of earlier versions that are refused for tuning, each with a clear message."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def test_an_engine_that_cannot_tune_is_refused_before_anything_is_written(tmp_pa
 
 @pytest.mark.parametrize("tune", ["blocks", "merge"])
 def test_a_network_that_remembers_samples_in_evaluation_is_refused(tmp_path: Path, tune: str) -> None:
-    """Its features of those who stay would hold the client that left."""
+    """The features that it computes for remaining clients would hold data of the forgotten client."""
     sifu.allow_code("public_backbone:make_remembering")
-    clients = [replace(client, x=client.x + 1.0) for client in clients_of()]  # larger than any drawn probe
+    clients = [replace(client, x=client.x + 1.0) for client in clients_of()]  # probe samples are smaller
     with pytest.raises(
         InputError,
         match=r"the feature module('s output .* depends on other samples| no longer gives the same features)",
@@ -82,7 +82,7 @@ def test_a_network_that_cannot_be_tuned_is_refused_in_a_sentence(tmp_path: Path,
 
 @pytest.mark.parametrize("tune", ["blocks", "merge"])
 def test_a_run_of_an_earlier_version_is_refused_by_name_and_stays_as_it_is(tmp_path: Path, tune: str) -> None:
-    """Before, a sample with all its parts had the length of features.norm; now each part has it."""
+    """Earlier, features.norm was the length of a sample over all its parts; now it is the length of each part."""
     init = TunedFeatures.__init__
 
     def earlier(

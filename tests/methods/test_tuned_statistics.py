@@ -1,4 +1,4 @@
-"""Statistics of clients through tuned networks: sent and kept as rows or sums, and sent again by those who stay."""
+"""Client statistics through tuned networks: sent and kept as rows or sums, and sent again by remaining clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 def test_a_part_holds_no_number_that_went_through_another_network(form: str, tmp_path: Path) -> None:
-    """Two federations whose group 0 has other data: every part that does not name it has the same numbers."""
+    """In two federations that differ only in the data of group 0, only the parts that name group 0 differ."""
     clients, trained = clients_of(), tmp_path / "run"
     sifu.train(spec_of(), run=trained, clients=clients)
     key = RunReader(trained).value("group_key")
@@ -49,7 +49,7 @@ def test_a_part_holds_no_number_that_went_through_another_network(form: str, tmp
 
 
 def test_rows_and_statistics_give_the_same_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through training, a request, a rebuilt network and another request, in blocks and whole."""
+    """The sums agree after training, a request, a rebuilt network and another request, in blocks and in a merge."""
     for tune in ("blocks", "merge"):
         sums: dict[bool, list[str]] = {}
         for rows in (True, False):
@@ -73,7 +73,7 @@ def test_rows_and_statistics_give_the_same_sum(tmp_path: Path, monkeypatch: pyte
 def test_a_client_with_kept_statistics_goes_on_sending_them(
     never: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run from before rows: a rebuilt network adds parts of the form that is there."""
+    """In a run from before rows existed, a rebuilt network adds statistics, the form already kept."""
     folder = tmp_path / "old"
     monkeypatch.setattr(embedded_heads, "rows_are_smaller", lambda fixed, samples: False)
     sifu.train(spec_of(), run=folder, clients=clients_of())
@@ -100,7 +100,7 @@ def test_a_rebuilt_group_comes_back_with_one_round_of_statistics(never: Path, fo
         rows = {file: row for file, row in reader.statistics().items() if not row.is_sum}
         solve = next(event.content["solve"] for event in reversed(reader.events()) if "solve" in event.content)
         fixed = recorded_fixed_point(Spec.from_mapping(reader.spec), reader.layout)
-    # Its rows and columns alone are sent; what is there stays as it is.
+    # Only its rows and columns are sent; files already kept stay unchanged.
     came = {file: row for file, row in rows.items() if file not in before}
     assert all(rows[file] == before[file] for file in before)
     assert came
@@ -109,7 +109,7 @@ def test_a_rebuilt_group_comes_back_with_one_round_of_statistics(never: Path, fo
     samples = sum(len(client.y) for client in without(clients_of(), ["client-003"]))
     expected = 4 * blocks_of(own).block * samples if form == "rows" else 8 * sent * (CLIENTS - 1)
     assert (solve["asked"], solve["bytes_sent"]) == (CLIENTS - 1, expected)
-    # Nothing but the place of its rounds tells a rebuilt network from one that never held the client.
+    # Statistics through the rebuilt network are those of a federation that never had the client.
     assert whole_sum(own) == whole_sum(never)
     (outcome,) = run.forget(["client-004"], "next")
     assert (outcome.level, outcome.cost.rounds) == ("exact", 0)

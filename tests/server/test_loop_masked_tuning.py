@@ -1,4 +1,4 @@
-"""Networks that groups of a server loop tune with masked updates: the server sees each group's mean, and no update."""
+"""Groups of a server loop that tune networks with masked updates: the server sees only the mean of each group."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_masked_groups_tune_and_forget_as_open_ones(tmp_path: Path) -> None:
     hidden, seen = networks_of(fed.folder), networks_of(clear.folder)
     assert hidden.keys() == seen.keys() == {0, 1}
     for group, vector in hidden.items():
-        np.testing.assert_allclose(vector, seen[group], rtol=0, atol=1e-5)  # fixed-point numbers round
+        np.testing.assert_allclose(vector, seen[group], rtol=0, atol=1e-5)  # rounding of fixed-point numbers
     assert fed.forget("client-002") == ["prepare", "masked"]
     never = Federation(tmp_path / "never", masked_spec(), ("client-002",), masked_updates=True)
     never.serve()

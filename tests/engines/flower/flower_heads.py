@@ -1,4 +1,4 @@
-"""Closed-form heads on Flower's messages: their specs, sums and engines, and replies that a test changes."""
+"""Closed-form heads on Flower's messages for tests: specs, sums, engines and changed replies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLACE = Position(0, 0)
 
 
 def head_spec(**sections: Any) -> Spec:
-    """Return a spec of eight clients with a few digits each and a head on random features."""
+    """Return a spec with eight clients of a few digits each and a closed-form head on random features."""
     usual: dict[str, Any] = {
         "model": {"kind": "ridge", "outputs": 10},
         "features": {"kind": "random_fourier", "count": 16, "bandwidth": 3.0},
@@ -59,7 +59,7 @@ def last_solve(folder: Path) -> dict[str, Any]:
 
 
 def embedded_sum(spec: Spec, clients: list[Any]) -> Statistics:
-    """Return the sum over these clients on the embedded engine."""
+    """Return the sum of the statistics of these clients on the embedded engine."""
     engine, _ = engine_from_spec(spec, clients)
     return total(engine.fixed, (sent for _, sent in engine.collect(range(len(clients)), PLACE)))  # type: ignore
 
@@ -77,12 +77,12 @@ NODE = {client: 9000 - 7 * client for client in range(8)}
 
 
 def unless(kind: str, grid: Any) -> Callable[[Message], Message | None]:
-    """Return a node that never answers messages of a kind."""
+    """Return answers of a node that never answers messages of one kind."""
     return lambda message: None if message.metadata.message_type == kind else grid.answer(message)
 
 
 def changed(grid: Any, change: Callable[[Message], None], kind: str) -> Callable[[Message], Message]:
-    """Return a node whose answers to a kind of message are changed."""
+    """Return answers of a node that changes its answers to one kind of message."""
 
     def answer(message: Message) -> Message:
         reply = grid.answer(message)
@@ -103,7 +103,7 @@ def words_changed(change: Callable[[np.ndarray], np.ndarray], name: str = WORDS)
 
 @pytest.fixture
 def in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let clients send statistics where rows would be smaller, as those of earlier versions do."""
+    """Make clients send statistics even where rows are smaller, as clients of earlier versions do."""
     monkeypatch.setattr(embedded_heads, "rows_are_smaller", lambda fixed, samples: False)
 
 

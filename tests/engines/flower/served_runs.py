@@ -1,4 +1,4 @@
-"""Federations of keyed nodes on Flower's messages in memory, and the server that they train on."""
+"""Federations in memory on Flower's messages: nodes with keys, and the server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sifu.server.flower_app import Settings, serve_on_flower
 
 
 def new_key(folder: Path, name: str) -> tuple[Path, bytes]:
-    """Make a node's key pair as ssh-keygen does: the .pub file, and the PEM that SuperLink knows the node by."""
+    """Return a new node key: its .pub file, as written by ssh-keygen, and the PEM that SuperLink registers."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -31,7 +31,7 @@ def new_key(folder: Path, name: str) -> tuple[Path, bytes]:
 
 
 class Federation:
-    """Nodes with keys, their list, and the server's settings."""
+    """Nodes with keys, the client list and the settings of the server."""
 
     def __init__(
         self, folder: Path, spec: Spec, *, keyed: bool = True, data: list | None = None, **settings: object
@@ -55,7 +55,7 @@ class Federation:
         level: Level | None = None,
         patience: Patience = HASTY,
     ) -> list[str]:
-        """Run the server; `at_round` maps (phase, rounds) to what happens right after that round."""
+        """Run the server; `at_round` maps (phase, rounds) to a function that is called right after that round."""
         waiting = dict(at_round or {})
 
         def progress(update: Progress) -> None:
@@ -66,7 +66,7 @@ class Federation:
         return serve_on_flower(self.grid, self.settings, patience=patience, progress=progress, level=level)
 
     def contacted(self) -> set[str]:
-        """Return the clients that were sent anything since the grid's list was last cleared."""
+        """Return the clients that were sent a message since the grid's list was last cleared."""
         names = {node: name for name, node in self.nodes.items()}
         return {names.get(message.metadata.dst_node_id, "stranger") for message in self.grid.sent}
 
@@ -75,7 +75,7 @@ SPEC = small_spec(data={"clients": 12, "samples_per_client": 12}, stop={"max_rou
 
 
 def psi_of(folder: Path, node: int | None = None) -> np.ndarray:
-    """Return Psi of everybody at a node."""
+    """Return Psi at a node, for all clients together."""
     reader = sifu.open_run(folder).reader()
     try:
         view = RunView(reader, tip=node)

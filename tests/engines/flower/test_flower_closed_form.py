@@ -1,4 +1,4 @@
-"""Heads in closed form over Flower's messages: the bits of the embedded engine, under masks and in the clear."""
+"""Closed-form heads over Flower's messages have the bits of the embedded engine, with and without masks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_forgetting_leaves_the_bits_of_a_federation_that_never_had_the_client(
     if keep == "clients":
         assert sent == {}
     else:
-        # Both had asked before the first was executed: the second finds a sum of those who stay already.
+        # Both requests arrived before the first was executed, so the new sum already omits both clients.
         assert sent == ({PREPARE_STATISTICS: 6, SEND_MASKED_STATISTICS: 6} if not settings else {STATISTICS: 6})
     assert [(outcome.level, outcome.clients) for outcome in run.outcomes()] == [
         ("exact", (names[0],)),
@@ -93,8 +93,9 @@ def test_whoever_is_away_is_in_the_head_when_it_comes_back(tmp_path: Path, maske
     assert "absent" not in last_solve(fed.run_folder)
     assert kept_sum(fed.run_folder).digest() == embedded_sum(fed.spec, fed.data).digest()
     metadata = [message.metadata for message in fed.grid.sent if message.metadata.message_type.startswith("train")]
-    training = {(sent.message_type, sent.dst_node_id) for sent in metadata}  # some ask to be shown the ledger first
-    assert len(training) == (16 if masked else 1)  # under masks everybody sends again, in the clear the newcomer alone
+    # A set, because clients that ask for ledger links are sent the message twice.
+    training = {(sent.message_type, sent.dst_node_id) for sent in metadata}
+    assert len(training) == (16 if masked else 1)  # with masks, all clients send again
     sound(fed.run_folder)
     fed.grid.sent.clear()
     fed.serve()
@@ -106,7 +107,7 @@ def test_a_client_that_never_answers_does_not_keep_the_server_busy(tmp_path: Pat
     fed.grid.trouble[NODE[6]] = unless(PREPARE_STATISTICS, fed.grid)
     fed.serve()
     training = [message for message in fed.grid.sent if message.metadata.message_type == PREPARE_STATISTICS]
-    assert len(training) == 16  # once at first, once again because its node is there
+    assert len(training) == 16  # first, and again because its node is there
     with RunReader(fed.run_folder) as reader:
         assert len([event for event in reader.events() if "solve" in event.content]) == 1
 
@@ -132,7 +133,7 @@ def test_joining_and_leaving_give_the_bits_of_those_who_are_there(tmp_path: Path
     fed.serve()
     lost = fed.data[1]
     path, pem = new_key(tmp_path, "again")
-    # Two records less: forget, and join again under another name and key.
+    # To delete two records, the client is forgotten and joins again under another name and key.
     left = ReadyClient("hospital-again", lost.x[2:], lost.y[2:])
     fed.grid.add(123, client_app(lambda context: left), pem)
     sifu.open_run(fed.run_folder).request([lost.name], "gone")
@@ -162,7 +163,7 @@ def test_other_tasks(tmp_path: Path, task: str) -> None:
 
 
 def test_a_softmax_head_on_features_is_the_embedded_one(tmp_path: Path) -> None:
-    """Clients compute their features themselves; Psi and the level are those of the embedded engine."""
+    """Clients compute their own features; model, source node and level agree with the embedded engine."""
     spec = small_spec(
         features={"kind": "random_fourier", "count": 16, "bandwidth": 3.0},
         data={"preprocessing": "fixed"},
@@ -187,14 +188,14 @@ def test_a_softmax_head_on_features_is_the_embedded_one(tmp_path: Path) -> None:
 
 
 def arrays_sent(fed: Federation) -> list[bytes]:
-    """Return the bytes of every array that was sent to a node."""
+    """Return the bytes of all arrays sent to nodes."""
     records = [record for message in fed.grid.sent for record in message.content.values()]
     return [array.data for record in records if isinstance(record, ArrayRecord) for array in record.values()]
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_with_noise_on_releases_no_node_is_sent_the_solved_head(tmp_path: Path, noise: float) -> None:
-    """Without noise the nodes evaluate the solved head, which is the positive control."""
+    """In the positive control without noise, the nodes are sent the solved head for evaluation."""
     sections = {"release": {"noise": noise}, "ridge": {"regularisation": 0.05}, "keep": {"statistics": "clients"}}
     fed = Federation(tmp_path, head_spec(**sections), masked_statistics=False)
     fed.serve()
@@ -207,5 +208,5 @@ def test_with_noise_on_releases_no_node_is_sent_the_solved_head(tmp_path: Path, 
     sound(fed.run_folder)
     run = sifu.open_run(fed.run_folder)
     assert ("before_after" in run.certificate("r0").body) == (noise > 0.0)
-    # The server keeps these clients' samples as rows, so it knows the distances of their records, too.
+    # The server keeps rows of these clients, so it also knows the distance of a single record.
     assert (run.plan([fed.data[3].name], records=[0]).before_after is not None) == (noise > 0.0)

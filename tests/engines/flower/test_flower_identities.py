@@ -1,4 +1,4 @@
-"""Keys of nodes: who takes part, who asks for what, and what a server refuses without keys or TLS."""
+"""Keys of nodes: who takes part, who may request what, and refusals without keys or TLS."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_list_of_clients_changes_only_as_it_may(tmp_path: Path) -> None:
     ask_for_change(fed.run_folder, {"do": "replace", "name": names[3], "key": key})
     fed.grid.sent.clear()
     assert fed.serve() == ["one"]
-    assert names[3] not in fed.contacted()  # its node still holds the old key
+    assert names[3] not in fed.contacted()  # its node still uses the old key
     fed.grid.keys[fed.nodes[names[3]]] = pem
     sifu.open_run(fed.run_folder).request([names[2]], "two")
     assert fed.serve() == ["two"]
@@ -88,9 +88,9 @@ def test_the_list_of_clients_changes_only_as_it_may(tmp_path: Path) -> None:
 
 
 def test_a_node_whose_key_names_a_clients_key_too_is_a_stranger(tmp_path: Path) -> None:
-    """SuperLink checks a node's signature with the first key of what it registered; the list must not see the second.
+    """SuperLink checks signatures with the first registered key of a node, so the client list must ignore a second one.
 
-    What cannot be read as a key must not end the server either: anybody may register it.
+    An unreadable key must not end the server either, because anyone may register one.
     """
     fed = Federation(tmp_path, SPEC)
     victim = fed.nodes[fed.data[0].name]
@@ -128,7 +128,7 @@ def test_a_client_asks_for_itself_and_for_nobody_else(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=match):
             run.request_signed(statement)
     busy = RunWriter.open(fed.run_folder)
-    try:  # the writer will refuse it; the sender is told at once
+    try:  # the running server will refuse it, and the sender is told at once
         with pytest.raises(InputError, match=r"to be forgotten itself\. The running server will refuse it"):
             run.request_signed(sign_request(tmp_path / "mine", names[5], number, "a"))
     finally:

@@ -1,4 +1,4 @@
-"""Clients that join a run on Flower later."""
+"""Clients that join a run on Flower after its first round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sifu.theory.tracking import client_increments
 
 
 def joined_federation(folder: Path, phase: str = "training", third: object = None) -> tuple[Federation, str]:
-    """Make a run of eleven clients that a twelfth joins after the fifth round, its node a little later."""
+    """Make a run of eleven clients; a twelfth is added after round 5 of a phase, and its node after round 7."""
     spec = replace(SPEC, data=replace(SPEC.data, preprocessing="fixed"))
     fed = Federation(folder, spec)
     late = fed.data[11].name
@@ -58,15 +58,15 @@ def test_a_client_joins_later_and_takes_part_from_then_on(tmp_path: Path, monkey
     kinds = [event.kind for event in reader.events()]
     reader.close()
     assert kinds.count("client joined") == 1
-    # The request was executed while there were eleven, and its certificate still says what it said then.
+    # The request was executed with eleven clients, and its certificate stays valid.
     assert run.outcomes()[0].clients == (first,)
     assert took_part
     assert run.verify().problems == []
     for path in (fed.run_folder / "certificates").iterdir():
         assert sifu.api.verify_certificate(path).problems == []
-    # The rate was found among the first eleven, and stays.
+    # The learning rate was computed from the first eleven clients and stays.
     assert rate == largest_certified_rate(recorded[:11], 0.0)
-    # A restarted server knows it; it can be forgotten, exactly, by going back to before it came.
+    # A restarted server knows the newcomer; returning to a model from before it joined forgets it exactly.
     plan = run.plan([late], sigma=1e-9)
     assert plan.level == "exact"
     assert plan.source_node < min(took_part)

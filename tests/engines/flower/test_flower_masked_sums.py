@@ -1,4 +1,4 @@
-"""Masked sums of statistics: done again without whoever goes missing, and never in the clear."""
+"""Masked sums of statistics are repeated without missing clients and do not reveal a single client's statistics."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_the_server_of_masked_statistics_never_holds_anybodys_own(tmp_path: Path
     assert len(masked) == 8
     for words in own:
         for sent in masked:
-            # Uniform words agree with a client's own nowhere, or next to it.
+            # Masked words are uniform, so at most two agree with a client's words by chance.
             assert np.count_nonzero(sent[:-1].view(np.int64) == words) < 3
-    # All of them together, and nothing less, are the sum.
+    # Only all masked statistics together give the sum.
     whole = np.sum(masked, axis=0, dtype=np.uint64).view(np.int64)
     np.testing.assert_array_equal(whole[:-1], np.sum(own, axis=0))
     assert whole[-1] == 8
@@ -100,7 +100,7 @@ def test_statistics_are_computed_once_for_a_sum_that_is_done_again(monkeypatch: 
     grid.trouble[NODE[3]] = unless(SEND_MASKED_STATISTICS, grid)
     flower.collect_sum(range(8), PLACE)
     assert len(computed) == 8
-    flower.collect_sum([0, 1, 2], Position(0, 1))  # another round: what a client has may be other data by now
+    flower.collect_sum([0, 1, 2], Position(0, 1))  # recomputed in another round, since a client's data may have changed
     assert len(computed) == 11
 
 
@@ -135,13 +135,13 @@ def test_a_masked_sum_that_no_data_can_have_is_refused_whole(tmp_path: Path) -> 
     fed = Federation(tmp_path, head_spec())
 
     def add(words: np.ndarray) -> np.ndarray:
-        words[0] += np.uint64(1)  # an odd square of an even sum, or the other way round
+        words[0] += np.uint64(1)  # sum of squares and sum of a feature now differ in parity
         return words
 
     fed.grid.trouble[NODE[4]] = changed(fed.grid, words_changed(add, MASKED), SEND_MASKED_STATISTICS)
     with pytest.raises(RoundRejectedError, match="the sum of the masked statistics of 8 clients is refused"):
         fed.serve()
-    # In the clear the same run finds out who it was.
+    # Without masks the same run identifies the client.
     fed.grid.trouble[NODE[4]] = changed(fed.grid, words_changed(first_is_negative), STATISTICS)
     fed.settings = type(fed.settings)(**(vars(fed.settings) | {"masked_statistics": False}))
     fed.serve()

@@ -1,4 +1,4 @@
-"""Statistics and rows that no data can have: refused, and their client named."""
+"""Statistics and rows that no data can have are refused, and the client is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rehearsals on Flower's messages: planned as on the embedded engine, and nobody who does not answer holds them up."""
+"""Rehearsals on Flower's messages agree with the embedded engine, and missing answers do not hold up a run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_rounds_are_rehearsed_as_on_the_embedded_engine(tmp_path: Path, masked: 
     on_flower, expected = recovered(flower.run_folder), recovered(sifu.train(LONGER, run=tmp_path / "embedded").folder)
     assert list(on_flower) == list(expected)
     assert len(on_flower) == 4
-    # Masked updates are rounded to whole numbers.
+    # Masked updates are rounded to integers.
     np.testing.assert_allclose(list(on_flower.values()), list(expected.values()), rtol=1e-5 if masked else 1e-12)
     assert sifu.open_run(flower.run_folder).verify().problems == []
 
@@ -86,13 +86,13 @@ def test_who_does_not_rehearse_rounds_holds_up_nobody(tmp_path: Path, answer: st
     assert late_messages
     run = sifu.open_run(flower.run_folder)
     assert run.status().phase == "ready"
-    # Missing from one of the three it spoils the comparison; missing from all of them it is simply not there.
+    # A client missing from one of the three models makes them incomparable; missing from all three, it does no harm.
     assert len(recovered(flower.run_folder)) == (0 if answer == "once" else 4)
     assert run.plan([flower.data[3].name]).noise_std >= 0.0
 
 
 def recovered(folder: Path) -> dict[tuple[str, bool], tuple[float, float, float]]:
-    """Return samples, accuracy and loss after rehearsed rounds, by their number and whether there was noise."""
+    """Return samples, accuracy and loss after rehearsed rounds, by the number of rounds and whether noise was added."""
     reader = sifu.open_run(folder).reader()
     rows = [evaluation for evaluation in reader.evaluations() if evaluation.subset.startswith(RECOVERED)]
     reader.close()
@@ -104,7 +104,7 @@ def recovered(folder: Path) -> dict[tuple[str, bool], tuple[float, float, float]
 
 
 def rehearsed(folder: Path) -> list[tuple[float, float, float, float]]:
-    """Return sigma, samples, accuracy and loss of the rehearsal."""
+    """Return sigma, samples, accuracy and loss of each rehearsed noise."""
     reader = sifu.open_run(folder).reader()
     rows = [evaluation for evaluation in reader.evaluations() if evaluation.subset.startswith(REHEARSED)]
     reader.close()
@@ -136,11 +136,11 @@ def test_who_does_not_rehearse_holds_up_nobody(tmp_path: Path, answer: str) -> N
     told = [json.loads(event.payload)["incidents"] for event in reader.events() if event.kind == "incidents"]
     reader.close()
     assert [incident["client"] for many in told for incident in many] == [flower.data[2].name]
-    # If no client rehearses, training is done all the same; plans then rest on the law.
+    # Even if no client rehearses, training ends and a request can be planned.
     other = Federation(tmp_path / "other", AUTO)
     other.grid.trouble = dict.fromkeys(everybody, trouble)
     flower.grid.apps = other.grid.apps
-    flower.grid.contexts.clear()  # its nodes keep the head of the first run there, and refuse another one
+    flower.grid.contexts.clear()  # nodes keep the ledger head of the first run there, and would refuse another run
     other.serve()
     assert rehearsed(other.run_folder) == []
     assert sifu.open_run(other.run_folder).plan([other.data[3].name]).noise_std >= 0.0

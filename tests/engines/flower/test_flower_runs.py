@@ -1,4 +1,4 @@
-"""Whole runs over Flower's messages: the same as embedded, requests while it runs, identities, and kills."""
+"""Whole runs over Flower's messages: agreement with the embedded engine, requests during training, and kills."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_requests_that_arrive_while_it_trains_are_carried_out_and_training_goes_
         posted = other.request([client], id)
         assert other.request_status(posted) == "posted"
         assert posted == (id or posted)
-        assert other.request([client], posted) == posted  # the same again changes nothing
+        assert other.request([client], posted) == posted  # posting the same request again changes nothing
         with pytest.raises(InputError, match="other terms"):
             other.request([names[9]], posted)
 
@@ -73,13 +73,13 @@ def test_requests_that_arrive_while_it_trains_are_carried_out_and_training_goes_
     assert not list((fed.run_folder / "inbox").iterdir())
     for path in (fed.run_folder / "certificates").iterdir():
         assert sifu.api.verify_certificate(path).problems == []
-    # From the moment the second request was ingested, neither was spoken to.
+    # After the second request arrived, neither client was sent a message.
     assert fed.contacted() <= set(names) - {names[2], names[5]}
     reader = run.reader()
     kinds = [event.kind for event in reader.events()]
     reader.close()
     assert kinds.index("rolled back") < len(kinds) - 1 - kinds[::-1].index("request received")
-    # Also after a restart, with the nodes still there, and with a fresh key of the forgotten party.
+    # The same holds after a restart with the nodes still there and a new key for the node of a forgotten client.
     _, fresh = new_key(tmp_path, "fresh")
     fed.grid.add(1234, fed.grid.apps[fed.nodes[names[2]]], fresh)
     fed.grid.sent.clear()
@@ -105,7 +105,7 @@ def test_a_letter_outlives_its_server_and_counts_once(tmp_path: Path) -> None:
     assert [path.name for path in (fed.run_folder / "inbox").iterdir()] == ["request.late.json"]
     message = (fed.run_folder / "inbox" / "request.late.json").read_bytes()
     assert fed.serve() == ["late"]
-    # As if the kill had come between the event and the deletion: the message is there again.
+    # A kill between the event and the deletion leaves the message in the inbox.
     (fed.run_folder / "inbox" / "request.late.json").write_bytes(message)
     assert fed.serve() == []
     assert len(sifu.open_run(fed.run_folder).outcomes()) == 1
@@ -140,7 +140,7 @@ def test_a_server_goes_on_with_clients_missing_and_records_it(tmp_path: Path) ->
     reader = sifu.open_run(fed.run_folder).reader()
     told = [json.loads(event.payload)["incidents"] for event in reader.events() if event.kind == "incidents"]
     reader.close()
-    # Eight rounds, and the one that is rehearsed with three models.
+    # Eight rounds of training and one rehearsed round with three models.
     assert [incident["round"] for many in told for incident in many] == [*range(6, 14), 14, 14, 14]
     assert told[0][0]["client"] == fed.data[0].name
     assert sifu.open_run(fed.run_folder).verify().problems == []
