@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,8 +98,6 @@ def test_images_are_prepared_as_the_model_says(image_model: Path) -> None:
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "model.safetensors", "config.json"])
 def test_every_file_of_a_model_is_part_of_the_digest(text_model: Path, tmp_path: Path, file: str) -> None:
-    import shutil
-
     folder = Path(shutil.copytree(text_model, tmp_path / "model"))
     features = FeaturesSpec(kind="transformers", model=str(folder), size=8)
     before = specified_map(features, (8,)).digest()
@@ -107,6 +106,92 @@ def test_every_file_of_a_model_is_part_of_the_digest(text_model: Path, tmp_path:
     changed = content[:-1] + bytes([content[-1] ^ 1]) if file.endswith("safetensors") else content + b"\n"
     (folder / file).write_bytes(changed)
     assert specified_map(features, (8,)).digest() != before
+
+
+def test_weights_outside_the_folder_are_refused(text_model: Path, tmp_path: Path) -> None:
+    """The digest of the map covers the folder, so weights elsewhere could be replaced unnoticed."""
+    from safetensors.torch import load_file, save_file
+
+    folder = Path(shutil.copytree(text_model, tmp_path / "model"))
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "part.safetensors")
+    features, index = (
+        FeaturesSpec(kind="transformers", model=str(folder), size=8),
+        folder / "model.safetensors.index.json",
+    )
+    index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(weights, "part.safetensors")}))
+    inside = specified_map(features, (8,)).digest()
+    save_file({name: 2.0 * value for name, value in weights.items()}, folder / "part.safetensors", {"format": "pt"})
+    assert specified_map(features, (8,)).digest() != inside  # negative control: a file of the folder is covered
+    save_file(weights, tmp_path / "part.safetensors", {"format": "pt"})
+    for outside in ("../part.safetensors", str(tmp_path / "part.safetensors")):
+        index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(weights, outside)}))
+        with pytest.raises(InputError, match="all files of a model must be in its folder"):
+            specified_map(features, (8,))
+    for odd in ("[]", "{", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}'):
+        index.write_text(odd)
+        with pytest.raises(InputError, match="is not a list of weight files"):
+            specified_map(features, (8,))
+
+
+def test_an_adapter_on_a_model_elsewhere_is_refused(text_model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(text_model, tmp_path / "model"))
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(text_model)}))
+    with pytest.raises(InputError, match="merge the adapter"):
+        specified_map(FeaturesSpec(kind="transformers", model=str(folder), size=8), (8,))
+
+
+def test_a_tokenizer_that_was_replaced_is_read_again(text_model: Path, tmp_path: Path) -> None:
+    """A service that stays alive must not code texts with the tokenizer that it read before."""
+    folder = Path(shutil.copytree(text_model, tmp_path / "model"))
+    before = tokenised(str(folder), ["good film"], 6).tolist()
+    other = save_text_model(tmp_path / "other", WORDS[::-1])
+    shutil.copy(other / "tokenizer.json", folder / "tokenizer.json")
+    after = tokenised(str(folder), ["good film"], 6).tolist()
+    assert after == tokenised(str(other), ["good film"], 6).tolist() != before
+
+
+def test_a_tokenizer_that_draws_is_refused(text_model: Path, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    folder = Path(shutil.copytree(text_model, tmp_path / "model"))
+    for dropout in (None, 0.5):
+        words = {"[UNK]": 0, "a": 1, "b": 2, "ab": 3}
+        Tokenizer(models.BPE(words, [("a", "b")], dropout=dropout, unk_token="[UNK]")).save(
+            str(folder / "tokenizer.json")
+        )
+        if dropout is None:
+            assert len({tokenised(str(folder), ["ab" * 8], 20).tobytes() for _ in range(5)}) == 1
+            continue
+        with pytest.raises(InputError, match="splits words at random"):
+            tokenised(str(folder), ["ab"], 20)
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype", "hidden_dropout_prob", "gradient_checkpointing"])
+def test_settings_for_training_change_no_feature(text_model: Path, tmp_path: Path, key: str) -> None:
+    """Half precision, dropout and checkpoints of a configuration: features stay deterministic, in float32."""
+    folder = Path(shutil.copytree(text_model, tmp_path / "model"))
+    said = json.loads((folder / "config.json").read_text())
+    value = {"hidden_dropout_prob": 0.9, "gradient_checkpointing": True}.get(key, "float16")
+    (folder / "config.json").write_text(json.dumps(said | {key: value}))
+    rows = tokenised(str(text_model), TEXTS, 8)
+    plain, changed = (
+        specified_map(FeaturesSpec(kind="transformers", model=str(model), size=8), (8,))
+        for model in (text_model, folder)
+    )
+    np.testing.assert_array_equal(plain(rows), changed(rows))
+    assert plain.digest() != changed.digest()
+
+
+@pytest.mark.parametrize("setting", [{"padding_side": "left"}, {"truncation_side": "left"}, {"model_max_length": 4}])
+def test_a_text_has_the_same_tokens_next_to_any_other(
+    text_model: Path, tmp_path: Path, setting: dict[str, Any]
+) -> None:
+    folder = Path(shutil.copytree(text_model, tmp_path / "model"))
+    said = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(said | setting))
+    together = tokenised(str(folder), TEXTS, 6)
+    np.testing.assert_array_equal(together, np.concatenate([tokenised(str(folder), [text], 6) for text in TEXTS]))
 
 
 def test_files_are_hashed_once_per_process(text_model: Path) -> None:
@@ -136,8 +221,6 @@ def test_what_is_no_model_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_code_that_comes_with_a_model_is_not_run(text_model: Path, tmp_path: Path) -> None:
-    import shutil
-
     folder = Path(shutil.copytree(text_model, tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "unheard-of", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}}

@@ -154,7 +154,8 @@ def tokenised(model: str, texts: Sequence[str], size: int = 0) -> NDArray[np.int
     strange = next((text for text in texts if not isinstance(text, str)), None)
     if strange is not None:
         raise InputError(f"a text was expected, found {strange!r}")
-    tokenizer, rows = _tokenizer(str(model_folder(model))), np.full((len(texts), wanted), END, dtype=np.int32)
+    folder, rows = model_folder(model), np.full((len(texts), wanted), END, dtype=np.int32)
+    tokenizer = _tokenizer(str(folder), files_digest(folder))
     if not len(texts):
         return rows
     for row, ids in zip(rows, tokenizer(list(texts), truncation=True, max_length=wanted)["input_ids"], strict=True):
@@ -166,14 +167,33 @@ def model_folder(name: str) -> Path:
     """Return the folder of a model: a local folder, or the download of a model on the hub.
 
     Raises:
-        InputError: If the model is not a local folder and cannot be downloaded, or lacks its configuration or weights.
+        InputError: If the model is not a local folder and cannot be downloaded, lacks its configuration or weights, or
+            refers to weights elsewhere.
     """
     folder = Path(name).expanduser()
     if not folder.is_dir():
         folder = _from_hub(name)
     if not any(folder.glob("*.safetensors")) or not (folder / "config.json").is_file():
         raise InputError(f"{folder} is not a model folder: it needs config.json and weights in *.safetensors files")
+    if (folder / "adapter_config.json").exists():
+        raise InputError(
+            f"{folder} has an adapter (adapter_config.json), whose base model is elsewhere and may change unnoticed: "
+            "merge the adapter into the model, and save that"
+        )
+    for index in folder.glob("*.index.json"):
+        _check_index(index)
     return folder
+
+
+def _check_index(index: Path) -> None:
+    """Refuse a list of weight files that names one outside its folder: the digest of the map would not cover it."""
+    try:
+        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        outside = next((name for name in listed if Path(name).name != name), None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{index} is not a list of weight files: {type(error).__name__}: {error}") from error
+    if outside is not None:
+        raise InputError(f"{index} names the weight file {outside!r}: all files of a model must be in its folder")
 
 
 @functools.cache
@@ -240,11 +260,18 @@ def _loaded(folder: Path) -> nn.Module:
 
 
 @functools.lru_cache(maxsize=4)
-def _tokenizer(folder: str) -> Any:
+def _tokenizer(folder: str, digest: str) -> Any:
+    """Return the tokenizer of a folder whose files have this `digest`."""
     try:
-        return _library().AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        loaded = _library().AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise InputError(f"{folder} has no tokenizer: {str(error).splitlines()[0][:300]}") from error
+    if getattr(getattr(getattr(loaded, "backend_tokenizer", None), "model", None), "dropout", None):
+        raise InputError(
+            f"the tokenizer in {folder} splits words at random (dropout), so a text has other tokens each time: set "
+            "dropout to null in tokenizer.json"
+        )
+    return loaded
 
 
 def _preprocessing(folder: Path) -> dict[str, Any]:
