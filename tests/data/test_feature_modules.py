@@ -183,6 +183,36 @@ def test_features_are_kept_in_a_folder_and_have_the_same_bits(tmp_path: Path, mo
     assert [path.suffix for path in (tmp_path / "kept").iterdir()] == [".npy"]
 
 
+@pytest.mark.parametrize("poison", ["another client", "another map", "one value", "no digest", "zeros"])
+def test_features_that_are_not_those_of_the_samples_are_computed_again(tmp_path: Path, poison: str) -> None:
+    """A cached file in the place of another one must not put a client's features into another client's statistics."""
+    generator = np.random.default_rng(0)
+    own, leaver = generator.normal(size=(30, 5)), generator.normal(size=(30, 5))
+    cached = CachedFeatures(feature_map("projection", (5,), features=8), tmp_path)
+    other = CachedFeatures(feature_map("projection", (5,), features=8, seed=1), tmp_path)
+
+    def features(samples: Any, through: CachedFeatures = cached) -> Any:
+        return np.concatenate([phi for _, phi in through.chunks(samples)])
+
+    expected = features(own)
+    features(leaver)
+    features(own, other)
+    path = cached.path_of(own)
+    content = bytearray(path.read_bytes())
+    if poison == "one value":
+        content[-40] ^= 1
+    elif poison == "no digest":
+        content = content[:-32]
+    elif poison == "zeros":
+        content[-32 - 8 * expected.size : -32] = bytes(8 * expected.size)
+    else:
+        content = bytearray((cached.path_of(leaver) if poison == "another client" else other.path_of(own)).read_bytes())
+    path.write_bytes(content)
+    np.testing.assert_array_equal(features(own), expected)
+    np.testing.assert_array_equal(features(own), expected)  # from the file that was written again
+    assert path.read_bytes() != bytes(content)
+
+
 def test_a_run_with_kept_features_is_the_same_run(tmp_path: Path) -> None:
     spec = {"data": {"name": "digits", "clients": 4}, "model": {"kind": "ridge"}, "features": {"kind": "projection"}}
     plain = sifu.train(spec, run=tmp_path / "plain")

@@ -161,7 +161,11 @@ def drawn_normals(seed: int, purpose: str, count: int) -> Floats:
 
 
 class CachedFeatures(FeatureMap):
-    """A wrapper around a map that caches the features of whole clients (`chunks`) in `folder`."""
+    """A wrapper around a map that caches the features of whole clients (`chunks`) in `folder`.
+
+    The name of a file identifies the map and the samples. Its last 32 bytes are the SHA-256 of the name and the
+    features, so a file that was damaged, or holds the features of another client or map, is computed again.
+    """
 
     def __init__(self, computed: FeatureMap, folder: Path) -> None:
         self._map, self._folder = computed, folder
@@ -183,16 +187,29 @@ class CachedFeatures(FeatureMap):
 
     def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
         """Yield the features of a client's samples, `CHUNK` at a time, from the cache or computed and stored there."""
-        path, shape = self.path_of(x), (len(x), self.features)
-        try:
-            kept = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError):
-            kept = None
-        if kept is None or kept.shape != shape or kept.dtype != np.dtype("<f8"):
+        path = self.path_of(x)
+        kept = self._kept(path, len(x))
+        if kept is None:
             yield from self._computed(x, path)
             return
         for rows in in_chunks(len(x)):
             yield rows, np.array(kept[rows])
+
+    def _kept(self, path: Path, samples: int) -> Floats | None:
+        """Return the features in a file; None if there is none, or it is not the one that was written."""
+        try:
+            kept: Floats = np.load(path, mmap_mode="r", allow_pickle=False)
+            if kept.shape != (samples, self.features) or kept.dtype != np.dtype("<f8"):
+                return None
+            with path.open("rb") as file:
+                file.seek(-hashlib.sha256().digest_size, os.SEEK_END)
+                recorded = file.read()
+        except (OSError, ValueError):
+            return None
+        hashed = hashlib.sha256(path.stem.encode())
+        for rows in in_chunks(samples):
+            hashed.update(kept[rows].tobytes())
+        return kept if hashed.digest() == recorded else None
 
     def path_of(self, x: NDArray[Any]) -> Path:
         """Return the cache file for the features of these samples."""
@@ -207,10 +224,14 @@ class CachedFeatures(FeatureMap):
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
         try:
             kept = np.lib.format.open_memmap(unfinished, mode="w+", dtype="<f8", shape=(len(x), self.features))
+            hashed = hashlib.sha256(path.stem.encode())
             for rows, phi in self._map.chunks(x):
                 kept[rows] = phi
+                hashed.update(kept[rows].tobytes())
                 yield rows, phi
             kept.flush()
+            with unfinished.open("ab") as file:
+                file.write(hashed.digest())
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
