@@ -136,7 +136,7 @@ def test_after_any_exception_the_request_is_withdrawn_or_another_one_executed(
         withdrawn, expected = sifu.open_run(failed), "both"
         with withdrawn.reader() as reader:
             (row,) = (row for row in reader.requests() if row.request == "failing")
-            unsolved = row.lacks_head(reader.tip)
+            unsolved = row.awaits_head(reader.tip)
         shutil.copytree(failed, tmp_path / f"other-{turn}")
         if unsolved:
             withdrawn.decide("failing", "withdrawn")

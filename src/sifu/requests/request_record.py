@@ -145,7 +145,7 @@ def can_be_undone(reader: RunReader, row: RequestRow) -> bool:
     Its closed-form head must not be solved yet, no purge may have erased anything since its rollback, and the salts of
     its clients must exist: without salts, the clients' samples cannot be compared with the recorded digests.
     """
-    if not row.lacks_head(reader.tip):
+    if not row.awaits_head(reader.tip):
         return False
     rolled_back = reader.steps()["rolled back", row.request]
     purged = reader.query("SELECT 1 FROM events WHERE kind = 'purged' AND seq > ?", (rolled_back,))

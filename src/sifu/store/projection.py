@@ -61,7 +61,7 @@ class RequestRow:
         """True while the request waits for its execution."""
         return self.status in ("received", "verified", "planned")
 
-    def lacks_head(self, tip: int) -> bool:
+    def awaits_head(self, tip: int) -> bool:
         """Return whether the request is running and its closed-form head is not solved yet, so nothing was released.
 
         Args:

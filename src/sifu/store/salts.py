@@ -85,7 +85,7 @@ def salts_to_erase(reader: RunReader) -> set[int]:
 
     Such a request may still be refused or withdrawn; its clients then take part again, with the samples they had.
     """
-    returning = {row.request for row in reader.requests() if row.lacks_head(reader.tip)}
+    returning = {row.request for row in reader.requests() if row.awaits_head(reader.tip)}
     return outlived(reader) - {
         client for subject in reader.subjects() if subject.request in returning for client in subject.clients
     }
