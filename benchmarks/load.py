@@ -29,7 +29,7 @@ import sifu.run.training
 from sifu.core.engine import Evaluation, Position, RoundResult
 from sifu.core.layout import ModelLayout
 from sifu.errors import SifuError
-from sifu.store.keys import Checkpoint, Signer
+from sifu.store.checkpoints import Checkpoint, Signer
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import Participation, base_key, place_key
 from sifu_paper.provenance import commit, processor

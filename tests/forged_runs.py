@@ -14,10 +14,11 @@ from typing import Any
 from run_tools import connect
 from sifu.core.ledger import FIGURES_SALT, GENESIS, SEALED, SEALED_KEYS, Event, canonical_json, seal, seal_commitment
 from sifu.requests.certification import RecordedRequest, public_form
+from sifu.store.checkpoints import Signer
 from sifu.store.erased_figures import digest_of_rest
 from sifu.store.files import certificate_path
 from sifu.store.history_tables import clients_digest, rows_digest
-from sifu.store.keys import KEY_FILE, Signer, create_key, sign
+from sifu.store.keys import KEY_FILE, create_key, sign
 from sifu.store.projection import KEYS, changes
 from sifu.store.reader import RunReader
 from sifu.store.sealed import ALL_FIGURES, PURGED, erase_sealed, split_sealed

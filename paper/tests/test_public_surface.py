@@ -52,7 +52,7 @@ def test_only_documented_names_of_the_library_are_imported_by(path: Path) -> Non
 @pytest.mark.parametrize(
     "source",
     [
-        "from sifu.store.keys import latest_checkpoint",
+        "from sifu.store.checkpoints import latest_checkpoint",
         "from sifu.store.files import read_plain",
         "from sifu.audit import lira",
         "from sifu.plots.style import _styled",

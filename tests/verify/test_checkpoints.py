@@ -17,7 +17,8 @@ from run_tools import Command, connect, copy_run, query, small_spec
 from sifu.api import verify_run
 from sifu.errors import RunDamagedError
 from sifu.store import keys, writer
-from sifu.store.keys import HEAD_FILE, Checkpoint, latest_checkpoint
+from sifu.store.checkpoints import Checkpoint, latest_checkpoint
+from sifu.store.head_file import HEAD_FILE
 from sifu.store.reader import RunReader
 
 

@@ -22,8 +22,8 @@ from sifu.console.live import LiveView
 from sifu.console.service import ConsoleService
 from sifu.errors import RunDamagedError
 from sifu.store import kept_outside, keys
+from sifu.store.checkpoints import checkpoint_body
 from sifu.store.files import certificate_path
-from sifu.store.keys import checkpoint_body
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
 

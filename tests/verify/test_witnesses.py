@@ -17,9 +17,9 @@ from run_tools import Command, small_spec
 from sifu.api import verify_run
 from sifu.errors import InputError
 from sifu.store import kept_outside
+from sifu.store.checkpoints import Checkpoint
 from sifu.store.files import certificate_path
 from sifu.store.kept_outside import check_heads, read_witness
-from sifu.store.keys import Checkpoint
 
 
 @pytest.fixture

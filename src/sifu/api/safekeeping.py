@@ -30,21 +30,14 @@ from sifu.run.run_view import RunView
 from sifu.store import keys
 from sifu.store.actors import actor_name
 from sifu.store.backup import read_backup, write_backup
+from sifu.store.checkpoints import VOUCHED, check_checkpoints, unsigned_tail
 from sifu.store.clock import CLOCK_SET
 from sifu.store.database import transaction
 from sifu.store.erased_figures import no_certificate
 from sifu.store.files import certificate_path, uninterrupted
+from sifu.store.head_file import write_head
 from sifu.store.kept_outside import check_place, key_problem, known_key_problem, remember_key
-from sifu.store.keys import (
-    ROTATED,
-    VOUCHED,
-    check_checkpoints,
-    check_keys,
-    keys_of,
-    load_key,
-    unsigned_tail,
-    write_head,
-)
+from sifu.store.keys import ROTATED, check_keys, keys_of, load_key
 from sifu.store.projection import NewEvent, RequestRow
 from sifu.store.reader import RunReader, names_now
 from sifu.store.record_check import check_ledger, check_tables, refuse_problems

@@ -33,7 +33,8 @@ from sifu.store.files import (
     room_to_write,
     sync_folder,
 )
-from sifu.store.keys import HEAD_FILE, KEY_FILE
+from sifu.store.head_file import HEAD_FILE
+from sifu.store.keys import KEY_FILE
 from sifu.store.reader import RunReader
 from sifu.store.salts import SALTS_FILE
 from sifu.store.unfinished import remove_copies_in, unfinished_backup, unfinished_restoration

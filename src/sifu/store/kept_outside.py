@@ -30,9 +30,10 @@ from typing import Any
 
 from sifu.core.ledger import canonical_json, read_json
 from sifu.errors import InputError, RunDamagedError
+from sifu.store.checkpoints import Checkpoint, latest_checkpoint
 from sifu.store.clock import utc_now
 from sifu.store.files import TEMPORARY_PREFIX, append_line, private_folder, read_named, sync_folder
-from sifu.store.keys import KEY_FILE, Checkpoint, check_keys, is_encrypted, keys_of, latest_checkpoint, signature_holds
+from sifu.store.keys import KEY_FILE, check_keys, is_encrypted, keys_of, signature_holds
 from sifu.store.reader import RunReader
 
 KNOWN_KEYS = "SIFU_KNOWN_KEYS"

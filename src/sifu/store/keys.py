@@ -1,30 +1,27 @@
-"""The operator's Ed25519 key, statements signed with it or with a node's key, checkpoints, and the file `head`.
-
-The signature of a checkpoint covers an event and all events before it. The operator's key is stored plain or encrypted.
-"""
+"""The operator's Ed25519 key, plain or encrypted, its rotations, and statements signed with it or with a node's key."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from sifu.core.identity import key_fingerprint
-from sifu.core.ledger import Event, canonical_json, read_json
+from sifu.core.ledger import canonical_json
 from sifu.errors import InputError, RunDamagedError
-from sifu.store.files import CERTIFICATES, read_plain, sync_folder, write_atomically
+from sifu.store.files import sync_folder, write_atomically
 from sifu.store.reader import RunReader
 
 KEY_FILE = "operator.key"
 PENDING = "operator.key.new-"
 """Prefix of the file with a new key, which a rotation writes before its event; its public key completes the name."""
+ROTATED = "key rotated"
+KEY_LOST = "key lost"
+"""Kind of the event that records a missing or wrong operator's key, before anything is written without it."""
 PASSPHRASE = "SIFU_PASSPHRASE"
 PUBLIC_KEY = re.compile("[0-9a-f]{64}")
 SIGNATURE = re.compile("[0-9a-f]{128}")
@@ -243,92 +240,6 @@ def signer_of(statement: dict[str, Any]) -> str | None:
     return key_fingerprint(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
 
 
-HEAD_FILE = "head"
-"""File with `SEQ:HASH` of the last event. While an event is being committed, a second line names that event."""
-_CONTENT = re.compile(r"([1-9][0-9]{0,17}:[0-9a-f]{64}\n){1,2}")
-"""Pattern of one or two complete lines. The file is written atomically, so any other content was changed by hand."""
-
-
-def write_head(folder: Path, event: Event) -> None:
-    """Write the last event of the database to the file `head`."""
-    write_atomically(folder / HEAD_FILE, f"{event.head}\n".encode())
-
-
-def announce_head(folder: Path, before: str, event: Event) -> None:
-    """Write the current last event to the file `head`, and after it the event that is about to be committed.
-
-    If the process is killed now, either of the two may be the last event of the database.
-    """
-    write_atomically(folder / HEAD_FILE, f"{before}\n{event.head}\n".encode())
-
-
-def check_head_file(reader: RunReader) -> Iterator[str]:
-    """Yield a problem unless the file `head` names the last event of the database.
-
-    This detects an older database, or an older file, that was put back.
-    """
-    last = reader.value("head")
-    try:
-        content = read_plain(reader.folder / HEAD_FILE).decode("ascii")
-    except FileNotFoundError:
-        yield (
-            f"the file {HEAD_FILE} is missing, so it is unknown whether this is the latest state of the run. If it is, "
-            "sifu sign writes the file again"
-        )
-        return
-    except UnicodeDecodeError:
-        content = ""
-    except OSError as error:
-        yield f"the file {HEAD_FILE} cannot be read: {error.strerror}"
-        return
-    lines = content.splitlines()
-    if not _CONTENT.fullmatch(content):
-        yield f"the file {HEAD_FILE} cannot be read: it holds no SEQ:HASH of an event"
-    elif last not in lines:
-        named, ends = int(lines[0].partition(":")[0]), int(last.partition(":")[0])
-        how = (
-            f"the database ends at event {ends}: an older state was put back"
-            if named > ends
-            else "the database has later events, or another event at this position"
-        )
-        yield f"the file {HEAD_FILE} names event {named}, but {how}"
-
-
-def signs_of_an_older_database(reader: RunReader, *, head_may_be_missing: bool = False) -> Iterator[str]:
-    """Yield a problem for each file of the run folder that names an event missing from the database.
-
-    Args:
-        reader: Reader of the run.
-        head_may_be_missing: True to accept a run without the file `head`.
-    """
-    if not head_may_be_missing or (reader.folder / HEAD_FILE).exists():
-        yield from check_head_file(reader)
-    hashes = reader.hashes()
-    for certificate in sorted((reader.folder / CERTIFICATES).glob("*.json")):
-        try:
-            seq, head = _named_by(read_plain(certificate))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            continue  # verification reports the unreadable file
-        if hashes.get(seq) != head:
-            yield f"certificate {certificate.name} was issued after event {seq}, which the database does not have"
-
-
-_seen: dict[bytes, tuple[int, str]] = {}
-"""Event that each certificate names, keyed by the certificate's SHA-256; every opening of a run needs these events."""
-_MOST_SEEN = 100_000
-
-
-def _named_by(certificate: bytes) -> tuple[int, str]:
-    """Return number and hash of the last event before a certificate was issued."""
-    digest = hashlib.sha256(certificate).digest()
-    if digest not in _seen:
-        ledger = json.loads(certificate)["body"]["ledger"]
-        if len(_seen) >= _MOST_SEEN:
-            _seen.clear()
-        _seen[digest] = int(ledger["seq"]), str(ledger["head"])
-    return _seen[digest]
-
-
 def keys_of(reader: RunReader) -> list[tuple[int, str]]:
     """Return the operator's public keys in order, each with the number of the event that named it."""
     sql = "SELECT seq, payload FROM events WHERE kind IN ('run created', ?) ORDER BY seq"
@@ -366,185 +277,3 @@ def check_keys(reader: RunReader) -> Iterator[str]:
             yield f"keys: the change to key {new[:16]}... is not signed by both keys"
     if not named or reader.value("public_key") != named[-1][1]:
         yield "keys: the run's public key is not the last one the ledger names"
-
-
-FORMAT = "sifu-checkpoint-1"
-VOUCHED = "checkpoint"
-"""Kind of the event by which an operator vouches for events written without a signature."""
-ROTATED = "key rotated"
-KEY_LOST = "key lost"
-"""Kind of the event that records a missing or wrong operator's key, before anything is written without it."""
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A signed head of the chain of events, as sent to witnesses."""
-
-    run: str
-    seq: int
-    head: str
-    time: str
-    public_key: str
-    signature: str
-
-    @staticmethod
-    def of(run: str, event: Event, public_key: str, signature: str | None = None) -> Checkpoint:
-        """Return the checkpoint of an event.
-
-        Args:
-            run: Id of the run.
-            event: Event that the checkpoint names.
-            public_key: Key that signed it.
-            signature: Signature as hex; None to use the event's own signature.
-        """
-        signature = (event.signature or b"").hex() if signature is None else signature
-        return Checkpoint(run, event.seq, event.hash.hex(), event.time, public_key, signature)
-
-    @staticmethod
-    def in_certificate(body: dict[str, Any], public_key: str) -> Checkpoint:
-        """Return the checkpoint that the body of a certificate names, under the certificate's key."""
-        ledger = body["ledger"]
-        return Checkpoint(body["run"], ledger["seq"], ledger["head"], ledger["time"], public_key, ledger["signature"])
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return the checkpoint as a JSON object."""
-        return {"format": FORMAT} | asdict(self)
-
-    @staticmethod
-    def from_json(text: bytes | str) -> Checkpoint:
-        """Parse a line of a witness's file, which anybody may have written.
-
-        Raises:
-            InputError: If the line is not a checkpoint.
-        """
-        try:
-            content = read_json(text)
-            stated = content.pop("format")
-            types = {column.name: column.type for column in fields(Checkpoint)}
-            if stated != FORMAT or {name: type(value).__name__ for name, value in content.items()} != types:
-                raise ValueError("its fields are not those of a checkpoint")
-            return Checkpoint(**content)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise InputError(f"not a checkpoint of sifu: {type(error).__name__} {error}"[:200]) from error
-
-    @property
-    def holds(self) -> bool:
-        """True if the signature is valid for the key that the checkpoint names."""
-        body = checkpoint_body(self.run, self.seq, self.head, self.time)
-        return signature_holds({"body": body, "public_key": self.public_key, "signature": self.signature})
-
-
-def checkpoint_body(run: str, seq: int, head: str, time: str) -> dict[str, Any]:
-    """Return the content of a checkpoint that the operator signs."""
-    return {"format": FORMAT, "run": run, "seq": seq, "head": head, "time": time}
-
-
-class Signer:
-    """Signer of events with the operator's key; it warns once if the key is not available."""
-
-    def __init__(self, folder: Path, public_key: str) -> None:
-        self.public_key = public_key
-        self.key: Any = None
-        self.reason, self.lost, self.noted = "", False, False
-        try:
-            self.key = load_key(folder, public_key)
-        except (InputError, RunDamagedError) as error:
-            self.reason = str(error)
-            self.lost = isinstance(error, RunDamagedError)  # missing or wrong, not merely locked by a passphrase
-        self._said = False
-
-    def sign(self, run: str, event: Event) -> bytes | None:
-        """Return the signature over an event, or None if the key is not available."""
-        if self.key is None:
-            if not self._said:
-                log.warning(
-                    "events written now have no signature: %s. Nothing is lost; sign them later with sifu sign",
-                    self.reason,
-                )
-            self._said = True
-            return None
-        body = checkpoint_body(run, event.seq, event.hash.hex(), event.time)
-        signature: bytes = self.key.sign(canonical_json(body))
-        return signature
-
-
-def signed_events(events: list[Event]) -> Iterator[tuple[Event, str]]:
-    """Yield each event with the key that must have signed it.
-
-    This is the last key named by an earlier event; for the first event, it is the key that the event itself names.
-    """
-    key = ""
-    for event in events:
-        named = event.content.get("run", {}).get("public_key", key) if event.kind in ("run created", ROTATED) else key
-        key = key or str(named)
-        yield event, key
-        key = str(named)
-
-
-def unsigned_tail(events: list[Event]) -> tuple[int, int] | None:
-    """Return the numbers of the first and last event after the last signature, or None if the last event is signed."""
-    covered = next((event.seq for event in reversed(events) if event.signature is not None), 0)
-    return (covered + 1, events[-1].seq) if covered < len(events) else None
-
-
-def check_checkpoints(reader: RunReader, only_last: bool = False) -> Iterator[str]:
-    """Yield a problem for each invalid signature, and for unsigned events that no signed event vouches for.
-
-    Args:
-        reader: Reader of the run.
-        only_last: True to verify the last signature only.
-    """
-    events = reader.events()
-    run = str(events[0].content["run"]["run"])
-    tail, first_unsigned = unsigned_tail(events), 0
-    last = tail[0] - 1 if tail else len(events)
-    for event, key in signed_events(events):
-        if event.signature is None:
-            first_unsigned = first_unsigned or event.seq
-            continue
-        gap = [first_unsigned, event.seq - 1] if first_unsigned else None
-        if (gap or event.kind == VOUCHED) and (event.kind != VOUCHED or event.content.get("unsigned") != gap):
-            yield (
-                f"signatures: events {first_unsigned or event.seq} to {event.seq - 1} have no signature, and event "
-                f"{event.seq} ({event.kind}) does not vouch for them"
-            )
-        first_unsigned = 0
-        if only_last and event.seq != last:
-            continue
-        if not Checkpoint.of(run, event, key).holds:
-            yield (
-                f"signatures: the signature of event {event.seq} ({event.kind}) is not that of the operator's key over "
-                f"it: events up to {event.seq} were changed, or the signature was"
-            )
-
-
-def check_covered(reader: RunReader) -> Iterator[str]:
-    """Yield a problem if no signature covers the last events."""
-    tail = unsigned_tail(reader.events())
-    if tail is not None:
-        yield f"signatures: {uncovered(tail)}"
-
-
-def uncovered(tail: tuple[int, int]) -> str:
-    """Return a sentence about the unsigned events at the end of the ledger."""
-    first, last = tail
-    which = f"event {first}" if first == last else f"events {first} to {last}"
-    return (
-        f"no signature covers {which}: written without the operator's key, or changed by someone without it. "
-        "An operator who knows them to be right, for example from a witness, vouches for them with sifu sign"
-    )
-
-
-def latest_checkpoint(reader: RunReader) -> Checkpoint | None:
-    """Return the checkpoint of the last signed event, or None."""
-    rows = reader.query(
-        "SELECT seq, time, hash, signature FROM events WHERE signature IS NOT NULL ORDER BY seq DESC LIMIT 1"
-    )
-    if not rows:
-        return None
-    seq, time, digest, signature = rows[0]
-    # The event of a rotation is signed with the old key, which it names.
-    old = reader.query("SELECT payload FROM events WHERE seq = ? AND kind = ?", (seq, ROTATED))
-    key = str(read_json(old[0][0])["old_key"]) if old else reader.value("public_key")
-    return Checkpoint(reader.value("run"), int(seq), bytes(digest).hex(), str(time), key, bytes(signature).hex())

@@ -15,11 +15,12 @@ from functools import partial
 
 from sifu.core.ledger import NONCE_BYTES, Event, broken_links, canonical_json, read_json
 from sifu.errors import RunDamagedError
+from sifu.store.checkpoints import check_checkpoints
 from sifu.store.clock import check_order_of_times
 from sifu.store.database import schema_problems
 from sifu.store.erased_figures import check_rest, erasure_of_all
 from sifu.store.events_check import ReplayedLedger, check_events
-from sifu.store.keys import check_checkpoints, check_keys
+from sifu.store.keys import check_keys
 from sifu.store.projection import KEYS
 from sifu.store.reader import RunReader, readable
 from sifu.store.sealed import check_sealed

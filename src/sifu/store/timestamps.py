@@ -22,8 +22,8 @@ from typing import Any
 
 from sifu.core.ledger import canonical_json
 from sifu.errors import InputError, MissingPackageError, SifuError, install_extra
+from sifu.store.checkpoints import latest_checkpoint
 from sifu.store.files import TIMESTAMPS, certificate_path, write_atomically
-from sifu.store.keys import latest_checkpoint
 from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
 

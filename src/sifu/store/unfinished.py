@@ -28,8 +28,9 @@ from sifu.core.ledger import LOCAL_RATES
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
 from sifu.store.database import CLIENTS_FILE, DATABASE, rest_of_a_run
+from sifu.store.head_file import HEAD_FILE
 from sifu.store.history_tables import clients_digest
-from sifu.store.keys import HEAD_FILE, KEY_FILE
+from sifu.store.keys import KEY_FILE
 from sifu.store.reader import GROUP_KEY, TUNED_LAYOUT
 from sifu.store.salts import SALTS_FILE
 from sifu.theory.facts import ClientProfile, TrainingFacts

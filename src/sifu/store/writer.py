@@ -23,6 +23,7 @@ from sifu.core.ledger import FIGURES_SALT, GENESIS, LOCAL_RATES, NONCE_BYTES, Ev
 from sifu.core.spec import Spec
 from sifu.errors import RunBusyError, RunDamagedError
 from sifu.store import files, kept_outside, unfinished
+from sifu.store.checkpoints import Signer, uncovered, unsigned_tail
 from sifu.store.client_accuracy import read_standing, remove_standing
 from sifu.store.clock import CLOCK_SET, time_after, utc_now
 from sifu.store.database import (
@@ -35,18 +36,9 @@ from sifu.store.database import (
     transaction,
 )
 from sifu.store.erased_figures import FIGURES_ERASED, erase_figures, erase_payloads, erasure_of_all, kept_nodes
+from sifu.store.head_file import announce_head, signs_of_an_older_database, write_head
 from sifu.store.history_tables import NodeRow, clients_digest, rows_digest
-from sifu.store.keys import (
-    KEY_LOST,
-    Signer,
-    announce_head,
-    create_key,
-    finish_rotation,
-    signs_of_an_older_database,
-    uncovered,
-    unsigned_tail,
-    write_head,
-)
+from sifu.store.keys import KEY_LOST, create_key, finish_rotation
 from sifu.store.last_failure import remove_failure
 from sifu.store.projection import (
     UNDONE,

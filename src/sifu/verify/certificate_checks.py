@@ -24,10 +24,11 @@ from sifu.requests.certification import (
     public_form,
 )
 from sifu.store import files
+from sifu.store.checkpoints import Checkpoint
 from sifu.store.erased_figures import erased_certificates, not_recomputed
 from sifu.store.events_check import ReplayedLedger
 from sifu.store.files import CERTIFICATES, certificate_path, is_locked
-from sifu.store.keys import SIGNATURE, Checkpoint, signature_holds
+from sifu.store.keys import SIGNATURE, signature_holds
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.record_check import TIME

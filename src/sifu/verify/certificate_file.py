@@ -35,9 +35,10 @@ from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.round import NoiseSource
 from sifu.errors import InputError, MissingExtensionError
 from sifu.requests.certification import COMMON_FIELDS, FIELDS, FORMAT, LACKING, OPTIONAL_FIELDS
+from sifu.store.checkpoints import Checkpoint
 from sifu.store.files import read_named
 from sifu.store.kept_outside import known_key_problem
-from sifu.store.keys import Checkpoint, signature_holds
+from sifu.store.keys import signature_holds
 from sifu.theory import calibration
 from sifu.theory.facts import NO_NOISE, UNKNOWN
 from sifu.theory.participation import Participation

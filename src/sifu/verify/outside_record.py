@@ -29,9 +29,10 @@ from sifu.core.ledger import Event, canonical_json
 from sifu.errors import InputError, MissingPackageError, install_extra
 from sifu.run.run_view import RunView
 from sifu.store import clock, timestamps
+from sifu.store.checkpoints import VOUCHED, Checkpoint, signed_events
 from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.files import STORED, TEMPORARY_PREFIX, TIMESTAMPS, certificate_path, is_locked, read_plain, stored_path
-from sifu.store.keys import KEY_FILE, KEY_LOST, VOUCHED, Checkpoint, signed_events
+from sifu.store.keys import KEY_FILE, KEY_LOST
 from sifu.store.projection import KEYS
 from sifu.store.reader import RunReader
 from sifu.store.unfinished import unfinished_copies

@@ -16,7 +16,7 @@ from sifu.requests.approvals import check_approvals, check_left_out
 from sifu.requests.erasure import check_purges
 from sifu.requests.request_record import check_lifecycles
 from sifu.requests.what_remains import copy_notes
-from sifu.store import keys
+from sifu.store import checkpoints, head_file, keys
 from sifu.store.clock import check_not_ahead
 from sifu.store.erased_figures import not_recomputed
 from sifu.store.events_check import check_events, check_recorded_nodes
@@ -105,8 +105,8 @@ def verify_run(
         for name, check in (
             ("database", check_database),
             ("ledger", check_ledger),
-            ("signatures", keys.check_checkpoints),
-            ("signatures", keys.check_covered),
+            ("signatures", checkpoints.check_checkpoints),
+            ("signatures", checkpoints.check_covered),
             ("ledger", check_sealed),
             ("events", check_events),
             ("events", check_recorded_nodes),
@@ -222,7 +222,7 @@ def _check_installed(reader: RunReader) -> Iterator[str]:
 def _check_belongs_together(reader: RunReader) -> Iterator[str]:
     """Yield a problem for each file of the run folder that names an event missing from the database."""
     if not is_locked(reader.folder):  # a writer may have continued since
-        for sign in keys.signs_of_an_older_database(reader):
+        for sign in head_file.signs_of_an_older_database(reader):
             yield f"folder: {sign}"
 
 

@@ -16,9 +16,11 @@ from flwr.clientapp import ClientApp
 from sifu.core.ledger import canonical_json, chain
 from sifu.engines.flower.wire import CHECKPOINT, CONFIG, LINKS, LINKS_FROM, PROFILE_QUERY, ROTATIONS
 from sifu.errors import InputError
+from sifu.store.checkpoints import Checkpoint, latest_checkpoint
 from sifu.store.clock import CLOCK_SET
 from sifu.store.files import append_line
-from sifu.store.keys import HEAD_FILE, Checkpoint, latest_checkpoint, rotation_holds, rotations
+from sifu.store.head_file import HEAD_FILE
+from sifu.store.keys import rotation_holds, rotations
 from sifu.store.reader import RunReader
 
 

@@ -26,10 +26,11 @@ from sifu.report.evidence.aisvs import aisvs_support
 from sifu.report.evidence.check_evidence import STATEMENT, check_evidence
 from sifu.report.report_words import LEVEL_WORDS, templates
 from sifu.requests.approvals import deadline_of
+from sifu.store.checkpoints import Checkpoint, signed_events
 from sifu.store.clock import utc_now
 from sifu.store.erased_figures import no_certificate
 from sifu.store.files import certificate_path, read_plain, write_atomically
-from sifu.store.keys import Checkpoint, keys_of, rotations, signed_events
+from sifu.store.keys import keys_of, rotations
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.timestamps import timestamp_path
