@@ -190,9 +190,7 @@ def test_readers_beside_a_busy_writer(cli: Command, busy_writer: tuple[Path, sub
     assert not problems, f"{len(problems)} of 12 verifications failed, the first: {problems[0]}"
 
 
-def test_the_released_model_can_be_exported_beside_a_retraining(
-    cli: Command, own_trained: Path, tmp_path: Path
-) -> None:
+def test_an_export_during_a_request_is_refused(cli: Command, own_trained: Path, tmp_path: Path) -> None:
     """During a request the export is refused with a message: no half-trained model is written."""
     run = sifu.open_run(own_trained)
     answers = []

@@ -238,7 +238,7 @@ def test_limit_a_whole_rewrite_with_a_new_key_is_caught_by_the_known_key_only(ow
     assert verify_run(own_run).problems == []
 
 
-def test_limit_events_after_the_last_certificate_are_not_signed(own_run: Path) -> None:
+def test_limit_the_last_event_can_be_removed_with_its_signature(own_run: Path) -> None:
     """The last event, a waiting request, can be removed with its signature: only a witness or an anchor reveals it."""
     execute(
         own_run,

@@ -75,7 +75,7 @@ def test_rounds_agree_with_the_embedded_engine(name: str) -> None:
     assert flower.take_incidents() == []
 
 
-def test_a_client_drawn_for_another_number_gives_another_model() -> None:
+def test_a_client_in_another_round_gives_another_update() -> None:
     """Negative control: with batches, a client's update depends on the position of the round."""
     spec = small_spec(local={"batch": 4})
     _, flower, _ = both_engines(spec)
