@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -89,12 +88,6 @@ class Browser:
         assert request
         fields = {"request": request[1], "decision": "approved", "number": str(number), "terms": digest[1]}
         return self.send(f"{path}/decide", **fields)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 DAYS_LATER = """

@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 from provider_for_tests import ProviderForTests
-from service_for_tests import free_port, start_console
+from service_for_tests import start_console
 
 import sifu
+from free_ports import free_port
 from run_tools import copy_run, query, small_spec
 from sifu.console.tokens import TokenFile, state_folder
 from sifu.report import write_report

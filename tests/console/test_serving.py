@@ -19,9 +19,10 @@ from typing import Any
 
 import httpx
 import pytest
-from service_for_tests import free_port, start_console
+from service_for_tests import start_console
 
 import sifu
+from free_ports import free_port
 from run_tools import Command, environment
 from sifu.console.serving import Binding, check_binding, listen, server
 from sifu.errors import InputError

@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import ipaddress
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -19,6 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from preloaded import STANDS_FOR, write_programs
+
+from free_ports import free_port
 
 BIN = Path(sys.executable).parent
 HASTY_NODE = """
@@ -62,15 +63,6 @@ while quiet < 2 and time.monotonic() < end:
 """Program that waits until the tests have ended, however they ended, and kills every process of their deployment.
 Flower's processes outlive the one that started them; the environment they inherit identifies them.
 """
-
-
-def free_port() -> int:
-    """Return a free port below the system's ephemeral range, so that no other program gets it before it is used."""
-    while True:
-        port = random.SystemRandom().randrange(12_000, 30_000)
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port
 
 
 def make_certificates(folder: Path, *addresses: str) -> None:
