@@ -29,7 +29,7 @@ def test_the_findings_of_the_page_follow_from_the_results() -> None:
 
 
 def test_operations_of_b_are_those_torch_counts() -> None:
-    module, images = ConvNet(), torch.rand(2, *B.shape)
+    module, images = ConvNet(), torch.ones(2, *B.shape)
     with FlopCounterMode(display=False) as counter:
         module(images).sum().backward()
     (work,) = [row for row in WORK if row.setting == "B"]
@@ -38,7 +38,7 @@ def test_operations_of_b_are_those_torch_counts() -> None:
 
 def test_activations_of_b_are_those_of_the_network() -> None:
     module, count = ConvNet(), 0
-    x = torch.rand(1, *B.shape)
+    x = torch.ones(1, *B.shape)
     for convolution, pooled in ((module.conv1, True), (module.conv2, True), (module.conv3, False)):
         x = convolution(x)
         count += x.numel()

@@ -344,7 +344,7 @@ def test_updates_put_back_after_their_erasure_are_named(pristine: Pristine, name
     updates = pristine.folder / "updates"
     target = updates / name
     assert not target.exists()
-    source = next(updates.iterdir())
+    source = min(updates.iterdir())
     target.parent.mkdir(exist_ok=True)
     shutil.copy(source, target)
     assert any(Path(name).name in problem for problem in caught(pristine.folder))
@@ -368,7 +368,7 @@ def test_another_key_is_noticed(run_with_requests: Path, cli: Any) -> None:
     wrong = "00" * 32
     verification: Verification = verify_run(run_with_requests, wrong)
     assert any("key" in problem for problem in verification.problems)
-    certificate = next((run_with_requests / "certificates").iterdir())
+    certificate = min((run_with_requests / "certificates").iterdir())
     assert verify_certificate(certificate, right).holds
     assert not verify_certificate(certificate, wrong).holds
     assert cli("verify", run_with_requests, "--public-key", wrong).code == 3
