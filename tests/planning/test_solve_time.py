@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import sifu
-from run_tools import Command
+from run_tools import Command, small_spec
 from sifu.cli.plans import seconds_text
+from sifu.methods import registry
 from sifu.planning import solve_time
 from sifu.planning.solve_time import START_STEPS, Speed
 from sifu.theory.closed_form.ridge import WIDE
@@ -56,6 +57,22 @@ def test_a_machine_that_is_three_times_slower_takes_three_times_as_long(
         monkeypatch.setattr(solve_time.time, "thread_time", lambda ticks=ticks, pace=pace: 0.01 * pace * next(ticks))
         predicted.append(solve_time.measured_speed.__wrapped__().seconds(features, 100))
     assert predicted[1] == pytest.approx(3.0 * predicted[0])
+
+
+def test_the_seconds_of_rounds_include_the_start_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of few rounds is not faster than the command that executes it; waiting nodes need no start."""
+    monkeypatch.setattr(solve_time, "measured_speed", lambda: MACHINE)
+    monkeypatch.setattr(registry, "_seconds_a_round", lambda view: 0.25)
+    run = sifu.train(small_spec(), run=tmp_path / "run")
+    ways = [way for way in run.plan(["client-001"]).ways if way.rounds]
+    assert {way.method for way in ways} >= {"sifu", "scratch"}
+    for way in ways:
+        assert way.seconds == pytest.approx(START + 0.25 * way.rounds)
+    monkeypatch.setattr(registry, "FLOWER", run.spec.data.name)
+    for way in run.plan(["client-001"]).ways:
+        assert way.seconds is None or way.seconds == pytest.approx(0.25 * way.rounds)
 
 
 @pytest.mark.parametrize("keep", ["clients", "sum"])

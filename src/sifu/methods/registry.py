@@ -28,7 +28,7 @@ from sifu.core.method_info import (
     attacker_rate,
     method_info,
 )
-from sifu.core.operator_words import forgotten_words
+from sifu.core.operator_words import FLOWER, LOOP, forgotten_words
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.base import Method
@@ -38,7 +38,7 @@ from sifu.methods.scratch import Scratch
 from sifu.methods.sifu import Sifu
 from sifu.planning.forecast import Forecast
 from sifu.planning.plan import AutoChoice, MethodOption, Plan, choose_method, least_level, reason_of, strongest_option
-from sifu.planning.solve_time import request_seconds
+from sifu.planning.solve_time import request_seconds, start_seconds
 from sifu.run.few_clients import consequences, staying_without
 from sifu.run.releases import guarantee_of_all, waiting_note
 from sifu.run.run_view import RunView
@@ -224,11 +224,16 @@ def _kept(view: RunView, info: MethodInfo, plan: Plan) -> str:
 
 
 def _seconds(view: RunView, plan: Plan, rounds: float | None) -> float | None:
-    """Return the expected duration of a solve from kept statistics, or of rounds at the speed of the first training."""
+    """Return the expected duration of a solve from kept statistics, or of rounds at the speed of the first training.
+
+    A command that executes rounds also takes time to start; a server of remote clients has started already.
+    """
     if plan.terms.method == CLOSED_FORM and rounds == 0.0 and not plan.terms.records:
         return request_seconds(view, set(view.leaving(plan.terms.clients)))
     pace = _seconds_a_round(view)
-    return rounds * pace if rounds and pace is not None else None
+    if not rounds or pace is None:
+        return None
+    return rounds * pace + (0.0 if view.spec.data.name in (FLOWER, LOOP) else start_seconds())
 
 
 def _seconds_a_round(view: RunView) -> float | None:

@@ -64,8 +64,8 @@ class MethodOption:
         client_rounds: Participants summed over all rounds.
         rebuild_client_rounds: Participants summed over the rounds that rebuild groups of leaving clients.
         bytes_sent: Traffic of all these rounds.
-        seconds: Duration of the rounds at the speed of the run so far, or of a solve from kept statistics at the speed
-            of this machine; None if it is unknown.
+        seconds: Duration of the command, with rounds at the speed of the run so far or a solve from kept statistics
+            at the speed of this machine; None if it is unknown.
         attacker_rate: Upper bound on the true positive rate of an attacker with 1 % false alarms (0.01 is a blind
             guess); None means no bound.
         kept: Description of the data that the operator keeps.

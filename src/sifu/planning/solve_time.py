@@ -55,6 +55,11 @@ class Speed:
     bytes: float
     steps: float
 
+    @property
+    def start(self) -> float:
+        """Seconds of a command besides rounds and statistics."""
+        return START_STEPS / self.steps
+
     def seconds(self, features: int, samples: int, *, cross_validated: bool = False) -> float:
         """Return the expected seconds of a request.
 
@@ -72,7 +77,7 @@ class Speed:
         # Narrow heads are solved in float64, which takes twice the time, on one thread.
         solved = cubic / together if features > WIDE else 2.0 * cubic / self.factors
         squared = PASSES * 8.0 / self.bytes + 2.0 * samples / together
-        return START_STEPS / self.steps + features**2 * squared + solved
+        return self.start + features**2 * squared + solved
 
 
 @cache
@@ -105,6 +110,11 @@ def _shortest(action: Callable[[], Any]) -> float:
         action()
         seconds.append(time.thread_time() - started)
     return max(min(seconds), 1e-9)
+
+
+def start_seconds() -> float:
+    """Return the expected seconds of a command on this machine, besides rounds and statistics."""
+    return measured_speed().start
 
 
 def request_seconds(view: RunView, leaving: set[int]) -> float | None:
