@@ -161,7 +161,7 @@ class RequestCalls(RunFolder):
         return ()
 
     def also_left_out(self, request: str) -> str:
-        """Describe what other approved requests leave out of a waiting `request`'s release; return "" if nothing."""
+        """Describe the data that other approved requests exclude from a waiting `request`'s release; "" if none."""
         with self.view() as view:
             row = row_of(view.reader, request)
             return also_left_out(view, row.terms) if row.waits else ""

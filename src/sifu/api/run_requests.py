@@ -189,7 +189,7 @@ class Released:
     """The released model after `Run.release`.
 
     Attributes:
-        rounds: Rounds or solves that it took; 0 if the model was up to date.
+        rounds: Number of rounds or solves that `Run.release` ran; 0 if the model was up to date.
         clients: Number of clients in the model.
         returned: Clients that are in the model again.
         left_out: Clients that pending requests leave out.

@@ -121,7 +121,7 @@ def restore(
 
     Raises:
         InputError: If the backup is older and not accepted, a certificate does not belong to the run, or restoring its
-            request would forget a whole client instead of records. Nothing is written then.
+            request would forget a whole client instead of records. In these cases, nothing is written.
     """
     file, folder = Path(file), Path(folder)
     if anchor is not None:

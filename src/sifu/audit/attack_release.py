@@ -72,7 +72,7 @@ class Audited:
         self.normals: NormalSource = SystemNormals() if seed is None else keyed_generator(seed, "audit")
 
     def as_released(self, model: Vector, node: int | None = None, normals: NormalSource | None = None) -> Vector:
-        """Return a model in released form: unchanged or, with noise on releases, the stored release or fresh noise.
+        """Return a model as released: unchanged or, with `release.noise`, the stored release or a copy with new noise.
 
         Args:
             model: Model stored in the run folder.

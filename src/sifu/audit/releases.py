@@ -54,7 +54,7 @@ class EpsilonBound:
     """Lower bound that one statistic shows: epsilon is at least `epsilon`, with confidence `confidence`.
 
     `true_positive_rate` is a lower and `false_positive_rate` an upper confidence limit on the measuring half. If the
-    chosen side is "without", they are the rates of saying that the client was absent.
+    chosen `side` is "without", a positive is the verdict that the client was absent.
     """
 
     statistic: str
@@ -161,7 +161,7 @@ FARTHEST = 4e4
 
 @dataclass(frozen=True)
 class Replays:
-    """Number of replays of each statistic: one-dimensional ones, and evaluations of whole noised models."""
+    """Numbers of replays: `replays` for one-dimensional statistics, `losses` for evaluations of whole noised models."""
 
     replays: int = 100_000
     losses: int = 400

@@ -310,7 +310,7 @@ def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Eviden
 
 
 def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
-    """Return the subjects whose absence to replay, largest Psi at their source first, and how many are left out.
+    """Return the subjects whose absence is replayed, with the largest Psi first, and how many are left out.
 
     All subjects that a request's noise should hide are replayed. If the run has no such subjects, the active clients
     with the largest Psi are replayed.

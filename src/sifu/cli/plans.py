@@ -211,7 +211,7 @@ def interval_text(rounds: int | None, interval: tuple[int, int] | None) -> str:
 
 
 def print_units(plan: Plan) -> None:
-    """Print both units of a request for several clients."""
+    """Print a request for several clients in both units, each client separately and all jointly."""
     if not plan.units:
         return
     shown = table(

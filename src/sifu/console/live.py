@@ -42,8 +42,8 @@ class Live:
     rounds of the run. A point of `curve` is a round with its accuracy (None for regression), its loss, and its number
     of participants. `seconds_left` is an estimate from the curve and the speed of the last minute. `last_step` is the
     latest event of any request. `accuracy` is measured on the active clients' training data, `held_out` on held-out
-    rows; for regression, `mean_squared_error` replaces `accuracy`. During training these figures and `participants` are
-    those of the last point of `curve`, otherwise of the current model; None if it was not measured.
+    rows; for regression, `mean_squared_error` replaces `accuracy`. During training, these figures and `participants`
+    belong to the last point of `curve`, otherwise to the current model; they are None if they were not measured.
     """
 
     phase: str

@@ -32,7 +32,7 @@ def way_to_go_on(spec: Spec, phase: str) -> str:
 
 
 def unmasked_setting(data_name: str, what: str = "statistics") -> str:
-    """Return the setting with which the server sees `what` each client sends: its statistics or its updates.
+    """Return the setting that turns masking off, so that the server sees each client's `what`: statistics or updates.
 
     >>> unmasked_setting(LOOP), unmasked_setting(FLOWER, "updates")
     ('masked_statistics=False', 'masked-updates = false')

@@ -203,7 +203,7 @@ class RequestTerms:
 
 FIGURES = ("epsilon", "delta", "reserve", "target")
 CHOICES = {name: offered.choices for name, offered in terms_on_offer().items() if offered.choices and name != "level"}
-"""Allowed words of each term whose value must be one of a few words."""
+"""Allowed values of each term that has a fixed list of values."""
 TERMS: tuple[str, ...] = tuple(term.name for term in fields(RequestTerms))
 """Names of all terms, clients first."""
 LATER_TERMS = frozenset(term.name for term in fields(RequestTerms) if "later" in term.metadata)

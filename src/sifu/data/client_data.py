@@ -2,9 +2,9 @@
 
 All samples are checked here, before the first round: a NaN of one client would spread to all models.
 
-Frozen features are the outputs of a torch module with fixed weights, computed once for each client's samples. A linear
-head on them is convex, whatever the module: the module is preprocessing that no client's data shaped, and only the head
-is trained. Certificates of an image task can therefore be `proven` (docs/closed-form.md).
+Frozen features are the outputs of a torch module with fixed weights, computed once for each client's samples. The loss
+of a linear head on them is convex for every module, because only the head is trained: the module is preprocessing that
+does not depend on any client's data. Certificates of an image task can therefore be `proven` (docs/closed-form.md).
 
 The weights must not come from the clients' data: use a public pretrained network, one trained on public data, or random
 weights. Each client can compute its own features, which do not depend on other clients.

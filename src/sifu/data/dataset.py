@@ -49,7 +49,7 @@ class Scale:
 class Dataset:
     """Training and test samples as stored: bytes of images (N, H, W) or (N, H, W, C), or float features.
 
-    A data set without test samples has arrays of length zero there.
+    Without test samples, `x_test` and `y_test` have length zero.
 
     Attributes:
         name: Name of the data set.

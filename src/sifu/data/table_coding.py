@@ -66,7 +66,7 @@ class TableCoding:
     label: str
     client: str = ""
     classes: tuple[tuple[str, ...], ...] = ()
-    """Words of each class; empty if labels are numbers."""
+    """Label values of each class; empty if labels are numbers."""
     class_names: tuple[str, ...] = ()
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     identity: str = ""

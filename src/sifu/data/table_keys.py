@@ -42,7 +42,7 @@ def quoted(name: str) -> str:
 
 
 def parse_categories(text: str) -> dict[str, tuple[str, ...]]:
-    """Parse the words of each categorical column.
+    """Parse the allowed values of each categorical column.
 
     >>> parse_categories('colour=red,green; "size; EU"=S,M,L')
     {'colour': ('red', 'green'), 'size; EU': ('S', 'M', 'L')}
@@ -54,7 +54,7 @@ def parse_categories(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def _listed_words(text: str, what: str) -> list[str]:
-    """Return the distinct words of a list, unchanged and with their quotes."""
+    """Return the distinct values in a list, unchanged and with their quotes."""
     words = _split(text, ",")
     if not words or len(words) > MOST_WORDS or len(set(words)) != len(words) or text.rstrip().endswith(","):
         raise InputError(
@@ -64,7 +64,7 @@ def _listed_words(text: str, what: str) -> list[str]:
 
 
 def parse_classes(text: str) -> dict[str, tuple[str, ...]]:
-    """Return the words of each class, by the name of the class.
+    """Return the label values of each class, by the name of the class.
 
     >>> parse_classes("<=50K, >50K"), parse_classes("healthy=0, ill=1|2|3")
     ({'<=50K': ('<=50K',), '>50K': ('>50K',)}, {'healthy': ('0',), 'ill': ('1', '2', '3')})

@@ -51,7 +51,7 @@ PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
     r"creatinine": {"mg/dl": (1, 0.5), "umol/l": (88, 44)},
     r"ha?emoglobin|hb": {"g/dl": (14, 2), "g/l": (140, 20), "mmol/l": (8.7, 1.2)},
 }
-"""Middle and spread of familiar measurements in adults, by unit, the most usual unit first.
+"""Middle and spread of common measurements in adults, by unit; the most common unit comes first.
 
 They come from textbooks, not from any data file.
 """

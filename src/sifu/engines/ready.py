@@ -106,7 +106,7 @@ def head_of(client: ReadyClient, plan: WirePlan, outputs: int, number: int = 0) 
 
 
 def _asked_head(client: ReadyClient, instruction: Instruction) -> ClosedFormFederation:
-    """Return `head_of` with features computed by the networks in a message."""
+    """Return the federation of `head_of`, with features computed by the networks in a message."""
     plan = WirePlan.of_text(instruction.plan)
     head = head_of(reading_tokens(client, plan.features), plan, plan.outputs, instruction.client)
     if isinstance(head, TunedFederation):

@@ -190,7 +190,7 @@ class Forecast:
         return path.rounds_until(depth) + (groups.rounds if merged else 0)
 
     def expected(self, depth: int, noise_std: float) -> float:
-        """Return the expected rounds, even if no target was reached; used to compare noises."""
+        """Return the expected rounds, even if no target was reached; used to compare noise sizes."""
         return float(self.times(depth, noise_std).mean())
 
     def times_after(self, done: float, disturbed: Sequence[tuple[float, float]], unluckier: float = 0.0) -> Floats:
@@ -260,7 +260,7 @@ def _harm_left(measure: Measure, disturbed: Sequence[tuple[float, float]], round
 
 
 LEARNED_AGAIN = 0.1
-"""c: one common round makes up for about ten separate rounds of the groups left out."""
+"""Constant c of the formula for merges: one common round replaces about ten separate rounds of excluded groups."""
 WIDTH = 2.0
 """Factor by which the interval extends either way, plus one round: merges vary (22 and 46 rounds for two seeds)."""
 

@@ -225,7 +225,7 @@ OF_LOSS = {"linear": 2.0, "network": 6.0}
 """Exponent q by kind of model; in a network, continued training undoes most of the harm of noise."""
 
 FARTHEST = 3.0
-"""Largest noise on a network whose harm is predicted, as a multiple of the largest rehearsed noise."""
+"""Largest noise whose harm to a network is predicted, as a multiple of the largest rehearsed noise."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ Otherwise it is compared with the methods that are not exact: the fewest predict
 guarantee. The certificate's promise holds for the plan that was executed, including its method.
 
 The joint Psi of a set of clients is exact for rounds whose Gram matrix was kept, and bounded by the triangle inequality
-from the same scalars otherwise (docs/theory.md, section 3.2). A plan shows both units, so that the cost of joint
-protection is known in advance.
+from the same scalars otherwise (docs/theory.md, section 3.2). A plan shows the request for both units, each client
+separately and all clients jointly, so that the cost of joint protection is known in advance.
 
 `--sigma auto` chooses node and noise together, from recorded scalars (docs/noise.md; docs/theory.md, section 9.1). Each
 kept node needs a minimum of noise, which follows from the Psi curves of the subjects to hide and their remaining
@@ -199,7 +199,7 @@ class UnitView:
 def both_units(
     view: RunView, terms: RequestTerms, noise_std: float, earlier: Sequence[Exposure]
 ) -> tuple[UnitView, ...]:
-    """Return the request in both units; empty for a single client, for which they are the same."""
+    """Return the Psi and noise for each unit, `client` and `joint`; empty for a single client, for which they agree."""
     if len(terms.clients) < 2:
         return ()
     order, tip = view.next_order, view.path.tip

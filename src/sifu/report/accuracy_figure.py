@@ -191,7 +191,7 @@ def accuracy_message(data: ReportData) -> str:
 
 
 def _lower_end(data: ReportData, percent: np.ndarray) -> float:
-    """Return the lower end of the axis: below every drop after noise; the first rounds may lie below it."""
+    """Return the lower end of the axis; it is below every drop after noise, but the first rounds may be below it."""
     later = percent[data.trace.x >= 0.06 * data.trace.x[-1]] if percent.size > 10 else percent
     after_noise = percent[data.trace.branch > 0]
     lowest = min(later.min(), after_noise.min(initial=100.0))

@@ -298,7 +298,7 @@ def _legend(figure: Figure, panels: tuple[PsiPanel, ...], empty: Axes | None) ->
 
 @styled
 def draw_plan(plan: Plan) -> Figure:
-    """Draw, by sigma, the predicted rounds with their interval and the round rolled back to, and Scratch as a line."""
+    """Draw the predicted rounds, their interval and the rollback round against sigma; a line marks Scratch's rounds."""
     shown = [option for option in plan.options if option.noise_std > 0.0 and option.predicted_rounds is not None]
     figure = new_figure(3.4)
     if plan.predicted_rounds is None or plan.scratch_rounds is None:

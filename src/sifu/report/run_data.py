@@ -35,7 +35,7 @@ class Branch:
 class PsiPanel:
     """Psi of a request's subjects along the path just before the request was executed.
 
-    `x` counts rounds; `curves` has a row for each subject shown, the largest at the chosen model first.
+    `x` counts rounds. `curves` has one row per shown subject, sorted by Psi at the chosen model, largest first.
     `limit` is the bound for the request's own subjects: Psi*, lowered by the reserve.
     """
 

@@ -226,7 +226,7 @@ class RecordedRequest:
 
     @cached_property
     def earlier_exposures(self) -> list[Exposure]:
-        """Subjects forgotten earlier, with the budget they had used by then."""
+        """Subjects forgotten earlier, with the budget they had used before this request."""
         return self.view.exposures(self.view.earlier_subjects(before_order=self.order))
 
     def psi(self, exposure: Exposure) -> float:

@@ -144,7 +144,7 @@ AUDIT = "audit"
 
 @dataclass(frozen=True)
 class ToPurge:
-    """Models and files of updates that the strict rule erases at one instant, for everyone forgotten by then."""
+    """Models and files of updates that the strict rule erases at one time, for all clients forgotten before it."""
 
     models: tuple[int, ...]
     updates: tuple[str, ...]

@@ -79,7 +79,7 @@ def erases_more_by_choice(reader: RunReader) -> bool:
 
 
 def why_figures_stay(reader: RunReader, tables: ReplayedTables | None = None, *, by_choice: bool = False) -> str:
-    """Return `keeps_figures` for the current state of a run, or for the earlier state in `tables`."""
+    """Return the result of `keeps_figures` for the current state of a run, or for the earlier state in `tables`."""
     first = json.loads(reader.query("SELECT payload FROM events WHERE seq = 1")[0][0])
     rows = ReplayedLedger.of(reader).tables if tables is None else tables.rows
     run = [str(key) for (key,) in rows["run"]]

@@ -28,7 +28,7 @@ from sifu.theory.participation import ClientIndices
 
 
 class SolvedAgain(NamedTuple):
-    """A head and the sum that it was solved from."""
+    """A head, and the sum of statistics that it was solved from."""
 
     model: Vector
     statistics: Statistics

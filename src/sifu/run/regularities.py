@@ -73,7 +73,7 @@ class Regularities:
         given: bool,
         leaving: Iterable[int],
     ) -> RateSource:
-        """Return whether the local rate was given and, if not, whether it would be the same without `leaving`.
+        """Return the source of the local rate: given, from clients that stay, or possibly from clients in `leaving`.
 
         Args:
             clients: Profiles of the clients.

@@ -100,7 +100,7 @@ def _noised_copies(model: Vector, sizes: Mapping[float, int], generator: np.rand
 def _recovered_copies(
     engine: Engine, model: Vector, noise_std: float, position: Position, active: ClientIndices, seed: int
 ) -> dict[str, list[Vector]]:
-    """Return the model, and copies with a noise and its opposite, after each rehearsed round, by their subset."""
+    """Return the models after each rehearsed round, by subset: without noise, and two copies with opposite noise."""
     wanted = min(MOST_ROUNDS, position.round // LEAST_TRAINING)
     if wanted == 0 or engine.facts.noise > 0.0:
         return {}

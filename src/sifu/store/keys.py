@@ -18,7 +18,7 @@ from sifu.store.reader import RunReader
 
 KEY_FILE = "operator.key"
 PENDING = "operator.key.new-"
-"""Prefix of the file with a new key, which a rotation writes before its event; its public key completes the name."""
+"""Prefix of the name of a new key's file, followed by the public key; a rotation writes the file before its event."""
 ROTATED = "key rotated"
 KEY_LOST = "key lost"
 """Kind of the event that records a missing or wrong operator's key, before anything is written without it."""
@@ -146,7 +146,7 @@ def load_key(folder: Path, public_key: str) -> Any:
 
 
 def finish_rotation(folder: Path, public_key: str) -> None:
-    """Put a new key in place if its event was recorded; delete it otherwise."""
+    """Replace the operator's key by a new key if the rotation was recorded; otherwise delete the new key."""
     pending = sorted(folder.glob(PENDING + "*"))
     for path in pending:
         if path.name == PENDING + public_key:

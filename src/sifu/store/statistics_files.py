@@ -59,7 +59,7 @@ class NewUpdates:
 
     @property
     def file(self) -> str:
-        """Name of the file; each rewriting has a new name."""
+        """Name of the file; a rewritten file gets a new name."""
         return f"{self.node}.{self.part}.{self.order}.safetensors"
 
     def salted(self, seed: int | None) -> NewUpdates:

@@ -76,7 +76,7 @@ def delta_reached_up(epsilon: float, multiplier: float) -> float:
 
 
 def stated_delta(epsilon: float, multiplier: float) -> float:
-    """Return `delta_reached` as a certificate may state it: rounded up, and at least `SMALLEST_DELTA`.
+    """Return the delta that a certificate states: `delta_reached`, rounded up, and at least `SMALLEST_DELTA`.
 
     At a large epsilon the formula underflows to 0, which no noise of finite size achieves.
 

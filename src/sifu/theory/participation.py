@@ -37,7 +37,7 @@ def mix(values: Scores) -> Scores:
 
 
 def _stir(values: Scores, scratch: Scores) -> Scores:
-    """Apply `mix` in place except for its last shift; the first 31 bits already equal the score's."""
+    """Apply `mix` in place except for its last shift; the first 31 bits are then those of the score."""
     for shift, multiplier in _STIRS:
         values ^= np.right_shift(values, shift, out=scratch)
         values *= multiplier
@@ -75,7 +75,7 @@ def place_key(base: ArrayLike, *place: ArrayLike) -> Scores:
 
 
 def _mix_one(value: int) -> int:
-    """Return `mix` of one number."""
+    """Apply `mix` to one number."""
     for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):
         value = (value ^ (value >> shift)) * multiplier % 2**64
     return value ^ (value >> SHIFTS[2])
@@ -117,7 +117,7 @@ class Places:
 
 
 def _scores_of(key: ArrayLike, places: Places) -> Scores:
-    """Return `scores` of prepared places."""
+    """Return the `scores` for prepared places."""
     values = places.steps + np.asarray(key, dtype=np.uint64)  # an array plus a scalar wraps around without a warning
     return _finish(_stir(values, np.empty_like(values)))
 
@@ -131,7 +131,7 @@ def scores_below(key: ArrayLike, places: Places, limit: int) -> tuple[Integers, 
     if limit <= 0 or size == 0:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint64)
     whole = np.asarray(key, dtype=np.uint64)
-    # The first 31 bits of a score are final after `_stir`: every score below the limit is at most `rough` there.
+    # `_stir` already gives the first 31 bits of a score; if the score is below `limit`, its result is at most `rough`.
     rough = np.uint64((((limit - 1) >> 33) << 33) + 2**33 - 1)
     values, scratch = np.empty((2, min(_PIECE, size)), dtype=np.uint64)
     near, finished = [], []

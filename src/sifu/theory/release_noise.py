@@ -67,8 +67,8 @@ class Release:
         """Return the distance to the head without these samples, from the eigendecomposition of G.
 
         With the eigenvalues w, the samples U in the basis of the eigenvectors and D = (w + lambda)^-1, the head without
-        the samples is D B + D U' (I - U D U')^-1 U D B. B is H, and lambda the penalty, without the samples (Woodbury).
-        Nothing is rounded up: certificates use `distance_without`.
+        the samples is D B + D U' (I - U D U')^-1 U D B (Woodbury). Here B is the cross term H, and lambda the penalty;
+        both are computed without the samples. Nothing is rounded up: certificates use `distance_without`.
 
         Args:
             phi: Features of samples that are part of the release, without the constant.

@@ -175,7 +175,7 @@ def least_noise(exposures: Sequence[Exposure], depth: int, order: int) -> float:
 
 
 def least_noises(exposures: Sequence[Exposure], depths: Collection[int], order: int) -> dict[int, float]:
-    """Return `least_noise` of many depths at once."""
+    """Return the result of `least_noise` for each of many depths."""
     places = np.array(sorted(depths), dtype=np.int64)
     smallest = np.zeros(places.size)
     for exposure in exposures:

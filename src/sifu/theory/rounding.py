@@ -74,7 +74,7 @@ def slack(operations: int) -> float: ...
 @overload
 def slack(operations: Integers) -> Floats: ...
 def slack(operations: int | Integers) -> float | Floats:
-    """Return 1 + 2u * operations: multiplying by it makes the result of that many operations an upper bound.
+    """Return 1 + 2u * operations, the factor that turns a result of `operations` operations into an upper bound.
 
     Each float64 operation is off by at most a factor 1 + u; 2u leaves room for the products of these factors and for
     the multiplication by the slack itself.

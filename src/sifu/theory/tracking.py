@@ -110,9 +110,9 @@ def set_increment_exact(
 ) -> float:
     """Return an upper bound of Delta_W from the Gram matrix of W∩S that `gram_up` returns.
 
-    || sum_c n_c v_c ||^2 <= n' G n. A float64 inner product of `parameters` terms is off by at most that many times
-    2**-52 ||v_i|| ||v_j||. Cancellation can therefore make the quadratic form too small by at most (sum_c n_c
-    ||v_c||)^2 times that, which is added before the square root.
+    || sum_c n_c v_c ||^2 <= n' G n. A float64 inner product of p = `parameters` terms has an error of at most
+    p 2**-52 ||v_i|| ||v_j||. Cancellation can therefore make the quadratic form too small, by at most
+    p 2**-52 (sum_c n_c ||v_c||)^2. A larger amount is added before the square root.
     """
     rest = total_samples - int(samples.sum())
     if rest == 0 and samples.size:

@@ -85,7 +85,7 @@ class Regime:
         return 0 <= rounds < self.spec.stop.max_rounds
 
     def separate_rounds(self) -> tuple[str, dict[str, Any]]:
-        """Return the case and the values of the premise on the rounds that groups train separately."""
+        """Return the case and the values of the premise on the groups' separate rounds."""
         groups = self.spec.groups
         moved = {"stretch": groups.stretch} if groups.stretch != 1.0 else {}
         return "moved on" if moved else "", {"rounds": groups.rounds} | moved

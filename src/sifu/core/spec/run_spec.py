@@ -49,7 +49,7 @@ SEPARATE_ROUNDS = 150
 LARGEST_SHARE = Fraction(2, 3)
 """Largest share of stop.max_rounds for separate rounds; the rest is for common rounds."""
 TRIED, REACHED = 16, 15
-"""Number of tasks that tested the rule (`paper/results/groups.csv`), and how many of them finished a request."""
+"""Number of tasks that tested the rule (`paper/results/groups.csv`), and of tasks whose requests reached the target."""
 USUAL_COST, COSTS = 0.1693, (8 / 240, 100 / 120)
 """Rounds of one client's request divided by Scratch's rounds, over all tasks: the median, the smallest, the largest."""
 

@@ -1,7 +1,7 @@
 """Random filters with integer weights, whose responses are exact in float32 on any machine.
 
-Filters are Gaussian, whitened by a covariance that comes from no data set: neighbouring pixels of natural images are
-correlated, cov = exp(-distance / REACH), and so are their colours, 0.9. Without whitening, most filters would respond
+Filters are Gaussian, whitened by a covariance that comes from no data set. It models natural images: pixels have the
+correlation exp(-distance / REACH), and colours have the correlation 0.9. Without whitening, most filters would respond
 to the same slow changes. Weights are rounded to integers that sum to zero, and pixels are integers from 0 to 255, so a
 response is an integer below 2^24. A float32 holds it exactly, whatever the order of summation.
 
@@ -260,7 +260,7 @@ def levels(x: NDArray[Any], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
 
 
 def _in_pieces(bank: FilterBank, pixels: Any, inverse: Any, weights: Any) -> Floats:
-    """Return `bank.sums` of all images: in large batches on a GPU, one image per task on the cores of a CPU.
+    """Compute `bank.sums` for all images: in large batches on a GPU, one image per task on the cores of a CPU.
 
     The responses of one image fit in a core's cache. Batch sizes and threads affect only the time.
     """

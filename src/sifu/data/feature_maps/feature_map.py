@@ -115,7 +115,7 @@ def check_samples(x: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def scaled(rows: Floats, norm: float, unit: float | None = None) -> Floats:
-    """Scale integer rows to length `norm`; with a unit, return rows / unit, shortened to `norm` where longer.
+    """Scale integer rows to length `norm`; with a unit, return rows / unit, and shorten only rows longer than `norm`.
 
     The squared length is summed as an integer, so the order of summation does not matter. Zero rows stay zero.
 
@@ -196,7 +196,7 @@ class CachedFeatures(FeatureMap):
             yield rows, np.array(kept[rows])
 
     def _kept(self, path: Path, samples: int) -> Floats | None:
-        """Return the features in a file; None if there is none, or it is not the one that was written."""
+        """Return the features in a file; None if the file is missing or differs from the file that was written."""
         try:
             kept: Floats = np.load(path, mmap_mode="r", allow_pickle=False)
             if kept.shape != (samples, self.features) or kept.dtype != np.dtype("<f8"):
@@ -342,7 +342,7 @@ class RandomFourier(FeatureMap):
         drawn = drawn_normals(self.seed, "frequencies", size * (self.features // 2))
         turns = drawn.reshape(size, -1) / (2.0 * math.pi * self.bandwidth)
         object.__setattr__(self, "turns", np.rint(np.ldexp(turns, TURN_BITS + FREQUENCY_BITS)))
-        # Cosines of different machines may differ in the last bit; rounded to 2^-24 they agree (tested at every angle).
+        # Machines may differ in the last bit of a cosine; rounded to 2^-24, cosines agree (tested at every angle).
         wave = np.cos(2.0 * math.pi * np.arange(2**TURN_BITS) / 2**TURN_BITS)
         rounded = np.ldexp(np.rint(np.ldexp(wave, WAVE_BITS)) + 0.0, -WAVE_BITS)  # + 0.0: no negative zero
         object.__setattr__(self, "wave", rounded * (1.0 - 2.0**-22))  # keeps rounded rows within the norm

@@ -131,8 +131,8 @@ class Exchange:
             timeout: Seconds after which the exchange closes.
             read: Parser of a reply; may raise `InputError`.
             expires: Seconds after sending until which a client without a reply counts as busy.
-            enough: Pairs of a set of clients and a number. Once that many clients of a set have sent readable replies,
-                the other clients of the set are late. Sets do not influence each other.
+            enough: Pairs of a set of clients and a number of replies. Once a set has sent this number of readable
+                replies, its other clients are late. Sets do not influence each other.
 
         Returns:
             The parsed replies by client, and the failure reasons for the rest.

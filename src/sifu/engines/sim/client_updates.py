@@ -341,7 +341,7 @@ class Clipping:
         differences = sent - step
         drifts = np.linalg.norm(differences, axis=1) * enlargement(size)
         largest = float(drifts.max()) + norm_up(step)
-        error = (count + 4) * UNIT_ROUNDOFF * largest * 1.01  # of the two weighted sums and their addition
+        error = (count + 4) * UNIT_ROUNDOFF * largest * 1.01  # rounding of the two weighted sums and their addition
         gram = differences @ differences.T if want_gram else None
         drifts = (drifts + error) * ROUNDED_UP
         # Twice, because adding the noise to an update rounds as well.

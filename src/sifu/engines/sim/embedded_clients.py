@@ -43,7 +43,7 @@ PART_ROWS = 2**14
 PART_BYTES = 2**27
 """Maximum size of a copy of a part's samples; a single client may exceed it."""
 COPY_BYTES = 2**17
-"""Size from which samples are multiplied in place, one client at a time; samples of smaller clients are gathered."""
+"""Size from which each client's samples are multiplied separately; samples of smaller clients are copied together."""
 FINE, MEDIUM, COARSE = 8, 4, 2
 """Numbers of padded sizes between one power of two and the next.
 
@@ -123,7 +123,7 @@ class Part:
     """Some clients of a block, with products that copy their samples only where this is faster.
 
     The clients are at `rows` of the `block`; `places` are their positions among all requested clients. `one_by_one` is
-    True if the samples of each client are multiplied in place.
+    True if the samples of each client are multiplied separately, without copying them first.
     """
 
     def __init__(self, block: Block, rows: Integers, places: PartPlaces) -> None:

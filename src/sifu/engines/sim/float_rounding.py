@@ -116,7 +116,7 @@ def _top_eigenvalue_up(extended: Floats, trace: Floats, clients: Sequence[Checke
 
 @dataclass(frozen=True)
 class ClientSizes:
-    """Quantities of each client that determine the allowance; a server can compute it without clients' data.
+    """Quantities of each client that determine the allowance; with them, a server without clients' data can compute it.
 
     `samples` is n and `batch_ratios` is n/b_min. `linear_curvature` defines `smoothness` and `energy`. `target_norms`
     is the largest ||y_row|| (least squares only).
@@ -147,7 +147,7 @@ class ClientSizes:
 def proven_allowance(
     model: LinearModel, training: LocalTraining, server_rate: float, sizes: ClientSizes, dtype: str
 ) -> Callable[[float, ClientIndices], float] | None:
-    """Return `round_allowance` for these clients; None if nothing is proven.
+    """Return a function that computes `round_allowance` for these clients; None if nothing is proven.
 
     The derivation assumes float64 and eta beta <= 2. The second condition is checked in each round for its
     participants: a statement about the whole training must not depend on one client's data.
@@ -156,7 +156,7 @@ def proven_allowance(
         model: The linear model.
         training: Local training.
         server_rate: Learning rate of the server.
-        sizes: Quantities of all clients.
+        sizes: Quantities of all clients that determine the allowance.
         dtype: Element type of training.
     """
     if dtype != "float64":

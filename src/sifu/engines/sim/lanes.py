@@ -126,7 +126,7 @@ class _LaneData:
         self.most, self.device = most, device
 
     def padded(self, rows_of: Callable[[ClientData], Array]) -> Tensor:
-        """Stack `rows_of` of each client (rows, ...), padded with zeros: (clients, most, ...)."""
+        """Return a tensor (clients, most, ...) with the result of `rows_of` for each client, padded with zeros."""
         values = None
         for place, client in enumerate(self.clients):
             rows = rows_of(client)

@@ -207,7 +207,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
         self._numbers = settings.numbers_of(len(clients))
         self._last_given: ClientIndices | None = None
         self._last_checked = Places.of(np.zeros(0, dtype=np.int64))
-        """Clients of the most recent request that was in increasing order."""
+        """Clients that `_checked_clients` last found to be in increasing order."""
         self.layout = model.layout(settings.dtype)
         outputs = linear.outputs if linear else count_outputs(clients, model.objective)
         checked = check_clients(clients, model.objective, outputs, settings.dtype, flat=linear is not None)
