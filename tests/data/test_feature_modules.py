@@ -359,3 +359,60 @@ def test_a_certificate_trusts_the_operator_with_a_module(backbone: Path, tmp_pat
     (outcome,) = run.forget(["client-003"])
     certificate = json.loads((tmp_path / "run" / "certificates" / f"{outcome.request}.public.json").read_text())
     assert [row["status"] for row in certificate["body"]["premises"] if row["name"] == "features"] == ["trusted"]
+
+
+READS_ELSEWHERE = """
+import os, torch, {helper}
+
+class Elsewhere(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 6)
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x) * {helper}.SCALE * float(os.environ.get("SIFU_TEST_SCALE", "1")))
+
+make = Elsewhere
+"""
+
+
+@pytest.mark.parametrize("changed", ["nothing", "another file", "the environment"])
+def test_statistics_of_a_changed_module_are_not_added_to_kept_ones(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest of the map cannot cover what a program reads elsewhere; a client that is computed again shows it."""
+    helper, name = f"helper_{tmp_path.name}", f"elsewhere_{tmp_path.name}"
+    (tmp_path / f"{helper}.py").write_text("SCALE = 1.0\n")
+    (tmp_path / f"{name}.py").write_text(READS_ELSEWHERE.format(helper=helper))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sifu.allow_code(f"{name}:make")
+    generator = np.random.default_rng(6)
+    clients = [ClientData(f"c{n}", generator.normal(size=(9, 4)), generator.integers(0, 2, 9)) for n in range(4)]
+    spec = {
+        "data": {"preprocessing": "fixed"},
+        "model": {"kind": "ridge", "outputs": 2},
+        "features": {"kind": "module", "module": f"{name}:make"},
+    }
+    sifu.train(spec, run=tmp_path / "run", clients=clients)
+    if changed == "another file":
+        monkeypatch.setattr(sys.modules[helper], "SCALE", 2.0)
+    if changed == "the environment":
+        monkeypatch.setenv("SIFU_TEST_SCALE", "2")
+    run = sifu.open_run(tmp_path / "run", clients=clients)
+    (outcome,) = run.forget(["c1"], "whole")  # kept statistics are subtracted, and nothing is computed
+    assert outcome.level == "exact"
+    if changed == "nothing":
+        (outcome,) = run.forget(["c2"], "records", records=[1])
+        assert outcome.level == "exact"
+        assert sifu.audit_run(run).contradictions == ()
+        return
+    with pytest.raises(InputError, match="no longer computes the features of this run"):
+        run.forget(["c2"], "records", records=[1])
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    again = sifu.open_run(tmp_path / "run", clients=clients)
+    (outcome,) = again.forget()
+    assert (outcome.request, outcome.level) == ("records", "exact")
+    assert again.verify().problems == []
+    assert sifu_verifier.verify(tmp_path / "run") == []

@@ -29,7 +29,7 @@ from sifu.core.closed_form_engine import (
     places_of_head,
     recorded_blocks,
 )
-from sifu.core.engine import Engine, Position, Rejection, evaluate_present
+from sifu.core.engine import Engine, Position, Rejection, ShowsSamples, evaluate_present
 from sifu.core.identity import check_names
 from sifu.core.round_stream import StreamedRound
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 UNUSABLE = "unusable samples"
 HELD_BYTES = 1 << 29
 """Limit on newcomers' statistics kept in memory between their check and the solve; the rest are asked for again."""
+SAME_STATISTICS = 1e-3
+"""Largest accepted relative difference between a client's statistics on two machines; far above rounding."""
 DigestOf = Callable[[int], str | None]
 """Function that returns the digest of a client's samples; None if the engine does not expose it."""
 
@@ -375,6 +377,8 @@ class RecordedSolve(RecordedTraining):
             if not lacking[client]:
                 yield own.read(self.writer.folder, client, parts)
         incomplete = [client for client in clients if lacking[client]]
+        if keeps and incomplete:
+            self._check_features(own, parts)
         held = self.held or {}
         to_ask = [client for client in incomplete if client not in held]
         available = ((client, held.pop(client)) for client in incomplete if client in held)
@@ -395,6 +399,34 @@ class RecordedSolve(RecordedTraining):
             if keeps:
                 gathered.rows += own.write(self.writer.folder, self._next, client, sent, new, seed)
             yield own.completed(self.writer.folder, client, sent, parts, lacking[client])
+
+    def _check_features(self, own: OwnStatistics, parts: Sequence[Part]) -> None:
+        """Refuse a user's module that no longer computes the features behind the kept statistics.
+
+        The digest of a map covers the module's weights and its file, but not other files, the environment or libraries
+        that its code uses. The statistics of one client are therefore computed again, if its data can be read.
+        """
+        engine, folder = cast("StatisticsEngine", self.engine), self.writer.folder
+        if not self.view.facts.module or not isinstance(engine, ShowsSamples) or has_groups(self.view):
+            return
+        for client in self.active.tolist():
+            if own.lacking(client, parts):
+                continue
+            for _, sent in engine.collect([client], self._position):
+                if sent is None or isinstance(sent, Rejection):
+                    continue
+                kept, now = (
+                    total(engine.fixed, [each]).words.astype(np.float64)
+                    for each in (own.read(folder, client, parts), sent)
+                )
+                away = float(np.linalg.norm(now - kept)) / max(float(np.linalg.norm(kept)), 1.0)
+                if not away <= SAME_STATISTICS:
+                    raise InputError(
+                        f"the feature module no longer computes the features of this run: the statistics of client "
+                        f"{plain_name(self.writer, client)!r} are {away:.2g} of their length away from the kept ones. "
+                        "Put back the files, settings and libraries that its code uses"
+                    )
+                return
 
 
 def _refusal(rejection: Rejection) -> RoundRejectedError:
