@@ -7,12 +7,14 @@ EXAMPLE is a copy of `examples/quickstart-pytorch` or `examples/quickstart-sklea
 changes only a copy of it. The copy gets the lines of docs/flower-app.md, which are printed as a diff and counted. One
 SuperLink and four SuperNodes then run on loopback, each node with its own key, as Flower's documentation starts them.
 
-`--data` is for machines that cannot reach the Hugging Face hub: a folder with each data set as Parquet files under its
-name on the hub (`uoft-cs/cifar10/train.parquet`). It is linked into the folder that SuperLink and SuperNodes are
-started in, where the quickstarts' own `load_dataset` looks first, so that none of their lines changes. `--undeclared`
-is the control: without the declared preprocessing the certificate must not be `exact`. `--preloaded` is for busy
-machines: Flower starts a process for every message, and with this option each is a fork that has already imported
-torch. `--logs` keeps a copy of all output. Prints one JSON object per example; the exit code is 3 if a level differs
+`--data` is for machines that cannot reach the Hugging Face hub; without it, the script first checks that the hub
+answers. The folder holds each data set as Parquet files under its name on the hub (`uoft-cs/cifar10/train.parquet`). It
+is linked into the folder that SuperLink and SuperNodes are started in, where the quickstarts' own `load_dataset` looks
+first, so that none of their lines changes. `--undeclared` is the control: without the declared preprocessing the
+certificate must not be `exact`. `--preloaded` is for busy machines: Flower starts a process for every message, and with
+this option each is a fork that has already imported torch. `--logs` keeps a copy of all output.
+
+Prints one JSON object per example; the exit code is 3 if a level differs
 from the expected one, the run does not verify, or more than six lines changed.
 """
 
@@ -26,12 +28,13 @@ import shutil
 import sys
 import tempfile
 import time
+import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "engines" / "flower"))
+sys.path[:0] = [str(ROOT / "tests" / "engines" / "flower"), str(ROOT / "tests")]
 
 from deployment import BIN, Deployment, make_node_key  # noqa: E402
 
@@ -136,6 +139,22 @@ def deploy(example: Path, federation: Deployment, data: Path | None, rounds: int
     }
 
 
+def check_data(data: Path | None) -> None:
+    """End the script with a message if the quickstarts could not load their data."""
+    missing = [name for name in USED if find_spec(name.partition(".")[0]) is None]
+    if missing:
+        sys.exit(f"the quickstarts import {', '.join(missing)}: install what their pyproject.toml lists")
+    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        if data is None:
+            urllib.request.urlopen(hub, timeout=20).close()
+    except OSError as error:
+        sys.exit(
+            f"the quickstarts download their data from {hub}, which cannot be reached ({error}): give the data as "
+            "Parquet files with --data FOLDER"
+        )
+
+
 def main() -> None:
     """Deploy each example and compare its level with the expected one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -146,6 +165,7 @@ def main() -> None:
     parser.add_argument("--preloaded", action="store_true")
     parser.add_argument("--logs", type=Path)
     chosen = parser.parse_args()
+    check_data(chosen.data)
     expected, failed = "conditional" if chosen.undeclared else "exact", False
     for example in chosen.example:
         with tempfile.TemporaryDirectory() as temporary:
