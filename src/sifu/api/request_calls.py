@@ -119,7 +119,7 @@ class RequestCalls(RunFolder):
         return posted
 
     def committed(self, request: str, nonces: Mapping[str, str]) -> dict[str, str]:
-        """Return the `nonces`, by identity, that open a commitment of the `request`; all if it is not in the ledger."""
+        """Return the `nonces` that open commitments of `request`, by identity; all if it is not in the ledger."""
         with self.reader() as reader:
             seq = reader.steps().get(("request received", request))
             if seq is None:

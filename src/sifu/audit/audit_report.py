@@ -98,7 +98,7 @@ class SubjectAudit:
 
     @property
     def closest(self) -> float:
-        """Largest ratio of true distance to Psi: 1 means a tight bound, more than 1 a violated one."""
+        """Largest ratio of true distance to Psi: at 1 the bound is tight, above 1 it is violated."""
         shares = [node.distance / node.psi for node in self.nodes if node.psi > 0.0 and math.isfinite(node.psi)]
         broken = any(node.distance > 0.0 and node.psi == 0.0 for node in self.nodes)
         return math.inf if broken else max(shares, default=0.0)

@@ -177,7 +177,7 @@ def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> t
 
 
 def preprocessing_premise(facts: TrainingFacts) -> Premise:
-    """Return the premise that no client's data shaped the preprocessing, which no rollback undoes."""
+    """Return the premise that the preprocessing, which no rollback undoes, depends on no client's data."""
     return Premise("preprocessing", PREPROCESSING.get(facts.preprocessing, "assumed"))
 
 

@@ -55,8 +55,8 @@ def partition(
         kind: One of the kinds above.
         labels: Label of each sample.
         clients: Number of clients.
-        samples_per_client: Number of samples of every client. Without it and `sizes`, all samples are split as evenly
-            as the kind allows (`one_class`: only samples of classes that have a client).
+        samples_per_client: Number of samples of every client. If neither this nor `sizes` is given, all samples are
+            split as evenly as the kind allows (`one_class`: only samples of classes that have a client).
         generator: Source of all random choices.
         alpha: Concentration of `dirichlet`.
         identity: Person of each sample, for `identity`.

@@ -1,8 +1,9 @@
 """Coding of a table's columns as features and classes, by constants of the spec that are fixed before data are read.
 
-A number is shifted and scaled by two constants. A category is one feature per listed word. If the spec gives a filler
-for missing values of a column, an indicator is added, so that a model can distinguish a filled-in value from a measured
-one. No mean, range or list comes from the clients' rows, so a client that leaves has no influence on the coding.
+A number is shifted and scaled by two constants. A category gives one feature per listed value. If the spec gives a
+filler for missing values of a column, an indicator is added, so that a model can distinguish a filled-in value from a
+measured one. No mean, range or list comes from the clients' rows, so a client that leaves has no influence on the
+coding.
 """
 
 from __future__ import annotations

@@ -274,8 +274,8 @@ def load_model(path: str | Path, *, module: str | ModelGiven | None = None) -> L
 
     Args:
         path: The safetensors file.
-        module: Name of the user's module, `"package.file:function"`, if the model is one or its features go through
-            one. A model that is a module may also be given as for `train`.
+        module: Name of the user's module, `"package.file:function"`, if the model is a user's module or its features
+            are computed by one. A model that is a module may also be given as for `train`.
 
     Raises:
         InputError: If the file does not match its description, or a module is needed and not given.

@@ -3,9 +3,9 @@
 Methods of other packages are found through entry points (`sifu.core.extensions`, docs/new-method.md).
 
 A plan also predicts the accuracy of the released model, from recorded evaluations. If retraining is expected to reach
-its target, the prediction is the target. If the terms end retraining earlier, or release the model at once, its
-accuracy is read off the recorded curve after as many rounds, minus the remaining harm of the new noise
-(`planning.measure`).
+its target, the prediction is the target. If the terms end retraining earlier, or release the model at once, the
+prediction is the accuracy on the recorded curve after the same number of rounds, minus the remaining harm of the new
+noise (`planning.measure`).
 """
 
 from __future__ import annotations

@@ -21,16 +21,17 @@ and never more than R + r, the cost of a fresh model. Earlier group requests cor
 of their actual to their predicted rounds.
 
 **Budgets over a sequence of requests.** A later request that starts after an earlier noise edge charges nothing to the
-subjects which that edge covers (docs/theory.md, section 8.2). A request that must roll back to before the edge finds
-them with little or no budget left and soon ends at the initial model, which is as slow as Scratch. The outlook
-therefore counts the active clients that the noise of the last edge would hide there:
+subjects which that edge covers (docs/theory.md, section 8.2). If a request must roll back to before the edge, these
+subjects have little or no budget left, so the rollback often ends at the initial model, which is as slow as Scratch.
+The outlook therefore counts the active clients that the noise of the last edge would hide at its source:
 
     s Psi(n, f) <= sigma sqrt(1 - reserve)       for client f at the edge's source n.
 
-If clients ask in random order, N are active and B do not fit, then on average (N - B) / (B + 1) ask before the first
-that does not fit. This holds for a *fixed* sigma. With `auto`, every request uses the noise it needs at the current
-model, so none has to roll back further. But noise accumulates and Psi grows, so requests become slower. The number of
-worthwhile requests is found by running the forecast ahead, one request of the usual size after another.
+If clients ask in random order, N are active and B of them do not satisfy this condition, then on average
+(N - B) / (B + 1) clients ask before the first of the B. This holds for a *fixed* sigma. With `auto`, every request uses
+the noise it needs at the current model, so none has to roll back further. But noise accumulates and Psi grows, so
+requests become slower. The number of worthwhile requests is found by running the forecast ahead, one request of the
+usual size after another.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ budgets. A forecast predicts the rounds for each pair of node and noise. The pai
 initial model if no pair is clearly better than Scratch.
 
 A later request starts after this noise edge, where all subjects forgotten so far are covered, with noise chosen at that
-time. More noise now would not cover clients that ask later, because edges added before a request never do. So a request
-adds only the noise it needs. The forecast includes the effect of earlier noise.
+time. More noise now would not cover clients that ask later, because noise edges added before a client's request never
+cover that client. So a request adds only the noise it needs. The forecast includes the effect of earlier noise.
 """
 
 from __future__ import annotations

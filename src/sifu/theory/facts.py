@@ -120,8 +120,8 @@ class TrainingFacts:
         initial: Origin of initial models.
         local_clip: Bound on the norm of the gradient of every local step; 0 for none.
         features: Digest of the public feature map applied to samples; "" for none.
-        features_declared: True if the feature map is not drawn from a seed. The operator must then declare that no
-            client's data shaped it.
+        features_declared: True if the feature map is not drawn from a seed. The operator must then declare that it
+            depends on no client's data.
         module: Use of a module of the operator; "" if there is none, or if the run predates this field.
         engine: Quantities that determine the last bits of a round. The engine's class determines this value when a run
             is created, never the engine's own statement.

@@ -122,7 +122,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class FeaturesSpec:
-    """Public features for a linear model, the same for all clients; no client's data shapes them."""
+    """Public features for a linear model, the same for all clients and independent of their data."""
 
     kind: Literal[
         "none", "random_convolutions", "random_fourier", "projection", "pretrained", "transformers", "module"

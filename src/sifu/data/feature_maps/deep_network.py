@@ -3,7 +3,7 @@
 h_j(x) is the mean over positions of the activation of block j: it records that a pattern occurs, not where. The last
 layer is specific to the classes the backbone was trained on; earlier blocks hold more information that other tasks
 need. The features are h_j(x) / ||h_j(x)|| over the last blocks and the last layer, averaged over x and its mirror
-image. They are not trained and no client's data shapes them, so every proof for fixed features applies.
+image. They are not trained and depend on no client's data, so every proof for fixed features applies.
 """
 
 from __future__ import annotations

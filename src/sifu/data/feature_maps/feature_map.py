@@ -1,10 +1,10 @@
 """Feature maps: public functions from one sample to k features of norm at most c, identified by a digest.
 
-No client's data shapes a map, so a head on its features depends on a client only through the statistics that the client
-sent. A map is `exact` if every machine computes the same bits: it uses only integers and operations that IEEE 754
-rounds in one way. Its features then do not depend on batches, threads, libraries or a GPU, and statistics of the same
-samples have the same digest everywhere. A map that uses a network is not exact: its bits depend on the kind of machine,
-and proofs hold for the statistics that were sent.
+A map depends on no client's data, so a head on its features depends on a client only through the statistics that the
+client sent. A map is `exact` if every machine computes the same bits: it uses only integers and operations that IEEE
+754 rounds in one way. Its features then do not depend on batches, threads, libraries or a GPU, and statistics of the
+same samples have the same digest everywhere. A map that uses a network is not exact: its bits depend on the kind of
+machine, and proofs hold for the statistics that were sent.
 
 This module also holds the maps for rows of numbers: the inputs themselves, a random projection, and random Fourier
 features. All three are exact: inputs are first rounded to multiples of 2^-16 (bytes only for Fourier features), and all

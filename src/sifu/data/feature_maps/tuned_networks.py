@@ -72,7 +72,7 @@ class TunedNetwork(nn.Module):
         return self
 
     def flat(self) -> Vector:
-        """Return the parameters as a flat vector; at first, the public network's, with zeros for the last layer."""
+        """Return the parameters as a flat vector: before tuning, the public network's and zeros for the last layer."""
         return torch.cat([value.detach().reshape(-1) for value in self.parameters()]).numpy().copy()
 
     def tuned_by(self, vector: Vector) -> nn.Module:
