@@ -25,6 +25,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from deployment import Deployment, make_node_key, running
 from lossy_network import LossyNetwork
 from test_flower_deployment import (
