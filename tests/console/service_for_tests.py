@@ -90,6 +90,17 @@ class Browser:
         return self.send(f"{path}/decide", **fields)
 
 
+def wait_for_jobs(service: Any, key: str, seconds: float = 120.0) -> list[dict[str, Any]]:
+    """Return the jobs of a run once all of them have ended."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        jobs = service.program("otto").get(f"/api/v1/runs/{key}").json()["jobs"]
+        if jobs and all(job["state"] != "running" for job in jobs):
+            return jobs
+        time.sleep(0.2)
+    raise AssertionError("a job did not end")
+
+
 DAYS_LATER = """
 import datetime
 from sifu.requests import approvals as deadlines

@@ -8,28 +8,20 @@ import threading
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+from service_for_tests import wait_for_jobs
 
 import sifu
 from forged_runs import sign_anew
 from guessing import ROUNDS, TRUTH, federation
+from sifu.console.jobs import Jobs
 from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.store.inbox import messages
 from sifu.store.projection import NewEvent
 from sifu.store.writer import RunWriter
-
-
-def wait_for_jobs(service: Any, key: str, seconds: float = 120.0) -> list[dict[str, Any]]:
-    """Return the jobs of a run once all of them have ended."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        jobs = service.program("otto").get(f"/api/v1/runs/{key}").json()["jobs"]
-        if jobs and all(job["state"] != "running" for job in jobs):
-            return jobs
-        time.sleep(0.2)
-    raise AssertionError("a job did not end")
 
 
 @pytest.mark.long
@@ -250,6 +242,18 @@ def test_webhooks_tell_each_thing_once_also_after_a_restart(service: Any, monkey
     assert told[-1]["event"] == "done"
     with pytest.raises(InputError):
         check_address("file:///etc/passwd")
+
+
+def test_a_job_whose_output_is_removed_ends(tmp_path: Path) -> None:
+    """Otherwise it would run for ever in the console, and no other job of its kind could start on the run."""
+    jobs = Jobs(tmp_path)
+    jobs.start("verify", "key", ["verify", str(tmp_path / "nowhere")], "otto")
+    for path in (tmp_path / "jobs").iterdir():
+        path.unlink(missing_ok=True)
+    end = time.monotonic() + 120.0
+    while jobs.of_run("key")[0].state == "running" and time.monotonic() < end:
+        time.sleep(0.1)
+    assert jobs.of_run("key")[0].state == "failed"
 
 
 @pytest.mark.long

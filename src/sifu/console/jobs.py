@@ -86,11 +86,11 @@ class Jobs:
     def _wait(self, job: Job, process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
         code = process.wait()
         try:
-            answer = json.loads(out.read_bytes() or b"{}")
+            answer = json.loads(_written(out) or b"{}")
         except ValueError:
             answer = {}
         answer = answer if isinstance(answer, dict) else {}
-        told = err.read_text(errors="replace").strip().splitlines()
+        told = _written(err).decode(errors="replace").strip().splitlines()
         sentence = str(answer.get("error") or (told[-1].removeprefix("sifu: ") if told and code else ""))
         for path in (out, err):
             path.unlink(missing_ok=True)
@@ -119,3 +119,11 @@ class Jobs:
 
 def _private(path: Path) -> Any:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb")
+
+
+def _written(path: Path) -> bytes:
+    """Return what a job wrote, or nothing if the file was removed while the job ran."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
