@@ -231,6 +231,69 @@ def test_code_that_comes_with_a_model_is_not_run(text_model: Path, tmp_path: Pat
     assert not (tmp_path / "marker").exists()
 
 
+@pytest.mark.parametrize("kind", ["deep", "last"])
+def test_weights_that_the_files_lack_are_refused(tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """The library would draw them at random: other features in each process, under the same digest."""
+    folder = save_text_model(tmp_path / "model", WORDS)
+    whole = transformers.AutoModel.from_pretrained(folder)
+    features = FeaturesSpec(kind="transformers", model=str(folder), size=8, layers=kind)
+
+    def save_without(part: str) -> None:
+        kept = {name: weight for name, weight in whole.state_dict().items() if part not in name}
+        whole.save_pretrained(folder, state_dict=kept)
+
+    save_without("pooler")  # not used
+    capfd.readouterr()
+    assert specified_map(features, (8,)).features == (48 if kind == "deep" else 16)
+    assert capfd.readouterr() == ("", "")
+    save_without("layer.1.output")
+    with pytest.raises(InputError, match=r"lack 4 of the model's weights \(encoder\.layer\.1\.output"):
+        specified_map(features, (8,))
+
+
+def test_an_encoder_saved_without_its_decoder(tmp_path: Path, text_model: Path) -> None:
+    torch.manual_seed(1)
+    config = transformers.T5Config(vocab_size=20, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2)
+    model = transformers.T5EncoderModel(config).eval()
+    model.save_pretrained(tmp_path)
+    ids = tokenised(str(text_model), ["good film", "the film very bad"], 8)
+    rows = specified_map(FeaturesSpec(kind="transformers", model=str(tmp_path), size=8, layers="last"), (8,))(ids)
+    for row, found in zip(ids, rows, strict=True):
+        with torch.no_grad():
+            last = model(torch.tensor(row[row >= 0][None]).long()).last_hidden_state[0].mean(dim=0).double().numpy()
+        np.testing.assert_allclose(found, 10.0 * last / np.linalg.norm(last), atol=1e-4)
+
+
+def test_channels_are_those_of_the_model(tmp_path: Path, image_model: Path) -> None:
+    torch.manual_seed(1)
+    config = transformers.ViTConfig(image_size=16, patch_size=8, num_channels=1, **SIZES)
+    transformers.ViTModel(config).save_pretrained(tmp_path)
+    prepared = {"size": {"height": 16, "width": 16}, "image_mean": [0.5], "image_std": [0.5]}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(prepared))
+    grey = FeaturesSpec(kind="transformers", model=str(tmp_path))
+    assert specified_map(grey, (1, 16, 16)).features == 48
+    for model, channels, taken in ((tmp_path, 3, 1), (image_model, 4, 3)):
+        with pytest.raises(InputError, match=f"images have {channels} channels, and ViTModel takes {taken}"):
+            specified_map(FeaturesSpec(kind="transformers", model=str(model)), (channels, 16, 16))
+
+
+def test_texts_that_a_model_cannot_read_are_one_sentence(tmp_path: Path, text_model: Path) -> None:
+    with pytest.raises(InputError, match=r"which has 16 positions cannot process texts .* set features\.size"):
+        specified_map(FeaturesSpec(kind="transformers", model=str(text_model)), (128,))
+    folder = save_text_model(tmp_path / "small", WORDS[:4])
+    for file in text_model.glob("tokenizer*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(InputError, match="produced token 8, and the model knows 8 tokens"):
+        tokenised(str(folder), ["good film"], 8)
+    assert tokenised(str(folder), ["good"], 3).tolist() == [[2, 4, 3]]
+    config = transformers.CanineConfig(
+        **SIZES, max_position_embeddings=64, local_attention_window=8, downsampling_rate=2, num_hash_buckets=32
+    )
+    transformers.CanineModel(config).save_pretrained(tmp_path / "merging")
+    with pytest.raises(InputError, match="CanineModel merges tokens"):
+        specified_map(FeaturesSpec(kind="transformers", model=str(tmp_path / "merging"), size=16), (16,))
+
+
 def table_of(folder: Path, clients: int = 5, rows: int = 8) -> Path:
     drawn = np.random.default_rng(4)
     file = folder / "reviews.csv"

@@ -73,6 +73,11 @@ class TextNetwork(StillNetwork):
             [torch.ones_like(is_token[:, :1]), is_token[:, 1:]], dim=1
         )  # an empty text counts as one token
         states = self._states(input_ids=ids.clamp(min=0), attention_mask=is_token.long())
+        if any(state.shape[1] != ids.shape[1] for state in states):
+            raise InputError(
+                f"{type(self.network).__name__} merges tokens ({ids.shape[1]} tokens, layers of "
+                f"{[state.shape[1] for state in states]} positions): choose another features.model"
+            )
         weights = is_token.unsqueeze(-1).to(states[-1].dtype)
         return [(state * weights).sum(dim=1) / weights.sum(dim=1) for state in states]
 
@@ -86,10 +91,11 @@ class ImageNetwork(StillNetwork):
     def __init__(self, network: nn.Module, side: int, prepared: dict[str, Any]) -> None:
         super().__init__(network)
         self.side, self.mode = side, RESIZING.get(prepared.get("resample", 2), "bilinear")
+        self.channels = getattr(network.config, "num_channels", 3)
         centred = prepared.get("do_normalize", True)
         for name, key, neutral in (("mean", "image_mean", 0.0), ("deviation", "image_std", 1.0)):
             numbers = prepared.get(key) if centred else None
-            values = torch.tensor(numbers if numbers else [neutral] * 3, dtype=torch.float32)
+            values = torch.tensor(numbers if numbers else [neutral] * self.channels, dtype=torch.float32)
             self.register_buffer(name, values.reshape(1, -1, 1, 1))
 
     def settings(self) -> dict[str, Any]:
@@ -99,7 +105,12 @@ class ImageNetwork(StillNetwork):
     def activations(self, x: Tensor) -> list[Tensor]:
         """Return the means over positions after the embedding and after every layer."""
         if x.shape[1] == 1:
-            x = x.expand(-1, 3, -1, -1)
+            x = x.expand(-1, self.channels, -1, -1)
+        if x.shape[1] != self.channels:
+            raise InputError(
+                f"images have {x.shape[1]} channels, and {type(self.network).__name__} takes {self.channels}: convert "
+                "the images (an alpha channel must be removed), or choose another features.model"
+            )
         if tuple(x.shape[2:]) != (self.side, self.side):
             shrinks = min(x.shape[2:]) > self.side
             x = F.interpolate(x, (self.side, self.side), mode=self.mode, align_corners=False, antialias=shrinks)
@@ -133,7 +144,7 @@ def transformer_features(
         device: Device that computes them.
     """
     folder = model_folder(model)
-    network = _loaded(folder)
+    network, drawn = _loaded(folder)
     of_images = len(shape) == 3
     backbone: StillNetwork
     if of_images:
@@ -141,10 +152,20 @@ def transformer_features(
         backbone = ImageNetwork(getattr(network, "vision_model", network), size or _side(folder, prepared), prepared)
     else:
         backbone = TextNetwork(getattr(network, "text_model", network))
+    _refuse_drawn(backbone, drawn, folder)
     blocks = layers if isinstance(layers, int) else 0
-    if layers == "deep":
-        blocks = blocks_of(backbone, shape)
-    read = deep_network(backbone, shape, blocks, mirror=mirror and of_images, count=count, seed=seed)
+    try:
+        if layers == "deep":
+            blocks = blocks_of(backbone, shape)
+        read = deep_network(backbone, shape, blocks, mirror=mirror and of_images, count=count, seed=seed)
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        positions = getattr(backbone.network.config, "max_position_embeddings", 0)
+        known = f", which has {positions} positions" if positions and not of_images else ""
+        raise InputError(
+            f"the model in {folder}{known} cannot process {'images' if of_images else 'texts'} of shape {shape} "
+            f"({type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:200]}): "
+            f"set features.size to another number of {'pixels' if of_images else 'tokens'}, or choose another model"
+        ) from error
     return NetworkFeatures(read, shape, norm=norm, kind="transformers", device=device, source=files_digest(folder))
 
 
@@ -160,6 +181,12 @@ def tokenised(model: str, texts: Sequence[str], size: int = 0) -> NDArray[np.int
         return rows
     for row, ids in zip(rows, tokenizer(list(texts), truncation=True, max_length=wanted)["input_ids"], strict=True):
         row[: len(ids)] = ids
+    known = json.loads((model_folder(model) / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+    if known and rows.max() >= known:
+        raise InputError(
+            f"the tokenizer in {model} produced token {rows.max()}, and the model knows {known} tokens: use the "
+            "tokenizer the model was trained with"
+        )
     return rows
 
 
@@ -238,25 +265,44 @@ def _library() -> Any:
     return transformers
 
 
-def _loaded(folder: Path) -> nn.Module:
-    """Return the model in a folder, without the pooling layer that only its pretraining needed."""
+def _loaded(folder: Path) -> tuple[nn.Module, list[Tensor]]:
+    """Return the model in a folder, without unused pooling layers, and the weights that its files lack.
+
+    The library draws such weights at random.
+    """
     library, here = _library(), {"local_files_only": True, "trust_remote_code": False}
     bars = library.utils.logging
-    shown = bars.is_progress_bar_enabled()
+    shown, verbosity = bars.is_progress_bar_enabled(), bars.get_verbosity()
     bars.disable_progress_bar()
+    bars.set_verbosity_error()  # the weights that matter are checked here
     try:
-        network: Any = library.AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **here)
+        network, report = library.AutoModel.from_pretrained(
+            folder, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **here
+        )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise InputError(f"the model in {folder} cannot be loaded: {str(error).splitlines()[0][:300]}") from error
     finally:
+        bars.set_verbosity(verbosity)
         if shown:
             bars.enable_progress_bar()
-    if getattr(network.config, "is_encoder_decoder", False):
+    drawn = [weight for name, weight in network.named_parameters() if name in report["missing_keys"]]
+    if getattr(network.config, "is_encoder_decoder", False) or {"encoder", "decoder"} <= set(network._modules):
         network = network.get_encoder()
     pooler = getattr(network, "pooler", None)
     if isinstance(pooler, nn.Module) and any(True for _ in pooler.parameters()):
         network.pooler = nn.Identity()
-    return network.eval()  # type: ignore[no-any-return]
+    return network.eval(), drawn
+
+
+def _refuse_drawn(network: nn.Module, drawn: list[Tensor], folder: Path) -> None:
+    """Refuse a network with random weights: they differ each time, and the digest of its files does not cover them."""
+    random = {id(weight) for weight in drawn}
+    names = [name.removeprefix("network.") for name, weight in network.named_parameters() if id(weight) in random]
+    if names:
+        raise InputError(
+            f"the files in {folder} lack {len(names)} of the model's weights ({names[0]}): download it again, or "
+            "choose another features.model"
+        )
 
 
 @functools.lru_cache(maxsize=4)
