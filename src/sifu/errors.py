@@ -57,7 +57,7 @@ class NotCertifiableError(SifuError):
 
 
 class NoClientResponseError(SifuError):
-    """Unavailability of needed clients: nothing was changed, and the same command continues once they are available."""
+    """Needed clients are unavailable: nothing was changed, and the same command continues once they are available."""
 
 
 class RunDamagedError(SifuError):

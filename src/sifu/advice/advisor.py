@@ -58,7 +58,7 @@ from sifu.theory.participation import Participation
 
 PILOT_ROUNDS = 30
 AS_ACCURATE = 0.005
-"""Largest loss of accuracy at which a cheaper way to tune the network, or none, is recommended."""
+"""Largest loss of accuracy at which cheaper tuning of the network, or no tuning, is recommended."""
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ class RequestCalls(RunFolder):
         Args:
             request: Id of the request.
             decision: verified, approved, refused or withdrawn.
-            reason: Reason, which a refusal needs.
+            reason: Reason for the decision; required for a refusal.
             actor: Name of the person who decides; by default the name of this account.
             terms: Digest of the terms that were inspected (`RequestStatus.terms_digest`). The decision is refused if
                 the request has other terms.

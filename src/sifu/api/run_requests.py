@@ -161,7 +161,10 @@ def execute(
 
 
 def measure_held_out(writer: RunWriter, engines: RunEngines, earlier: Vector | None = None) -> HeldOutFigures | None:
-    """Measure the current model on held-out rows; return the figures of `earlier`, or warn if rows are unusable."""
+    """Record the figures of the current model on held-out rows, and return those of the model `earlier`.
+
+    If the rows cannot be used, warn and return None.
+    """
     try:
         return engines.measure_held_out(writer, earlier)
     except (SifuError, ValueError) as error:

@@ -73,7 +73,7 @@ class AuditOptions:
     only_before_after: bool = False
 
     def claims(self, level: str | None) -> bool:
-        """Return whether a request of this level is held to its budget."""
+        """Return whether the audit tests a request of this level against its budget."""
         return self.as_if_certified or level not in (None, "none")
 
 

@@ -140,7 +140,7 @@ def designed_run(
 
 @contextmanager
 def executed_by(method: type[Method]) -> Iterator[None]:
-    """Execute requests for `sifu` by another method inside this block."""
+    """Replace the method `sifu` by another method within the `with` block."""
     before = METHODS["sifu"]
     METHODS["sifu"] = method
     try:

@@ -40,7 +40,7 @@ class Watched:
 
     @property
     def order(self) -> int:
-        """Order of the subject's request; 0 if there is no request."""
+        """Number of the subject's request in the order of execution; 0 if there is no request."""
         return 0 if self.request is None else self.request.request_order or 0
 
     @property

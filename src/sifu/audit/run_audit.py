@@ -65,7 +65,7 @@ def audit_run(
 
 
 class _Audit:
-    """One audit, step by step."""
+    """The state and the steps of one audit."""
 
     def __init__(self, audited: Audited) -> None:
         self._audited, self.reader, self.engine, self.view = audited, audited.reader, audited.engine, audited.view

@@ -221,8 +221,8 @@ def evaluate(
 ) -> Answer:
     """Measure the accuracy of the current model on held-out rows or on the active clients' training data.
 
-    sifu train measures it as well. sifu forget measures it unless a network computes the features, which takes longer
-    than the request. sifu status shows the latest figures.
+    sifu train and sifu forget measure it as well. If a network computes the features, sifu forget does not, because
+    this would take longer than the request. sifu status shows the latest figures.
     """
     opened = sifu.open_run(run, data_folder=data, device=device, precision=precision)
     found = opened.evaluate(on)

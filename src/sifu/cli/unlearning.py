@@ -425,7 +425,7 @@ def show_certificate(
     public: Annotated[bool, option("Show the answer to the client, in plain words.", "--public")] = False,
     everything: AllOption = False,
 ) -> Answer:
-    """Show a certificate in short, with --all in full; with --public the client's version, in full.
+    """Show a summary of a certificate. --all shows all of it, and --public the client's version.
 
     --format json prints the signed file.
     """

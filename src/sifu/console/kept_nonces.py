@@ -1,9 +1,9 @@
 """Nonces of open requests, kept so that the answer to a filed request can be repeated if it was lost.
 
-A nonce opens one commitment of the public certificate (`core/record_commitments.py`), and the run keeps none. The
-console keeps the nonces of a request in a private file until the request is settled: while it is open, its ledger entry
-names the rows anyway. The console gives the nonces again only to the person who filed the request, for the same clients
-and terms.
+A nonce opens one commitment of the public certificate (`core/record_commitments.py`). Nonces are not stored in the run.
+The console keeps the nonces of a request in a private file until the request is settled: while it is open, its ledger
+entry names the rows anyway. The console gives the nonces again only to the person who filed the request, for the same
+clients and terms.
 """
 
 from __future__ import annotations

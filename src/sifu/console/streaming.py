@@ -46,7 +46,7 @@ class Broadcast:
         """Number of open or admitted streams, by the id of the person's token."""
 
     def admit(self, who: Token) -> str | None:
-        """Count one more stream of a person until `leave`; return a message if the limit is reached, else None."""
+        """Increase the number of a person's streams by one; if a limit is reached, return a message instead."""
         if self._streams[who.id] >= MOST_PER_PERSON:
             return f"you watch in {MOST_PER_PERSON} windows already: close one"
         if self._streams.total() >= MOST_VIEWERS:
@@ -55,7 +55,7 @@ class Broadcast:
         return None
 
     def leave(self, who: Token) -> None:
-        """Count one stream fewer for a person."""
+        """Decrease the number of a person's streams by one."""
         self._streams[who.id] -= 1
         self._streams += Counter()  # drops counts that are not positive
 

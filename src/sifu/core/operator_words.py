@@ -19,7 +19,7 @@ LAST_CLIENT = (
     "No model can be made without clients, so there is nothing to certify: to forget the last one, delete the run's "
     "folder and every copy of its models, and keep its certificates; or let another client join first (sifu join)"
 )
-"""Reason why no request forgets the last client of a run, with the alternative."""
+"""Reason why no request can forget the last client of a run, and what to do instead."""
 
 
 def way_to_go_on(spec: Spec, phase: str) -> str:

@@ -143,7 +143,7 @@ ENGINES = {
     fact.ON_A_REPEATING_GPU: (Premise("deterministic device", "trusted"),),
     fact.ON_NODES: (Premise("engine", "trusted"),),
 }
-"""Premises by the inputs that determine the bits of a round; participants' data alone need no premise."""
+"""Premises for each kind of input that determines the bits of a round; no premise if only participants' data do."""
 RATE_SOURCES: Mapping[RateSource, Status] = {
     "given": "trusted", "others": "met", "forgotten": "assumed", "anew": "met", "fixed": "met"
 }  # fmt: skip

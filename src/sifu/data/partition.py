@@ -159,7 +159,7 @@ def _draw_counts(proportions: Floats, size: int, left: Indices, generator: np.ra
     while (missing := size - int(taken.sum())) > 0:
         weights = np.where(taken < left, proportions, 0.0)
         if not weights.sum() > 1e-300:
-            # All of the client's classes are empty (or alpha is tiny): the remaining samples decide.
+            # All of the client's classes are empty (or alpha is tiny), so draw in proportion to the remaining samples.
             weights = (left - taken).astype(np.float64)
         more = generator.multinomial(missing, weights / weights.sum())
         taken = np.minimum(taken + more, left)  # every pass fills the client or empties a class

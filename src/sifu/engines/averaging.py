@@ -58,7 +58,8 @@ def average_replies(
         start: The model that the round started from.
         samples: Number of samples of each participant.
         want_gram: True to compute the Gram matrix.
-        in_order: True to add the weighted replies one by one, which gives the bits of the embedded engine's loop.
+        in_order: True to add the weighted replies one by one, with the same rounding as the loop of the embedded
+            engine.
     """
     rows = [reply if isinstance(reply, ModelPieces) else ModelPieces((reply,)) for reply in replies]
     count, size = len(rows), start.size

@@ -56,7 +56,9 @@ def fresh_model(initial: Callable[..., Any], branch: int, seed: int) -> dict[str
 
 
 class FreshModels:
-    """Initial models of one layout, as a vector per branch; it detects a function that returns a trained model.
+    """Initial models of one layout, one vector per branch, made by the user's function.
+
+    A function that returns a trained model is detected if possible.
 
     In every call, the model of branch 0 is made again and compared with the original. A function whose models always
     differ cannot be distinguished from a function that returns trained models; it is trusted, as certificates state.

@@ -195,7 +195,10 @@ def _number(graph: Graph, name: str, coding: TableCoding) -> str:
 
 
 def _category(graph: Graph, name: str, coding: TableCoding) -> str:
-    """Add a column of words: one feature per word, and the indicator; an unlisted word is NaN in all of them."""
+    """Add a categorical column: one feature per listed word, and the indicator of a missing value, if any.
+
+    For an unlisted word, all these features are NaN.
+    """
     from onnx import TensorProto
 
     words = coding.categories[name]

@@ -212,8 +212,8 @@ class Forecast:
         fresh = [(noise, age) for noise, age in disturbed if age == 0]
         without_new = measure.curve(done + rounds) + self.luck * _harm_left(measure, earlier, rounds, done)
         new = _harm_left(measure, fresh, rounds, done)
-        # The same noise does more harm to an early model, but its luck must not grow with it: a lucky draw cannot make
-        # up for an early model.
+        # The same noise does more harm to an early model. The random part of the harm is limited to its size on the
+        # trained model: otherwise a favourable draw could compensate for an early model.
         usual = np.minimum(new, _harm_left(measure, fresh, rounds, self.first.length))
         luck = measure.spread(math.hypot(*(noise for noise, _ in fresh))) * LUCK
         goals = measure.goal - unluckier + (self.gain if measure.of_errors else 0.0) + measure.scatter * SCATTER

@@ -20,7 +20,7 @@ adds, k rounds later,
     (sigma / s)^2 l_k (f(c + k) / f(T + k))^q                       for k <= K,
     (sigma / s)^2 l_K (k / K)^-1/3 (f(c + k) / f(T + K))^q          after that,
 
-with q = 2 for linear models, 6 for networks, and f the loss of the training itself, continued past its end
+where q is 2 for linear models and 6 for networks, and f is the loss of the training, extrapolated beyond its end
 (`LearningCurve`). The power of k is typical of a sum over directions of very unequal curvature: the steep directions
 recover first. The remaining harm matters less as training progresses, because margins grow; f measures the progress.
 The exponents are the only constants (docs/noise.md lists the data they were chosen on). Most of the difference between
@@ -37,9 +37,9 @@ participants in the rehearsed rounds, regression), the forecast follows the loss
 
     harm(sigma, k) = 1.8 rise(sigma) F(k),
 
-with F(k) the share of a disturbance that k rounds of the first training leave (`LearningCurve.left`), and rise the
-rehearsed rise of the loss. Past T, on a model of c rounds, the harm is multiplied by T / c, because margins grow. If
-nothing was rehearsed, there is no prediction.
+where F(k) is the share of a disturbance that is left after k rounds of the first training (`LearningCurve.left`), and
+rise is the rehearsed rise of the loss. For a model of c > T rounds, the harm is multiplied by T / c, because margins
+grow. If nothing was rehearsed, there is no prediction.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class FirstTraining:
 
     @cached_property
     def length(self) -> int:
-        """T if the target was reached, otherwise all rounds, which is accurate enough to compare noises."""
+        """T if the target was reached, otherwise the number of all rounds, which suffices for comparing noises."""
         return max(1, self.nodes[-1].position if self.rounds_to_target is None else self.rounds_to_target)
 
     @cached_property
@@ -312,9 +312,9 @@ class Recovery:
 HARM_OF_LOSS = 1.8
 """Factor by which the harm of noise exceeds the harm of an equal share of theta_0's distance."""
 SPREAD_OF_LUCK, LARGEST_SPREAD = 0.53, 1.5
-"""Standard deviation of luck at the rehearsed noise size, and its cap; it falls like 1 / sigma."""
+"""Standard deviation of luck at the rehearsed noise size (proportional to 1 / sigma), and the limit of the spread."""
 SPREAD_OF_LAW = 0.3
-"""Standard deviation of a run's harm around the law, at any noise size; its square adds to the square of luck's."""
+"""Standard deviation of a run's harm around the law, at any noise size; its variance adds to the variance of luck."""
 SPREAD_UNREHEARSED = 0.7
 """Standard deviation of luck, at any size, if no rounds were rehearsed."""
 

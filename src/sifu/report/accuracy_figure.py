@@ -175,7 +175,7 @@ def draw_accuracy(data: ReportData) -> Figure:
 
 
 def accuracy_message(data: ReportData) -> str:
-    """Return the message of the curve in one sentence."""
+    """Return the title of the accuracy curve: a sentence that says what it shows."""
     if data.status.accuracy is None:
         return "Accuracy over the rounds"
     now = f"{100 * data.status.accuracy:.1f} %"
@@ -308,7 +308,7 @@ def rounds_message(data: ReportData) -> str:
 
 
 def _comparison(request: ReportedRequest) -> str:
-    """Return the comparison of a request's rounds with Scratch's in words, or an empty string."""
+    """Return a phrase that compares a request's rounds with those of Scratch; empty if they cannot be compared."""
     if request.reached is False:
         return "target not reached"
     if not request.compared or request.scratch_rounds is None:

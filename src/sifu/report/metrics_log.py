@@ -75,7 +75,7 @@ def rows_after(reader: RunReader, step: int) -> list[MetricRow]:
 
 
 def _times_after(reader: RunReader, step: int) -> dict[int, str]:
-    """Return the time at which each later step was recorded; read only the latest events."""
+    """Return the recording time of each step after `step`; read only the latest events."""
     times: dict[int, str] = {}
     for recorded_at, sealed in reader.connection.execute(
         "SELECT time, content FROM events JOIN sealed USING (seq) ORDER BY seq DESC"

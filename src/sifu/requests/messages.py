@@ -250,7 +250,7 @@ def post_decision(
         reader: Reader of the run.
         request: Id of the request.
         decision: One of `Decision`.
-        reason: Reason, which a refusal needs.
+        reason: Reason for the decision; required for a refusal.
         actor: Name of the person who decides.
         terms: Digest of the terms that the decision is about; None skips the comparison.
 
@@ -336,7 +336,8 @@ def _open(writer: RunWriter, message: Message) -> None:
                 f"a deadline must be a number of days and an actor a name, found {deadline!r} and {actor!r}"
             )
         view = RunView(writer)
-        needed = set(TERMS) - LATER_TERMS  # no others may be missing: the spec's defaults may change before ingestion
+        # Only `LATER_TERMS` may be missing: others would get the spec's defaults, which may change before ingestion.
+        needed = set(TERMS) - LATER_TERMS
         if not needed <= set(content) <= set(TERMS):
             raise InputError(f"a request must give {', '.join(sorted(needed))}; found {', '.join(sorted(content))}")
         terms = RequestTerms.from_mapping(content)

@@ -71,7 +71,7 @@ def decide(
         writer: Writer of the run.
         request: Id of the request.
         decision: One of `Decision`.
-        reason: Reason, which a refusal needs.
+        reason: Reason for the decision; required for a refusal.
         actor: Name of the person who decides; by default the current user.
         terms: Digest of the terms that the decision is about; None skips the comparison.
 

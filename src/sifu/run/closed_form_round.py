@@ -79,7 +79,7 @@ class _Gathered:
 
 
 class RecordedSolve(RecordedTraining):
-    """Recorded solve for the active clients' head; nothing is solved if the current model already is that head."""
+    """Recorded computation of the active clients' head; skipped if the current model already is that head."""
 
     _progress: ProgressCallback | None = None
     held: dict[int, Statistics | Rows] | None = None
@@ -355,7 +355,8 @@ class RecordedSolve(RecordedTraining):
     def _refuse(self, rejection: Rejection, gathered: _Gathered) -> None:
         """Leave out a client whose statistics cannot be used, or raise an error if the spec demands it."""
         client, founders = self.view.index_of[rejection.client], len(self.view.clients) - len(self.writer.joined())
-        joined = client >= founders and not self.writer.participation([client]).clients.size  # and is in no head yet
+        # True for a client that joined after the first training and does not contribute to any head yet.
+        joined = client >= founders and not self.writer.participation([client]).clients.size
         if rejection.reason == UNUSABLE and joined:
             log.warning(
                 "%s joined with samples that cannot be used and is left out: %s", rejection.client, rejection.detail

@@ -1,6 +1,7 @@
 """State of a run's groups: their members, their stored models, and the parts of a merge.
 
-Everything here follows from the record and the clients' names; nothing trains or writes (docs/theory.md, section 15).
+Everything here follows from the record and the clients' names. This module neither trains nor writes (docs/theory.md,
+section 15).
 """
 
 from __future__ import annotations

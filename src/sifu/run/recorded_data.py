@@ -6,8 +6,8 @@ after some of its records were forgotten is read from its original source. If th
 they are dropped here; if its owner removed them, the source is used unchanged.
 
 Data of clients that left may be missing. An engine uses the client indices of the record, so it gets a stand-in for
-each client without data: the same number of samples, all zeros. Nothing trains on a stand-in and nothing is measured on
-it (`Engine.absent`).
+each client without data: the same number of samples, all zeros. A stand-in is used neither for training nor for
+measurements (`Engine.absent`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sifu.theory.arrays import Array, Floats
 from sifu.theory.facts import ClientProfile
 
 OWNER = "owner"
-"""Key of an event `client joined`: the name that held-out rows of a file are drawn for if the file names no client."""
+"""Key in the event `client joined`: the name that keys held-out rows of a file without client names."""
 BINS = 10
 """Number of equally wide bins for the calibration error."""
 
@@ -265,7 +265,7 @@ def files_of_joined(reader: RunReader) -> dict[str, str]:
 
 
 def _joined_from(reader: RunReader) -> dict[str, tuple[str, str]]:
-    """Return, for every client that joined from a file, the file and the name that held-out rows are drawn for."""
+    """Return, for every client that joined from a file, the file and the name that keys its held-out rows."""
     payloads = (reader.payload(seq) for seq in reader.joined())
     return {
         payload["client"]: (payload["file"], payload.get(OWNER, Path(payload["file"]).stem))
@@ -281,7 +281,7 @@ def clients_of_file(spec: Spec, file: Path, name: str | None, owner: str = "") -
         spec: Spec of the run.
         file: File to read.
         name: Name of its only client; None if the file names its clients.
-        owner: Name that held-out rows of the only client are drawn for; `name` by default.
+        owner: Name that keys the held-out rows of the only client; `name` by default.
     """
     from sifu.data import from_dataset, given_names, partition
 

@@ -79,7 +79,7 @@ def rehearse(
 
 
 def _averaged(node: int, subset: str, evaluations: Sequence[Evaluation]) -> EvaluationRow | None:
-    """Return the mean of evaluations on the same samples; None if they differ, since the slope would not cancel."""
+    """Return the mean of the evaluations; None if their samples differ, because the slope would then not cancel."""
     samples = evaluations[0].samples
     if not samples.any() or any(not np.array_equal(evaluation.samples, samples) for evaluation in evaluations):
         return None

@@ -368,7 +368,7 @@ def private_folder(path: Path, parents: bool = False) -> None:
 
 
 FORMS = ("auditor", "public")
-"""Forms of certificate of every completed request."""
+"""Forms in which the certificate of every completed request is written."""
 
 
 def certificate_path(folder: Path, request: str, form: str) -> Path:

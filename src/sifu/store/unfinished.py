@@ -300,7 +300,7 @@ def _hold(path: Path) -> int | None:
 
 
 def _is_held(path: Path) -> bool:
-    """Return whether a process is writing a copy, or the copy cannot be opened; False if only its database is left."""
+    """Return whether a process holds the lock of a copy, or this account cannot open the copy."""
     try:
         descriptor = _hold(path)
     except OSError:

@@ -44,7 +44,7 @@ LEAST_MASKED = 3
 DROPPED_MASKED_ROUND = "dropping a masked round in which one client fails"
 BATCH_NORMALISATION = "batch normalisation"
 OTHER_BUFFERS = "buffers that are not parameters"
-"""Two items of `TrainingFacts.outside`: a file of parameters alone may not reproduce the evaluated model."""
+"""Items of `TrainingFacts.outside` for modules whose parameters alone may not reproduce the evaluated model."""
 CLOSED_EARLY = "closing a round before the slowest clients have answered"
 
 

@@ -47,7 +47,7 @@ class Subject:
         return (1.0 / self.multiplier) ** 2 * ROUNDED_DOWN
 
     def left(self, order: int) -> float:
-        """Return the charge still available to a request of this order.
+        """Return the charge that is still available to the request with the number `order`.
 
         The reserve is available only to requests after the subject's own.
         """
@@ -264,7 +264,7 @@ def level_ladder(lowest: float, highest: float, ratio: float) -> Floats:
 
 
 def crosses_a_level(levels: Floats, before: Floats, after: Floats) -> bool:
-    """Return whether some client goes from at most a level to above it: Psi(n) <= level < Psi(n+1)."""
+    """Return whether some client's Psi rises above a level in a round: Psi(n) <= level < Psi(n+1)."""
     return bool((levels.searchsorted(after) > levels.searchsorted(before)).any())
 
 

@@ -261,7 +261,7 @@ class ClosedForm(Regime):
 
     @property
     def squared_error_per_loss(self) -> float | None:
-        """Factor from a mean loss to the mean squared error: a head is solved for targets divided by their scale."""
+        """Factor that converts a mean loss, of targets divided by their scale, into the mean squared error."""
         return None if self.has_accuracy else self.spec.ridge.scale**2 / max(1, self.spec.model.outputs)
 
     @property

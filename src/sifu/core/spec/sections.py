@@ -316,7 +316,7 @@ class KeepSpec:
 
     @property
     def kept_statistics(self) -> Literal["clients", "sum"]:
-        """Statistics that the run keeps; `auto`, which a settled spec no longer has, counts as `clients`."""
+        """Statistics that the run keeps; `auto`, which the engine normally resolves, counts as `clients`."""
         return "sum" if self.statistics == "sum" else "clients"
 
 

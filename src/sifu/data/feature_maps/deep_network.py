@@ -54,7 +54,7 @@ class DeepNetwork(Reading):
     def __init__(
         self, backbone: nn.Module, blocks: int, width: int, *, mirror: bool = False, count: int = 0, seed: int = 0
     ) -> None:
-        """Create the reading of a backbone.
+        """Create a module that computes deep features with a backbone.
 
         Args:
             backbone: A module; with blocks, a `Backbone`.

@@ -310,7 +310,7 @@ class NetworkFeatures(FeatureMap):
         if isinstance(self.module, Reading) and self.module.is_deep:  # pairwise, in an order fixed by the row's size
             lengths: Floats = np.sqrt(np.square(rows).sum(axis=1))
             return lengths
-        return np.array([math.sqrt(math.fsum(row * row)) for row in rows])  # rounded once, whatever the order
+        return np.array([math.sqrt(math.fsum(row * row)) for row in rows])  # fsum is correctly rounded in any order
 
     def _check_samples_stay_separate(self, probes: NDArray[Any]) -> None:
         """Refuse a module whose features of a sample depend on other samples, which its statistics would then contain.

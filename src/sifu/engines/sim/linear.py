@@ -152,7 +152,7 @@ class VectorisedTrainer:
         return correct, loss_sum
 
     def _parts(self, clients: ClientIndices) -> Iterator[Part]:
-        """Yield `clients` in parts of the blocks, with their places in that array."""
+        """Yield `clients` in parts that each belong to one block, with their places in `clients`."""
         if len(self._blocks) == 1:
             yield from self._blocks[0].parts(self._rows(self._blocks[0], clients))
             return

@@ -83,7 +83,7 @@ class TunedFederation(ClosedFormFederation, TunedEngine, ChecksModule):
         self.use_networks(self._tuned.networks(backbones))
 
     def use_networks(self, networks: Mapping[int, Vector]) -> None:
-        """Compute features with these networks from now on; there is one per block, or one for a merge.
+        """Use these networks for all later features: one network per block, or the network of the merge.
 
         Blocks are independent of each other. If some blocks are dropped and the others stay, the dropped blocks of
         cached features are set to zero, and no network runs again.

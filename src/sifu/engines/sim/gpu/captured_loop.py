@@ -93,7 +93,7 @@ class CapturedLoop(LoopTrainer):
         return list(zip(*parts, strict=True))[:-1]
 
     def _first_batch(self) -> tuple[Tensor, Tensor]:
-        """Return a batch of the steps' size: libraries compile their kernels for each size."""
+        """Return a batch of the size that training steps use, because libraries compile kernels for each size."""
         x, y = self._data[0]
         rows = torch.arange(self._training.batch_size or FILLED, device=self._device) % min(2, len(x))
         return x[rows], y[rows]

@@ -59,7 +59,7 @@ CAPACITIES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
 
 
 class LaneGroup:
-    """Scheduler of the streams of its lanes."""
+    """Scheduler for the streams of several lanes."""
 
     def __init__(
         self,

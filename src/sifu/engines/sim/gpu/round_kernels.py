@@ -161,8 +161,9 @@ def average(
 ):  # fmt: skip
     """Compute the next model history[counter + 1, lane] = theta + g (mean - theta), and partial sums of squares.
 
-    partial[lane, q, block] belongs to theta_i - mean for q < SLOTS, then to mean - theta, to the next model minus
-    origin and to theta. An empty round leaves the model unchanged; entries of empty slots are not written.
+    partial[lane, q, block] holds the block's sum of squares: of theta_q - mean for q < SLOTS, of mean - theta for
+    q = SLOTS, of the next model minus origin for q = SLOTS + 1, and of theta for q = SLOTS + 2. An empty round leaves
+    the model unchanged; entries of empty slots are not written.
     """
     lane = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -87,7 +87,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Parameters common to all schedules of a group."""
+    """Parameters that all schedules of a lane group share."""
 
     slots: int
     participation: Participation
