@@ -28,7 +28,7 @@ Decision = Literal["verified", "approved", "refused", "withdrawn"]
 Approval = Literal["none", "one", "two"]
 """Number of people who must approve a request before it is executed."""
 Decided = Literal["recorded", "unchanged", "posted"]
-"""Result of a decision: recorded in the ledger, already there, or posted to the inbox of a run in use elsewhere."""
+"""Result of a decision: recorded now, already in the ledger, or posted to the inbox of a run in use elsewhere."""
 Device = Literal["auto", "cpu", "cuda"]
 """Device that computes rounds."""
 Precision = Literal["float32", "tf32", "tf32x3", "bfloat16"]

@@ -38,7 +38,7 @@ class Evaluated:
 
     @property
     def words(self) -> str:
-        """All figures in words.
+        """Text that states all figures.
 
         >>> Evaluated("training", 900, 0.914, None).words
         "91.4 % on the active clients' training data (900 rows)"

@@ -153,7 +153,7 @@ def _bounds(
 
 STATISTICS = ("likelihood ratio", "projection", "loss")
 FULL_NORMALS = 5_000_000
-"""Maximum number of normals drawn for replays of whole models, with and without the client each."""
+"""Maximum number of normals drawn for replays of whole models: this many with the client, and as many without it."""
 CHUNK_NORMALS = 2_000_000
 FARTHEST = 4e4
 """Distance, in units of the noise, beyond which a release hides nothing: epsilon is of the order of its square."""

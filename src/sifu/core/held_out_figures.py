@@ -34,7 +34,7 @@ class HeldOutFigures:
 
     @property
     def where(self) -> str:
-        """Rows that the figures were measured on, in words.
+        """Text that states on which rows the figures were measured.
 
         >>> HeldOutFigures(184).where
         'on 184 held-out rows'
@@ -43,7 +43,7 @@ class HeldOutFigures:
 
     @property
     def words(self) -> str:
-        """All figures in words.
+        """Text that states all figures.
 
         >>> HeldOutFigures(184, 0.8204, 0.881, 0.8, positive="ill").words
         "82.0 % on 184 held-out rows (AUC and F1 of class 'ill' 0.881 and 0.800)"

@@ -28,7 +28,7 @@ class BeforeAfter:
 
     @property
     def words(self) -> str:
-        """The guarantee in words.
+        """Text that states the guarantee.
 
         >>> BeforeAfter(1.0, 1e-05).words
         '(epsilon, delta) = (1, 1e-05)'
@@ -38,7 +38,7 @@ class BeforeAfter:
 
 @dataclass(frozen=True)
 class Observers:
-    """One sentence for each of the two observers.
+    """Statements of the guarantee against two observers.
 
     Attributes:
         later_only: Statement about an observer who sees only the releases from this request on.

@@ -55,7 +55,7 @@ class Premise:
 
     @property
     def detail(self) -> str:
-        """Confidential figures in words."""
+        """Text that states the confidential figures."""
         return ", ".join(f"{name.replace('_', ' ')} {value!r}" for name, value in self.confidential.items())
 
     def in_words(self) -> dict[str, str]:

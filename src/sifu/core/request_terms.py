@@ -56,7 +56,7 @@ class RequestTerms:
             the accuracy.
         release: With `now` the model is released before any round, and the rounds to the target follow.
         records: Rows of the one client's data to forget, counted from 0 in the data it first joined with. The client
-            stays with the rest. If empty, clients are forgotten completely.
+            keeps its other rows. If empty, clients are forgotten completely.
         before_after: Required budget "EPSILON,DELTA" against observers who kept earlier releases (`release.noise`).
     """
 

@@ -135,7 +135,7 @@ def fixed_generators(seed: int, device: torch.device | str = "cpu") -> Iterator[
     with kept_settings(), torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         if torch.accelerator.is_available():
             torch.manual_seed(seed)
-        else:  # the same state; manual_seed would format the stack for each kind of device that is not there
+        else:  # torch.manual_seed sets the same state, but formats the stack for each missing kind of device
             torch.default_generator.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         random.seed(seed)

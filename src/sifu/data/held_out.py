@@ -1,9 +1,9 @@
 """Rows held out for testing, each drawn by its own key, so that rows do not affect each other.
 
 Rows are drawn by identity if the table has a column of identities, and by their content otherwise. Equal rows of one
-client are then either all held out or all used for training, and removing one of them moves none of the others. The
-only exception is a client whose rows would all be held out: its first row is used for training. Runs recorded before
-rows were drawn by content use the number of a row within its client instead (`data.held_out_by = "number"`).
+client are then either all held out or all used for training. Removing a row does not change whether another row is held
+out. The only exception is a client whose rows would all be held out: its first row is used for training. Runs recorded
+before rows were drawn by content use the number of a row within its client instead (`data.held_out_by = "number"`).
 """
 
 from __future__ import annotations

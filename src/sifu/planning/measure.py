@@ -359,7 +359,7 @@ def _measure_of_errors(first: FirstTraining, target: float, linear: bool) -> Mea
         return None
     goal = errors.at_end
     if first.rounds_to_target is not None:
-        # The round that first reached the target was lucky; the round that reaches it again will be equally lucky.
+        # A round that reaches the target does so partly by chance. Assume the same deviation when it is reached again.
         goal += (1.0 - target) - errors.last
 
     def spread(noise_std: float) -> float:

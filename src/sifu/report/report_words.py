@@ -116,7 +116,7 @@ def strength(attacker: float) -> str:
 
 
 def promise(request: ReportedRequest) -> str:
-    """Return the promise of a request in words."""
+    """Return a text that states the guarantee promised for a request."""
     if request.level == "none":
         return (
             "Nothing is promised. The clients no longer take part in training, but the premises of the proof do not "
@@ -149,7 +149,7 @@ def observers(request: ReportedRequest) -> tuple[str, ...]:
 
 
 def status_words(request: ReportedRequest) -> str:
-    """Return the state of an unfinished request in words."""
+    """Return a text that states the status of an unfinished request."""
     if request.status == "running":
         return (
             f"This request is being executed: {counted(request.rounds, 'round')} since it started. Nothing is "

@@ -80,7 +80,7 @@ def use_backbones(engine: Engine, reader: RunReader, rows: Iterable[GroupModelRo
 
 
 def use_backbones_of_head(engine: Engine, reader: RunReader) -> None:
-    """Compute features with the networks that the current head was solved on, as far as they are stored."""
+    """Use the stored networks that computed the current head's features for all later features."""
     if isinstance(engine, TunedEngine):
         whole = next((row for row in reader.statistics().values() if row.is_sum), None)
         wanted = whole.trunks if whole else ()

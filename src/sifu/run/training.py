@@ -89,7 +89,7 @@ def is_followed(view: RunView, depth: int) -> bool:
 
 
 def remember_psi(reader: RunReader, node: int, tracker: SensitivityTracker) -> None:
-    """Cache everyone's Psi at a node, for callers that continue from there."""
+    """Cache the Psi of all clients at a node, for callers that continue from this node."""
     trackers = reader.trackers
     trackers.pop(node, None)
     trackers[node] = tracker

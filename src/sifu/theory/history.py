@@ -151,7 +151,7 @@ class ActivePath:
 
     @cached_property
     def covering_order(self) -> Integers:
-        """Largest order of a request whose noise lies on the path to each depth; -1 before the first noise."""
+        """Largest `order` of all noise edges on the path to each depth; -1 before the first noise."""
         orders = [node.order if node.kind == "noise" and node.noise_std > 0.0 else -1 for node in self.nodes]
         return np.maximum.accumulate(np.array(orders, dtype=np.int64))
 

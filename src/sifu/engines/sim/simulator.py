@@ -65,7 +65,7 @@ def training_facts(
     Args:
         model: Model that clients train.
         training: Local training.
-        clipping: Clipping and noise of whole updates; None for neither.
+        clipping: Clipping and noise of whole updates; None if updates get neither.
         rules: Handling of replies that cannot be used.
         others: Facts that do not follow from these arguments.
     """
@@ -127,7 +127,7 @@ class SimulationSettings:
         features: Digest of the public map that computed the samples, if any (`TrainingFacts`).
         features_declared: True if the operator declared that this map is public.
         features_by_module: True if this map is a module supplied by the operator.
-        clipping: Clipping and noise of whole updates; None for neither.
+        clipping: Clipping and noise of whole updates; None if updates get neither.
         numbers: Increasing indices that key the draws of participants, batches and dropout (by default 0, 1, ...). A
             subset of the clients, or one client on its own machine, thus makes the same draws as in the whole
             federation.

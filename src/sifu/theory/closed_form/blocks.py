@@ -175,7 +175,7 @@ def parts_through(groups: Iterable[int]) -> tuple[Part, ...]:
 def parts_of_rows(parts: Iterable[Part]) -> tuple[Part, ...]:
     """Return the parts of rows needed for these parts of statistics: the public one, and one for each group.
 
-    Products of two groups' blocks follow from the rows of both.
+    Products of two groups' blocks are computed from the rows of both groups.
 
     >>> parts_of_rows([(2,), (0, 2)])
     ((), (0,), (2,))

@@ -88,7 +88,7 @@ def rows_are_smaller(fixed: FixedPoint, samples: int) -> bool:
 
 
 def kept_bytes(fixed: FixedPoint, samples: int) -> int:
-    """Return the size in bytes of a client's stored data, in the smaller of both forms.
+    """Return the size in bytes of a client's stored data: its rows or its statistics, whichever is smaller.
 
     >>> kept_bytes(FixedPoint(features=5280, outputs=10), 100)
     2116000

@@ -102,7 +102,7 @@ class Statistics:
         return rows_of_triangle(self.words, 0, self.fixed.width)
 
     def __add__(self, other: Statistics | Rows) -> Statistics:
-        """Return the sum of both; refuse it if an entry could overflow int64."""
+        """Return the sum of these statistics and `other`; refuse it if an entry could overflow int64."""
         return total(self.fixed, (self, other))
 
     def __sub__(self, other: Statistics | Rows) -> Statistics:
