@@ -18,7 +18,7 @@ import sifu
 import sifu_verifier
 from sifu.api import verify_run
 from sifu.core.spec.sections import FeaturesSpec
-from sifu.data.feature_maps.build import specified_map
+from sifu.data.feature_maps.build import specified_map, texts_as_tokens
 from sifu.errors import InputError
 from sifu.store.reader import RunReader
 
@@ -229,6 +229,17 @@ def test_code_that_comes_with_a_model_is_not_run(text_model: Path, tmp_path: Pat
     with pytest.raises(InputError, match="cannot be loaded"):
         specified_map(FeaturesSpec(kind="transformers", model=str(folder)), (8,))
     assert not (tmp_path / "marker").exists()
+
+
+def test_missing_texts_and_tokenizers_are_one_sentence(text_model: Path, tmp_path: Path) -> None:
+    features = FeaturesSpec(kind="transformers", model=str(text_model), size=8)
+    for texts in (["good", None], [None, "good"]):
+        with pytest.raises(InputError, match="a text was expected, found None"):
+            texts_as_tokens(texts, features)
+    for name in ("config.json", "model.safetensors"):  # the library would make a tokenizer that knows no word
+        (tmp_path / name).write_bytes((text_model / name).read_bytes())
+    with pytest.raises(InputError, match=r"has no tokenizer: add tokenizer\.json"):
+        tokenised(str(tmp_path), ["good film"], 8)
 
 
 @pytest.mark.parametrize("kind", ["deep", "last"])

@@ -145,7 +145,7 @@ def texts_as_tokens(x: Any, features: FeaturesSpec) -> Any:
         return x
     if getattr(getattr(x, "dtype", None), "kind", "") in ("U", "T", "O"):
         x = list(x)
-    if isinstance(x, str) or not isinstance(x, Sequence) or not x or not isinstance(x[0], str):
+    if isinstance(x, str) or not isinstance(x, Sequence) or not any(isinstance(text, str) for text in x):
         return x
     from sifu.data.feature_maps.transformer_networks import tokenised
 

@@ -172,9 +172,9 @@ def transformer_features(
 def tokenised(model: str, texts: Sequence[str], size: int = 0) -> NDArray[np.int32]:
     """Return texts as rows of `size` token ids (0: 128); long texts are cut, and short ones padded with -1."""
     wanted = size or USUAL_TOKENS
-    strange = next((text for text in texts if not isinstance(text, str)), None)
-    if strange is not None:
-        raise InputError(f"a text was expected, found {strange!r}")
+    strange = [text for text in texts if not isinstance(text, str)]
+    if strange:
+        raise InputError(f"a text was expected, found {strange[0]!r}")
     folder, rows = model_folder(model), np.full((len(texts), wanted), END, dtype=np.int32)
     tokenizer = _tokenizer(str(folder), files_digest(folder))
     if not len(texts):
@@ -308,6 +308,8 @@ def _refuse_drawn(network: nn.Module, drawn: list[Tensor], folder: Path) -> None
 @functools.lru_cache(maxsize=4)
 def _tokenizer(folder: str, digest: str) -> Any:
     """Return the tokenizer of a folder whose files have this `digest`."""
+    if not any(True for pattern in ("tokenizer*", "vocab*", "*.model") for _ in Path(folder).glob(pattern)):
+        raise InputError(f"{folder} has no tokenizer: add tokenizer.json, or choose a model for texts")
     try:
         loaded = _library().AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
