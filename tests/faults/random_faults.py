@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -308,7 +308,9 @@ class Scenario:
         return f"{left} was left" if left else None
 
 
-def share_of(name: str, commands: list[str], number: int, seed: int, each: int) -> Callable[[Path], Line]:
+def share_of(
+    name: str, commands: list[str], number: int, seed: int, each: int, kinds: Sequence[str] = KINDS
+) -> Callable[[Path], Line]:
     """Return a function that prepares the scenario of a share and tries faults of each kind."""
 
     def work(folder: Path) -> Line:
@@ -318,7 +320,7 @@ def share_of(name: str, commands: list[str], number: int, seed: int, each: int) 
         words: Counter[str] = Counter()
         wrong: list[str] = []
         for _ in range(each):
-            for kind in KINDS:
+            for kind in kinds:
                 told, problem = scenario.trial(kind, draw)
                 tried[kind] += 1
                 words[told.partition(":")[0]] += 1
@@ -338,19 +340,21 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after this many seconds")
     parser.add_argument("--log", type=Path, required=True, help="file of JSON lines to extend and continue")
-    parser.add_argument("--unsynced", action="store_true", help="sync no folder: a control that must fail")
+    parser.add_argument("--unsynced", action="store_true", help="sync no folder and try power losses: must fail")
     chosen = parser.parse_args()
     if chosen.unsynced:
         sync = os.fsync
         os.fsync = lambda descriptor: None if stat.S_ISDIR(os.fstat(descriptor).st_mode) else sync(descriptor)  # type: ignore[assignment,arg-type]
     used = {name: commands for name, commands in SCENARIOS.items() if name in (chosen.only or SCENARIOS)}
     sizes = {name: sum(not words.startswith((INTERRUPTED, UNTRIED)) for words in used[name]) for name in used}
-    shares = []
+    shares, kinds = [], ("power loss",) if chosen.unsynced else KINDS
     for name, commands in used.items():
         trials = -(-chosen.each * sizes[name] // sum(sizes.values()))
         parts = [min(EACH_SHARE, trials - begin) for begin in range(0, trials, EACH_SHARE)]
         shares += [
-            Share(f"{name} {chosen.seed}", number, len(parts), share_of(name, commands, number, chosen.seed, each))
+            Share(
+                f"{name} {chosen.seed}", number, len(parts), share_of(name, commands, number, chosen.seed, each, kinds)
+            )
             for number, each in enumerate(parts)
         ]
     import torch  # imported once, for every child

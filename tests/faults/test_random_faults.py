@@ -55,7 +55,7 @@ def test_nothing_is_lost_and_the_same_command_finishes(scenario: str, each: int,
 
 def test_a_command_that_syncs_nothing_is_caught(tmp_path: Path) -> None:
     """Negative control: without syncs, acknowledged work is lost with the power."""
-    (line,) = faults(tmp_path, "--only", "table", "--each", "4", "--unsynced")
+    (line,) = faults(tmp_path, "--only", "table", "--each", "20", "--unsynced")
     assert any("power lost" in problem and "lost" in problem.partition(": ")[2] for problem in line["wrong"])
 
 
