@@ -232,8 +232,10 @@ def test_a_wrapper_for_differential_privacy_is_refused(tmp_path: Path) -> None:
 def test_metrics_and_log_are_those_of_fedavg(
     start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    for name, value in {"propagate": True, "disabled": False}.items():  # simulations of other tests change them
+        monkeypatch.setattr(logging.getLogger("flwr"), name, value)
     caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "flwr")
     seen: list[int] = []
     configs = {"train_config": ConfigRecord({"lr": 0.5}), "evaluate_config": ConfigRecord({"depth": 7})}
     grid = four_nodes(wrong=3)
