@@ -40,7 +40,7 @@ from sifu.core.spec import Spec
 from sifu.errors import RoundRejectedError
 from sifu.methods.registry import method_named, plan_request
 from sifu.planning.plan import Plan
-from sifu.requests.messages import make_terms
+from sifu.requests.filing import make_terms
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.run.coupled_replay import retrain_unrecorded
 from sifu.run.run_view import RunView

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "backbones.csv"
 BEGIN, END = "<!-- begin: benchmarks/backbones_page.py -->\n", "<!-- end: benchmarks/backbones_page.py -->\n"
 HEADER = (
-    "| data | clients | features | penalty | seeds | accuracy | level | seconds a request | MB on disk |\n"
+    "| data | clients | features | penalty | runs | accuracy | level | seconds a request | MB on disk |\n"
     "|---|---|---|---|---|---|---|---|---|\n"
 )
 LEAVERS = ("0", "1", "5", "20")

@@ -1,8 +1,6 @@
-"""Benchmarks of closed-form heads: cost, accuracy, hospitals and patients that leave, and tuned networks.
+"""Benchmarks of closed-form heads: costs, hospitals and patients that leave, and tuned networks.
 
     python benchmarks/closed_form.py costs --data FOLDER --out benchmarks/results/closed_form.json
-    python benchmarks/closed_form.py heads --data FOLDER --out benchmarks/results/closed_form_accuracy.json
-    python benchmarks/closed_form.py networks --data FOLDER --out benchmarks/results/network_accuracy.json    on a GPU
     python benchmarks/closed_form.py hospitals --data FOLDER --out benchmarks/results/hospitals.json
     python benchmarks/closed_form.py tuned --clients 100
     python benchmarks/closed_form.py tuned --clients 100 --frozen 8384 --regularisation 0.01 --verify
@@ -14,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 
-from heads import accuracy, costs, hospital_leaves, tuned_requests
+from heads import costs, hospital_leaves, tuned_requests
 
 
 def main() -> None:
@@ -23,8 +21,6 @@ def main() -> None:
     parts = parser.add_subparsers(dest="part", required=True)
     for name, about, add_options, run in (
         ("costs", costs.__doc__, costs.add_options, costs.run),
-        ("heads", accuracy.__doc__, accuracy.add_head_options, accuracy.run_heads),
-        ("networks", accuracy.__doc__, accuracy.add_network_options, accuracy.run_networks),
         ("hospitals", hospital_leaves.__doc__, hospital_leaves.add_options, hospital_leaves.run),
         ("tuned", tuned_requests.__doc__, tuned_requests.add_options, tuned_requests.run),
     ):

@@ -84,7 +84,7 @@ def levels_by_wish() -> Iterator[None]:
 
 
 @contextmanager
-def names_taken_apart() -> Iterator[None]:
+def names_as_different_clients() -> Iterator[None]:
     """Count a client that lost records as a new client."""
     with mock.patch.object(clients_view, "chain_of", lambda reader, client: (client,)):
         yield
@@ -96,7 +96,7 @@ CONTROLS = {
     "noise": Control("half of the noise is added", ("linear",), "replay", half_the_noise),
     "hit group": Control("a hit group is left in the merge", ("groups",), "exact", hit_groups_left_in),
     "statistics": Control("statistics are left in the sum", ("closed form",), "exact", statistics_left_in),
-    "names": Control("what is left of a client is a new client", ("linear",), "uncovered", names_taken_apart),
-    "names, exact": Control("the same, and exact", ("linear",), "exact", names_taken_apart),
+    "names": Control("what is left of a client is a new client", ("linear",), "uncovered", names_as_different_clients),
+    "names, exact": Control("the same, and exact", ("linear",), "exact", names_as_different_clients),
     "levels": Control("levels are stated by wish", ("linear", "network"), "level", levels_by_wish),
 }

@@ -122,11 +122,11 @@ class Truth(CounterfactualRuns):
 
     # -- exact levels: no bit depends on the forgotten clients ---------------------------------------------------------
 
-    def check_exact(self, carried_out: Collection[str]) -> None:
+    def check_exact(self, executed: Collection[str]) -> None:
         """Check the current model against models made without the clients certified as exact, or with other data of
         theirs.
         """
-        if not self.done or self.done[-1]["request"] not in carried_out:
+        if not self.done or self.done[-1]["request"] not in executed:
             return
         latest = self.done[-1]
         final = latest["final_node"]
@@ -497,7 +497,7 @@ class Auditor:
     def __init__(self, findings: Findings) -> None:
         self.findings = findings
 
-    def carried_out(self, journey: Journey, requests: Collection[str]) -> None:
+    def executed(self, journey: Journey, requests: Collection[str]) -> None:
         """Count the requests and check the new release against `exact` now, because later requests erase its model."""
         truth, findings = Truth(journey, self.findings), self.findings
         for request in truth.done:

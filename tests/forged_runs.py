@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from run_tools import connect
-from sifu.core.ledger import FIGURES_SALT, GENESIS, SEALED, SEALED_KEYS, Event, canonical_json, seal, seal_commitment
+from sifu.core.ledger import FIGURES_SALT, GENESIS, SEALED, SEALED_KEYS, Event, canonical_json, commit, seal
 from sifu.requests.certification import RecordedRequest, public_form
 from sifu.store.checkpoints import Signer
 from sifu.store.erased_figures import digest_of_rest
@@ -52,23 +52,20 @@ def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = Tr
         if "rows" in content and nonce:  # events without a nonce lost their salt in a purge
             first, last = content["rows"]["first"], content["rows"]["last"]
             content["rows"]["digest"] = rows_digest(
-                reader.node_rows(first, last),
+                reader.nodes(first, last),
                 reader.participation().between(first, last),
                 reader.grams(first, last),
                 content.get(FIGURES_SALT, ""),
             )
-        if kind == "run created":
-            content["run"]["clients_digest"] = clients_digest(reader.clients(), content.get(FIGURES_SALT, ""))
-            connection.execute(
-                "UPDATE run SET value = ? WHERE key = 'clients_digest'", (content["run"]["clients_digest"],)
-            )
-        if "kept_rows" in content and sealed is not None:
-            last, salt = content["kept_rows"]["last"], content[FIGURES_SALT]
-            rows = reader.node_rows(0, last), reader.participation().between(0, last), reader.grams(0, last)
-            content["kept_rows"]["digest"] = rows_digest(*rows, salt)
-            digest = clients_digest(reader.read_clients()[: int(content["run"]["client_count"])], salt)
+        if kind == "run created" or ("clients_digest" in content.get("run", {}) and sealed is not None):
+            known = reader.read_clients()[: int(content["run"]["client_count"])]
+            digest = clients_digest(known, content.get(FIGURES_SALT, ""))
             content["run"]["clients_digest"] = digest
             connection.execute("UPDATE run SET value = ? WHERE key = 'clients_digest'", (digest,))
+        if "kept_rows" in content and sealed is not None:
+            last, salt = content["kept_rows"]["last"], content[FIGURES_SALT]
+            rows = reader.nodes(0, last), reader.participation().between(0, last), reader.grams(0, last)
+            content["kept_rows"]["digest"] = rows_digest(*rows, salt)
         if ALL_FIGURES in content:
             before = [event for event in RunReader(folder).events() if event.seq < seq]
             content[ALL_FIGURES] |= {"events": digest_of_rest(before), "verified": f"{seq - 1}:{previous.hex()}"}
@@ -78,7 +75,7 @@ def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = Tr
         if sealed is not None:
             private = canonical_json({key: content.pop(key) for key in SEALED_KEYS if key in content})
             if content.get(SEALED) == stated:  # unless the seal itself was edited
-                content[SEALED] = seal_commitment(sealed[0], private)
+                content[SEALED] = commit(sealed[0], private).hex()
             connection.execute("UPDATE sealed SET content = ? WHERE seq = ?", (private.decode(), seq))
         event = seal(previous, seq, time, kind, content, nonce)
         if with_key:
@@ -147,7 +144,7 @@ def resign_everything(folder: Path) -> None:
             replace_certificate(folder, request.request, form["form"], text)
 
 
-def sign_anew(folder: Path, *, run: str | None = None) -> str:
+def sign_again(folder: Path, *, run: str | None = None) -> str:
     """Divide all drifts by a hundred and sign the whole chain with another key, under another run
     id if one is given.
     """

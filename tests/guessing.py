@@ -16,8 +16,9 @@ from folder_values import values_by_place
 from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.data import ClientData
 from sifu.store.files import model_bytes
+from sifu.store.own_statistics import OwnStatistics
 from sifu.store.reader import RunReader
-from sifu.store.statistics_files import OwnStatistics, read_statistics
+from sifu.store.statistics_files import read_statistics
 from sifu.theory.closed_form import total
 
 RANDOM = (

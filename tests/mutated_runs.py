@@ -36,9 +36,9 @@ from sifu.errors import InputError, SifuError
 from sifu.requests.messages import ingest
 from sifu.store import timestamps
 from sifu.store.inbox import post
-from sifu.store.kept_outside import WITNESSES
 from sifu.store.keys import KEY_FILE
 from sifu.store.projection import NewEvent
+from sifu.store.witnesses import WITNESSES
 from sifu.store.writer import RunWriter
 from sifu_verifier import verify
 from timestamp_authority import make_authority, stamp

@@ -39,7 +39,7 @@ from sifu.run.clients_and_engine import engine_from_spec
 from sifu.run.given import as_model
 from sifu.store import timestamps
 from sifu.store.given_approvals import NEEDED
-from sifu.store.kept_outside import WITNESSES
+from sifu.store.witnesses import WITNESSES
 from timestamp_authority import make_authority, stamp
 
 FAMILIES = (*["linear"] * 6, *["closed form"] * 2, *["groups"] * 3, *["network"] * 2, *["training noise"] * 3)
@@ -352,7 +352,7 @@ def masked_engine(spec: sifu.Spec, clients: list[ClientData]) -> Engine:
 class Observer(Protocol):
     """Observer of a journey while it runs."""
 
-    def carried_out(self, journey: Journey, requests: Collection[str]) -> None:
+    def executed(self, journey: Journey, requests: Collection[str]) -> None:
         """Observe that these requests were just executed."""
 
     def left(self, journey: Journey) -> None:
@@ -467,7 +467,7 @@ def restore_in_the_middle(dice: random.Random, journey: Journey, observer: Obser
     if dice.random() < 0.4:
         done = random_request(dice, journey)
         if done:
-            observer.carried_out(journey, done)
+            observer.executed(journey, done)
         issued = [journey.folder / "certificates" / f"{name}.auditor.json" for name in done]
     observer.left(journey)
     given = issued if dice.random() < 0.7 else []
@@ -481,7 +481,7 @@ def restore_in_the_middle(dice: random.Random, journey: Journey, observer: Obser
             for row in run.status().requests if journey.approvals else ():
                 for person in PEOPLE[: journey.approvals] if row.status == "received" else ():
                     run.decide(row.request, "approved", actor=person)
-            observer.carried_out(journey, [outcome.request for outcome in run.forget()])
+            observer.executed(journey, [outcome.request for outcome in run.forget()])
         except SifuError as error:
             journey.refused += 1
             journey.steps.append(f"refused after a restore: {error}"[:120])
@@ -493,7 +493,7 @@ def go_on(journey: Journey, observer: Observer, most_requests: int = 6) -> None:
     for _ in range(min(dice.randint(3, 6), most_requests)):
         done = random_request(dice, journey)
         if done:
-            observer.carried_out(journey, done)
+            observer.executed(journey, done)
         if journey.open().status().phase != "ready":  # a network diverged: nothing more can be done
             break
         chance = dice.random()

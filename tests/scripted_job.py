@@ -12,7 +12,7 @@ from run_tools import query
 from sifu.api import verify_run
 from sifu.core.spec import Spec
 from sifu.run.clients_and_engine import clients_from_spec
-from sifu.store import kept_outside, timestamps
+from sifu.store import timestamps, witnesses
 from timestamp_authority import make_authority, stamp
 
 Step = Callable[[Path, "sifu.Run | None"], sifu.Run]
@@ -33,9 +33,9 @@ def prepare(base: Path, job: dict[str, Any]) -> None:
 
 def work(folder: Path, job: dict[str, Any], begin: int = 0, end: int | None = None) -> None:
     """Execute some or all steps of the job; after a fault they continue."""
-    outside = {kept_outside.WITNESSES: f"file:{kept_by_witness(folder)}"} if job.get("witness") else {}
+    outside = {witnesses.WITNESSES: f"file:{kept_by_witness(folder)}"} if job.get("witness") else {}
     outside |= {timestamps.AUTHORITY: NOWHERE} if job.get("timestamps") else {}
-    for name in (kept_outside.WITNESSES, timestamps.AUTHORITY):
+    for name in (witnesses.WITNESSES, timestamps.AUTHORITY):
         os.environ.pop(name, None)
     os.environ.update(outside)
     sifu.allow_code(*job.get("allow", []))
@@ -132,7 +132,7 @@ def witnesses_of(folder: Path) -> list[Path]:
 
 def problems_of(folder: Path, authority: Path | None = None) -> list[str]:
     """Return the problems that verification finds in a run, with its witness and optionally a timestamp authority."""
-    os.environ.pop(kept_outside.WITNESSES, None)  # set by the previous run
+    os.environ.pop(witnesses.WITNESSES, None)  # set by the previous run
     return list(verify_run(folder, witnesses=witnesses_of(folder), authority=authority).problems)
 
 

@@ -1,4 +1,4 @@
-"""Runs that train a network of `shared_state_modules`: tuned in groups, frozen below a head, or given as the model."""
+"""Runs that train a network of `shared_state_modules`: frozen below a head, or given as the model."""
 
 from __future__ import annotations
 
@@ -30,19 +30,9 @@ HEAD: dict[str, Any] = {
     "ridge": {"regularisation": 0.01},
     "features": {"kind": "module", "module": "stateful_modules:make"},
 }
-TUNED: dict[str, Any] = HEAD | {
-    "features": HEAD["features"] | {"tune": "blocks", "block": 4},
-    "groups": {"count": 2, "rounds": 2, "rebuild": "later"},
-    "local": {"rate": 0.5, "steps": 2},
-}
 
 
-def tuned(factor: Callable[..., float], folder: Path) -> sifu.Run:
-    sifu.allow_code("stateful_modules:make")
-    return sifu.train(TUNED, run=folder / "run", clients=clients_of())
-
-
-def frozen(factor: Callable[..., float], folder: Path) -> sifu.Run:
+def frozen(folder: Path) -> sifu.Run:
     sifu.allow_code("stateful_modules:make")
     return sifu.train(HEAD, run=folder / "run", clients=clients_of())
 
@@ -55,14 +45,11 @@ OWN: dict[str, Any] = {
 }
 
 
-def own_model(factor: Callable[..., float], folder: Path) -> sifu.Run:
-    clients = {client.name: (client.x, client.y) for client in clients_of()}
+def own_model(factor: Callable[..., float], folder: Path, without: str = "") -> sifu.Run:
+    clients = {client.name: (client.x, client.y) for client in clients_of() if client.name != without}
     return sifu.train(OWN, run=folder / "run", model=lambda: Network(factor), clients=clients)
 
 
 def released(folder: Path) -> np.ndarray:
     with RunReader(folder) as reader:
         return np.array(reader.load_model(reader.tip))
-
-
-DOORS = {"tuned": tuned, "frozen": frozen, "model=": own_model}

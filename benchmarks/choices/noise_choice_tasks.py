@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from sifu.core.spec import Spec
-from sifu.data import Dataset, from_dataset, frozen_features, load, partition
+from sifu.data import ClientData, Dataset, from_dataset, load, partition
+from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.run.clients_and_engine import clients_from_spec
 
 
@@ -115,9 +116,10 @@ def clients_of(task: Task, data: Path | None) -> Any:
         spec.data.samples_per_client,
         np.random.default_rng(spec.seed),
     )
-    return frozen_features(
-        from_dataset(dataset, parts, flat=False), trained_convolutions(load("cifar100", data)), norm=4
-    )
+    images = from_dataset(dataset, parts, flat=False)
+    network = trained_convolutions(load("cifar100", data))
+    features = NetworkFeatures(network, images[0].x.shape[1:], norm=4.0)
+    return [ClientData(client.name, features(client.x), client.y) for client in images]
 
 
 def folder_name(task: Task) -> str:

@@ -27,7 +27,7 @@ from sifu.core.spec import Spec
 from sifu.data import load
 from sifu.data.client_data import ClientData
 from sifu.data.dataset import Dataset
-from sifu.run.clients_and_engine import map_of
+from sifu.run.features import map_of
 from sifu_paper.data.hospitals import HOSPITALS
 from sifu_paper.provenance import provenance
 

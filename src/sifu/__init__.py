@@ -1,4 +1,4 @@
-"""sifu: lets a federation forget a client, and prove it.
+"""Federated unlearning with certificates: train a federation, forget clients, and verify every claim.
 
     import sifu
 
@@ -139,27 +139,21 @@ __all__ = [
 ]
 _MODULES = ("audit", "report")
 """Packages that are also attributes of `sifu`; their main functions are `sifu.audit_run` and `sifu.write_report`."""
-_ELSEWHERE = {
-    "Advice": "sifu.advice",
-    "advise": "sifu.advice",
-    "Spec": "sifu.core.spec",
-    "RequestTerms": "sifu.core.request_terms",
-    "SpecKey": "sifu.core.extensions",
-    "register": "sifu.methods.registry",
-    "register_key": "sifu.core.extensions",
-    "TermsGiven": "sifu.choices",
-    "allow_code": "sifu.core.allowed_code",
-    "new_nonces": "sifu.core.record_commitments",
-    "AuditOptions": "sifu.audit",
-    "AuditReport": "sifu.audit",
-    "audit_client": "sifu.audit",
-    "audit_run": "sifu.audit",
-    "LoopClient": "sifu.engines.loop_client",
-    "ServerLoop": "sifu.server.server_loop",
-    "write_evidence": "sifu.report",
-    "write_report": "sifu.report",
+_HOMES = {
+    "sifu.advice": ("Advice", "advise"),
+    "sifu.audit": ("AuditOptions", "AuditReport", "audit_client", "audit_run"),
+    "sifu.choices": ("TermsGiven",),
+    "sifu.core.allowed_code": ("allow_code",),
+    "sifu.core.extensions": ("SpecKey", "register_key"),
+    "sifu.core.record_commitments": ("new_nonces",),
+    "sifu.core.request_terms": ("RequestTerms",),
+    "sifu.core.spec": ("Spec",),
+    "sifu.engines.loop_client": ("LoopClient",),
+    "sifu.methods.registry": ("register",),
+    "sifu.report": ("write_evidence", "write_report"),
+    "sifu.server.server_loop": ("ServerLoop",),
 }
-"""Modules of the public names that are neither errors nor in `sifu.api`."""
+"""Modules and their public names, except errors and the names of `sifu.api`."""
 
 
 def __getattr__(name: str) -> Any:
@@ -167,7 +161,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'sifu' has no attribute {name!r}; it has {', '.join(__all__)}")
     if name in _MODULES:
         return importlib.import_module(f"sifu.{name}")
-    home = "sifu.errors" if name.endswith("Error") else _ELSEWHERE.get(name, "sifu.api")
+    usual = "sifu.errors" if name.endswith("Error") else "sifu.api"
+    home = next((module for module, names in _HOMES.items() if name in names), usual)
     return getattr(importlib.import_module(home), name)
 
 

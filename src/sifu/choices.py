@@ -1,4 +1,4 @@
-"""Choices of a user: literal types, and the terms of a request.
+"""Choices that users make: literal types, and the terms of a request.
 
 This module imports nothing else of sifu, so that the command line starts fast. The packages `core` and `theory` share
 its types.
@@ -117,7 +117,7 @@ class TermOnOffer(NamedTuple):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Allowed words; empty for a number, free text or a list."""
+        """Allowed values; empty for a number, free text or a list."""
         words = get_args(self.kind) if self.kind is not SigmaChoice else ()
         return words if all(isinstance(word, str) for word in words) else ()
 

@@ -17,69 +17,69 @@ class SifuWarning(UserWarning):
 
 
 class InputError(SifuError):
-    """A bad argument, spec, data set or model: nothing was changed."""
+    """Error for a bad argument, spec, data set or model; nothing was changed."""
 
     exit_code = 2
 
 
 class NoSpaceError(InputError):
-    """Full disk or quota: the operation was not done, and its input is not at fault."""
+    """Error for a full disk or quota; the operation was not done, although its input is valid."""
 
 
 class MissingPackageError(InputError):
-    """Optional package that is needed but not installed."""
+    """Error for an optional package that is needed but not installed."""
 
 
 class MissingExtensionError(InputError):
-    """Run, certificate or spec that uses a method or key of a package that is not installed."""
+    """Error for a run, certificate or spec that uses a method or key of a package that is not installed."""
 
     exit_code = 5
 
 
 class UnusableSamplesError(InputError):
-    """Samples that a feature map cannot process: a wrong shape, not finite, or too large."""
+    """Error for samples that a feature map cannot process: of a wrong shape, not finite, or too large."""
 
 
 class RoundRejectedError(InputError):
-    """Round with values that must not enter the model (NaN, Inf): the last good state stays."""
+    """Error for a round with values that must not enter the model (NaN, Inf); the last good state is kept."""
 
 
 class VerificationError(SifuError):
-    """Recorded claim that recomputation does not confirm."""
+    """Error for a recorded claim that recomputation does not confirm."""
 
     exit_code = 3
 
 
 class NotCertifiableError(SifuError):
-    """Request that cannot be certified as demanded: nothing was changed."""
+    """Error for a request that cannot be certified as demanded; nothing was changed."""
 
     exit_code = 4
 
 
 class NoClientResponseError(SifuError):
-    """Needed clients are unavailable: nothing was changed, and the same command continues once they are available."""
+    """Error for clients that do not respond; nothing was changed, and the same command resumes once they do."""
 
 
 class RunDamagedError(SifuError):
-    """Run folder that is damaged, of a newer schema, or not a run."""
+    """Error for a run folder that is damaged, of a newer schema, or not a run."""
 
     exit_code = 5
 
 
 class DiskError(SifuError):
-    """Failure of the disk to read or write: earlier records stay, and running the same command again continues."""
+    """Error for a disk that fails to read or write; earlier records are intact, and the same command resumes."""
 
     exit_code = 5
 
 
 class RunBusyError(SifuError):
-    """Conflict with another process that is writing to the run."""
+    """Error for a run that another process is writing to."""
 
     exit_code = 5
 
 
 def install_extra(name: str) -> str:
-    """Return the instruction for installing an extra: from the repository or a wheel, as no package index has it.
+    """Return the instruction for installing an extra from the repository or a wheel; sifu is on no package index.
 
     >>> install_extra("onnx")
     "run pip install '.[onnx]' in sifu's repository, or pip install 'FILE.whl[onnx]' with its wheel"

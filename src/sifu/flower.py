@@ -22,7 +22,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from sifu.api.start_run import load_spec
+from sifu.api.spec_file import load_spec
 from sifu.core.engine import Position
 from sifu.core.spec import Spec
 from sifu.engines.flower.checkpoints_of_nodes import witness_mod
@@ -31,7 +31,8 @@ from sifu.engines.flower.exchanged import EvaluationSample, Exchanged, Reporter
 from sifu.engines.flower.wire import TRAIN
 from sifu.engines.own_models import RATE_KEYS
 from sifu.errors import InputError
-from sifu.server.flower_app import OwnServer, Settings, serve_on_flower
+from sifu.server.flower_app import serve_on_flower
+from sifu.server.flower_settings import OwnServer, Settings
 from sifu.store.database import DATABASE
 
 __all__ = ["ForgettingFedAvg", "add_profile", "client_app", "witness_mod"]
@@ -90,8 +91,8 @@ class ForgettingFedAvg(FedAvg):
     """Federated averaging that executes and certifies requests to be forgotten while it runs.
 
     It takes the arguments of FedAvg. With `fraction_train` below 1, each client takes part in a round with that
-    probability. `proximal_mu` is sent to clients as in FedProx. Unsupported arguments and overridden methods are
-    refused. `start` creates or continues the run.
+    probability. `proximal_mu` is sent to clients as in FedProx. Unsupported arguments are refused. A subclass
+    may override only the methods in `OVERRIDABLE`. `start` creates or continues the run.
     """
 
     def __init__(self, context: Context, *arguments: Any, **options: Any) -> None:
@@ -131,7 +132,7 @@ class ForgettingFedAvg(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Train for `num_rounds`, execute every waiting request, and return the released model.
+        """Train for `num_rounds`, execute every waiting request, and return the released model with the metrics.
 
         It takes the arguments of FedAvg's `start`.
         """
@@ -215,9 +216,9 @@ class ForgettingFedAvg(FedAvg):
 
 
 def _usual_spec(config: Mapping[str, Any], participation: str) -> Spec:
-    """Return the default spec: it uses the rate sent to the clients, and ignores unusable replies.
+    """Return the default spec, which ignores unusable replies and takes the local rate from the config of the clients.
 
-    Without a rate, clients count as taking one step of rate 1 along their whole update.
+    Without a rate in that config, a client's whole update counts as one step of rate 1.
     """
     rate = next((float(config[key]) for key in RATE_KEYS if key in config), 1.0)
     return Spec.from_mapping(

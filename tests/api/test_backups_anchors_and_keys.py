@@ -227,7 +227,7 @@ def test_a_restore_says_what_it_does_to_later_certificates(
     assert sentence in said
     assert ("must be forgotten again" in said) != with_anchor
     guide = Path(__file__).parents[2] / "docs" / "guide.md"
-    stated = "no anchor can prove that the original run did not continue after the backup"
+    stated = "no anchor can prove that the original run did not continue"
     assert stated in " ".join(guide.read_text().split())
     levels = {
         way: sifu.open_run(tmp_path / "back").plan(["client-003"], method=way).level for way in ("sifu", "scratch")
@@ -317,6 +317,7 @@ BROKEN = {
     "a path outside": lambda m: relisted(m, "../../evil", b"x"),
     "an absolute path": lambda m: relisted(m, "/tmp/evil", b"x"),
     "a file of no kind of ours": lambda m: relisted(m, "models/evil.pkl", b"x"),
+    "a name too long for a file": lambda m: relisted(m, f"models/{'9' * 300}.safetensors", b"x"),
     "a database of another program": lambda m: relisted(m, "run.db", b"SQLite format 3\0" + b"\0" * 84),
     "deep": lambda m: m.update({"manifest.json": b"[" * 100_000}),
     "a list that is none": lambda m: m.update({"manifest.json": b'{"format": "sifu-backup-1", "files": 7}'}),

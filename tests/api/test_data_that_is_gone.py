@@ -231,6 +231,10 @@ def test_an_unreadable_file_of_held_out_rows_is_one_warning(
     assert "Traceback" not in told
     assert again(run).verify().problems == []
     assert again(run).status().held_out is None
+    audited = cli("audit", run.folder)
+    assert audited.code == 0, audited.err
+    assert "attacks that need held-out rows were left out" in " ".join(audited.out.split())
+    assert "Traceback" not in audited.err
 
 
 @pytest.mark.parametrize("change", ["nothing", "values", "order", "gone"])

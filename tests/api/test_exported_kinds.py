@@ -187,24 +187,24 @@ def test_a_module_runs_only_if_it_is_named_and_is_the_same(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv("SIFU_ALLOW_CODE", "exported_trunk:make")
-    backbone = tmp_path / "exported_trunk.py"
+    monkeypatch.setenv("SIFU_ALLOW_CODE", "exported_backbone:make")
+    backbone = tmp_path / "exported_backbone.py"
     backbone.write_text(BACKBONE.format(1))
     file = rows(tmp_path)
     try:
-        run = trained(file, tmp_path, "ridge", features={"kind": "module", "module": "exported_trunk:make"})
+        run = trained(file, tmp_path, "ridge", features={"kind": "module", "module": "exported_backbone:make"})
         path = run.export(tmp_path / "m.safetensors")
         with pytest.raises(InputError, match="name it to allow running it"):
             sifu.load_model(path)
         assert "name it to allow running it" in cli("predict", path, file).err
-        check_agrees_with_the_run(run, sifu.load_model(path, module="exported_trunk:make"), file)
-        assert cli("predict", path, file, "--module", "exported_trunk:make").code == 0
-        sys.modules.pop("exported_trunk")
+        check_agrees_with_the_run(run, sifu.load_model(path, module="exported_backbone:make"), file)
+        assert cli("predict", path, file, "--module", "exported_backbone:make").code == 0
+        sys.modules.pop("exported_backbone")
         backbone.write_text(BACKBONE.format(2))  # other weights
         with pytest.raises(InputError, match="is not the one that the model was trained on"):
-            sifu.load_model(path, module="exported_trunk:make").predict_file(file)
+            sifu.load_model(path, module="exported_backbone:make").predict_file(file)
     finally:
-        sys.modules.pop("exported_trunk", None)
+        sys.modules.pop("exported_backbone", None)
 
 
 def test_bytes_are_scaled_as_the_clients_were(tmp_path: Path) -> None:

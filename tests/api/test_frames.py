@@ -182,6 +182,14 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "columns without names": (FakeFrame({0: [1, 2], "a": [1, 2]}), {}, "distinct names, as texts"),  # type: ignore[dict-item]
     "no rows": (FakeFrame({name: [] for name in columns()}), {}, "has no rows"),
     "a date": (FakeFrame(columns() | {"age": [np.datetime64("2024-01-31")] * 60}), {}, "row 0: column 'age'.*a date"),
+    "a missing client": (  # pandas turns the numbers of all other rows into floats, so they would be drawn differently
+        FakeFrame(columns() | {"hospital": [float("nan"), *[float(row % 3) for row in range(59)]]}), {},
+        "row 0: column 'hospital', the client, is empty",
+    ),
+    "a missing identity": (
+        FakeFrame(columns() | {"patient": [*map(float, range(59)), float("nan")]}), {},
+        "row 59: column 'patient', the identity .* is empty",
+    ),
     "splits": ({"train": FakeDataset(columns())}, {}, "'train' is a table"),
 }  # fmt: skip
 

@@ -13,14 +13,14 @@ from sklearn.metrics import f1_score, roc_auc_score
 from run_tools import Command
 from sifu.advice.advisor import advise
 from sifu.api import Run, open_run, train
-from sifu.console.json_api import METRICS
+from sifu.console.metrics import METRICS
 from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.spec import Spec
 from sifu.errors import SifuWarning
 from sifu.report.collect import collect
 from sifu.report.page import _facts
 from sifu.run.clients_and_engine import held_out_rows_from_spec
-from sifu.run.recorded_data import area_under_curve, calibration_error
+from sifu.run.held_out import area_under_curve, calibration_error
 from sifu.store.client_accuracy import STANDING_FILE, read_held_out, read_standing
 
 HOSPITALS = ("north", "south", "east", "west")

@@ -54,7 +54,7 @@ def test_a_shape_counted_from_labels_is_not_exact(tmp_path: Path) -> None:
         sifu.train(fixed | {"model": {"outputs": 2}}, run=tmp_path / "c", clients=arrays(rare=True))
 
 
-def test_a_rate_that_the_forgotten_client_decides_is_not_exact_unless_it_is_found_anew(tmp_path: Path) -> None:
+def test_a_rate_that_the_forgotten_client_decides_is_not_exact_unless_it_is_recomputed(tmp_path: Path) -> None:
     run = sifu.train(small_spec(), run=tmp_path / "auto")
     betas = {client.name: client.smoothness for client in run.engine().clients}
     decides, other = max(betas, key=betas.get), min(betas, key=betas.get)
@@ -77,7 +77,7 @@ def test_a_conditional_certificate_says_on_what_it_depends(tmp_path: Path) -> No
     run = sifu.train(small_spec(model={"dtype": "float32"}), run=tmp_path / "run")
     run.forget(["client-003"], "one", sigma=2.0)
     certificate = json.loads((run.folder / "certificates" / "one.public.json").read_text())
-    assert "Provided that every premise marked 'assumed' below holds" in str(words_of(certificate["body"]))
+    assert "If every premise marked 'assumed' below holds" in str(words_of(certificate["body"]))
 
 
 def test_the_same_command_after_an_interruption_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -313,7 +313,7 @@ def test_a_rate_copied_from_auto_is_not_given(tmp_path: Path, kind: str) -> None
 def test_the_stop_rule_is_named_under_not_covered(own_trained: Path, cli: Command) -> None:
     run = sifu.open_run(own_trained)
     run.forget(["client-001"], "one", method="scratch")
-    assert "accuracy on every active client, whether it takes part in rounds or not" in public_text(
+    assert "accuracy on all active clients, including those that take part in no round" in public_text(
         cli, own_trained, "one"
     )
 

@@ -14,10 +14,10 @@ from sklearn.metrics import roc_auc_score
 import sifu
 from run_tools import small_spec
 from sifu.audit import AuditOptions, Replays, audit_run
-from sifu.audit.membership import ShadowScores, attack_rates, bound_rates, lira, relearn_rounds
+from sifu.audit.membership import attack_rates, bound_rates, lira, relearn_rounds
 from sifu.core.engine import Position
 from sifu.core.spec import Spec
-from sifu.engines.sim.models import Scorer, stacked
+from sifu.engines.sim.scorers import Scorer, stacked
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.theory.calibration import exact_multiplier
 
@@ -54,11 +54,11 @@ def test_attack_rates_agree_with_scikit_learn() -> None:
         assert at == pytest.approx((members > min(allowed)).mean())
 
 
-def test_shadows_tell_worlds_apart_as_far_as_they_differ() -> None:
+def test_shadow_models_distinguish_federations_as_far_as_they_differ() -> None:
     generator = np.random.default_rng(1)
     noise = generator.standard_normal((4, 60, 100))
-    separate, _ = lira(ShadowScores(noise[0] + 2.0, noise[1]), [])
-    alike, shares = lira(ShadowScores(noise[2], noise[3]), [noise[0][0], noise[1][0]])
+    separate, _ = lira((noise[0] + 2.0, noise[1]), [])
+    alike, shares = lira((noise[2], noise[3]), [noise[0][0], noise[1][0]])
     best = bound_rates(0.5)  # mu = 2
     assert separate.at_10_percent == pytest.approx(best.at_10_percent, abs=0.06)
     assert separate.at_1_percent <= best.at_1_percent + 0.05

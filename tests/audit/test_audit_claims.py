@@ -42,7 +42,7 @@ def test_random_certified_runs_are_not_contradicted(tmp_path: Path, seed: int) -
     assert report.observations == ()
     assert report.subjects
     with closing(run.reader()) as reader:
-        assert report.nodes_replayed + report.nodes_missed == len(reader.node_rows())
+        assert report.nodes_replayed + report.nodes_missed == len(reader.nodes())
     for subject in report.subjects:
         assert subject.closest <= 1.0 + 1e-9
         if subject.releases is not None:

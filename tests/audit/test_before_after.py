@@ -18,7 +18,7 @@ from sifu.audit import AuditOptions, audit_run, compare_files
 from sifu.audit.before_after import Attempt, BeforeAfterAttack, Candidates, TwoHeads, attempt
 from sifu.data.digits import read_digits
 from sifu.errors import InputError
-from sifu.export.exported_models import networks_of_head
+from sifu.export.description import networks_of_head
 
 RIDGE_SPEC = {"data": {"clients": 40, "samples_per_client": 10}, "model": {"kind": "ridge"}}
 

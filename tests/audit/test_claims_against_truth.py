@@ -77,7 +77,7 @@ def test_a_charge_beyond_every_number_is_infinite() -> None:
     assert charge_of(0.0, 0.0) == 0.0
 
 
-def test_another_world_may_diverge_and_is_infinitely_far_away_then() -> None:
+def test_a_counterfactual_that_diverges_is_infinitely_far_away() -> None:
     class Diverging(Truth):
         def __init__(self) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from forged_runs import rebuild_chain
 from run_tools import small_spec
 from sifu.api import start_run
 from sifu.audit import AuditOptions, audit_run
+from sifu.audit.exact_releases import ExactAudit
+from sifu.cli.audit import exact_words
 from sifu.engines.sim import linear
 from sifu.run import clients_and_engine as federation
 
@@ -35,7 +38,7 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_closed_form_is_the_world_without_the_client_to_the_bit(solved: Path) -> None:
+def test_a_closed_form_is_bit_for_bit_the_federation_without_the_client(solved: Path) -> None:
     report = audit_run(sifu.open_run(solved), ATTACKS)
     assert report.contradictions == ()
     assert {release.request for release in report.exact} == {"r1", "r2"}
@@ -76,10 +79,12 @@ def test_another_sum_than_that_of_those_who_stay_is_a_contradiction(tmp_path: Pa
 
     rebuild_chain(run.folder, change)
     report = audit_run(sifu.open_run(tmp_path / "run"), AuditOptions(attacks=False, seed=1))
-    assert any("is not that of those who stay" in sentence for sentence in report.contradictions)
+    assert any(
+        "was not solved from the sum over the remaining clients" in sentence for sentence in report.contradictions
+    )
 
 
-def test_groups_are_replayed_in_both_worlds(tmp_path: Path) -> None:
+def test_groups_are_replayed_with_and_without_the_client(tmp_path: Path) -> None:
     spec = small_spec(groups={"count": 3, "rounds": 2, "rebuild": "now"}, stop={"max_rounds": 4, "target": 0.0})
     run = sifu.train(spec, run=tmp_path / "run")
     run.forget(["client-001"], method="groups")
@@ -104,7 +109,7 @@ def test_a_hit_group_left_in_is_a_contradiction(tmp_path: Path, monkeypatch: pyt
     run.forget(["client-001"], method="groups")
     monkeypatch.undo()
     report = audit_run(sifu.open_run(tmp_path / "run"), AuditOptions(attacks=False, seed=1))
-    assert any("another model comes out" in sentence for sentence in report.contradictions)
+    assert any("gives another model" in sentence for sentence in report.contradictions)
 
 
 WIDE = small_spec(
@@ -152,7 +157,7 @@ def test_a_layout_by_the_largest_client_is_a_contradiction(tmp_path: Path, monke
     run = sifu.train(WIDE, run=tmp_path / "run", clients=clients, device="cpu")
     run.forget(["client-2"], method="scratch")
     report = audit_run(run, AuditOptions(attacks=False, seed=1))
-    assert any("another model comes out" in sentence for sentence in report.contradictions)
+    assert any("gives another model" in sentence for sentence in report.contradictions)
     assert not any(release.same_model for release in report.exact)
 
 
@@ -165,3 +170,12 @@ def test_what_cannot_be_recomputed_is_said(tmp_path: Path) -> None:
     report = audit_run(sifu.open_run(run.folder, engine=engine), AuditOptions(attacks=False, seed=1))
     assert [release.without for release in report.exact] == [None]
     assert any("was not recomputed without the clients" in note for note in report.notes)
+
+
+def test_the_line_of_a_release_says_equal_only_of_equal_models() -> None:
+    same = ExactAudit("r1", ("client-001",), "1f", "1f")
+    assert exact_words(same) == "equals the model trained without them, to the bit"
+    assert exact_words(replace(same, without=None)) == "was not compared with the model trained without them"
+    other = exact_words(replace(same, without="another model"))
+    assert "equals" not in other
+    assert "contradictions" in other

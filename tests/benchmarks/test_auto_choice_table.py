@@ -51,7 +51,7 @@ def test_control_the_slowest_way_is_seen() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["softmax 50x30 iid", "mlp 40x40, five groups", "ridge 40x40"])
-def test_a_run_of_the_table_anew(tmp_path: Path, name: str) -> None:
+def test_a_run_of_the_table_is_repeated(tmp_path: Path, name: str) -> None:
     case = next(case for case in CASES if case.name == name)
     row = measure(case, tmp_path / "run", draws=3)
     assert ratio_of(row) <= 1.5

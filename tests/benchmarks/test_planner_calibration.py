@@ -40,7 +40,7 @@ def test_control_hopeful_predictions_are_seen() -> None:
 
 
 @pytest.mark.slow
-def test_intervals_hold_on_tasks_drawn_anew(tmp_path: Path) -> None:
+def test_intervals_hold_on_newly_drawn_tasks(tmp_path: Path) -> None:
     """The intervals hold on ten new tasks of digits and synthetic data with two draws each; the thresholds only catch a
     broken forecast.
     """

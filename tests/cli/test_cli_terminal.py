@@ -30,7 +30,7 @@ def test_a_sentence_about_bad_input_quotes_it_harmlessly(own_trained: Path, cli:
     assert "\x1b" not in answer.out + answer.err
 
 
-def test_reasons_and_letters_are_shown_harmlessly(own_trained: Path, cli: Command) -> None:
+def test_reasons_and_messages_are_shown_harmlessly(own_trained: Path, cli: Command) -> None:
     """Reasons are free text, and anyone may have put a message into the inbox; both are printed without escape
     sequences.
     """

@@ -98,7 +98,7 @@ def test_one_round_is_no_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     from types import SimpleNamespace
 
     from sifu.advice.training_options import TrainingOption
-    from sifu.cli.plans import _print_training_options
+    from sifu.cli.advice import _print_training_options
 
     first = TrainingOption("plain", True, "proven", 1.0, 9.0, 0.9, (), "", request_interval=(1, 3))
     ways = (first, replace(first, request_interval=None), replace(first, request_rounds=4.0, request_interval=(2, 8)))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from forged_runs import execute
-from run_tools import Command, copy_run, small_spec
+from run_tools import Command, copy_run, query, small_spec
 from sifu.cli.main import app
 
 pytestmark = pytest.mark.usefixtures("no_debugging")
@@ -50,6 +50,71 @@ def test_a_csv_field_over_the_limit(tmp_path: Path, cli: Command, place: str) ->
 def test_metrics_beside_a_file_with_a_long_field(own_trained: Path, tmp_path: Path, cli: Command) -> None:
     (tmp_path / "metrics.csv").write_text("x" * 140_000 + "\n")
     check(cli("metrics", own_trained, "--out", tmp_path / "metrics.csv"), 2)
+
+
+DEEP = "[" * 60_000 + "]" * 60_000
+
+
+@pytest.mark.parametrize("line", [DEEP, '{"step": 1e400}', '{"step": 1e400, "run": "x"}'])
+def test_metrics_beside_lines_that_are_no_metrics(own_trained: Path, tmp_path: Path, cli: Command, line: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
+    check(cli("metrics", own_trained, "--out", tmp_path / "metrics.jsonl"), 2)
+
+
+@pytest.mark.parametrize("step", ["\u00b2", "9" * 5000])
+def test_metrics_beside_a_step_that_is_no_number(own_trained: Path, tmp_path: Path, cli: Command, step: str) -> None:
+    (tmp_path / "metrics.csv").write_text(cli("metrics", own_trained).out.splitlines()[0] + "\n")
+    header, run = (
+        (tmp_path / "metrics.csv").read_text(),
+        query(own_trained, "SELECT value FROM run WHERE key = 'run'")[0][0],
+    )
+    row = ",".join({"run": run, "step": step}.get(name, "") for name in header.strip().split(","))
+    (tmp_path / "metrics.csv").write_text(f"{header}{row}\n")
+    check(cli("metrics", own_trained, "--out", tmp_path / "metrics.csv"), 2)
+
+
+@pytest.mark.parametrize("line", [DEEP, '{"node": 1e400, "path": "x"}'])
+def test_files_of_a_run_that_are_nested_too_deeply(own_trained: Path, cli: Command, line: str) -> None:
+    (own_trained / "exports.jsonl").write_text(f"{line}\n")
+    assert cli("purge", own_trained).code == 0  # lines that cannot be read name no export
+    (own_trained / "clients.json").write_text(line)
+    check(cli("clients", "list", own_trained), 2)
+    (own_trained / "clients.json").unlink()
+    (own_trained / "certificates" / "odd.public.json").write_text('{"body": {"ledger": {"seq": 1e400, "head": "x"}}}')
+    answer = cli("verify", own_trained)
+    check(answer, 3)
+    assert "odd.public.json" in answer.err
+
+
+@pytest.mark.parametrize("clients", [DEEP, "[1e400]", "7"])
+def test_a_report_of_records_that_cannot_be_read(own_run: Path, cli: Command, clients: str) -> None:
+    execute(own_run, f"UPDATE subjects SET clients = '{clients}'")
+    check(cli("report", own_run), 5)
+    execute(own_run, "UPDATE subjects SET request = 'nobody'")
+    check(cli("report", own_run), 5)
+
+
+def test_known_keys_that_end_in_a_line_nested_too_deeply(own_trained: Path, tmp_path: Path, cli: Command) -> None:
+    """An append removes an incomplete last line, which an interrupted process left, whatever it contains."""
+    known = tmp_path / "elsewhere"
+    known.write_text(DEEP[:60_000])
+    assert cli("--known-keys", known, "status", own_trained).code == 0
+    assert [json.loads(line)["folder"] for line in known.read_text().splitlines()] == [str(own_trained)]
+
+
+@pytest.mark.parametrize("content", [DEEP, "[[1]]", "7"])
+def test_a_console_starts_beside_records_that_cannot_be_read(tmp_path: Path, content: str) -> None:
+    pytest.importorskip("starlette", reason="the console needs the extra console")
+    from sifu.console.service import ConsoleService
+    from sifu.console.webhooks import Webhooks
+
+    state = tmp_path / ".sifu-console"
+    state.mkdir()
+    for name in ("nonces.json", "verifications.json", "webhooks.json"):
+        (state / name).write_text(content)
+    service = ConsoleService([tmp_path], state)
+    assert service.jobs.verifications() == {}
+    assert Webhooks(service, ["https://tickets.example"]).tell() == 0
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from free_ports import free_port
 from run_tools import copy_run, query, small_spec
 from sifu.console.tokens import TokenFile, state_folder
 from sifu.report import write_report
-from sifu.report.collect import FIGURES
+from sifu.report.figures import FIGURES
 
 sync_api = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("uvicorn")

@@ -15,7 +15,7 @@ import pytest
 from service_for_tests import wait_for_jobs
 
 import sifu
-from forged_runs import sign_anew
+from forged_runs import sign_again
 from guessing import ROUNDS, TRUTH, federation
 from sifu.console.jobs import Jobs
 from sifu.core.request_terms import TERMS, RequestTerms
@@ -78,11 +78,11 @@ def test_verification_and_report_at_a_click(service: Any) -> None:
     assert f'sifu_last_verification_holds{{name="south",run="{south}"}} 1' in metrics
 
 
-def test_a_run_that_was_signed_anew_is_not_shown_but_named(service: Any) -> None:
+def test_a_run_that_was_signed_again_is_not_shown_but_named(service: Any) -> None:
     south, eve, program = service.key("south"), service.browser("eve"), service.program("eve")
     assert eve.get(f"/runs/{south}").status_code == 200
     sifu.open_run(service.folder / "south")  # listing runs in the console records no key as known
-    sign_anew(service.folder / "south")
+    sign_again(service.folder / "south")
     for answer in (eve.get(f"/runs/{south}"), program.get(f"/api/v1/runs/{south}")):
         assert answer.status_code == 500
         assert "key: run" in answer.text
@@ -154,7 +154,7 @@ def test_beside_a_process_that_writes_everything_goes_through_the_inbox(service:
 def test_overdue_requests_come_first(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import datetime
 
-    from sifu.requests import approvals as deadlines
+    from sifu.requests import deadlines
 
     original = deadlines._days_left
     monkeypatch.setattr(
@@ -317,7 +317,9 @@ def test_a_stream_tells_what_changes_and_ends_with_its_token(service: Any, monke
     assert all(other == message for other in others)
 
 
-def test_what_the_console_cannot_carry_out_it_says_how_to(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_console_names_the_command_for_what_it_cannot_execute(
+    service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For runs on Flower's nodes and runs made from Python, the page and the API say what to do instead."""
     from dataclasses import replace
 

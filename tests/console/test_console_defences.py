@@ -12,6 +12,7 @@ import pytest
 from service_for_tests import PEOPLE, ServiceForTests
 
 import sifu
+from forged_runs import execute
 from run_tools import small_spec, state
 
 PAGES = ("", "/clients", "/trail", "/requests/1", "/live")
@@ -64,11 +65,12 @@ OPEN = {"/login", "/logout", "/api/v1/openapi.json", "/runs/SOUTH/stream"}
 
 
 def test_the_table_of_roles_names_every_route() -> None:
-    from sifu.console import finding, json_api, pages, streaming
+    from sifu.console import finding, json_api, pages, request_pages, streaming
 
     routes = {
         (method, route.path)
-        for route in (*pages.ROUTES, *finding.ROUTES, *streaming.ROUTES, *json_api.ROUTES)
+        for part in (pages, request_pages, finding, streaming, json_api)
+        for route in part.ROUTES
         for method in (route.methods or set()) - {"HEAD"}
     }
     tested = {(method, re.sub(r"/requests/\d", "/requests/N", path)) for method, path, _, _ in MATRIX}
@@ -93,6 +95,15 @@ def test_everybody_may_do_what_their_role_allows_and_nothing_else(
         # or 404 where even the existence of a resource is confidential.
         refused = answer.status_code in (401, 403) or (answer.status_code == 404 and not path.endswith("/report"))
         assert refused == (name not in allowed), (name, method, path, answer.status_code, answer.text[:200])
+
+
+def test_who_may_not_see_a_run_sees_no_figure_of_their_own_request(service: Any) -> None:
+    north = service.key("north")
+    service.browser("rita").send(f"/runs/{north}/requests", clients="client-003", request="own")
+    address = f"/runs/{north}/requests/1/figure.svg"
+    assert service.browser("otto").get(address).status_code == 200
+    assert service.browser("rita").get(f"/runs/{north}/requests/1").status_code == 200
+    assert service.browser("rita").get(address).status_code == 403
 
 
 def test_nobody_gets_in_without_a_token_that_works(service: Any, cli: Any) -> None:
@@ -151,6 +162,30 @@ def test_a_session_cannot_be_replayed_after_its_end_and_names_lead_nowhere(servi
                 assert "root:" not in answer.text
 
 
+def test_an_error_of_a_run_is_told_to_those_who_may_see_it(service: Any) -> None:
+    """Errors may name folders and clients; requesters and strangers learn nothing of them."""
+    north, rita, otto = service.key("north"), service.browser("rita"), service.browser("otto")
+    execute(service.folder / "north", "UPDATE run SET value = '[[[' WHERE key IN ('facts', 'spec')")
+    body = {"clients": ["client-003"], "request": "x"}
+    paths = (f"/api/v1/runs/{north}/requests", f"/runs/{north}")
+    seen = [otto.get(path) for path in paths]
+    hidden = [rita.get(path) for path in paths]
+    hidden += [
+        service.program("rita").post(paths[0], json=body),
+        rita.send(f"{paths[1]}/requests", clients="client-003"),
+    ]
+    assert any(str(service.folder) in answer.text for answer in seen)
+    for answer in hidden:
+        assert str(service.folder) not in answer.text
+    assert "tell an operator" in hidden[2].text
+    (service.folder / ".sifu-console" / "tokens.json").write_text("{}")
+    for path in paths:
+        answer = service.stranger().get(path, headers={"Authorization": "Bearer sifu_guessed"})
+        assert answer.status_code == 500
+        assert str(service.folder) not in answer.text
+        assert "tell an operator" in answer.text
+
+
 def test_a_change_needs_the_token_of_its_page(service: Any) -> None:
     """CSRF: the cookie alone is not enough to change anything, by form or by JSON."""
     north, otto = service.key("north"), service.browser("otto")
@@ -172,12 +207,23 @@ def test_an_unknown_address_is_answered_with_a_page_that_says_so(service: Any) -
     assert service.stranger().get("/api/v1/no-such-thing").json() == {"error": "there is nothing at this address"}
 
 
+def test_an_address_of_any_length_gets_an_answer(service: Any) -> None:
+    south = service.key("south")
+    for length in (100, 990, 5000):
+        path = f"/api/v1/runs/{south}/requests/"
+        answer = service.program("otto").get(path + "9" * (length - len(path)))
+        assert answer.status_code == (404 if length < 1000 else 414)
+        assert "error" in answer.json()
+
+
 def test_other_sites_and_other_names_are_refused(service: Any) -> None:
     north, program = service.key("north"), service.program("otto")
     body = {"clients": ["client-001"], "request": "x"}
     for headers in (
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
+        {"Origin": "http://["},
+        {"Origin": "http://localhost@evil.example"},
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
     ):
@@ -189,6 +235,8 @@ def test_other_sites_and_other_names_are_refused(service: Any) -> None:
         )
     for host in ("evil.example", "localhost.evil.example", ""):  # DNS rebinding
         assert program.get("/api/v1/runs", headers={"Host": host}).status_code == 400
+    answer = program.post(f"/api/v1/runs/{north}/plan", json=body, headers={"Origin": "http://LOCALHOST"})
+    assert answer.status_code == 400  # from this site, but with a field that the schema forbids
     assert program.get("/api/v1/runs").headers.get("access-control-allow-origin") is None
     assert sifu.open_run(service.folder / "north").request_records() == []
 

@@ -67,8 +67,8 @@ def test_the_csv_is_what_is_shown_and_holds_no_formula(busy_service: Any, monkey
     # a request gets a number when somebody examines it
     assert rows[0] | {"deadline": "", "received": "", "number": ""} == {
         "run": north, "name": "north", "number": "", "request": "soon", "state": "waiting for approval", "level": "",
-        "deadline": "", "overdue": "False", "received": "", "finished": "", "clients": "client-002", "method": "auto",
-        "filed_by": "rita", "approvals": "", "approvals_missing": "2",
+        "deadline": "", "overdue": "False", "received": "", "finished": "", "clients": "client-002", "records": "",
+        "method": "auto", "filed_by": "rita", "approvals": "", "approvals_missing": "2",
     }  # fmt: skip
     from sifu.console.finding import _cell
 
@@ -90,7 +90,7 @@ def test_a_requester_finds_their_own_requests_and_no_others(busy_service: Any) -
 def test_the_overview_counts_what_is_open_late_and_done(busy_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import datetime
 
-    from sifu.requests import approvals as deadlines
+    from sifu.requests import deadlines
 
     page = busy_service.browser("ann").get("/overview").text
     facts = dict(re.findall(r"<dt>([^<]+)</dt><dd[^>]*>(\d+)", page))

@@ -7,6 +7,7 @@ import copy
 import random
 from typing import Any
 
+import jsonschema
 import pytest
 from service_for_tests import starlette
 
@@ -17,7 +18,6 @@ from sifu.console.security import origin_of
 from sifu.console.serving import Binding, check_binding
 from sifu.errors import InputError
 
-jsonschema = pytest.importorskip("jsonschema")
 HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 

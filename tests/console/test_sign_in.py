@@ -76,6 +76,7 @@ def test_an_approver_signs_in_and_approves_under_their_identity(
         ({"email": "otto", "email_verified": True}, 403),  # a person with a token cannot sign in through the provider
         (ANN | {"iss": "https://other.example"}, 401),
         (ANN | {"aud": "another"}, 401),
+        (ANN | {"aud": "another", "azp": "sifu"}, 401),  # identifies the person to another program
         (ANN | {"nonce": "another"}, 401),
         (ANN | {"exp": 1000}, 401),
     ],

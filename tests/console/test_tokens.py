@@ -94,7 +94,7 @@ def test_a_damaged_file_is_a_sentence_and_lets_nobody_in(tmp_path: Path) -> None
         tokens.owner(secret)
 
 
-def test_nobody_approves_what_they_carry_out_unless_they_have_both_roles() -> None:
+def test_nobody_approves_what_they_execute_unless_they_have_both_roles() -> None:
     assert set(RIGHTS) == set(ROLES)
     for role in ROLES:
         assert not {"approve", "carry out"} <= rights_of([role])

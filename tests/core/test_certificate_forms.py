@@ -180,7 +180,7 @@ def test_what_every_certificate_states(drawn: tuple[Body, list[str]]) -> None:
 @pytest.mark.parametrize(
     ("level", "words"),
     [
-        ("exact", "no part in the model"),
+        ("exact", "did not influence the model"),
         ("proven", "close"),
         ("conditional", "close"),
         ("none", "Nothing is guaranteed"),
@@ -208,15 +208,20 @@ def test_the_public_form_says_what_stays_on_disk(drawn: tuple[Body, list[str]]) 
     strict, paper = (words_of(public_form(drawn[0] | {"retention": word})) for word in ("strict", "paper"))
     scratch = words_of(public_form(drawn[0] | {"method": "scratch", "start": "fresh"}))
     assert strict.remains.startswith("No model")
-    assert "may hold the client's part" in paper.remains
+    assert "may contain the client's influence" in paper.remains
     assert scratch.remains.startswith("No model")
     assert strict.erased != paper.erased
+
+
+RECORD_FIELDS = {"protection": "noise", "scope": "all", "unit": "client", "clients": ["client-7"], "sigma": 0.1}
 
 
 @pytest.mark.parametrize(("level", "solved", "says"), [("proven", False, 1), ("exact", True, 0), ("none", False, 0)])
 def test_records_are_compared_with_a_client_that_was_not_there(level: Level, solved: bool, says: int) -> None:
     """With noise, records are compared with a client that was absent, because noise hides the whole contribution."""
-    sentences = not_covered_by("client", 1, "all", level, solved=solved, records=2)
+    sentences = not_covered_by(
+        RECORD_FIELDS | {"level": level, "records": 2, "method": "closed_form" if solved else "sifu"}
+    )
     assert sum("took part without these records" in sentence for sentence in sentences) == says
 
 
@@ -224,7 +229,7 @@ def test_what_stays_may_have_been_released() -> None:
     """The remaining models may have been released before and may contain training noise; the text allows both."""
     _, remains = what_was_erased("paper", "trained", protection="noise", keeps_updates=False)
     assert "unreleased" not in remains
-    assert "without the noise of this one" in remains
+    assert "without the noise of this request" in remains
 
 
 def test_a_heuristic_under_strict_retention_says_that_its_models_hold_the_client() -> None:
@@ -232,9 +237,9 @@ def test_a_heuristic_under_strict_retention_says_that_its_models_hold_the_client
     part.
     """
     _, remains = what_was_erased("strict", "trained", protection="nothing", keeps_updates=False)
-    assert "may hold the client's part" in remains
+    assert "may contain the client's influence" in remains
     _, noised = what_was_erased("strict", "trained", protection="noise", keeps_updates=False)
-    assert noised.startswith("No model that holds the client's part")
+    assert noised.startswith("No model that contains the client's influence")
 
 
 @pytest.mark.parametrize("method", ["scratch", "sifu", "groups", "closed_form"])
@@ -244,12 +249,10 @@ def test_an_exact_promise_about_records_says_what_it_is_compared_with(method: st
     words = exact_words("the client", method, 1)
     assert ("without this record" in words) == solved
     assert ("contributed nothing before this request" in words) != solved
-    guarantee = guarantee_of("exact", "noise", "all", solved=solved, records=1)
+    body = RECORD_FIELDS | {"level": "exact", "records": 1, "method": method}
+    guarantee = guarantee_of(body)
     assert "training without the client" not in guarantee
-    denied = any(
-        "took part without these records" in sentence
-        for sentence in not_covered_by("client", 1, "all", "exact", solved=solved, records=1)
-    )
+    denied = any("took part without these records" in sentence for sentence in not_covered_by(body))
     assert denied != solved
     assert "without the client under the same plan" in exact_words("the client", method, None)
 
@@ -267,7 +270,15 @@ def said_by(body: Body) -> str:
     return " ".join([*lines, *plain_answer(body)]).lower()
 
 
-NOISE_WORDS = ("noise", "epsilon", "delta", "% of forgotten", "false-alarm", "may hold the client's part", "sigma")
+NOISE_WORDS = (
+    "noise",
+    "epsilon",
+    "delta",
+    "% of forgotten",
+    "false-alarm",
+    "may contain the client's influence",
+    "sigma",
+)
 
 
 @pytest.mark.parametrize("level", ["exact", "conditional"])

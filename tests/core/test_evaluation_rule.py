@@ -54,7 +54,7 @@ def test_the_fixed_rule_does_not_look_at_accuracy() -> None:
 
 def evaluated_rounds(folder: Path) -> tuple[list[int], list[float]]:
     with RunReader(folder) as reader:
-        places = {row.node.node: row.node for row in reader.nodes_by_number().values()}
+        places = reader.nodes_by_number()
         rows = [row for row in reader.evaluations() if row.subset == "active" and places[row.node].branch == 0]
         return [places[row.node].position for row in rows], [row.accuracy for row in rows]
 

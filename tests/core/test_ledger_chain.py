@@ -152,7 +152,7 @@ def test_renumbering_does_not_hide_a_dropped_event(index: int) -> None:
 
 
 @given(st.integers(0, 4))
-def test_an_event_sealed_anew_breaks_the_next_link(index: int) -> None:
+def test_an_event_that_is_sealed_again_breaks_the_next_link(index: int) -> None:
     """A forged event with a matching commitment and hash is detected by the event after it."""
     events = ledger()
     previous = events[index - 1].hash if index else GENESIS

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sifu.choices import Level
-from sifu.core.premises import MeasuredRegularity, Premise, collect_premises, level_of, preprocessing_premise
+from sifu.core.premises import MeasuredRegularity, Premise, before_training_premises, collect_premises, level_of
 from sifu.theory.facts import (
     AUTHENTICATED,
     BY_LARGEST_CLIENT,
@@ -150,8 +150,8 @@ def test_exact_rests_on_preprocessing_and_hyper_parameters_alone() -> None:
     assert level_of(collect_premises(shaped, MEASURED, **worst), exact=True) == "conditional"
     deciding = collect_premises(everything_wrong, MEASURED, **(worst | {"rate_source": "forgotten"}))
     assert level_of(deciding, exact=True) == "conditional"
-    assert level_of((preprocessing_premise(BEST_FACTS),), exact=True) == "exact"
-    assert level_of((preprocessing_premise(shaped),), exact=True) == "conditional"
+    assert level_of(before_training_premises(BEST_FACTS, "others"), exact=True) == "exact"
+    assert level_of(before_training_premises(shaped, "others"), exact=True) == "conditional"
 
 
 STATUSES = ("met", "assumed", "failed")

@@ -19,7 +19,7 @@ def exact_distance(vector: np.ndarray, other: np.ndarray) -> Fraction:
     )
 
 
-def test_the_same_noise_parts_two_worlds_by_no_more_than_the_allowance() -> None:
+def test_the_same_noise_separates_two_runs_by_no_more_than_the_allowance() -> None:
     generator = np.random.default_rng(0)
     grew = 0
     for _ in range(300):
@@ -37,7 +37,7 @@ def test_the_same_noise_parts_two_worlds_by_no_more_than_the_allowance() -> None
     assert grew > 50
 
 
-def test_the_allowance_covers_the_farthest_world_that_is_bounded() -> None:
+def test_the_allowance_covers_the_farthest_bounded_counterfactual() -> None:
     assert noise_rounding(np.zeros(5)) >= 2.0**-53 * ROUNDING_HOLDS_UP_TO
     large = np.full(100, 1e6)
     assert noise_rounding(large) >= 2.0**-53 * (2.0 * 1e7 + ROUNDING_HOLDS_UP_TO)

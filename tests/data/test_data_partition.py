@@ -178,20 +178,6 @@ def test_given_ids_are_kept_in_sorted_order():
     assert given_names(ids) == ("east", "north", "south")
 
 
-@pytest.mark.parametrize("kind", ["iid", "one_class", "dirichlet"])
-def test_unequal_sizes(kind):
-    sizes = [5, 50, 1, 20, 7, 9, 11, 13, 2, 40]
-    parts = partition(kind, BALANCED, 10, None, generator(), alpha=1.0, sizes=sizes)
-    assert [part.size for part in parts] == sizes
-    check_disjoint(parts, BALANCED.size)
-
-
-def test_unequal_sizes_of_whole_people():
-    people = np.repeat(np.arange(20), 5)
-    parts = partition("identity", np.zeros(100), 3, None, generator(), identity=people, sizes=[5, 20, 31])
-    assert [part.size for part in parts] == [5, 20, 35]
-
-
 @pytest.mark.parametrize(
     ("kind", "clients", "share", "more", "message"),
     [
@@ -205,9 +191,6 @@ def test_unequal_sizes_of_whole_people():
         ("iid", 3, 0, {}, "samples_per_client is 0"),
         ("iid", 3, -4, {}, "samples_per_client is -4"),
         ("iid", 3, True, {}, "samples_per_client is True"),
-        ("iid", 2, 5, {"sizes": [5, 5]}, "not both"),
-        ("iid", 2, None, {"sizes": [5]}, "1 sizes were given for 2 clients"),
-        ("iid", 2, None, {"sizes": [5, 0]}, "the size of client 1 is 0"),
         ("dirichlet", 2, 5, {}, "finite alpha above 0, found None"),
         ("dirichlet", 2, 5, {"alpha": -1.0}, r"found -1\.0"),
         ("dirichlet", 2, 5, {"alpha": float("nan")}, "found nan"),
@@ -218,7 +201,7 @@ def test_unequal_sizes_of_whole_people():
         ("identity", 2, 5, {"identity": np.full(1000, np.nan)}, "1000 values that are NaN"),
         ("given", 2, None, {}, "needs the client id"),
         ("given", 3, None, {"given": np.arange(1000) % 2}, "3 clients are requested, but the given ids name 2"),
-        ("given", 2, 5, {"given": np.arange(1000) % 2}, "leave the sizes out"),
+        ("given", 2, 5, {"given": np.arange(1000) % 2}, "leave samples_per_client out"),
     ],
 )
 def test_what_cannot_be_split_is_refused_with_numbers(kind, clients, share, more, message):

@@ -7,7 +7,7 @@ import pytest
 
 from sifu.core.spec import Spec
 from sifu.data import Dataset, watermarked
-from sifu.data.partition import mark_places
+from sifu.data.watermarks import mark_places
 from sifu.errors import InputError
 from sifu.run.clients_and_engine import clients_from_spec
 

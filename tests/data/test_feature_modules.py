@@ -15,7 +15,7 @@ import sifu
 import sifu_verifier
 from run_tools import Command, numbers_of, run_cli
 from sifu.data import ClientData
-from sifu.data.feature_maps import CachedFeatures, feature_map
+from sifu.data.feature_maps import CachedFeatures, Projection, RandomFourier
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.engines.sim import embedded_heads
 from sifu.errors import InputError
@@ -52,23 +52,25 @@ def backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     allowed = ("make", "other", "nothing")
-    monkeypatch.setenv("SIFU_ALLOW_CODE", "\n".join(["no_such_file:make", *(f"own_trunk:{name}" for name in allowed)]))
-    file = tmp_path / "own_trunk.py"
+    monkeypatch.setenv(
+        "SIFU_ALLOW_CODE", "\n".join(["no_such_file:make", *(f"own_backbone:{name}" for name in allowed)])
+    )
+    file = tmp_path / "own_backbone.py"
     file.write_text(BACKBONE.format(seed=1))
     yield file
-    sys.modules.pop("own_trunk", None)
+    sys.modules.pop("own_backbone", None)
 
 
 def changed(file: Path, text: str) -> None:
     file.write_text(text)
-    sys.modules.pop("own_trunk", None)
+    sys.modules.pop("own_backbone", None)
 
 
 def spec_of(kind: str, **features: Any) -> dict[str, Any]:
     return {
         "data": {"name": "digits", "clients": 6},
         "model": {"kind": kind},
-        "features": {"kind": "module", "module": "own_trunk:make"} | features,
+        "features": {"kind": "module", "module": "own_backbone:make"} | features,
         "stop": {"max_rounds": 3, "target": 0.0},
     }
 
@@ -92,10 +94,10 @@ def test_a_module_of_the_users_and_what_its_change_does(backbone: Path, tmp_path
 @pytest.mark.parametrize(
     ("module", "why"),
     [
-        ("own_trunk", "write package.file:function"),
-        ("own_trunk:other", "cannot be found"),
+        ("own_backbone", "write package.file:function"),
+        ("own_backbone:other", "cannot be found"),
         ("no_such_file:make", "cannot be found"),
-        ("own_trunk:nothing", "returned int, not a torch.nn.Module"),
+        ("own_backbone:nothing", "returned int, not a torch.nn.Module"),
         ("", "features.module"),
     ],
 )
@@ -128,20 +130,22 @@ def test_nothing_of_a_module_runs_without_consent(
     spec = tmp_path / "spec.toml"
     spec.write_text(
         '[data]\nname = "digits"\nclients = 6\n[model]\nkind = "ridge"\n'
-        '[features]\nkind = "module"\nmodule = "own_trunk:make"\n'
+        '[features]\nkind = "module"\nmodule = "own_backbone:make"\n'
     )
     monkeypatch.delenv("SIFU_ALLOW_CODE")
     backbone.write_text(f"open({str(tmp_path / 'marker')!r}, 'w').close()\n" + BACKBONE.format(seed=1))
 
     def refused(*arguments: object) -> bool:
-        sys.modules.pop("own_trunk", None)
+        sys.modules.pop("own_backbone", None)
         answer = cli(*arguments)
-        return answer.code == 2 and "--allow-code own_trunk:make" in answer.err and not (tmp_path / "marker").exists()
+        return (
+            answer.code == 2 and "--allow-code own_backbone:make" in answer.err and not (tmp_path / "marker").exists()
+        )
 
     assert refused("train", spec, "--run", tmp_path / "run")
     assert not (tmp_path / "run" / "run.db").exists()
-    assert "package.file:function" in cli("--allow-code", "own_trunk", "train", spec, "--run", tmp_path / "run").err
-    assert cli("--allow-code", "own_trunk:make", "train", spec, "--run", tmp_path / "run").code == 0
+    assert "package.file:function" in cli("--allow-code", "own_backbone", "train", spec, "--run", tmp_path / "run").err
+    assert cli("--allow-code", "own_backbone:make", "train", spec, "--run", tmp_path / "run").code == 0
     monkeypatch.delenv("SIFU_ALLOW_CODE", raising=False)
     (tmp_path / "marker").unlink()
     assert refused("evaluate", tmp_path / "run", "--on", "training")
@@ -152,8 +156,8 @@ def test_nothing_of_a_module_runs_without_consent(
     assert refused("audit", tmp_path / "run", "--no-attacks")
     assert cli("verify", tmp_path / "run").code == 0
     with RunReader(tmp_path / "run") as reader:
-        assert reader.payload(1)["allowed_code"] == "own_trunk:make"
-    sifu.allow_code("own_trunk:make")
+        assert reader.payload(1)["allowed_code"] == "own_backbone:make"
+    sifu.allow_code("own_backbone:make")
     (outcome,) = sifu.open_run(tmp_path / "run").forget(["client-004"], records=[0])
     assert outcome.level == "exact"
     assert sifu_verifier.verify(tmp_path / "run") == []
@@ -168,7 +172,7 @@ def test_code_that_the_spec_of_a_stranger_names_is_not_run(tmp_path: Path, modul
 
 def test_features_are_kept_in_a_folder_and_have_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(0).normal(size=(600, 5))
-    fresh = feature_map("random_fourier", (5,), features=8)
+    fresh = RandomFourier((5,), features=8)
     cached = CachedFeatures(fresh, tmp_path / "kept")
     first = np.concatenate([phi for _, phi in cached.chunks(x)])
     monkeypatch.setattr(type(fresh), "__call__", lambda self, x: pytest.fail("they are kept"))
@@ -188,8 +192,8 @@ def test_features_that_are_not_those_of_the_samples_are_computed_again(tmp_path:
     """A cached file in the place of another one must not put a client's features into another client's statistics."""
     generator = np.random.default_rng(0)
     own, leaver = generator.normal(size=(30, 5)), generator.normal(size=(30, 5))
-    cached = CachedFeatures(feature_map("projection", (5,), features=8), tmp_path)
-    other = CachedFeatures(feature_map("projection", (5,), features=8, seed=1), tmp_path)
+    cached = CachedFeatures(Projection((5,), features=8), tmp_path)
+    other = CachedFeatures(Projection((5,), features=8, seed=1), tmp_path)
 
     def features(samples: Any, through: CachedFeatures = cached) -> Any:
         return np.concatenate([phi for _, phi in through.chunks(samples)])
@@ -377,23 +381,30 @@ make = Elsewhere
 """
 
 
-@pytest.mark.parametrize("changed", ["nothing", "another file", "the environment"])
-def test_statistics_of_a_changed_module_are_not_added_to_kept_ones(
-    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The digest of the map cannot cover what a program reads elsewhere; a client that is computed again shows it."""
-    helper, name = f"helper_{tmp_path.name}", f"elsewhere_{tmp_path.name}"
-    (tmp_path / f"{helper}.py").write_text("SCALE = 1.0\n")
-    (tmp_path / f"{name}.py").write_text(READS_ELSEWHERE.format(helper=helper))
-    monkeypatch.syspath_prepend(str(tmp_path))
+def reading_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, Any], list[ClientData]]:
+    """Return the name of a helper that a user's module imports, a spec with this module, and clients."""
+    helper, name = f"helper_{folder.name}", f"elsewhere_{folder.name}"
+    (folder / f"{helper}.py").write_text("SCALE = 1.0\n")
+    (folder / f"{name}.py").write_text(READS_ELSEWHERE.format(helper=helper))
+    monkeypatch.syspath_prepend(str(folder))
     sifu.allow_code(f"{name}:make")
     generator = np.random.default_rng(6)
-    clients = [ClientData(f"c{n}", generator.normal(size=(9, 4)), generator.integers(0, 2, 9)) for n in range(4)]
+    sizes = (9, 7, 11, 8, 10)
+    clients = [ClientData(f"c{n}", generator.normal(size=(m, 4)), np.arange(m) % 2) for n, m in enumerate(sizes)]
     spec = {
         "data": {"preprocessing": "fixed"},
         "model": {"kind": "ridge", "outputs": 2},
         "features": {"kind": "module", "module": f"{name}:make"},
     }
+    return helper, spec, clients
+
+
+@pytest.mark.parametrize("changed", ["nothing", "another file", "the environment"])
+def test_statistics_of_a_changed_module_are_not_added_to_kept_ones(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest of the map cannot cover what a program reads elsewhere; a client that is computed again shows it."""
+    helper, spec, clients = reading_elsewhere(tmp_path, monkeypatch)
     sifu.train(spec, run=tmp_path / "run", clients=clients)
     if changed == "another file":
         monkeypatch.setattr(sys.modules[helper], "SCALE", 2.0)
@@ -416,3 +427,63 @@ def test_statistics_of_a_changed_module_are_not_added_to_kept_ones(
     assert (outcome.request, outcome.level) == ("records", "exact")
     assert again.verify().problems == []
     assert sifu_verifier.verify(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["unchanged", "changed"])
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"keep": {"statistics": "sum"}},
+        {"keep": {"statistics": "clients"}},
+        {"keep": {"statistics": "clients"}, "cache": True},
+        {"keep": {"statistics": "clients"}, "groups": {"count": 2, "rounds": 1, "rebuild": "later"}},
+        {"keep": {"statistics": "sum"}, "groups": {"count": 2, "rounds": 1, "rebuild": "later"}},
+    ],
+    ids=["sum", "clients", "clients and a cache", "clients and groups", "sum and groups"],
+)
+def test_no_client_joins_through_a_changed_module(
+    sections: dict[str, Any], changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Statistics of the module before and after a change are never added, and a refused client is not recorded."""
+    helper, spec, clients = reading_elsewhere(tmp_path, monkeypatch)
+    if sections.get("cache"):
+        spec["features"]["cache"] = str(tmp_path / "cache")
+    if "groups" in sections:
+        spec["features"] |= {"tune": "blocks", "block": 3}
+        spec |= {"groups": sections["groups"], "local": {"rate": 0.05, "steps": 2}}
+    spec |= {"keep": sections["keep"], "privacy": {"noise": "seeded"}}
+    sifu.train(spec, run=tmp_path / "run", clients=clients[:4])
+    if changed:
+        monkeypatch.setattr(sys.modules[helper], "SCALE", 2.0)
+        with pytest.raises(InputError, match="no longer computes the features of this run"):
+            sifu.open_run(tmp_path / "run", clients=clients).join()
+        assert [client.name for client in sifu.open_run(tmp_path / "run").status().clients] == ["c0", "c1", "c2", "c3"]
+        monkeypatch.setattr(sys.modules[helper], "SCALE", 1.0)
+    run = sifu.open_run(tmp_path / "run", clients=clients)
+    assert run.join() == ["c4"]
+    (outcome,) = run.forget(["c1"])
+    assert outcome.level == "exact"
+    assert sifu.audit_run(run).contradictions == ()
+    assert run.verify().problems == []
+    assert sifu_verifier.verify(tmp_path / "run") == []
+    if "groups" not in sections:  # a later join is placed in a group by its number
+        never = sifu.train(spec, run=tmp_path / "never", clients=[clients[0], *clients[2:]])
+        heads = [next(iter(each.model().state_dict().values())).numpy() for each in (never, run)]
+        assert np.array_equal(*heads)
+
+
+def test_a_cache_of_a_changed_module_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper, spec, clients = reading_elsewhere(tmp_path, monkeypatch)
+    module = sys.modules.get(spec["features"]["module"].split(":")[0]) or __import__(f"elsewhere_{tmp_path.name}")
+    cached = CachedFeatures(NetworkFeatures(module.make(), (4,)), tmp_path / "cache")
+    x = clients[0].x
+    first = np.concatenate([phi for _, phi in cached.chunks(x)])
+    written = cached.path_of(x).stat().st_ino
+    assert np.array_equal(np.concatenate([phi for _, phi in cached.chunks(x)]), first)
+    assert cached.path_of(x).stat().st_ino == written
+    monkeypatch.setattr(sys.modules[helper], "SCALE", 2.0)
+    again = CachedFeatures(NetworkFeatures(module.make(), (4,)), tmp_path / "cache")
+    assert again.path_of(x) == cached.path_of(x)
+    now = np.concatenate([phi for _, phi in again.chunks(x)])
+    assert np.array_equal(now, NetworkFeatures(module.make(), (4,))(x))
+    assert not np.allclose(now, first)

@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import sifu_verifier
 from sifu.api import verify_run
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.feature_maps.build import specified_map, texts_as_tokens
-from sifu.errors import InputError
+from sifu.data.feature_maps.fixed_networks import NetworkFeatures
+from sifu.errors import InputError, RoundRejectedError, UnusableSamplesError
 from sifu.store.reader import RunReader
 
 transformers = pytest.importorskip("transformers")
@@ -27,6 +29,7 @@ transformers = pytest.importorskip("transformers")
 from sifu.data.feature_maps import transformer_networks  # noqa: E402
 from sifu.data.feature_maps.transformer_networks import tokenised  # noqa: E402
 
+USUAL_KEYS = {"do_rescale": True, "rescale_factor": 0.00392156862745098}
 WORDS = ("good", "bad", "fine", "poor", "film", "book", "very", "not", "a", "the")
 
 
@@ -76,7 +79,9 @@ def test_loading_a_model_prints_nothing(text_model: Path, capfd: pytest.CaptureF
 
 def test_token_ids_end_with_the_text(text_model: Path) -> None:
     assert tokenised(str(text_model), ["good film"], 6).tolist() == [[2, 4, 8, 3, -1, -1]]
-    assert tokenised(str(text_model), ["good film"]).shape == (1, 128)
+    assert tokenised(str(text_model), ["good film"]).shape == (1, 16)  # all positions of the model
+    wide = save_text_model(text_model.parent / "wide", WORDS, tokens=200)
+    assert tokenised(str(wide), ["good film"]).shape == (1, 128)
     with pytest.raises(InputError, match="a text was expected, found 3"):
         tokenised(str(text_model), [3])  # type: ignore[list-item]
 
@@ -94,6 +99,121 @@ def test_images_are_prepared_as_the_model_says(image_model: Path) -> None:
     assert deep.features == 3 * 16
     np.testing.assert_allclose(deep(x), deep(x[..., ::-1].copy()), atol=1e-4)
     assert specified_map(chosen, (1, 8, 8))(x[:, :1, :8, :8]).shape == (3, 16)  # grey and smaller images
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        USUAL_KEYS,
+        {"rescale_factor": 1.0 / 127.5},
+        {"do_rescale": False},
+        {"do_flip_channel_order": True},
+        {"do_flip_channel_order": True, "do_normalize": False, "rescale_factor": 0.5 / 255.0},
+    ],
+)
+def test_pixels_are_those_of_the_librarys_own_processor(
+    keys: dict[str, Any], image_model: Path, tmp_path: Path
+) -> None:
+    """The reference applies each step of the configuration to bytes, as the library documents it."""
+    folder = Path(shutil.copytree(image_model, tmp_path / "model"))
+    said = json.loads((folder / "preprocessor_config.json").read_text()) | keys
+    (folder / "preprocessor_config.json").write_text(json.dumps(said))
+    chosen = FeaturesSpec(kind="transformers", model=str(folder), mirror=False, layers="last")
+    images = np.random.default_rng(0).integers(0, 256, (3, 3, 16, 16)).astype(np.uint8)
+    pixels = images.astype(np.float64)
+    if said.get("do_rescale", True):
+        pixels = pixels * said.get("rescale_factor", 1 / 255)
+    if said.get("do_normalize", True):
+        centre, spread = (np.array(said[key]).reshape(1, 3, 1, 1) for key in ("image_mean", "image_std"))
+        flipped = pixels[:, ::-1] if said.get("do_flip_channel_order") else pixels
+        pixels = (flipped - centre) / spread
+    elif said.get("do_flip_channel_order"):
+        pixels = pixels[:, ::-1]
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        states = model(torch.tensor(pixels.copy(), dtype=torch.float32), output_hidden_states=True).hidden_states
+    last = states[-1].mean(dim=1).double().numpy()
+    found = specified_map(chosen, (3, 16, 16))
+    np.testing.assert_allclose(found(images), 10.0 * last / np.linalg.norm(last, axis=1, keepdims=True), atol=2e-3)
+    usual = specified_map(replace(chosen, model=str(image_model)), (3, 16, 16)).settings()
+    assert (found.settings() | {"source": ""} == usual | {"source": ""}) == (keys in ({}, USUAL_KEYS))
+
+
+@pytest.mark.parametrize("keys", [{"rescale_offset": True}, {"rescale_factor": "1"}])
+def test_preprocessing_that_is_not_supported_is_refused(
+    keys: dict[str, Any], image_model: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(image_model, tmp_path / "model"))
+    said = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps(said | keys))
+    with pytest.raises(InputError, match="rescale_factor is not a number"):
+        specified_map(FeaturesSpec(kind="transformers", model=str(folder)), (3, 16, 16))
+
+
+def test_token_ids_that_a_model_does_not_know_are_refused(text_model: Path) -> None:
+    features = specified_map(FeaturesSpec(kind="transformers", model=str(text_model), size=4), (4,))
+    known = len(WORDS) + 4
+    assert features(np.array([[2, known - 1, 3, -1]])).shape == (1, 48)
+    for ids in ([[2, known, 3, -1]], [[2, -2, 3, -1]], [[2.0, 4.5, 3.0, -1.0]]):
+        with pytest.raises(UnusableSamplesError, match=f"whole numbers from 0 to {known - 1}"):
+            features(np.array(ids))
+    with pytest.raises(UnusableSamplesError, match="convert them to int32"):
+        features(np.array([[2, 5, 4, 3]], dtype=np.uint8))
+    clients = {f"c{n}": (np.array([[2, 4 + n, 3, -1], [2, 40 * (n == 2), 3, -1]]), [0, 1]) for n in range(3)}
+    spec = {"model": {"kind": "ridge", "outputs": 2}, "features": {"kind": "transformers", "model": str(text_model)}}
+    with pytest.raises(RoundRejectedError, match=r"'c2' were refused .* whole numbers from 0 to 13"):
+        sifu.train(spec, run=text_model.parent / "run", clients=clients)
+
+
+@pytest.mark.parametrize("kind", ["transformers", "module"])
+def test_grey_images_need_no_axis_for_their_channel(kind: str, image_model: Path) -> None:
+    x = np.random.default_rng(0).random((3, 16, 16))
+    if kind == "module":  # a user's module gets the samples as they are
+        network = NetworkFeatures(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 4)), (16, 16))
+        assert network(x).shape == (3, 4)
+        return
+    grey = specified_map(FeaturesSpec(kind="transformers", model=str(image_model)), (16, 16))
+    np.testing.assert_array_equal(grey(x), grey(x[:, None]))
+    with pytest.raises(UnusableSamplesError, match=r"made for \(1, 16, 16\)"):
+        grey(x[:, :8])
+
+
+@pytest.mark.parametrize("values", ["floats to 255", "integers", "bytes", "to one", "standardised"])
+def test_images_in_another_range_are_refused(values: str, image_model: Path) -> None:
+    features = specified_map(FeaturesSpec(kind="transformers", model=str(image_model)), (3, 16, 16))
+    drawn = np.random.default_rng(0).integers(0, 256, (2, 3, 16, 16))
+    given: dict[str, Any] = {
+        "floats to 255": drawn.astype(np.float32),
+        "integers": drawn,
+        "bytes": drawn.astype(np.uint8),
+        "to one": drawn / 255.0,
+        "standardised": (drawn / 255.0 - 0.45) / 0.225,
+    }
+    if values in ("floats to 255", "integers"):
+        with pytest.raises(UnusableSamplesError, match=r"from 0 to 1, found .* up to 255: divide them by 255"):
+            features(given[values])
+    else:
+        assert features(given[values]).shape == (2, 48)
+    np.testing.assert_allclose(features(given["bytes"]), features(given["to one"]), atol=1e-4)
+
+
+@pytest.mark.parametrize("part", ["running_mean", "running_var", "num_batches_tracked"])
+def test_missing_running_statistics_are_refused(part: str, tmp_path: Path) -> None:
+    """Without them, batch normalisation would use a mean of 0 and a variance of 1; a count is not used at all."""
+    torch.manual_seed(1)
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+    whole = transformers.ResNetModel(config)
+    kept = {name: value for name, value in whole.state_dict().items() if not name.endswith(part)}
+    whole.save_pretrained(tmp_path, state_dict=kept)
+    prepared = {"size": {"height": 16, "width": 16}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(prepared))
+    features = FeaturesSpec(kind="transformers", model=str(tmp_path), layers="last")
+    if part == "num_batches_tracked":
+        assert specified_map(features, (3, 16, 16)).features == 16
+        return
+    with pytest.raises(InputError, match=f"lack .* of the model's weights .*{part}"):
+        specified_map(features, (3, 16, 16))
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "model.safetensors", "config.json"])

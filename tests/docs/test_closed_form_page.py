@@ -27,7 +27,7 @@ def test_the_worth_of_tuning_is_what_was_measured() -> None:
     setups = ("cifar10 blocks", "cifar10 deep", "cifar100 blocks", "cifar100 deep", "cifar100 blocks 4096")
     text = (ROOT / "docs" / "closed-form.md").read_text(encoding="utf-8")
     assert percents(text) == [measured(*name.split(" ", 1)) for name in setups]
-    assert percents(text.replace("92.8 %", "93.8 %")) != percents(text)
+    assert percents(text.replace("92.5 %", "93.5 %")) != percents(text)
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -60,7 +62,7 @@ def held_out_identity() -> str:
 def test_the_commands_of_the_page_run(table: Command) -> None:
     train(table, "--set", "requests.approval=one")
     commands = [line for block in blocks("docs/dpo.md", "sh") for line in block.splitlines()]
-    assert len(commands) == 8
+    assert len(commands) == 9
     for command in commands:
         program, *arguments = shlex.split(command)
         assert program == "sifu"
@@ -127,3 +129,155 @@ def test_a_held_out_record_and_the_last_client_are_refused(table: Command) -> No
     refused = table("request", "heart-run", "--client", "east")
     assert refused.code != 0
     assert "delete the run's folder" in refused.err
+
+
+def test_the_last_trained_patient_of_a_hospital_is_a_request_for_the_hospital(table: Command) -> None:
+    lines = TABLE.read_text(encoding="utf-8").splitlines(keepends=True)
+    seen = [line for line in lines if ",west," not in line]
+    TABLE.write_text("".join([*seen, *(line for line in lines if ",west," in line)][: len(seen) + 2]), encoding="utf-8")
+    train(table, "--set", "data.held_out=0")
+    refused = table("request", "heart-run", "--client", "west", "--records", "P0180,P0181")
+    assert refused.code != 0
+    assert "forget the client instead" in refused.err
+    assert table("forget", "heart-run", "--client", "west", "--records", "P0180").code == 0
+    assert table("request", "heart-run", "--client", "west", "--records", "P0181").code != 0
+    assert table("forget", "heart-run", "--client", "west").code == 0
+
+
+def test_a_request_covers_all_rows_of_a_person_and_names_the_person_while_it_waits(table: Command) -> None:
+    lines = TABLE.read_text(encoding="utf-8").splitlines(keepends=True)
+    TABLE.write_text("".join(re.sub("^P0062,", "P0061,", line) for line in lines), encoding="utf-8")
+    train(table, "--set", "data.held_out=0")
+    assert table("request", "heart-run", "--client", "south", "--records", "P0061", "--id", "case-1").code == 0
+    shown = table("requests", "show", "heart-run", "case-1").out
+    assert "2 records of south" in shown
+    assert "identities: P0061" in shown
+    assert table("forget", "heart-run").code == 0
+    assert "P0061" not in table("requests", "show", "heart-run", "case-1").out
+
+
+def test_a_restored_backup_brings_requests_back_by_their_certificates(table: Command) -> None:
+    train(table)
+    assert table("backup", "heart-run", "backup.zip").code == 0
+    assert table("forget", "heart-run", "--client", "west").code == 0
+    assert table("forget", "heart-run", "--client", "south", "--records", "P0061").code == 0
+    whole, records = (f"heart-run/certificates/r{number}.public.json" for number in (1, 2))
+    refused = table("restore", "backup.zip", "first", "--certificate", whole, "--certificate", records)
+    assert refused.code != 0
+    assert "--whole-clients" in refused.err
+    assert "if their rows still exist" in refused.err
+    assert table("restore", "backup.zip", "second", "--certificate", whole).code == 0
+    assert "1 to be executed" in table("status", "second").out
+    assert table("forget", "second").code == 0
+    assert table("restore", "backup.zip", "third").code == 0
+    assert "to be executed" not in table("status", "third").out
+
+
+def test_after_a_restore_deleted_rows_cost_the_whole_hospital(table: Command) -> None:
+    train(table)
+    assert table("backup", "heart-run", "backup.zip").code == 0
+    assert table("forget", "heart-run", "--client", "south", "--records", "P0061").code == 0
+    certificate = "heart-run/certificates/r1.public.json"
+    delete_rows("^P0061,")
+    assert table("restore", "backup.zip", "plain").code == 0
+    assert table("forget", "plain", "--client", "south", "--records", "P0061").code != 0
+    assert table("restore", "backup.zip", "whole", "--certificate", certificate, "--whole-clients").code == 0
+    assert table("forget", "whole").code == 0
+    lines = TABLE.read_text(encoding="utf-8").splitlines(keepends=True)
+    rest = [lines[0], *(line.replace(",south,", ",southern,") for line in lines if ",south," in line)]
+    Path("southern.csv").write_text("".join(rest), encoding="utf-8")
+    assert table("join", "whole", "--file", "southern.csv").code == 0
+    assert table("verify", "whole").code == 0
+
+
+def test_an_approved_request_can_be_withdrawn_but_an_executed_one_can_neither_be_undone_nor_repeated(
+    table: Command,
+) -> None:
+    train(table, "--set", "requests.approval=one")
+    decide = ("requests", "decide", "heart-run")
+    for case in ("wrong", "right"):
+        assert table("request", "heart-run", "--client", "west", "--id", case, "--actor", "maria").code == 0
+        assert table(*decide, case, "approved", "--actor", "jon").code == 0
+        if case == "wrong":
+            assert table(*decide, case, "withdrawn", "--actor", "jon").code == 0
+    assert table("forget", "heart-run").code == 0
+    assert table(*decide, "right", "withdrawn", "--actor", "jon").code != 0
+    assert "already forgotten" in table("request", "heart-run", "--client", "west", "--level", "exact").err
+
+
+def test_the_folder_verifies_without_the_key(table: Command) -> None:
+    train(table)
+    assert table("forget", "heart-run", "--client", "west").code == 0
+    Path("heart-run/operator.key").unlink()
+    assert table("verify", "heart-run").code == 0
+
+
+def test_a_missed_level_changes_nothing(table: Command) -> None:
+    train(table, "--set", "data.preprocessing=unknown")
+    assert table("request", "heart-run", "--client", "west", "--level", "proven").code == 0
+    answer = table("forget", "heart-run")
+    assert answer.code == 4
+    assert "nothing was changed" in answer.err
+
+
+def test_a_corrected_row_joins_as_a_new_client(table: Command) -> None:
+    train(table)
+    assert table("forget", "heart-run", "--client", "south", "--records", "P0061").code == 0
+    lines = TABLE.read_text(encoding="utf-8").splitlines(keepends=True)
+    row = next(line for line in lines if line.startswith("P0061,"))
+    Path("right.csv").write_text(lines[0] + re.sub("^P0061,south,[0-9]+", "P0061,corrected,44", row), encoding="utf-8")
+    assert table("join", "heart-run", "--file", "right.csv").code == 0
+    assert table("verify", "heart-run").code == 0
+
+
+def test_a_lost_key_is_taken_from_a_backup(table: Command) -> None:
+    train(table)
+    assert table("backup", "heart-run", "backup.zip").code == 0
+    key = Path("heart-run/operator.key")
+    key.unlink()
+    assert table("verify", "heart-run").code == 0
+    assert table("request", "heart-run", "--client", "west").code == 0
+    assert table("forget", "heart-run").code != 0
+    with zipfile.ZipFile("backup.zip") as backup:
+        key.write_bytes(backup.read("operator.key"))
+    assert table("forget", "heart-run").code != 0  # before the operator vouches for the unsigned request
+    assert table("sign", "heart-run").code == 0
+    assert table("forget", "heart-run").code == 0
+    assert table("verify", "heart-run").code == 0
+
+
+def test_a_stolen_key_is_replaced(table: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both the operator and the thief can change the key: whoever knows the new one refuses the thief's."""
+    train(table)
+    assert table("forget", "heart-run", "--client", "west").code == 0
+    certificate = Path("before.json")
+    certificate.write_bytes(Path("heart-run/certificates/r1.public.json").read_bytes())
+    old = key_of(table, "heart-run")
+    shutil.copytree("heart-run", "stolen")
+    monkeypatch.setenv("SIFU_PASSPHRASE", "a passphrase")
+    assert table("key", "rotate", "heart-run").code == 0
+    assert table("evidence", "heart-run", "r1", "--out", "again.zip").code == 0
+    new = key_of(table, "heart-run")
+    for file, key in ((certificate, old), ("again.zip", new)):
+        assert table("verify", file, "--public-key", key).code == 0
+    assert table("verify", certificate, "--public-key", new).code != 0
+    monkeypatch.setenv("SIFU_KNOWN_KEYS", str(Path("thief.keys").resolve()))
+    assert table("key", "rotate", "stolen").code == 0
+    assert table("verify", "stolen", "--public-key", old).code == 0
+    assert table("verify", "stolen", "--public-key", new).code != 0
+
+
+def key_of(cli: Command, run: str) -> str:
+    """Return the run's current public key."""
+    return str(cli("key", "show", run, "--format", "json").json["public_keys"][-1]["key"])
+
+
+def test_a_forgotten_client_cannot_return_under_its_name(table: Command) -> None:
+    train(table)
+    lines = TABLE.read_text(encoding="utf-8").splitlines(keepends=True)
+    rows = [lines[0], *(line for line in lines if ",west," in line)]
+    Path("west.csv").write_text("".join(rows), encoding="utf-8")
+    Path("other.csv").write_text("".join(rows).replace(",west,", ",other,"), encoding="utf-8")
+    assert table("forget", "heart-run", "--client", "west").code == 0
+    assert "void its certificate" in table("join", "heart-run", "--file", "west.csv").err
+    assert table("join", "heart-run", "--file", "other.csv").code == 0  # the same rows are not recognised

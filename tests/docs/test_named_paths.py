@@ -29,5 +29,13 @@ def test_every_named_file_exists() -> None:
     assert not missing
 
 
+def test_every_test_that_shows_a_defence_exists() -> None:
+    """The threat model names its tests relative to the folder of tests."""
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(?:tests/)?(\w+(?:/\w+)*/test_\w+\.py)`", text))
+    assert len(named) > 30
+    assert sorted(name for name in named if not (ROOT / "tests" / name).exists()) == []
+
+
 def test_control_a_deleted_script_is_noticed() -> None:
     assert list(missing_paths("see `python benchmarks/never_was.py`")) == ["benchmarks/never_was.py"]

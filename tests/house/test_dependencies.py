@@ -24,6 +24,7 @@ NEEDS_AN_EXTRA = (
     "sifu.data.feature_maps.fixed_networks",
     "sifu.data.feature_maps.transformer_networks",
     "sifu.data.feature_maps.tuned_networks",
+    "sifu.data.forked",
     "sifu.data.fresh_modules",
     "sifu.data.process_settings",
     "sifu.data.shared_state",

@@ -94,7 +94,7 @@ PASSES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_both_worlds_give_the_same_model_bit_for_bit(tmp_path: Path, name: str) -> None:
+def test_run_and_counterfactual_give_the_same_model_bit_for_bit(tmp_path: Path, name: str) -> None:
     """The remaining model depends neither on the leavers' data nor on their presence."""
     spec, clients = own_spec(**PASSES[name]), some_clients()
     leaving = ["client-010", "client-011"]
@@ -308,7 +308,7 @@ def test_the_fresh_model_outlasts_scratch_and_a_purge(own: sifu.Run, tmp_path: P
     body = json.loads((own.folder / "certificates" / "from-scratch.public.json").read_text())["body"]
     said = words_of(body).remains
     assert len(own.status().models) > 1, "models of groups that never held the client lie on disk"
-    assert "the models of groups the client never belonged to remain" in said
+    assert "the models of groups that never included the client remain" in said
     assert "No model from before" not in said
     own.purge()
     assert 0 in [model.node for model in own.status().models]

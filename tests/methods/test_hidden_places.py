@@ -20,7 +20,6 @@ import threading
 import types
 import typing
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import sifu
 from sifu.data.fresh_modules import fresh_copy
 from sifu.data.shared_state import refuse_changed_state, shared_state
 from sifu.errors import InputError
@@ -261,23 +259,6 @@ def test_a_change_in_a_hidden_place_is_refused(change: Callable[[], None]) -> No
 def test_a_variable_that_cannot_be_read_is_refused(change: Callable[[], None]) -> None:
     with pytest.raises(InputError, match=r"^test_hidden_places\.[A-Z]+ holds an object that cannot be read, [^\n]*$"):
         shared_state(Network(change))
-
-
-def test_training_stops_before_a_hidden_place_reaches_a_certificate(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    clients = {f"client-{n}": (generator.random((6, 4)) * (3 if n == 1 else 1), np.arange(6) % 3) for n in range(3)}
-    spec = {
-        "data": {"preprocessing": "fixed"},
-        "local": {"rate": 0.1, "steps": 2},
-        "regularity": {"kind": "assumed"},
-        "stop": {"max_rounds": 2, "target": 0.0},
-    }
-
-    def held() -> None:
-        ATTRIBUTE.again = getattr(ATTRIBUTE, "again", 0) + 1  # type: ignore[attr-defined]
-
-    with pytest.raises(InputError, match="ATTRIBUTE"):
-        sifu.train(spec, run=tmp_path / "run", model=lambda: Network(held), clients=clients)
 
 
 PATTERN, STREAM, LOGGER, OPTIONAL = re.compile("a+"), sys.stdout, logging.getLogger(__name__), int | None

@@ -96,7 +96,7 @@ def outcome_of(kind: Kind, folder: Path) -> str:
 CASES = {
     "nothing": (Kind("nowhere", "forward", "scale"), "equal"),
     "unfreezing by a step counter": (Kind("attribute", "training", "unfreeze", 1), "equal"),
-    "unfreezing by a counter of the file": (Kind("global", "training", "unfreeze", 20), "refused"),
+    "unfreezing by a counter of the file": (Kind("global", "training", "unfreeze", 20), "equal"),
     "a running maximum in a hook": (Kind("hook", "backward", "gradient"), "equal"),
     "a running maximum in a class": (Kind("class", "backward", "gradient"), "refused"),
     "an autograd function with memory": (Kind("function", "backward", "gradient"), "refused"),

@@ -132,7 +132,7 @@ class TestEveryMethod:
         assert run.verify().problems == []
         check_nobody_comes_back(folder)
 
-    def test_queued_requests_are_carried_out_in_order(self, method: str, own_run_of_method: Path) -> None:
+    def test_queued_requests_are_executed_in_order(self, method: str, own_run_of_method: Path) -> None:
         run = sifu.open_run(own_run_of_method)
         run.request(["client-006"], "b", method=method, sigma=sigma_for(method, 0.2), level="none")
         run.request(["client-002", "client-003"], "a", method=method, sigma=sigma_for(method, 0.2), level="none")

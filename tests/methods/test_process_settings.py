@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._tensor_str import PRINT_OPTS
+from torch.overrides import TorchFunctionMode
 
 import sifu
 from shared_state_modules import Network, acts, nothing_held  # noqa: F401  a fixture
@@ -24,6 +25,14 @@ HERE = os.getcwd()
 
 def set_threads(on: bool) -> None:
     torch.set_num_threads(3 if on else 1)
+
+
+class Doubling(TorchFunctionMode):
+    """Mode that doubles every sum while it is entered."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return 2.0 * result if function is Tensor.sum else result
 
 
 SETTINGS: dict[str, tuple[Callable[[bool], Any], Callable[[], bool]]] = {
@@ -62,6 +71,19 @@ SETTINGS: dict[str, tuple[Callable[[bool], Any], Callable[[], bool]]] = {
     "precision of convolutions": (
         lambda on: setattr(torch.backends.cudnn, "allow_tf32", on),
         lambda: torch.backends.cudnn.allow_tf32,
+    ),
+    "precision of one backend": (
+        lambda on: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16" if on else "none"),
+        lambda: torch.backends.mkldnn.matmul.fp32_precision == "bf16",
+    ),
+    "precision of all backends": (
+        lambda on: setattr(torch.backends, "fp32_precision", "tf32" if on else "none"),
+        lambda: torch.backends.fp32_precision == "tf32",
+    ),
+    "kernels of convolutions": (torch._C._set_nnpack_enabled, torch._C._get_nnpack_enabled),
+    "a mode that is not left": (
+        lambda on: Doubling().__enter__() if on else None,
+        lambda: torch._C._len_torch_function_stack() > 0,
     ),
     "numpy's printing": (
         lambda on: np.set_printoptions(precision=3 if on else 8),

@@ -12,7 +12,8 @@ import public_backbone
 import sifu
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
-from sifu.data.feature_maps.tuned_networks import TunedFeatures
+from sifu.data.feature_maps.tuned_networks import TunedFeatures, keep_parameters
+from sifu.errors import InputError
 from sifu.run.group_state import available_backbones
 from sifu.store.reader import RunReader
 from sifu.theory.closed_form.blocks import drop
@@ -78,3 +79,32 @@ def test_features_go_through_adapters_of_layers_that_have_a_fused_pass_for_evalu
     in_evaluation = tuned(x)
     assert torch.allclose(in_evaluation, tuned.train()(x), atol=1e-5)
     assert not torch.allclose(in_evaluation, public.module(x), atol=1e-3)
+
+
+@pytest.mark.parametrize("trainable", ["second", "first", "first, second", "all", "third"])
+def test_tied_weights_stay_tied_or_are_refused(trainable: str) -> None:
+    """Tuning one of two tied layers would separate them: the tuned network would not be the public one."""
+    network = torch.nn.ModuleDict({name: torch.nn.Linear(4, 4) for name in ("first", "second", "third")})
+    network["second"].weight = network["first"].weight
+    if trainable in ("first", "second"):
+        with pytest.raises(InputError, match=r"shares its values with .*: name both, or neither"):
+            keep_parameters(network, trainable)
+        return
+    keep_parameters(network, trainable)
+    assert torch.equal(network["first"].weight, network["second"].weight)
+    tuned = trainable != "third"
+    assert isinstance(network["first"].weight, torch.nn.Parameter) == tuned
+    assert (network["first"].weight is network["second"].weight) == tuned
+
+
+def test_a_network_of_bfloat16_has_a_digest() -> None:
+    digests = set()
+    for scale in (1.0, 1.0, 2.0):
+        layer = torch.nn.Linear(4, 3).bfloat16()
+        with torch.no_grad():
+            layer.weight.fill_(scale)
+            layer.bias.zero_()
+        features = NetworkFeatures(layer, (4,))
+        assert features(np.ones((2, 4))).shape == (2, 3)
+        digests.add(features.digest())
+    assert len(digests) == 2

@@ -32,7 +32,7 @@ def test_advice_compares_blocks_a_merge_and_the_frozen_network_on_the_same_rows(
     assert (chosen.accuracy or 0.0) >= best - 0.005
 
 
-def test_the_accuracy_after_striking_takes_no_network_where_features_were_kept(own: Path) -> None:
+def test_the_accuracy_after_dropping_needs_no_network_where_features_were_kept(own: Path) -> None:
     engine: Any = engine_from_spec(Spec.from_mapping(spec_of()), clients_of())[0]
     everyone = np.arange(CLIENTS)
     model = np.random.default_rng(0).normal(size=engine.layout.size)

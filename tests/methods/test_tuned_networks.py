@@ -18,12 +18,12 @@ from run_tools import copy_run
 from sifu.api import verify_run
 from sifu.core.spec import Spec
 from sifu.errors import RoundRejectedError
-from sifu.requests import erasure as statistics_erasure
+from sifu.requests import files_to_erase
 from sifu.run import group_training
 from sifu.run.clients_and_engine import engine_from_spec
 from sifu.run.group_state import available_backbones, use_backbones
+from sifu.store.own_statistics import OwnStatistics
 from sifu.store.reader import RunReader
-from sifu.store.statistics_files import OwnStatistics
 from sifu.store.writer import RunWriter
 from sifu.theory.closed_form import Statistics, total
 from sifu.theory.closed_form.blocks import drop, head_at, is_dropped
@@ -43,7 +43,7 @@ from tuned_runs import (
 
 
 @pytest.mark.parametrize("leavers", [["client-003"], ["client-000"], ["client-002", "client-006"]])
-def test_forgetting_takes_no_round_and_both_worlds_are_the_same_bits(
+def test_forgetting_takes_no_round_and_has_the_bits_of_the_counterfactual(
     own: Path, tmp_path: Path, leavers: list[str]
 ) -> None:
     (outcome,) = open_own(own).forget(leavers, "gone")
@@ -60,7 +60,7 @@ def test_forgetting_takes_no_round_and_both_worlds_are_the_same_bits(
     assert np.any(whole_sum(never).gram != expected.gram)  # the counterfactual run has a network for a hit group, too
 
 
-def test_mini_batches_are_those_of_the_other_world_for_a_client_that_came_last(tmp_path: Path) -> None:
+def test_mini_batches_are_those_of_the_counterfactual_for_a_client_that_came_last(tmp_path: Path) -> None:
     spec, leaver = spec_of(local={"batch": 3}), f"client-{CLIENTS - 1:03d}"
     sifu.train(spec, run=tmp_path / "run", clients=clients_of()).forget([leaver], "gone")
     sifu.train(spec, run=tmp_path / "never", clients=without(clients_of(), [leaver]))
@@ -134,7 +134,7 @@ def test_records_hit_the_group_of_a_founder(own: Path) -> None:
 
 
 @pytest.mark.parametrize("stretch", [1.0, 1.25])
-def test_a_merge_without_the_hit_group_takes_one_round_and_both_worlds_are_the_same_bits(
+def test_a_merge_without_the_hit_group_takes_one_round_and_has_the_bits_of_the_counterfactual(
     tmp_path: Path, stretch: float
 ) -> None:
     spec = spec_of(features={"tune": "merge"}, groups={"stretch": stretch})
@@ -155,7 +155,7 @@ def test_a_merge_without_the_hit_group_takes_one_round_and_both_worlds_are_the_s
 
 
 def test_control_a_hit_block_left_in_is_caught(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics_erasure, "drop", lambda statistics, blocks, groups: statistics)
+    monkeypatch.setattr(files_to_erase, "drop", lambda statistics, blocks, groups: statistics)
     open_own(own).forget(["client-003"], "gone")
     assert any("is dropped" in problem for problem in verify_run(own).problems)
     assert any("is not zero" in problem for problem in sifu_verifier.verify(own))
@@ -183,7 +183,7 @@ def test_control_statistics_of_the_leaver_left_in_are_caught(own: Path, monkeypa
     assert sifu_verifier.verify(own) != []
 
 
-def test_control_networks_that_are_tuned_together_are_told_from_the_other_world(
+def test_control_networks_that_are_tuned_together_differ_from_the_counterfactual(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If every group trains on the data of all clients, groups without the leaver hold its data: the sums differ."""

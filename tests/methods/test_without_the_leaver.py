@@ -20,6 +20,8 @@ from torch import Tensor, nn
 import sifu
 import stateful_modules
 from sifu.data.client_data import ClientData
+from sifu.data.forked import in_this_process
+from sifu.engines.sim.plain_loop import LoopTrainer
 from sifu.errors import InputError
 from sifu.store.reader import RunReader
 from sifu.theory.merging import group_of
@@ -106,7 +108,9 @@ def test_groups_tune_the_same_networks_as_if_the_leaver_never_existed(kind: Kind
 
 
 def test_shared_memory_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: without its refusal, a bank that all clients share gives other networks."""
+    """Negative control: without forked processes and refusals, a bank that all clients share gives other networks."""
+    monkeypatch.setattr(LoopTrainer, "forks", False)
+    monkeypatch.setattr("sifu.data.feature_maps.fixed_networks.forked", in_this_process)
     for name in ("refuse_changed_state", "refuse_another_result"):
         monkeypatch.setattr(f"sifu.engines.sim.plain_loop.{name}", lambda *given: None)
     monkeypatch.setattr("sifu.data.feature_maps.fixed_networks.refuse_changed_state", lambda *given: None)

@@ -67,14 +67,14 @@ def test_what_is_no_learning_curve_is_none(losses: list[float]) -> None:
 def test_training_ends_with_a_rehearsal_on_the_tip(trained: Path) -> None:
     view = RunView(sifu.open_run(trained).reader())
     (noises,) = rehearsed_noises(view.reader.evaluations()).values()
-    row = view.rows[-1]
+    node = view.nodes[-1]
     noises.sort(key=lambda pair: pair[0])
     sigmas = [sigma for sigma, _ in noises]
-    np.testing.assert_allclose([s * math.sqrt(view.parameters) / row.distance for s in sigmas], list(RATIOS))
+    np.testing.assert_allclose([s * math.sqrt(view.parameters) / node.distance for s in sigmas], list(RATIOS))
     plain = next(
         evaluation
         for evaluation in view.reader.evaluations()
-        if evaluation.node == row.node.node and evaluation.subset == ACTIVE
+        if evaluation.node == node.node and evaluation.subset == ACTIVE
     )
     rises = [evaluation.loss - plain.loss for _, evaluation in noises]
     assert 0.0 < rises[0] < rises[1] < rises[2]

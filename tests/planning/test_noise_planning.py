@@ -16,10 +16,11 @@ import sifu
 from run_tools import copy_run, small_spec, state
 from sifu.advice.advisor import advise
 from sifu.core.spec import Spec
-from sifu.planning.forecast import Forecast, Prediction, influence
-from sifu.planning.plan import SIGMA_LADDER, on_ladder
+from sifu.planning.forecast import Forecast, Prediction
+from sifu.planning.noise_options import SIGMA_LADDER, on_ladder
+from sifu.planning.outlook import influence
+from sifu.run.psi_of_everyone import track_everyone
 from sifu.run.run_view import RunView
-from sifu.run.training import track_everyone
 from sifu.theory.rollback import is_allowed
 
 SPEC = small_spec(

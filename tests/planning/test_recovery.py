@@ -215,16 +215,16 @@ def test_training_ends_with_rounds_that_a_replay_finds_again(trained: Path) -> N
     rows = {evaluation.subset: evaluation for evaluation in rows_of(trained)}
     reader = sifu.open_run(trained).reader()
     view = RunView(reader)
-    model, tip = reader.load_model(reader.tip), view.rows[-1]
+    model, tip = reader.load_model(reader.tip), view.nodes[-1]
     reader.close()
-    assert tip.node.position >= 2 * LEAST_TRAINING
+    assert tip.position >= 2 * LEAST_TRAINING
     assert len(rows) == 4
-    assert {value.node for value in rows.values()} == {tip.node.node}
+    assert {value.node for value in rows.values()} == {tip.node}
     spec = SPEC if isinstance(SPEC, Spec) else Spec.from_mapping(SPEC)
     engine, _ = engine_from_spec(spec, clients_from_spec(spec))
     everybody = np.arange(60)
     for rounds in (1, 2):
-        model = engine.run_round(model, Position(0, tip.node.position + rounds - 1), everybody).model
+        model = engine.run_round(model, Position(0, tip.position + rounds - 1), everybody).model
         evaluation, row = engine.evaluate(model, everybody), rows[f"{RECOVERED}{rounds}:0.0"]
         assert (row.loss, row.accuracy, row.samples) == (evaluation.loss, evaluation.accuracy, 720)
     recovered = recovered_noise(list(rows.values()))

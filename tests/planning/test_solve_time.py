@@ -6,17 +6,19 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import sifu
 from run_tools import Command, small_spec
-from sifu.cli.plans import seconds_text
+from sifu.cli.output import duration
 from sifu.methods import registry
 from sifu.planning import solve_time
 from sifu.planning.solve_time import START_STEPS, Speed
 from sifu.theory.closed_form.ridge import WIDE
+from sifu.theory.history import PathNode
 
 MACHINE = Speed(factors=3e10, threads=2, bytes=4e9, steps=5e6)
 START = START_STEPS / MACHINE.steps
@@ -63,7 +65,7 @@ def test_the_seconds_of_rounds_include_the_start_of_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request of few rounds is not faster than the command that executes it; waiting nodes need no start."""
-    monkeypatch.setattr(solve_time, "measured_speed", lambda: MACHINE)
+    monkeypatch.setattr(registry, "measured_speed", lambda: MACHINE)
     monkeypatch.setattr(registry, "_seconds_a_round", lambda view: 0.25)
     run = sifu.train(small_spec(), run=tmp_path / "run")
     ways = [way for way in run.plan(["client-001"]).ways if way.rounds]
@@ -73,6 +75,21 @@ def test_the_seconds_of_rounds_include_the_start_of_the_command(
     monkeypatch.setattr(registry, "FLOWER", run.spec.data.name)
     for way in run.plan(["client-001"]).ways:
         assert way.seconds is None or way.seconds == pytest.approx(0.25 * way.rounds)
+
+
+def test_rounds_of_groups_count_in_the_seconds_of_a_round() -> None:
+    """Eight rounds of groups and two common rounds in 40 seconds take four seconds each."""
+    nodes = [
+        PathNode(0, None, "initial", 0, 0),
+        *(PathNode(1 + group, 0, "group", 0, 8) for group in range(3)),
+        PathNode(4, 0, "merge", 0, 8),
+        PathNode(5, 4, "round", 0, 9),
+        PathNode(6, 5, "round", 0, 10),
+        PathNode(7, 4, "round", 1, 1),  # after a request
+    ]
+    times = [("2026-01-01T00:00:00Z",), ("2026-01-01T00:00:40Z",)]
+    reader = SimpleNamespace(query=lambda sql: times, nodes=lambda: nodes)
+    assert registry._seconds_a_round(SimpleNamespace(reader=reader)) == 4.0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("keep", ["clients", "sum"])
@@ -93,7 +110,7 @@ def test_a_plan_shows_the_seconds_of_a_solve(
     printed = json.loads(cli("plan", tmp_path / "run", "--clients", "c1", "--format", "json").out)
     (found,) = [way for way in printed["ways"] if way["method"] == "closed_form"]
     assert found["seconds"] == way.seconds
-    assert (seconds_text(expected) in shown) == (keep == "clients")
+    assert (duration(expected) in shown) == (keep == "clients")
 
 
 def _keeps_rows(folder: Path) -> bool:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -154,6 +155,68 @@ def test_a_change_of_any_file_is_noticed(own_run: Path, tmp_path: Path, name: st
     files[name] = files[name].replace(old, new)
     assert check(write_all(files, tmp_path / "plain")).returncode == 1
     assert check(write_all(sum_again(files), tmp_path / "summed")).returncode == 1
+
+
+@pytest.mark.parametrize("change", ["no digests", "a digest less", "a folder more", "a pipe", "a link", "a device"])
+def test_what_is_not_as_it_was_written_is_noticed_and_nothing_endless_is_read(
+    own_run: Path, tmp_path: Path, change: str, cli: Command
+) -> None:
+    folder = write_all(unpack(evidence_bytes(own_run, "strictly")), tmp_path / "bundle")
+    sums, page = folder / "SHA256SUMS", folder / "index.html"
+    if change.endswith(("digests", "less")):
+        sums.write_text("".join(sums.read_text().splitlines(keepends=True)[1:] if change == "a digest less" else ()))
+    elif change == "a folder more":
+        (folder / "more").mkdir()
+    else:
+        page.rename(tmp_path / "index.html")
+        if change == "a pipe":
+            os.mkfifo(page)
+        else:
+            page.symlink_to("/dev/zero" if change == "a device" else tmp_path / "index.html")
+    wrong = check(folder)
+    assert wrong.returncode == 1
+    assert "WRONG" in wrong.stdout
+    answer = cli("verify", folder)
+    assert answer.code == 3, answer.err
+
+
+def test_a_damaged_archive_is_a_sentence(own_run: Path, tmp_path: Path, cli: Command) -> None:
+    content = evidence_bytes(own_run, "strictly")
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = archive.infolist()
+    damaged = bytearray(content)
+    for member in members:
+        begin = member.header_offset + 30 + len(member.filename)
+        for place in range(begin, begin + min(40, member.compress_size)):
+            damaged[place] ^= 0xA5
+    (tmp_path / "damaged.zip").write_bytes(damaged)
+    with zipfile.ZipFile(tmp_path / "packed.zip", "w", zipfile.ZIP_LZMA) as archive:
+        for name, text in unpack(content).items():
+            archive.writestr(name, text)
+    for name in ("damaged.zip", "packed.zip"):
+        answer = cli("verify", tmp_path / name)
+        assert answer.code == 2, answer.err
+        assert "is not a bundle of evidence" in " ".join(answer.err.split())
+
+
+def test_a_certificate_of_any_name_is_the_one_that_is_checked(own_run: Path, tmp_path: Path, cli: Command) -> None:
+    """A forger's own bundle may call its certificate anything; what is checked is what the statement names."""
+    files, key = unpack(evidence_bytes(own_run, "strictly")), Ed25519PrivateKey.generate()
+    run, statement = "another run", json.loads(base64.b64decode(json.loads(files["statement.dsse.json"])["payload"]))
+    point = {"format": "sifu-checkpoint-1", "run": run, "seq": 1, "head": "00", "time": "now"}
+    body = {"run": run, "request": "r", "level": "exact", "ledger": {"seq": 1, "head": "00"}}
+    mine = {"public_key": public_hex(key), "signature": key.sign(canonical_json(body)).hex()}
+    point |= {"public_key": public_hex(key), "signature": key.sign(canonical_json(point)).hex()}
+    files["mine.json"] = json.dumps({"body": body} | mine).encode()
+    files["keys.json"] = json.dumps({"run": run, "keys": [public_hex(key)], "changes": []}).encode()
+    files["checkpoints.jsonl"] = json.dumps(point).encode() + b"\n"
+    statement["subject"][0]["name"], statement["predicate"] = "mine.json", body
+    del files["strictly.public.json"]
+    folder = write_all(stated_again(files, statement, key), tmp_path / "bundle")
+    assert check(folder).returncode == 0
+    answer = cli("verify", folder)
+    assert answer.code == 2, answer.err
+    assert "is not a sifu certificate" in " ".join(answer.err.split())
 
 
 def signed_again(statement: dict[str, object], key: Ed25519PrivateKey) -> bytes:

@@ -162,7 +162,7 @@ def test_mlflow_gets_everything_once(trained_run: Path, tmp_path: Path, monkeypa
     assert client.runs[key]["mlflow.runName"] == "run"
     assert [(metric.step, metric.value) for metric in logged if metric.key == "accuracy"] == recorded(run)
     assert all(metric.timestamp > 1_600_000_000_000 for metric in logged)
-    assert MlflowLog("forgetting", "other", "x", client).last_step == -1
+    assert MlflowLog("forgetting", "other", "x").last_step == -1
 
 
 def test_without_a_terminal_long_work_says_a_line_from_time_to_time(
@@ -173,7 +173,7 @@ def test_without_a_terminal_long_work_says_a_line_from_time_to_time(
 
     now = [0.0]
     monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
-    with output.RoundsProgress(quiet=True) as bar:
+    with output.RoundsProgress() as bar:
         for number in range(1, 91):
             now[0] = float(number)
             bar(Progress("training", number, 0.5, 0.95, 1000))

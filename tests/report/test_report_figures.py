@@ -11,8 +11,8 @@ import pytest
 
 from sifu.plots.style import figure_bytes, plain
 from sifu.report import collect
-from sifu.report.accuracy_figure import fewer, rounds_message
-from sifu.report.collect import FIGURES
+from sifu.report.accuracy_figure import accuracy_message, fewer, rounds_message
+from sifu.report.figures import FIGURES
 from sifu.report.psi_figure import draw_history, history_message, mark_step
 from sifu.report.report_words import observers, promise, strength, verdict
 from sifu.report.run_data import AccuracyTrace, Branch, ReportData, ReportedRequest
@@ -164,6 +164,7 @@ def test_rounds_are_compared_where_both_reached_the_target(busy: ReportData) -> 
         ),
     )
     assert "instead of at least 120" in verdict(stopped)
+    assert "it takes at least 120: at least 4.0x fewer" in rounds_message(stopped)
 
 
 def test_a_fixed_number_of_rounds_compares_nothing(busy: ReportData) -> None:
@@ -176,8 +177,16 @@ def test_rounds_that_did_not_reach_the_target_are_never_compared(busy: ReportDat
     short = tuple(with_target(request, reached=False) for request in busy.done)
     data = replace(busy, requests=short)
     assert "fewer" not in rounds_message(data)
+    assert "there is no" not in rounds_message(data)  # Scratch was trained
     assert "instead of" not in verdict(data)
     assert "did not get back to its target" in verdict(data)
+
+
+def test_noise_is_blamed_only_where_it_was_added(busy: ReportData) -> None:
+    data = replace(busy, status=replace(busy.status, accuracy=0.95, target=0.9, phase="ready"))
+    assert accuracy_message(data).startswith("Noise costs accuracy")
+    without = replace(data, branches=tuple(replace(branch, noise_std=0.0) for branch in data.branches))
+    assert accuracy_message(without) == "After 4 requests the model is at 95.0 % accuracy"
 
 
 def test_words_never_promise_more_than_the_level(busy: ReportData) -> None:

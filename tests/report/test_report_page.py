@@ -128,6 +128,18 @@ def test_what_failed_comes_before_what_is_trusted_or_assumed(
         assert shown == ["failed", "trusted", "assumed", "met", "met"]
 
 
+def test_a_head_in_closed_form_is_shown_without_rounds_noise_and_empty_figures(tmp_path: Path) -> None:
+    clients = {f"c{k}": ([[0.1 * k, 0.2], [0.3, 0.1 * k]], [0, 1]) for k in range(4)}
+    spec = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs": 2}}
+    run = sifu.train(spec, run=tmp_path / "run", clients=clients)
+    run.forget(["c1"])
+    _, page = page_of(run.folder, tmp_path / "page")
+    assert "certified as exact" in page.text
+    for absent in ("Nothing to show", "At a glance", "earlier models are kept", "Participation", "rollback target"):
+        assert absent not in page.text
+    assert "Terms asked for" in page.text
+
+
 def test_the_page_says_that_it_is_confidential_before_anything_else(busy_page: tuple[Path, str, Page]) -> None:
     _, content, page = busy_page
     assert page.text.index("Confidential") < page.text.index("Forgetting report · run")

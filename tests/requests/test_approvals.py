@@ -5,6 +5,7 @@ and by verification.
 from __future__ import annotations
 
 import json
+import random
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +22,13 @@ from sifu.requests.messages import ingest
 from sifu.requests.worker import Worker
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.server.server_loop import serve
+from sifu.store.actors import same_person
 from sifu.store.given_approvals import unapproved
 from sifu.store.inbox import messages
 from sifu.store.projection import NewEvent
 from sifu.store.writer import RunWriter
 from sifu_verifier import verify as verify_independently
+from sifu_verifier.request_steps import person
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,12 @@ def one(runs_with_approval: dict[str, Path], tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("filed", "others"),
-    [("Ren\u00e9", ["Rene\u0301", "REN\u00c9"]), ("Ann Lee", ["Ann  Lee", "\uff21nn lee"]), ("fin", ["\ufb01n"])],
+    [
+        ("Ren\u00e9", ["Rene\u0301", "REN\u00c9"]),
+        ("Ann Lee", ["Ann  Lee", "\uff21nn lee"]),
+        ("fin", ["\ufb01n"]),
+        ("Ann", ["An\u034fn", "Ann\u3164", "Ann\ufe0f", "\u2800Ann"]),  # invisible, but printable for Python
+    ],
 )
 def test_another_spelling_is_not_another_person(one: Path, filed: str, others: list[str]) -> None:
     run = sifu.open_run(one)
@@ -61,6 +69,26 @@ def test_another_spelling_is_not_another_person(one: Path, filed: str, others: l
     with pytest.raises(InputError, match="not blank"):
         run.decide("a", "approved", actor=" ")
     assert run.forget() == []
+
+
+def test_the_independent_verifier_compares_people_alike() -> None:
+    dice = random.Random(0)
+    signs = "aA\u00df\u0130\u0301\u034f\u1160\u200b\u2800\u3164\ufb01\ufe0f\uff21 \u00a0e"
+    names = ["".join(dice.choices(signs, k=dice.randint(1, 5))) for _ in range(2000)]
+    assert [same_person(name) for name in names] == [person(name) for name in names]
+
+
+@pytest.mark.parametrize("decision", ["withdrawn", "refused"])
+def test_a_request_that_was_ended_cannot_be_approved_again(one: Path, cli: Command, decision: str) -> None:
+    run = sifu.open_run(one)
+    run.request(["client-003"], "a", actor="ann")
+    approve = ("requests", "decide", one, "a", "approved", "--actor", "bob")
+    assert cli(*approve).code == 0
+    assert "was already approved" in cli(*approve).out  # negative control: it waits
+    run.decide("a", decision, "a mistake", actor="ann")
+    answer = cli(*approve)
+    assert answer.code == 2
+    assert f"request a is {decision}: it can no longer be approved" in answer.err
 
 
 def test_two_different_people_who_did_not_ask_must_approve(two: Path, cli: Command) -> None:
@@ -319,7 +347,9 @@ def test_an_approval_of_other_terms_does_not_count(one: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["method", "sigma", "retention", "max_rounds", "release"])
-def test_what_an_operator_carries_out_otherwise_than_approved_is_caught(one: Path, name: str) -> None:
+def test_what_an_operator_carries_out_otherwise_than_approved_is_caught(
+    one: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An operator with the key can bypass every check of the worker, but the ledger shows the missing approval."""
     run = sifu.open_run(one)
     given: dict[str, Any] = {"method": "sifu", "sigma": 2.0, "max_rounds": 2, "target": 0.0}
@@ -335,8 +365,10 @@ def test_what_an_operator_carries_out_otherwise_than_approved_is_caught(one: Pat
     with RunWriter.open(one) as writer:
         row = writer.requests()[0]
         worker = Worker(writer, run.engine())
-        worker._row = lambda request: replace(row_now(writer), terms=changed)  # type: ignore[method-assign]
         changed = replace(row.terms, **{name: other[name]})
+        monkeypatch.setattr(
+            "sifu.requests.worker.row_of", lambda writer, request: replace(row_now(writer), terms=changed)
+        )
         worker._execute(replace(row, terms=changed), None)
     assert run.verify().problems != []
     assert verify_independently(one) != []

@@ -11,7 +11,7 @@ import pytest
 
 import sifu
 from run_tools import Command, copy_run, query
-from sifu.requests import approvals as deadlines
+from sifu.requests import deadlines
 from sifu.store.inbox import messages
 from sifu.store.writer import RunWriter
 
@@ -61,11 +61,51 @@ def test_pending_requests_of_several_runs_by_deadline(trained_run: Path, tmp_pat
     answer = cli("requests", "list", tmp_path / "north", tmp_path / "south", "--overdue")
     assert "n-late" in answer.out
     assert "s-soon" not in answer.out
-    assert "No request waits" in cli("requests", "list", tmp_path / "south", "--overdue").out
+    assert cli("requests", "list", tmp_path / "south", "--overdue").out == "No request is overdue.\n"
     every = cli("requests", "list", tmp_path).out
     assert all(name in every for name in ("n-late", "s-done", "s-refused"))
     assert cli("requests", "list", tmp_path, "--public").code == 2
     assert cli("requests", "list", tmp_path / "nowhere").code == 2
+
+
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(
+    trained_run: Path, tmp_path: Path, cli: Command, later
+) -> None:
+    for name in ("damaged", "whole"):
+        copy_run(trained_run, tmp_path / name)
+    sifu.open_run(tmp_path / "whole").request(["client-001"], "late", deadline_days=1)
+    (tmp_path / "damaged" / "run.db").write_bytes(b"no database")
+    answer = cli("requests", "list", tmp_path, "--overdue")
+    assert (answer.code, answer.out) == (5, "No request is overdue in the other runs.\n")
+    later(2)
+    answer = cli("requests", "list", tmp_path, "--overdue", "--format", "json")
+    assert answer.code == 5
+    assert "damaged cannot be listed: " in answer.err
+    assert [row["request"] for row in answer.json["requests"]] == ["late"]
+    assert answer.json["unread"] == [str(tmp_path / "damaged")]
+    alone = cli("requests", "list", tmp_path / "damaged", "--overdue")
+    assert (alone.code, alone.out) == (5, "")
+
+
+def test_filing_an_id_again_shows_the_deadline_that_stays(own_trained: Path, cli: Command) -> None:
+    file = ("request", own_trained, "--clients", "client-003", "--id", "a")
+    first = cli(*file, "--deadline", "20")
+    due = sifu.open_run(own_trained).request_record("a").status.deadline[:10]
+    assert f"is in the ledger, due {due}." in first.out
+    assert f"is in the ledger, due {due}." in cli(*file, "--deadline", "60").out
+    later = cli("request", own_trained, "--clients", "client-004", "--id", "b", "--deadline", "60")
+    assert f"due {due}" not in later.out
+
+
+def test_an_export_names_requests_that_wait(own_trained: Path, cli: Command, tmp_path: Path) -> None:
+    export = ("export", own_trained, "--model", tmp_path / "model.safetensors")
+    assert "may still contain" not in cli(*export).out
+    run = sifu.open_run(own_trained)
+    run.request(["client-001"], "a")
+    assert "\nNot executed yet: a. The model may still contain" in cli(*export).out
+    assert cli(*export, "--format", "json").json["pending"] == ["a"]
+    run.decide("a", "refused", "not theirs")
+    assert "may still contain" not in cli(*export).out
 
 
 def test_every_command_on_a_run_says_what_is_overdue(own_trained: Path, cli: Command, later, tmp_path: Path) -> None:
@@ -93,7 +133,7 @@ def test_every_command_on_a_run_says_what_is_overdue(own_trained: Path, cli: Com
     assert "overdue in" not in cli("status", own_trained).err
 
 
-def test_a_letter_that_nobody_opens_is_overdue_too(own_trained: Path, cli: Command) -> None:
+def test_a_message_that_nobody_opens_is_overdue_too(own_trained: Path, cli: Command) -> None:
     with RunWriter.open(own_trained):
         sifu.open_run(own_trained).request(["client-003"], "posted-long-ago", deadline_days=2)
     (message,) = messages(own_trained)

@@ -10,6 +10,7 @@ import sqlite3
 import zipfile
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ def test_no_guess_is_confirmed_after_a_purge_of_all_figures(tmp_path: Path, meth
 
 
 @pytest.mark.parametrize("sigma", SIGMAS)
-def test_worlds_whose_requests_went_back_to_other_nodes_leave_the_same_folder(
+def test_runs_whose_requests_went_back_to_other_nodes_leave_the_same_folder(
     tmp_path: Path, sigma: float | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Source, Psi and sigma depend on the record, yet after the purge the folders differ only in random or noisy
@@ -222,6 +223,23 @@ def test_it_is_refused_where_it_cannot_be_whole(
     assert query(run.folder, "SELECT COUNT(*) FROM events") == before
 
 
+@pytest.mark.parametrize(
+    ("spec", "method", "why"),
+    [
+        (RIDGE | {"data": {"preprocessing": "unknown"}}, "closed_form", "records no figures of rounds"),
+        (ROUNDS | {"groups": {"count": 2, "rounds": 2}}, "sifu", "models of groups"),
+    ],
+    ids=["closed form", "groups"],
+)
+def test_a_request_that_is_not_exact_keeps_figures_of_heads_and_groups(
+    tmp_path: Path, spec: dict[str, Any], method: str, why: str
+) -> None:
+    run = sifu.train(spec, run=tmp_path / "run", clients=federation(TRUTH))
+    run.forget([f"c{GONE}"], method=method)
+    with pytest.raises(InputError, match=why):
+        run.purge(figures=True)
+
+
 def test_what_an_ordinary_purge_erases_is_not_given_up(tmp_path: Path) -> None:
     """A purge of all figures keeps what recomputing closed-form certificates needs."""
     run = sifu.train(RIDGE, run=tmp_path / "run", clients=federation(TRUTH))
@@ -236,7 +254,7 @@ def test_a_list_of_what_clients_reported_keeps_the_figures() -> None:
     """Figures are kept if clients reported them, because a server on Flower continues with that list."""
     spec = ROUNDS | {"privacy": {"noise": "system"}, "keep": {"gram_clients": 0}}
     first = {"run": {"spec": spec, "asked": spec}, "sealed": "00"}
-    request = {"level": "proven", "method": "sifu"}
+    request: Any = SimpleNamespace(level="proven", method="sifu")
     assert figures_policy.keeps_figures(first, [request], ["spec"], by_choice=True) == ""
     assert "reported" in figures_policy.keeps_figures(first, [request], ["reported"], by_choice=True)
 
@@ -383,7 +401,7 @@ def test_commands_that_show_a_run_go_on(erased: sifu.Run, cli: Any) -> None:
         assert answer.code == 0, answer.err
     page = (erased.folder / "report" / "index.html").read_text()
     assert "these certificates can be checked by their signatures alone" in page
-    assert "Nothing here has to be taken on trust" not in page
+    assert "every level can be recomputed" not in page
     assert cli("verify", erased.folder, "--format", "json").json["not_recomputed"].keys() == {"gone"}
     audited = cli("audit", erased.folder, "--request", "gone")
     assert audited.code != 0

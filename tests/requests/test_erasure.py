@@ -151,7 +151,7 @@ def test_deleted_rows_leave_nothing_in_free_pages(kept: Path) -> None:
     assert holding(kept, gone) == []
 
 
-def test_without_writing_the_database_anew_the_log_tells(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rewriting_the_database_the_log_tells(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Second negative control: without scrubbing the database, the search finds the old pages."""
     monkeypatch.setattr(writer, "scrub_database", lambda connection: True)
     rows = query(kept, "SELECT psi_max FROM models WHERE node > 0")

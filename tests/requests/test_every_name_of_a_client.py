@@ -15,7 +15,7 @@ import sifu
 import sifu_verifier
 from run_tools import query
 from sifu.data import ClientData
-from sifu.run import clients_view, training
+from sifu.run import clients_view, psi_of_everyone
 from sifu.store.reader import RunReader, chain_of, plain_name
 
 SPEC: dict[str, Any] = {
@@ -36,13 +36,13 @@ def table_clients(seed: int = 0) -> list[ClientData]:
 
 
 @contextmanager
-def names_taken_apart() -> Iterator[None]:
+def names_as_different_clients() -> Iterator[None]:
     """Make the mistake under test: count the rest of a client as a new client."""
 
     def alone(reader: RunReader, client: int) -> tuple[int, ...]:
         return (client,)
 
-    with mock.patch.object(clients_view, "chain_of", alone), mock.patch.object(training, "chain_of", alone):
+    with mock.patch.object(clients_view, "chain_of", alone), mock.patch.object(psi_of_everyone, "chain_of", alone):
         yield
 
 
@@ -84,8 +84,8 @@ def test_a_whole_client_is_forgotten_under_all_of_its_names(tmp_path: Path, firs
     assert fine(run)
 
 
-def test_negative_control_with_names_taken_apart_exact_is_false_and_both_verifiers_say_so(tmp_path: Path) -> None:
-    with names_taken_apart():
+def test_control_names_as_different_clients_make_exact_false_and_both_verifiers_say_so(tmp_path: Path) -> None:
+    with names_as_different_clients():
         run = records_then_client(tmp_path / "run", "go_on")
         assert is_false(run.folder, "whole", ["c3", "c3~2"])
         assert run.verify().problems == []
@@ -131,7 +131,7 @@ def test_a_second_request_for_records_hides_the_first_training_too(tmp_path: Pat
     subjects = [clients for (clients,) in query(run.folder, "SELECT clients FROM subjects ORDER BY subject")]
     assert subjects == ["[3]", "[3,5]", "[3,5,6]"]
     assert fine(run)
-    with names_taken_apart():
+    with names_as_different_clients():
         other = sifu.train(SPEC, run=tmp_path / "apart", clients=table_clients())
         for request, row in (("one", 0), ("two", 1)):
             other.forget(["c3"], request, records=[row], method="sifu", sigma=0.5)

@@ -174,7 +174,7 @@ def test_a_head_of_any_data_that_is_left_can_be_solved(case: str, keep: str, tmp
     never = sifu.train(spec | more, run=tmp_path / "never", clients={"stays": (x, y), "too": (x, y)})
     assert outcome.level == "exact"
     np.testing.assert_array_equal(final_model(run), final_model(never))
-    assert run.verify().problems == []
+    assert run.verify().problems == sifu_verifier.verify(run.folder) == []
 
 
 def test_heads_of_random_degenerate_data_can_be_solved(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_letter_is_refused_and_recorded(own_trained: Path, name: str) -> None:
+def test_a_hostile_message_is_refused_and_recorded(own_trained: Path, name: str) -> None:
     file, content = HOSTILE[name]
     inbox = own_trained / "inbox"
     inbox.mkdir(exist_ok=True)
@@ -104,7 +104,7 @@ def test_what_is_no_plain_file_is_left_alone(own_trained: Path) -> None:
     assert verify_run(own_trained).problems == []
 
 
-def test_a_link_put_in_the_place_of_a_letter_is_not_followed(own_trained: Path) -> None:
+def test_a_link_in_place_of_a_message_is_not_followed(own_trained: Path) -> None:
     """A link that replaces a message between the check and the opening of the file is not followed."""
     from sifu.store import inbox as inbox_module
 
@@ -113,7 +113,7 @@ def test_a_link_put_in_the_place_of_a_letter_is_not_followed(own_trained: Path) 
     assert (message.content, bool(message.trouble)) == (None, True)
 
 
-def test_a_letter_too_long_is_refused(own_trained: Path) -> None:
+def test_a_message_that_is_too_long_is_refused(own_trained: Path) -> None:
     inbox = own_trained / "inbox"
     inbox.mkdir(exist_ok=True)
     (inbox / "request.a.json").write_text(terms() + " " * LARGEST_MESSAGE_BYTES)
@@ -124,7 +124,7 @@ def test_a_letter_too_long_is_refused(own_trained: Path) -> None:
         writer.close()
 
 
-def test_a_letter_that_cannot_be_opened_now_is_not_lost(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_cannot_be_opened_now_is_not_lost(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that cannot be opened now, here because of too many open files, is ingested later."""
     from sifu.store import inbox as inbox_module
 
@@ -149,7 +149,7 @@ def test_a_letter_that_cannot_be_opened_now_is_not_lost(own_trained: Path, monke
     assert query(own_trained, "SELECT COUNT(*) FROM events WHERE kind = 'letter refused'") == [(0,)]
 
 
-def test_a_letter_with_many_names_is_read_in_a_moment(own_trained: Path) -> None:
+def test_a_message_with_many_names_is_read_in_a_moment(own_trained: Path) -> None:
     """Checking the names of a message takes few comparisons; fifty thousand names once took minutes under the lock."""
     counted = 0
 
@@ -175,7 +175,7 @@ def test_what_cannot_be_written_down_is_not_posted(own_trained: Path) -> None:
     assert not list((own_trained / "inbox").iterdir())
 
 
-def test_strict_retention_cannot_be_had_by_letter_either(tmp_path: Path) -> None:
+def test_strict_retention_cannot_be_requested_by_message_either(tmp_path: Path) -> None:
     """A run with Gram matrices cannot erase strictly, and this check also applies to requests by message."""
     from run_tools import small_spec
 
@@ -193,7 +193,7 @@ def test_strict_retention_cannot_be_had_by_letter_either(tmp_path: Path) -> None
     ("trouble", "expected"),
     [("database or disk is full", NoSpaceError), ("disk I/O error", DiskError)],
 )
-def test_trouble_with_the_disk_does_not_refuse_a_letter(
+def test_disk_errors_do_not_refuse_a_message(
     own_trained: Path, monkeypatch: pytest.MonkeyPatch, trouble: str, expected: type[Exception]
 ) -> None:
     """If the first write fails and the next would succeed, the request is not refused or lost."""

@@ -126,18 +126,30 @@ def test_a_command_that_is_cut_off_has_shown_the_nonces(
     assert cli("certificate", "check-record", file, "--id", "P003", "--nonce", nonce).code == 0
 
 
-def test_a_command_shows_each_nonce_once_and_says_which_are_void(run: sifu.Run, cli: Command) -> None:
-    ask = ("request", run.folder, "--client", "south", "--records", "P003,P009", "--id", "r1")
-    first, again = cli(*ask), cli(*ask)
-    for answer in (first, again):
-        assert len(re.findall(r"P00[39]: [0-9a-f]{64}", answer.out + answer.err)) == 2
+@pytest.mark.parametrize("command", ["request", "forget"])
+def test_a_command_shows_the_nonces_of_a_request_that_was_filed_and_of_no_other(
+    run: sifu.Run, cli: Command, command: str
+) -> None:
+    shown = re.compile(r"(P00[0-9]): ([0-9a-f]{64})")
+    refused = cli(command, run.folder, "--client", "south", "--records", "P003,P004")  # P004 is in north
+    assert refused.code == 2
+    refusals = [refused, cli(command, run.folder, "--client", "south", "--records", "P003", "--epsilon", "-1")]
+    assert [shown.findall(answer.out + answer.err) for answer in refusals] == [[], []]
+    first = cli(command, run.folder, "--client", "south", "--records", "P003,P009")
+    nonces = dict(shown.findall(first.out))
+    assert set(nonces) == {"P003", "P009"}
     assert "Give each person the nonce" in first.out
-    assert "Void" not in first.out
-    assert "Void: the nonces of P003, P009" in again.out
-    nonces = dict(re.findall(r"(P00[39]): ([0-9a-f]{64})", first.out))
     run.forget()
     file = run.folder / "certificates" / "r1.public.json"
     assert cli("certificate", "check-record", file, "--id", "P009", "--nonce", nonces["P009"]).code == 0
+
+
+def test_a_request_that_is_filed_again_shows_no_other_nonces(run: sifu.Run, cli: Command) -> None:
+    ask = ("request", run.folder, "--client", "south", "--records", "P003,P009", "--id", "r1")
+    first, again = cli(*ask), cli(*ask)
+    found = [len(re.findall(r"P00[39]: [0-9a-f]{64}", answer.out + answer.err)) for answer in (first, again)]
+    assert found == [2, 0]
+    assert "when the request was first filed count" in again.out
 
 
 def test_lists_have_the_number_of_records_and_not_their_rows(run: sifu.Run, cli: Command) -> None:

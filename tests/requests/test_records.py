@@ -246,7 +246,7 @@ def test_the_certificate_says_how_many_and_nothing_that_identifies_them(tmp_path
         for form in ("public", "auditor"):
             body = run.certificate("r1", form).body  # type: ignore[arg-type]
             assert (body["records"], body["clients"]) == (2, ["c2"])
-            assert words_of(body).guarantee.startswith("This is about records of a client that stays.")
+            assert words_of(body).guarantee.startswith("This concerns records of a client that stays.")
             answer = cli("verify", run.folder / "certificates" / f"r1.{form}.json")
             assert answer.code == 0, answer.err
     private = {"commitments", "issued", "ledger", "run", "received", "carried_out"}
@@ -290,10 +290,15 @@ def test_on_the_command_line(tmp_path: Path, cli: Command) -> None:
     assert "stays with its remaining records" in plan.out
     request = cli("request", folder, "--client", "client-002", "--records", rows, "--format", "json")
     assert json.loads(request.out)["records"] == 2
+    assert "row numbers" not in cli("purge", folder).out  # nothing was forgotten yet
     assert "r1: 2 records of client-002; until" in cli("requests", "list", folder).out
+    assert "2 records of" in cli("requests", "list", folder, "--pending").out  # the name may be on the next line
+    (public,) = sifu.Run(folder).public_record()
+    assert (public.clients, public.records) == (1, 2)
     done = cli("forget", folder, "--format", "json")
     assert json.loads(done.out)["requests"][0]["records"] == 2
     assert cli("verify", folder).code == 0
+    assert "row numbers of the records that requests name" in cli("purge", folder).out
     again = cli("forget", folder, "--client", "client-002", "--records", rows)
     assert again.code == 2
     assert "was already forgotten" in again.err
@@ -336,7 +341,7 @@ def test_a_backup_from_before_brings_the_whole_client_back(tmp_path: Path) -> No
         restore(*given)
     assert not (tmp_path / "again").exists()
     restored = restore(*given, whole_clients=True)
-    assert restored.requests == ("r1", "r2")
+    assert restored.requests == ("r1",)  # one request forgets the whole client
     again = sifu.open_run(tmp_path / "again", clients=clients)
     again.forget()
     assert query(tmp_path / "again", "SELECT clients FROM subjects") == [("[2]",)]

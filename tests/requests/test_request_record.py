@@ -16,7 +16,7 @@ import pytest
 import sifu
 from run_tools import Command, dump, query, start_cli
 from sifu.errors import InputError, SifuError
-from sifu.requests.approvals import is_overdue
+from sifu.requests.deadlines import is_overdue
 from sifu.requests.messages import ingest
 from sifu.store.inbox import messages
 from sifu.store.projection import NewEvent
@@ -132,16 +132,16 @@ def test_the_public_record_holds_no_personal_data(own_trained: Path, cli: Comman
         (2, "refused", 2),
     ]
     assert set(dataclasses.asdict(record[0])) == {
-        "number", "status", "clients", "received", "deadline", "finished", "overdue", "method", "level", "epsilon",
-        "delta",
+        "number", "status", "clients", "records", "received", "deadline", "finished", "overdue", "method", "level",
+        "epsilon", "delta",
     }  # fmt: skip
 
 
 def test_the_answer_to_a_client_is_in_plain_words(own_run: Path, cli: Command) -> None:
     for request, words in (
         ("to-the-middle", "detects at most 70.2 % of forgotten clients"),
-        ("from-scratch", "A new model was made and trained without this participant"),
-        ("strictly", "Any kept model that held the client's part was erased"),
+        ("from-scratch", "A fresh model was made and trained without this participant"),
+        ("strictly", "Any kept model with the client's influence was erased"),
     ):
         answer = cli("certificate", "show", own_run, request, "--public")
         assert answer.code == 0, answer.err
@@ -153,7 +153,7 @@ def test_the_answer_to_a_client_is_in_plain_words(own_run: Path, cli: Command) -
     text = " ".join(cli("certificate", "show", own_run, "to-the-middle", "--all").out.split())
     assert "detects at most 70.2 % of forgotten clients" in text
     assert "For auditors, confidential: level proven, method sifu" in text
-    assert "Psi, the most that they can have moved the model" in text
+    assert "Psi bounds the clients' influence on the model" in text
     content = cli("certificate", "show", own_run, "strictly", "--format", "json").json
     assert content["body"]["form"] == "auditor"
     assert cli("certificate", "show", own_run, "waits", "--public").code == 2
@@ -221,7 +221,7 @@ def test_the_actor_is_in_every_event_of_a_request(own_run: Path) -> None:
 
 
 @pytest.mark.parametrize(("waited", "left"), [(0.0, 30), (0.9, 30), (3.1, 27), (45.0, 0), (-2.0, 30)])
-def test_a_deadline_runs_from_when_the_letter_was_posted(own_trained: Path, waited: float, left: int) -> None:
+def test_a_deadline_runs_from_when_the_message_was_posted(own_trained: Path, waited: float, left: int) -> None:
     writer = RunWriter.open(own_trained)
     try:
         # the writer holds the lock, so the request is posted

@@ -74,8 +74,8 @@ def test_rows_in_another_order_are_refused(tmp_path: Path, spec: dict[str, Any],
     clients = some_clients()
     sifu.train(spec, run=tmp_path / "run", clients=clients)
     events = query(tmp_path / "run", "SELECT COUNT(*) FROM events")
-    sorted_anew = [*clients[:2], in_order(clients[2], np.arange(8)[::-1]), clients[3]]
-    run = sifu.open_run(tmp_path / "run", clients=sorted_anew)
+    sorted_again = [*clients[:2], in_order(clients[2], np.arange(8)[::-1]), clients[3]]
+    run = sifu.open_run(tmp_path / "run", clients=sorted_again)
     for _ in range(2):  # a second attempt is refused too
         with pytest.raises(InputError, match="client 'c2' are not those the run was made with: the order"):
             run.forget(["c1"], **({"records": list(records)} if records else {}))
@@ -96,7 +96,7 @@ def test_other_samples_or_labels_of_the_same_size_are_refused(tmp_path: Path) ->
             sifu.open_run(tmp_path / "run", clients=others).forget(["c1"])
 
 
-def test_a_table_that_was_sorted_anew(tmp_path: Path, cli: Command) -> None:
+def test_a_table_that_was_sorted_again(tmp_path: Path, cli: Command) -> None:
     """With a re-sorted table the wrong patients would be forgotten under an exact certificate, so it is refused."""
     table, rows, spec, folder = (tmp_path / name for name in ("table.csv", "rows.txt", "spec.toml", "run"))
     lines = [
@@ -158,9 +158,9 @@ def test_an_interrupted_request_for_records_goes_on_with_the_same_rows(
         with pytest.raises(KeyboardInterrupt):
             run.forget(["c1"], records=[1])
     assert fine(run)
-    sorted_anew = [clients[0], in_order(clients[1], np.arange(8)[::-1]), *clients[2:]]
+    sorted_again = [clients[0], in_order(clients[1], np.arange(8)[::-1]), *clients[2:]]
     with pytest.raises(InputError, match="client 'c1' are not those"):
-        sifu.open_run(tmp_path / "run", clients=sorted_anew).forget()
+        sifu.open_run(tmp_path / "run", clients=sorted_again).forget()
     again = sifu.open_run(tmp_path / "run", clients=clients)
     again.forget()
     assert 1 not in read_salts(run.folder)
@@ -177,9 +177,9 @@ def test_clients_that_join_and_runs_that_are_restored(tmp_path: Path) -> None:
     (certificate,) = (tmp_path / "run" / "certificates").glob("*.public.json")
     restore(tmp_path / "backup", tmp_path / "again", run.anchor(), [certificate], accept_older=True)
     assert sorted(read_salts(tmp_path / "again")) == [1, 2, 3]
-    sorted_anew = [*clients[:3], in_order(clients[3], np.arange(8)[::-1])]
+    sorted_again = [*clients[:3], in_order(clients[3], np.arange(8)[::-1])]
     with pytest.raises(InputError, match="client 'c3' are not those"):
-        sifu.open_run(tmp_path / "again", clients=sorted_anew).forget()
+        sifu.open_run(tmp_path / "again", clients=sorted_again).forget()
     again = sifu.open_run(tmp_path / "again", clients=clients)
     again.forget()
     assert fine(again)
@@ -198,7 +198,7 @@ def test_forgotten_samples_do_not_join_again_under_another_name(tmp_path: Path) 
     assert run.status() == before
     assert sifu.open_run(tmp_path / "run", clients=clients).join() == ["c3"]
     words = words_of(run.certificate("r1").body)
-    assert any("under another name, is not recognised" in sentence for sentence in words.not_covered)
+    assert any("under another name, are not recognised" in sentence for sentence in words.not_covered)
 
 
 def test_digests_are_salted_and_the_salt_goes_with_the_client(tmp_path: Path) -> None:

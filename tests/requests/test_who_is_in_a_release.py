@@ -144,7 +144,7 @@ def test_a_withdrawn_client_gets_the_rounds_that_it_missed(tmp_path: Path, metho
     pending = run.request(["c2"], **terms_of(method))
     execute(run, "c4", method)
     with run.reader() as reader:
-        here = [row.node.node for row in RunView(reader).rows if row.node.kind == "round" and row.node.branch == 1]
+        here = [node.node for node in RunView(reader).nodes if node.kind == "round" and node.branch == 1]
     assert here
     assert not taken_part(run, 2) & set(here)
     run.decide(pending, "withdrawn")

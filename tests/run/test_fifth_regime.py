@@ -19,9 +19,8 @@ from sifu.core.spec import Spec, StopSpec
 from sifu.core.spec import regime as regimes
 from sifu.core.spec.regime import Demand, Regime
 from sifu.errors import InputError
-from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec, rounds_engine
-from sifu.run.regimes.registration import register_regime
-from sifu.run.regimes.rounds import RunInRounds
+from sifu.run.clients_and_engine import ENGINES, clients_from_spec, engine_from_spec, rounds_engine
+from sifu.run.regimes import BEHAVIOURS, RunInRounds
 from sifu.run.training import RecordedTraining
 from sifu.store.writer import RunWriter
 
@@ -77,7 +76,9 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_shot(key: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Register the regime for one test."""
     monkeypatch.setattr(regimes, "_REGIMES", list(regimes._REGIMES))
-    register_regime(OneShot, OneShotRun, long_training)
+    regimes.add_regime(OneShot)
+    monkeypatch.setitem(BEHAVIOURS, OneShot, OneShotRun)
+    monkeypatch.setitem(ENGINES, OneShot, long_training)
 
 
 @pytest.mark.usefixtures("one_shot")
@@ -85,7 +86,7 @@ def one_shot(key: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fifth_regime_trains_forgets_and_verifies(tmp_path: Path, method: str) -> None:
     run = sifu.train(SPEC, run=tmp_path / "run")
     with run.reader() as reader:
-        assert [row.node.kind for row in reader.node_rows()] == ["initial", "round"]
+        assert [node.kind for node in reader.nodes()] == ["initial", "round"]
     with pytest.raises(InputError, match="method sifu goes back to rounds"):
         run.plan(["client-003"], method="sifu")
     (outcome,) = run.forget(["client-003"], method=method)
@@ -122,5 +123,5 @@ def test_without_the_regime_the_same_spec_trains_in_rounds(tmp_path: Path) -> No
     """Negative control: the key alone has no effect."""
     run = sifu.train(SPEC, run=tmp_path / "run")
     with run.reader() as reader:
-        assert len(reader.node_rows()) == 9
+        assert len(reader.nodes()) == 9
     assert Spec.from_mapping(SPEC).regime.name == "rounds"

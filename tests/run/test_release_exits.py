@@ -66,7 +66,7 @@ def _pages(run: Path) -> Iterator[tuple[str, bytes]]:
     """Yield every page and API answer of the console that needs no form."""
     from starlette.testclient import TestClient
 
-    from sifu.console import finding, json_api, pages
+    from sifu.console import finding, json_api, pages, request_pages
     from sifu.console.app import Settings, make_app
     from sifu.console.tokens import TokenFile, state_folder
 
@@ -77,7 +77,7 @@ def _pages(run: Path) -> Iterator[tuple[str, bytes]]:
     browser = TestClient(app, base_url="http://localhost", follow_redirects=True)
     assert browser.post("/login", data={"token": secret}).status_code == 200
     key = program.get("/api/v1/runs").json()["runs"][0]["run"]
-    routes = [*pages.ROUTES, *finding.ROUTES, *json_api.ROUTES]
+    routes = [*pages.ROUTES, *request_pages.ROUTES, *finding.ROUTES, *json_api.ROUTES]
     for path in [route.path for route in routes if route.methods and "GET" in route.methods]:
         client = program if path.startswith(("/api", "/metrics")) else browser
         answer = client.get(path.replace("{run}", key).replace("{number:int}", "1"))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import sifu
 from sifu.core.ledger import RELEASE_DISTANCES
@@ -128,9 +129,8 @@ def test_the_solved_head_leaves_the_folder_only_without_noise(tmp_path, noise):
         assert np.allclose(weights, np.sort(given), rtol=0.0, atol=1e-6), name
     scores = sifu.load_model(tmp_path / "model.safetensors")
     weights = dict(zip(("weight", "bias"), (solved[:-10].reshape(-1, 10), solved[-10:]), strict=True))
-    mapping = scores._map((64,))
     rows = np.load(tmp_path / "rows.npz")["x"]
-    phi = np.concatenate([features for _, features in mapping.chunks(rows)])
+    phi = scores._mapped(torch.from_numpy(rows)).numpy()
     of_solved = phi @ weights["weight"] + weights["bias"]
     assert np.allclose(exits["predict"], of_solved, atol=1e-5) == (noise == 0.0)
 

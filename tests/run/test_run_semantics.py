@@ -373,7 +373,7 @@ def test_strong_convexity_lets_psi_fall_without_the_client(tmp_path: Path) -> No
     run = sifu.train(spec, run=tmp_path / "run")
     reader = run.reader()
     view = RunView(reader)
-    (subject, *_) = view.new_subjects(sifu.requests.messages.make_terms(view, ["client-002"], {}), 1)
+    (subject, *_) = view.new_subjects(sifu.requests.filing.make_terms(view, ["client-002"], {}), 1)
     (exposure,) = view.exposures([subject])
     curve = exposure.curve.at(np.arange(view.path.tip + 1))
     reader.close()

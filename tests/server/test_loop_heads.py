@@ -152,21 +152,27 @@ def test_kept_statistics_forget_without_a_task(tmp_path: Path) -> None:
     np.testing.assert_array_equal(head_of(fed.folder), head_of(never.folder))
 
 
-def test_the_program_of_a_masked_run_never_holds_anybodys_own_statistics(tmp_path: Path) -> None:
-    fed, masked, own = Federation(tmp_path / "run", head_spec()), dict[str, np.ndarray](), dict[str, np.ndarray]()
+def check_only_the_sum_is_visible(fed: Federation, prepare: str, send: str) -> None:
+    """Check that tasks of the kind `prepare` return no array, and tasks of the kind `send` masked words only."""
+    masked, own = dict[str, np.ndarray](), dict[str, np.ndarray]()
 
     def seen(task: Task, replies: dict[str, Any]) -> dict[str, Any]:
-        if task.kind == "prepare":
-            own.update({name: client._prepared["masked"].words.copy() for name, client in fed.clients.items()})  # type: ignore
+        if task.kind == prepare:
+            own.update({name: fed.clients[name]._prepared[send].words.copy() for name in replies})
             assert not any(isinstance(value, np.ndarray) for reply in replies.values() for value in reply.values())
-        else:
+        if task.kind == send:
             masked.update({name: reply["masked"] for name, reply in replies.items()})
         return replies
 
     fed.serve(seen)
+    assert own.keys() == masked.keys() == fed.clients.keys()
     for name, words in own.items():
         assert np.count_nonzero(masked[name] == words) < 3  # uniform words agree almost nowhere
     np.testing.assert_array_equal(sum(masked.values()), sum(own.values()))
+
+
+def test_the_program_of_a_masked_run_never_holds_anybodys_own_statistics(tmp_path: Path) -> None:
+    check_only_the_sum_is_visible(Federation(tmp_path / "run", head_spec()), "prepare", "masked")
 
 
 def test_a_masked_sum_is_repeated_without_a_client_that_went_missing(tmp_path: Path) -> None:

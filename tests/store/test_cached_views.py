@@ -60,12 +60,12 @@ def test_psi_that_goes_on_from_what_was_known_is_the_replayed_one(run_with_reque
     """Psi computed incrementally equals the replayed one bit for bit, at every node of every history."""
     everyone = np.arange(12)
     warm = RunReader(run_with_requests)
-    tips = [row.node.node for row in warm.node_rows()]
+    tips = [node.node for node in warm.nodes()]
     for tip in [*tips, *reversed(tips)]:
         cold = RunReader(run_with_requests)
         expected = track_everyone(RunView(cold, tip=tip)).total(everyone)
         assert np.array_equal(track_everyone(RunView(warm, tip=tip)).total(everyone), expected)
-        assert [row.node for row in warm.path(tip)] == [row.node for row in cold.path(tip)]
+        assert warm.path(tip) == cold.path(tip)
         cold.close()
     warm.close()
 

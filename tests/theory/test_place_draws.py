@@ -64,7 +64,7 @@ def test_the_short_cut_finds_exactly_what_is_below(seed: int, count: int, fracti
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 3000), st.integers(1, 500))
+@given(st.integers(0, 10**6), st.integers(1, 3000) | st.integers(4090, 9000), st.integers(1, 500))
 def test_the_smallest_are_the_smallest(seed: int, size: int, count: int) -> None:
     index = np.arange(size) * 2
     key = place_key(base_key(seed, "participation"), 1, 2)
@@ -76,10 +76,16 @@ def test_the_smallest_are_the_smallest(seed: int, size: int, count: int) -> None
 def test_when_too_few_are_below_everybody_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     import sifu.theory.participation as draws
 
-    index, key = np.arange(1000), place_key(base_key(0, "participation"), 0, 0)
+    index, key = np.arange(10_000), place_key(base_key(0, "participation"), 0, 0)
     expected = smallest_scores(key, Places.of(index), 100)
     monkeypatch.setattr(draws, "fraction_limit", lambda fraction: 1)
     assert (smallest_scores(key, Places.of(index), 100) == expected).all()
+
+
+@pytest.mark.parametrize("size", [10, 10_000])
+def test_ties_go_to_earlier_places(size: int) -> None:
+    numbers = np.zeros(size, dtype=np.int64)
+    assert smallest_scores(place_key(0, 1), Places.of(np.arange(size), numbers), 4).tolist() == [0, 1, 2, 3]
 
 
 def test_golden_participants() -> None:

@@ -29,7 +29,13 @@ from tiny_federation import (
 )
 
 from sifu.theory.history import client_curve, joint_curve
-from sifu.theory.regularity import LocalRegularity, classify, largest_certified_rate, largest_momentum_step
+from sifu.theory.regularity import (
+    LocalRegularity,
+    certified_rates,
+    classify,
+    largest_momentum_step,
+    largest_rate_within,
+)
 from suite_setup import examples
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -174,7 +180,7 @@ def test_the_largest_certified_rate_is_certified(seed: int, momentum: float) -> 
     generator = np.random.default_rng(seed)
     clients = random_clients(generator, "logistic", 5, 3, steps=(1, 3, 10))
     probe = Federation("logistic", clients, 1e-6, momentum=momentum)
-    rate = largest_certified_rate([probe.profile(i) for i in range(5)], momentum)
+    rate = largest_rate_within(certified_rates([probe.profile(i) for i in range(5)], momentum))
     assert rate is not None
     at_rate = Federation("logistic", clients, rate, momentum=momentum)
     assert all(regularity.factor == 1.0 for regularity in at_rate.regularities)

@@ -76,7 +76,7 @@ PROJECT = projection(7, WIDTH, BLOCKS.block)
 
 
 @given(st.integers(0, 2**32), st.sets(st.integers(0, 8), min_size=1, max_size=5))
-def test_striking_and_subtracting_is_the_federation_without_the_client(seed: int, leavers: set[int]) -> None:
+def test_dropping_and_subtracting_is_the_federation_without_the_client(seed: int, leavers: set[int]) -> None:
     data = federation(seed)
     backbones = backbones_of(data)
     everyone = {client: sent(data, client, backbones, PROJECT) for client in data}
@@ -94,7 +94,7 @@ def test_striking_and_subtracting_is_the_federation_without_the_client(seed: int
     assert all(is_dropped(left, BLOCKS, group) == (group not in separate) for group in range(GROUPS))
 
 
-def test_all_groups_hit_leaves_the_head_of_the_frozen_trunk() -> None:
+def test_all_groups_hit_leaves_the_head_of_the_frozen_backbone() -> None:
     data = federation(3)
     backbones = backbones_of(data)
     whole = total(FIXED, [sent(data, client, backbones, PROJECT) for client in data])
@@ -125,7 +125,7 @@ def test_control_a_hit_block_left_in_is_told_apart() -> None:
     assert drop(left, BLOCKS, hit) == drop(never, BLOCKS, hit)
 
 
-def test_control_a_trunk_tuned_together_is_told_apart() -> None:
+def test_control_a_backbone_tuned_together_is_noticed() -> None:
     data, others, hit = two_counterfactuals()
     together, without = tuned(data, data), tuned(others, others)
     kept = [group for group in range(GROUPS) if group not in hit]

@@ -112,9 +112,9 @@ OF_THE_AUDITOR: dict[str, tuple[str, Change]] = {
         lambda b: b | {"subjects": [subject | {"budget": 10 * subject["budget"]} for subject in b["subjects"]]},
     ),
     "another subject": (
-        "subjects hides", lambda b: b | {"subjects": [subject | {"clients": ["x"]} for subject in b["subjects"]]}
+        "subjects names", lambda b: b | {"subjects": [subject | {"clients": ["x"]} for subject in b["subjects"]]}
     ),
-    "no subject": ("subjects hides", lambda b: b | {"subjects": []}),
+    "no subject": ("subjects names", lambda b: b | {"subjects": []}),
     "less noise than the budget needs": ("psi_star", lambda b: b | {"sigma": 0.1 * b["sigma"]}),
     "a commitment to another model": (
         "another commitment", lambda b: b | {"commitments": b["commitments"] | {"final_model": "ab" * 32}}

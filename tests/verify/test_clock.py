@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from forged_runs import execute, rebuild_chain
 from run_tools import Command, query
 from sifu.api import verify_run
 from sifu.errors import RunDamagedError
-from sifu.requests.approvals import is_overdue
+from sifu.requests.deadlines import is_overdue
 from sifu.store import writer
 from sifu.store.reader import RunReader
 from sifu.verify.outside_record import _check_dates
@@ -71,6 +72,9 @@ def test_a_ledger_that_is_dated_ahead_is_a_finding_until_the_clock_is_set(
     run.request(["client-001"], "after-it")
     (received,) = query(own_trained, "SELECT received FROM requests WHERE request = 'after-it'")[0]
     assert received <= moment(minutes=1)
+    run.forget(["client-002"], "certified", method="scratch")
+    certificate = json.loads((own_trained / "certificates" / "certified.public.json").read_text())
+    assert certificate["body"]["issued"] <= moment(minutes=1)  # not the time of the wrong clock
     assert verify_run(own_trained).problems == []
 
 
@@ -97,9 +101,9 @@ def test_dates_are_held_against_timestamps(own_trained: Path) -> None:
 def test_every_command_says_that_the_clock_is_wrong(
     own_trained: Path, monkeypatch: pytest.MonkeyPatch, cli: Command
 ) -> None:
-    from sifu.api import start_run
+    from sifu.api import run_search
 
-    monkeypatch.setattr(start_run, "utc_now", lambda: moment(days=36525))
+    monkeypatch.setattr(run_search, "utc_now", lambda: moment(days=36525))
     answer: Any = cli("status", own_trained)
     assert answer.code == 0
     assert "clock: the clock says" in " ".join(answer.err.split())

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 import sifu
-from forged_runs import add_event, sign_anew
+from forged_runs import add_event, sign_again
 from run_tools import Command, copy_run, query, small_spec, state
 from sifu.api import verify_certificate, verify_run
-from sifu.api.safekeeping import accept_key
+from sifu.api.operator_key import accept_key
 from sifu.audit.client_audit import audit_client
 from sifu.console.live import LiveView
 from sifu.console.service import ConsoleService
 from sifu.errors import RunDamagedError
-from sifu.store import kept_outside, keys
-from sifu.store.checkpoints import checkpoint_body
+from sifu.store import keys, witnesses
+from sifu.store.checkpoints import checkpoint_body, latest_checkpoint
 from sifu.store.files import certificate_path
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
@@ -42,20 +42,21 @@ COMMANDS = (
     ("request", "--clients", "client-000"),
     ("requests", "list"),
     ("key", "show"),
+    ("clients", "list"),
     ("report",),
     ("purge",),
 )
 
 
 @pytest.mark.parametrize("run", [None, "0123456789abcdef"])
-def test_a_folder_that_was_signed_anew_stops_every_command(used: Path, run: str | None, cli: Command) -> None:
-    public = sign_anew(used, run=run)
+def test_a_folder_that_was_signed_again_stops_every_command(used: Path, run: str | None, cli: Command) -> None:
+    public = sign_again(used, run=run)
     answer = cli("verify", used)
     assert answer.code == 3
     assert "key: " in answer.err
     before = state(used)
     for command, *options in COMMANDS:
-        parts = [command, options.pop(0)] if command in ("requests", "key") else [command]
+        parts = [command, options.pop(0)] if command in ("requests", "key", "clients") else [command]
         answer = cli(*parts, used, *options)
         assert answer.code == 5, (parts, answer.out)
         assert "key: " in answer.err
@@ -70,7 +71,7 @@ def test_a_folder_that_was_signed_anew_stops_every_command(used: Path, run: str 
 
 def test_without_a_first_use_nothing_is_known(own_trained: Path) -> None:
     """Control: without a remembered key the forged folder verifies."""
-    sign_anew(own_trained)
+    sign_again(own_trained)
     assert verify_run(own_trained).problems == []
 
 
@@ -109,7 +110,7 @@ def test_a_signed_rotation_is_followed_and_an_invented_one_is_not(used: Path, tm
     genuine = (used / keys.KEY_FILE).read_bytes()
     operator = sifu.open_run(used).keys().public_keys[-1].key
     forged = copy_run(older, tmp_path / "forged")
-    stranger = sign_anew(forged)
+    stranger = sign_again(forged)
     add_event(
         forged,
         "key rotated",
@@ -186,11 +187,44 @@ def test_a_file_of_known_keys_that_cannot_be_used_is_a_sentence(
     assert query(used, "SELECT value FROM run WHERE key = 'run'")[0][0] in elsewhere.read_text()
 
 
+@pytest.mark.parametrize("left", [0.0, 0.4, 1.0])
+def test_an_interrupted_append_to_the_known_keys_stops_nothing(
+    used: Path, known_keys: Path, left: float, tmp_path: Path, cli: Command
+) -> None:
+    """An append that was cut off anywhere loses at most its own entry, and the next append repairs the file."""
+    other = sifu.train(small_spec(seed=9), run=tmp_path / "other").folder
+    *before, last = known_keys.read_text().splitlines(keepends=True)
+    assert str(other) in last
+    cut = 1 + round(left * (len(last) - 2))  # at least a byte is written, and the end of the line is missing
+    known_keys.write_text("".join(before) + last[:cut])
+    assert cli("verify", used).code == 0
+    assert cli("status", other).code == 0
+    lines = known_keys.read_text().splitlines()
+    assert [json.loads(line)["folder"] for line in lines].count(str(other)) == 1
+    known_keys.write_text("".join(before) + last[:cut] + "\n" + last)  # no interrupted append leaves this
+    if left < 1.0:
+        answer = cli("status", used)
+        assert answer.code == 2
+        assert "does not contain a run's key" in answer.err
+
+
+def test_an_incomplete_last_line_of_a_witness_is_skipped(own_trained: Path, tmp_path: Path, cli: Command) -> None:
+    with RunReader(own_trained) as reader:
+        checkpoint = latest_checkpoint(reader)
+    assert checkpoint is not None
+    line = json.dumps(checkpoint.to_mapping()) + "\n"
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text(line + line[:40])
+    assert cli("verify", own_trained, "--witness", kept).code == 0
+    kept.write_text(line[:40] + "\n" + line)
+    assert cli("verify", own_trained, "--witness", kept).code == 2
+
+
 def test_a_witness_is_read_before_anything_is_added(
     own_trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command
 ) -> None:
     kept = tmp_path / "kept.jsonl"
-    monkeypatch.setenv(kept_outside.WITNESSES, f"file:{kept}")
+    monkeypatch.setenv(witnesses.WITNESSES, f"file:{kept}")
     older, other = copy_run(own_trained, tmp_path / "older"), copy_run(own_trained, tmp_path / "other")
     sifu.open_run(own_trained).request(["client-000"], "mine")
     content = kept.read_bytes()
@@ -198,10 +232,10 @@ def test_a_witness_is_read_before_anything_is_added(
     assert answer.code == 5
     assert "an older state was put back" in " ".join(answer.err.split())
     # The other copy continued differently, without notifying the witness.
-    monkeypatch.delenv(kept_outside.WITNESSES)
+    monkeypatch.delenv(witnesses.WITNESSES)
     sifu.open_run(other).request(["client-002"], "theirs")
     sifu.open_run(other).request(["client-003"], "theirs-too")
-    monkeypatch.setenv(kept_outside.WITNESSES, f"file:{kept}")
+    monkeypatch.setenv(witnesses.WITNESSES, f"file:{kept}")
     with pytest.raises(RunDamagedError, match="fork: "):
         sifu.open_run(other).request(["client-004"], "more")
     assert kept.read_bytes() == content
@@ -241,7 +275,7 @@ def ways_to_launder(folder: Path, elsewhere: Path) -> dict[str, Callable[[], obj
 @pytest.mark.parametrize("seed", range(8))
 def test_no_use_of_a_forged_folder_makes_it_pass_in_its_place(used: Path, tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
-    public = sign_anew(used, run=f"{seed:016x}")
+    public = sign_again(used, run=f"{seed:016x}")
     ways = ways_to_launder(used, tmp_path / "elsewhere" / "copy")
     for name in draw.sample(sorted(ways), 3):
         with suppress(RunDamagedError):
@@ -266,15 +300,15 @@ def test_a_witness_that_knows_only_another_run_stops_writers(
     tmp_path: Path, known_keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, folder = tmp_path / "kept.jsonl", tmp_path / "run"
-    monkeypatch.setenv(kept_outside.WITNESSES, f"file:{kept}")
+    monkeypatch.setenv(witnesses.WITNESSES, f"file:{kept}")
     sifu.train(small_spec(), run=folder)
-    sign_anew(folder, run="0123456789abcdef")
+    sign_again(folder, run="0123456789abcdef")
     known_keys.unlink()  # another person, who has the witness's file
     with pytest.raises(RunDamagedError, match="does not know run 0123456789abcdef"):
         RunWriter.open(folder)
     # A run from before the witness was configured may join the runs known here, in another folder.
-    monkeypatch.delenv(kept_outside.WITNESSES)
+    monkeypatch.delenv(witnesses.WITNESSES)
     earlier = sifu.train(small_spec(), run=tmp_path / "earlier")
-    monkeypatch.setenv(kept_outside.WITNESSES, f"file:{tmp_path / 'shared.jsonl'}")
+    monkeypatch.setenv(witnesses.WITNESSES, f"file:{tmp_path / 'shared.jsonl'}")
     sifu.train(small_spec(), run=tmp_path / "first")
     earlier.request(["client-000"], "mine")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import sifu
+import sifu_verifier
 from run_tools import Command, copy_run, query, small_spec
 from sifu.api import verify_run
 from sifu.store import writer
@@ -196,3 +197,18 @@ def test_a_kill_before_certificates_are_written_is_noted(kept: Path) -> None:
     sifu.open_run(kept).rotate_key()  # from now on a missing file was deleted
     (kept / "certificates" / "mine.public.json").unlink()
     assert verify_run(kept).problems == ["certificates: the file mine.public.json is missing"]
+
+
+@pytest.mark.parametrize("place", ["notes.bin", "report/old.bin", "releases-before/1"])
+def test_an_erased_model_is_found_anywhere_in_the_folder(kept: Path, place: str) -> None:
+    before = {path.name: path.read_bytes() for path in (kept / "models").iterdir()}
+    sifu.open_run(kept).forget([FORGOTTEN], "mine", method="scratch")
+    assert verify_run(kept).problems == []
+    erased = sorted(before.keys() - {"0.safetensors"} - {path.name for path in (kept / "models").iterdir()})[0]
+    (kept / place).parent.mkdir(exist_ok=True)
+    (kept / place).write_bytes(b"a note")  # any other file may be there
+    assert verify_run(kept).problems == []
+    assert sifu_verifier.verify(kept) == []
+    (kept / place).write_bytes(before[erased])
+    assert f"folder: {place} holds what was recorded as models/{erased}" in "\n".join(verify_run(kept).problems)
+    assert any(place in problem for problem in sifu_verifier.verify(kept))

@@ -16,17 +16,17 @@ from forged_runs import execute, rebuild_chain
 from run_tools import Command, small_spec
 from sifu.api import verify_run
 from sifu.errors import InputError
-from sifu.store import kept_outside
+from sifu.store import witnesses
 from sifu.store.checkpoints import Checkpoint
 from sifu.store.files import certificate_path
-from sifu.store.kept_outside import check_heads, read_witness
+from sifu.store.witnesses import check_heads, read_witness
 
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the file that a witness keeps."""
     path = tmp_path / "kept.jsonl"
-    monkeypatch.setenv(kept_outside.WITNESSES, f"file:{path}")
+    monkeypatch.setenv(witnesses.WITNESSES, f"file:{path}")
     return path
 
 
@@ -64,7 +64,7 @@ def test_a_history_rewritten_with_the_key_and_an_older_state_are_found(
     older = tmp_path / "older"
     shutil.copytree(own_trained, older)
     sifu.open_run(own_trained).request(["client-000"], "mine")
-    monkeypatch.delenv(kept_outside.WITNESSES)
+    monkeypatch.delenv(witnesses.WITNESSES)
     answer = cli("verify", older, "--witness", f"file:{kept}")
     assert answer.code == 3
     assert "an older state was put back" in " ".join(answer.err.split())
@@ -146,7 +146,7 @@ def test_a_command_and_an_address_are_told(
     server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     targets = [f"command:tee -a {tmp_path / 'out'}", f"http://127.0.0.1:{server.server_port}/heads", "command:false"]
-    monkeypatch.setenv(kept_outside.WITNESSES, "\n".join(targets))
+    monkeypatch.setenv(witnesses.WITNESSES, "\n".join(targets))
     try:
         with caplog.at_level(logging.WARNING):
             sifu.open_run(own_trained).request(["client-000"], "mine")
@@ -166,10 +166,10 @@ def test_a_command_and_an_address_are_told(
 def test_a_target_that_cannot_be_a_witness_is_refused(
     own_trained: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
-    monkeypatch.setenv(kept_outside.WITNESSES, target)
+    monkeypatch.setenv(witnesses.WITNESSES, target)
     with pytest.raises(InputError, match="a witness must be"):
         sifu.open_run(own_trained).request(["client-000"])
-    monkeypatch.delenv(kept_outside.WITNESSES)
+    monkeypatch.delenv(witnesses.WITNESSES)
     sifu.open_run(own_trained).request(["client-000"])
 
 

@@ -171,7 +171,7 @@ def run_experiment(
 @bench.command("plot")
 def plot_experiment(name: NameArgument, out: OutOption = None, format: FormatOption = Format.text) -> None:
     """Draw the figures of an experiment from its results."""
-    from sifu.cli.output import tell
+    from sifu.cli.output import Answer
     from sifu_paper.provenance import read_record
     from sifu_paper.settings import load_experiment
 
@@ -181,7 +181,7 @@ def plot_experiment(name: NameArgument, out: OutOption = None, format: FormatOpt
     if recorded != name:
         raise InputError(f"{folder} holds results of {recorded}, not of {name}")
     figures = [str(path) for path in _plot(folder)]
-    tell(format, {"experiment": name, "figures": figures}, *(f"Wrote {path}" for path in figures))
+    Answer({"experiment": name, "figures": figures}, *(f"Wrote {path}" for path in figures)).print(format)
 
 
 @bench.command("appendix")
@@ -196,14 +196,15 @@ def results_appendix(
     format: FormatOption = Format.text,
 ) -> None:
     """Write the appendix of results: a page for each experiment with its figure and its tables, also as CSV files."""
-    from sifu.cli.output import tell
+    from sifu.cli.output import Answer
     from sifu_paper.appendix import write_appendix
 
     chosen = folders or sorted(path for path in Path().glob("bench-*") if path.is_dir())
     if not chosen:
         raise InputError("there are no results here: make some with sifu-bench run NAME, or name their folders")
     pages = [str(page) for page in write_appendix(chosen, out)]
-    tell(format, {"pages": pages, "results": [str(folder) for folder in chosen]}, *(f"Wrote {page}" for page in pages))
+    values = {"pages": pages, "results": [str(folder) for folder in chosen]}
+    Answer(values, *(f"Wrote {page}" for page in pages)).print(format)
 
 
 def _plot(folder: Path) -> list[Path]:

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from sifu import Outcome, Run, Spec, open_run, train
-from sifu.audit.membership import ShadowScores, lira, relearn_rounds
+from sifu.audit.membership import lira, relearn_rounds
 from sifu.core.engine import Engine
 from sifu.core.round import keyed_generator
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
-from sifu.engines.sim.models import HeadScorer, Samples, Scorer, stacked
+from sifu.engines.sim.scorers import HeadScorer, Samples, Scorer, stacked
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec, held_out_from_spec
 from sifu.theory.arrays import Floats
 from sifu_paper.distance_to_scratch import forgetting_epsilons, forgetting_quality, klom
@@ -225,8 +225,8 @@ def distances(unlearned: Mapping[str, Floats], retrained: Mapping[str, Floats]) 
     """
     divergences = {kind: klom(unlearned[kind], retrained[kind]) for kind in unlearned}
     epsilons = forgetting_epsilons(unlearned["forgotten"], retrained["forgotten"])
-    scores = ShadowScores(unlearned["forgotten"], retrained["forgotten"])
-    rates = lira(scores, [])[0] if scores.with_client.shape[0] >= FEWEST_MODELS else None
+    scores = (unlearned["forgotten"], retrained["forgotten"])
+    rates = lira(scores, [])[0] if len(scores[0]) >= FEWEST_MODELS else None
     return {
         **{f"klom_{kind}": float(np.median(values)) for kind, values in divergences.items()},
         "klom_forgotten_95": float(np.quantile(divergences["forgotten"], 0.95)),

@@ -57,7 +57,7 @@ def summarise(experiment: Experiment, rows: Sequence[Row]) -> Summary:
         return _growing(rows)
     if experiment.draw == "time_limited":
         return _limited(rows)
-    return _requests(without(rows, experiment.set_apart), labels_of(courses_of(rows)))
+    return _requests(experiment, without(rows, experiment.set_apart), labels_of(courses_of(rows)))
 
 
 def set_apart(experiment: Experiment, rows: Sequence[Row]) -> Summary:
@@ -66,11 +66,18 @@ def set_apart(experiment: Experiment, rows: Sequence[Row]) -> Summary:
     present = {(row["dataset"], trained_like(row["preset"])) for row in own}
     scratch = [row for row in rows if row["method"] == "scratch"]
     matching = [row for row in scratch if (row["dataset"], trained_like(row["preset"])) in present]
-    return _requests(own + matching, labels_of(courses_of(rows)))
+    return _requests(experiment, own + matching, labels_of(courses_of(rows)))
 
 
-def _requests(rows: Sequence[Row], labels: Mapping[Line, str]) -> Summary:
-    """Summarise requests; `labels` are those of the whole experiment, so that both tables name a line alike."""
+def _requests(experiment: Experiment, rows: Sequence[Row], labels: Mapping[Line, str]) -> Summary:
+    """Summarise requests.
+
+    Args:
+        experiment: Experiment of the rows. Rounds of different models are not compared.
+        rows: Rows to summarise.
+        labels: Labels of the lines in the whole experiment, so that both tables name a line alike.
+    """
+    other_models = {method for method, spec in (experiment.method_spec or {}).items() if "model" in spec}
     result, notes = [], []
     everyone = courses_of(rows)
     for dataset in datasets_of(rows):
@@ -84,7 +91,8 @@ def _requests(rows: Sequence[Row], labels: Mapping[Line, str]) -> Summary:
             own = [course for course in same.courses if course.line == line]
             for axes in dict.fromkeys(_axes(course) for course in own):
                 runs = [course for course in own if _axes(course) == axes]
-                speed = speed_up(runs, same.courses)
+                not_comparable = line.method in other_models and any(run.total for run in runs)
+                speed = speed_up(runs, [] if not_comparable else same.courses)
                 # With varied settings a method's rows stay together; otherwise the quickest method comes first.
                 order = (_words(runs[0]), place if varied else 0, _numbers(runs[0]), speed.rank, place)
                 at_once = not speed.runs and all(run.total == 0 for run in runs)  # no rounds to compare

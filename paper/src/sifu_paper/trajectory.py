@@ -59,7 +59,7 @@ def training_row(
 ) -> Row:
     """Return the row with the cost of training."""
     with run.reader() as reader:
-        rounds = reader.path()[-1].node.position
+        rounds = reader.path()[-1].position
         accuracy = next(
             (evaluation.accuracy for evaluation in reader.evaluations() if evaluation.node == reader.tip), None
         )
@@ -250,7 +250,7 @@ def _reaches(accuracy: float | None, target: float) -> bool:
 
 def _training_rounds(run: Run) -> int:
     with run.reader() as reader:
-        return max((row.node.position for row in reader.node_rows() if row.node.branch == 0), default=0)
+        return max((node.position for node in reader.nodes() if node.branch == 0), default=0)
 
 
 def current_model(run: Run) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sifu.data import from_dataset, load, partition
-from sifu.data.feature_maps import feature_map, fixed_point
+from sifu.data.feature_maps import RandomConvolutions, fixed_point
 from sifu.theory.closed_form import Targets, fit_head
 from sifu.theory.closed_form.sums import statistics_of_chunks
 
@@ -17,7 +17,7 @@ from sifu.theory.closed_form.sums import statistics_of_chunks
 def test_a_head_on_the_default_map_reads_real_digits(shared_data: Path) -> None:
     """A head on 2,000 MNIST images without tuning exceeds 93 %, which softmax regression on all 10,000 aims at."""
     data = load("mnist", shared_data)
-    features, targets = feature_map("random_convolutions", (1, 28, 28)), Targets("classification", 10)
+    features, targets = RandomConvolutions((1, 28, 28)), Targets("classification", 10)
     assert features.features <= 2100
     encoded = targets.encode(data.y_train[:2000])
     chunks = ((phi, encoded[rows]) for rows, phi in features.chunks(data.x_train[:2000]))

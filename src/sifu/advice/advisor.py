@@ -1,16 +1,14 @@
-"""Advice, before training, on whether certified unlearning is worthwhile: docs/theory.md, section 13, and a pilot.
+"""Advice before training: whether certified unlearning is worthwhile (docs/theory.md, section 13).
 
-The ratio of noise to signal at a model is s sqrt(d) Psi / ||theta - theta_0||, and Psi falls like 1/M. So noise is
-worthwhile if the number M of clients is several times s sqrt(d); the figures call this the law. The pilot trains a few
-rounds in a temporary folder to measure Psi, the distance travelled and the learning curve. The rounds of a longer
-training are extrapolated from the curve.
+The ratio of noise to signal at a model is s sqrt(d) Psi / ||theta - theta_0||, and Psi falls like 1/M. Therefore noise
+is worthwhile if the number M of clients is several times s sqrt(d), a rule called the law here. A pilot trains for a
+few rounds in a temporary folder to measure Psi, the distance from the initial model and the learning curve. The rounds
+of a longer training are extrapolated from the curve.
 """
 
 from __future__ import annotations
 
 import math
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,19 +19,20 @@ import numpy as np
 
 from sifu.advice.release_options import ReleaseAdvice, advise_releases
 from sifu.advice.training_options import (
+    AS_ACCURATE,
     TrainingName,
     TrainingOption,
     accuracy_after,
+    clients_and_rows,
     closed_form_option,
     groups_option,
     keys_that_lift,
     recommend,
     rounds_to_target,
-    without_held_out,
+    seconds_to_forget,
+    trained,
 )
-from sifu.api.start_run import train as start_training
 from sifu.choices import Level
-from sifu.core.engine import Engine
 from sifu.core.held_out_figures import TRAINING_DATA
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.premises import level_of
@@ -41,14 +40,14 @@ from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import LINEAR_KINDS, Spec
 from sifu.core.spec.regime import ClosedForm, Regime, TunedNetworks, by_regime
 from sifu.core.spec.sections import GroupsSpec, LocalSpec
-from sifu.errors import InputError, SifuError
+from sifu.errors import InputError
 from sifu.methods.base import Claim
 from sifu.methods.registry import method_named
-from sifu.planning.forecast import influence, most_expensive
-from sifu.planning.plan import LARGEST_NOISE_TO_SIGNAL
-from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
-from sifu.run.given import as_clients, as_model
-from sifu.run.recorded_data import available_rows, held_out_figures
+from sifu.planning.noise_options import LARGEST_NOISE_TO_SIGNAL
+from sifu.planning.outlook import influence, most_expensive
+from sifu.run.clients_and_engine import engine_from_spec
+from sifu.run.given import as_model
+from sifu.run.held_out import held_out_figures
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
 from sifu.store.client_accuracy import read_held_out
@@ -57,13 +56,11 @@ from sifu.theory.calibration import exact_multiplier
 from sifu.theory.participation import Participation
 
 PILOT_ROUNDS = 30
-AS_ACCURATE = 0.005
-"""Largest loss of accuracy at which cheaper tuning of the network, or no tuning, is recommended."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice: the figures of the law, the results of the pilot, a verdict, and suggested changes.
+    """Advice on a spec: comparison with the law, results of the pilot, a verdict, and suggested changes.
 
     Attributes:
         clients: Number of clients.
@@ -77,15 +74,17 @@ class Advice:
         accuracy: Accuracy of the pilot on its training data, to which the target refers.
         noise_to_signal: Ratio of noise to signal for the most expensive client, at the pilot's last model.
         typical_noise_to_signal: Ratio of noise to signal for the median client.
-        level: Level of certificates that rely on noise.
+        level: Level of certificates that rely on noise or, for a spec with a closed-form head, on that head.
         verdict: The verdict, as a sentence.
         worthwhile: True if noise is worthwhile.
-        epsilon_needed: Epsilon that would make noise worthwhile by the law; None if it already is, or no epsilon would.
-        clients_needed: Number of clients that would make noise worthwhile by the law; None if it already is.
+        epsilon_needed: Epsilon at which the noise would be small enough, at most 1000; None if there is none, or if the
+            noise already is small.
+        clients_needed: Number of clients at which the noise would be small enough; None if no number suffices, or if
+            the noise already is small.
         predicted_rounds: Predicted rounds of a request.
         scratch_rounds: Predicted rounds of Scratch.
         suggestions: Suggested changes of the spec, most useful first.
-        ways: Options of training: plain rounds, groups and a closed-form head.
+        ways: Training options that were compared.
         recommended: Name of the recommended option.
         predicted_interval: Interval around the predicted rounds.
         target: Target of the spec.
@@ -145,33 +144,24 @@ def advise(
     if spec.model.kind not in (*LINEAR_KINDS, "python") and spec.regularity.kind == "measured":
         # A network has no measured smoothness: use the paper's assumption, which the level reflects.
         spec = replace(spec, regularity=replace(spec.regularity, kind="assumed"))
-    data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
-    rows = available_rows(spec, data_folder, clients)
-    if rows is None:
-        data, rows = without_held_out(data)
+    data, rows = clients_and_rows(spec, data_folder, clients)
     engine, _ = engine_from_spec(spec, data, as_model(model))
     shorter = replace(
         spec.stop,
         max_rounds=min(pilot_rounds, spec.stop.max_rounds),
         min_rounds=min(spec.stop.min_rounds, pilot_rounds, spec.stop.max_rounds),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        started = time.monotonic()
-        run = start_training(
-            replace(spec, stop=shorter), run=Path(folder) / "pilot", engine=engine, model=model, clients=clients,
-            progress=progress,
-        )  # fmt: skip
-        seconds = time.monotonic() - started
-        with run.reader() as reader:
-            view = RunView(reader)
-            advice = _judge(spec, view, engine)
-            figures = None if rows is None else held_out_figures(spec, engine, released_model(reader), rows)
-            pace = seconds / max(1, advice.pilot_rounds), _bytes_a_round(view)
-            target, most = spec.stop.target, spec.stop.max_rounds
-            training = rounds_to_target(view, target, most)
-            groups = groups_option(spec, view, training)
-            ends_with = accuracy_after(view, target, most)
-            scratch = _scratch_level(spec, view)
+    pilot = trained(replace(spec, stop=shorter), engine=engine, model=model, clients=clients, progress=progress)
+    with pilot as (run, seconds), run.reader() as reader:
+        view = RunView(reader)
+        advice = _judge(spec, view)
+        figures = None if rows is None else held_out_figures(spec, engine, released_model(reader), rows)
+        pace = seconds / max(1, advice.pilot_rounds), _bytes_a_round(view)
+        target, most = spec.stop.target, spec.stop.max_rounds
+        training = rounds_to_target(view, target, most)
+        groups = groups_option(spec, view, training)
+        ends_with = accuracy_after(view, target, most)
+        scratch = _scratch_level(spec, view)
     closed = closed_form_option(spec, data_folder, clients)
     measured = None if figures is None else figures.accuracy
     plain = replace(_plain_option(advice, training, scratch).at_pace(*pace), accuracy=measured)
@@ -227,12 +217,7 @@ def _closed_form_advice(
     spec: Spec, data_folder: str | Path | None, clients: Any, progress: ProgressCallback | None
 ) -> Advice:
     """Solve a closed-form head once, and read the cost of its requests from the result."""
-    with tempfile.TemporaryDirectory() as folder:
-        started = time.monotonic()
-        run = start_training(
-            spec, run=Path(folder) / "pilot", data_folder=data_folder, clients=clients, progress=progress
-        )
-        seconds = time.monotonic() - started
+    with trained(spec, data_folder=data_folder, clients=clients, progress=progress) as (run, seconds):
         with run.reader() as reader:
             view = RunView(reader)
             privacy, method = spec.privacy, method_named(CLOSED_FORM)
@@ -243,11 +228,7 @@ def _closed_form_advice(
             accuracy = next((row.accuracy for row in reader.evaluations() if row.node == reader.tip), None)
             count, parameters, kept = len(view.clients), view.parameters, method.bytes_kept(view)
             held = read_held_out(run.folder, reader.tip)
-        rounds, request_seconds = plan.predicted_rounds or 0, None
-        with suppress(SifuError):
-            started = time.monotonic()
-            run.forget(terms.clients)
-            request_seconds = time.monotonic() - started
+        rounds, request_seconds = plan.predicted_rounds or 0, seconds_to_forget(run, terms.clients[0])
     takes = "takes no round and contacts no client" if rounds == 0 else "takes one round without any training"
     reason = (
         f"the spec solves a head: forgetting is {level}, needs no noise and {takes}; the statistics take "
@@ -268,10 +249,9 @@ def _closed_form_advice(
             "SPEC --set release.noise=0.01 --set ridge.regularisation=0.1 (docs/release-noise.md)."
         )
     if lifting:
-        suggestions.append(f"Forgetting is exact with {' and '.join(lifting)}; as the spec stands it is {level}.")
+        suggestions.append(f"Forgetting is exact with {' and '.join(lifting)}; with this spec it is {level}.")
     if rounds:
         suggestions.append('Set keep.statistics = "clients": with stored statistics, no client is contacted.')
-
     if not reached and spec.stop.target > 0:
         suggestions.append(
             "The head misses its target: try deep features of a public network (features.kind, docs/closed-form.md), "
@@ -306,7 +286,7 @@ def _closed_form_advice(
 
 
 def _plain_option(advice: Advice, training_rounds: float | None, scratch: Level) -> TrainingOption:
-    """Return the option of plain rounds: requests add noise if it is worthwhile, and otherwise use Scratch."""
+    """Return the option of plain rounds. Its requests use noise if that is worthwhile, and Scratch otherwise."""
     if advice.worthwhile:
         rounds = None if advice.predicted_rounds is None else float(advice.predicted_rounds)
         takes = "takes few rounds" if rounds is None else f"takes {rounds:g} rounds, Scratch {advice.scratch_rounds}"
@@ -319,7 +299,7 @@ def _plain_option(advice: Advice, training_rounds: float | None, scratch: Level)
     return TrainingOption("plain", True, scratch, training_rounds, training_rounds, advice.accuracy, (), reason)
 
 
-def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
+def _judge(spec: Spec, view: RunView) -> Advice:
     """Return the advice that follows from a pilot."""
     privacy = spec.privacy
     terms = RequestTerms(
@@ -332,7 +312,7 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
     tip = view.path.tip
     count, parameters, multiplier = len(view.clients), view.parameters, terms.multiplier
     law = count / (multiplier * math.sqrt(parameters))
-    signal = view.rows[tip].distance
+    signal = view.nodes[tip].distance
     psi = influence(view, tip)[view.active]
 
     def ratio(bound: float) -> float:
@@ -346,15 +326,15 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
     small = worst <= LARGEST_NOISE_TO_SIGNAL
     worthwhile = small and level != "none"
     excess = worst / LARGEST_NOISE_TO_SIGNAL
-    accuracy = next((row.accuracy for row in view.reader.evaluations() if row.node == view.rows[tip].node.node), None)
+    accuracy = next((row.accuracy for row in view.reader.evaluations() if row.node == view.nodes[tip].node), None)
     reached = accuracy is not None and spec.stop.target > 0 and accuracy >= spec.stop.target
     predicted, scratch = (plan.predicted_rounds, plan.scratch_rounds) if reached else (None, None)
     if predicted is not None and predicted > spec.stop.max_rounds:
         predicted = None
     if reached and predicted is not None and scratch is not None:
-        worthwhile = level != "none" and predicted < 0.8 * scratch  # saving few rounds is not worthwhile at any noise
+        worthwhile = level != "none" and predicted < 0.8 * scratch  # few saved rounds are never worthwhile
     if level == "none":
-        verdict = "Nothing could be certified as the spec stands; see what to change."
+        verdict = "Nothing could be certified with this spec; the suggestions say what to change."
     elif worthwhile:
         verdict = (
             "Worthwhile: the noise that hides any client is small compared with what was learned."
@@ -368,9 +348,9 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
             f"to take {predicted} rounds where Scratch takes {scratch}."
         )
     elif excess <= 3.0:
-        verdict = "Borderline: requests will go back a good part of the way, and save some of the rounds."
+        verdict = "Borderline: requests will discard much of the training and save at most some of Scratch's rounds."
     else:
-        verdict = "Not worthwhile: the noise would drown the model, and requests will be as slow as Scratch."
+        verdict = "Not worthwhile: the noise would exceed what was learned, and requests will be as slow as Scratch."
     return Advice(
         clients=count,
         parameters=parameters,
@@ -397,7 +377,7 @@ def _judge(spec: Spec, view: RunView, engine: Engine) -> Advice:
 
 
 def _epsilon_for(multiplier: float, delta: float) -> float | None:
-    """Return the smallest epsilon, to two digits, whose s is at most `multiplier`; None beyond 1000."""
+    """Return the smallest epsilon, to two digits, whose noise multiplier is at most `multiplier`; None beyond 1000."""
     for epsilon in np.geomspace(0.1, 1000.0, 161):
         if exact_multiplier(float(epsilon), delta) <= multiplier:
             return float(f"{epsilon:.2g}")
@@ -465,4 +445,4 @@ WITHOUT_PILOT: dict[type[Regime], Callable[[Spec, Any, Any, ProgressCallback | N
     ClosedForm: _closed_form_advice,
     TunedNetworks: _tuned_advice,
 }
-"""Function that advises on a regime by solving its head once; None for regimes that need a pilot of rounds."""
+"""Function that advises on a regime without a pilot of rounds; None for regimes that need a pilot."""

@@ -9,15 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sifu.advice.training_options import without_held_out
+from sifu.advice.training_options import clients_and_rows
 from sifu.core.engine import Position, Rejection
 from sifu.core.round import keyed_generator
 from sifu.core.spec import Spec
 from sifu.core.spec.sections import ReleaseSpec
 from sifu.errors import InputError
-from sifu.run.clients_and_engine import HeldOutRows, clients_from_spec, engine_from_spec
-from sifu.run.given import as_clients
-from sifu.run.recorded_data import available_rows
+from sifu.run.clients_and_engine import HeldOutRows, engine_from_spec
 from sifu.theory.arrays import Floats
 from sifu.theory.closed_form import total
 from sifu.theory.release_noise import Release, noise_for
@@ -63,7 +61,7 @@ class ReleaseOption:
 
 @dataclass(frozen=True)
 class ReleaseAdvice:
-    """Cost of protection against observers of all releases, by unit and budget.
+    """Accuracy lost by noise that hides a record or a client from observers of all releases, for several budgets.
 
     Attributes:
         accuracy: Held-out accuracy without noise, at `relative_penalty`.
@@ -87,7 +85,7 @@ class ReleaseAdvice:
 
     @property
     def verdict(self) -> str:
-        """Sentences on what can be hidden, and on whether there are enough records."""
+        """Two sentences that state the accuracy lost by hiding a record and a client."""
         return f"{self._verdict_on('record', self.records)} {self._verdict_on('client', self.clients)}"
 
     def _verdict_on(self, unit: Unit, count: int) -> str:
@@ -108,8 +106,8 @@ class ReleaseAdvice:
 def advise_releases(spec: Spec, data_folder: str | Path | None, clients: Any) -> ReleaseAdvice:
     """Solve the head without held-out rows, and try the noise of a few budgets on it.
 
-    The distances are computed on the user's data. Noise or an r chosen from them depends on the data, so this is only a
-    study. For a federation, choose both from similar federations or public data.
+    The distances are computed on the user's data. Noise or an r chosen from them depends on the data, so the result is
+    only a study. For a federation, choose both from similar federations or public data.
 
     Args:
         spec: Spec of the training.
@@ -119,10 +117,7 @@ def advise_releases(spec: Spec, data_folder: str | Path | None, clients: Any) ->
     Raises:
         InputError: If there are no rows to hold out, or no accuracy to measure.
     """
-    data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
-    held = available_rows(spec, data_folder, clients)
-    if held is None:
-        data, held = without_held_out(data)
+    data, held = clients_and_rows(spec, data_folder, clients)
     relative = spec.ridge.regularisation
     if held is None or relative == "auto":
         raise InputError("advice on noise needs held-out rows and a number for ridge.regularisation")
@@ -151,7 +146,7 @@ def _usable(engine: Any) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class _Heads:
-    """Heads of one r: the distances of records and of clients, and the held-out accuracy without noise."""
+    """Head at one relative penalty r: largest distances of a record and of a client, and accuracy without noise."""
 
     release: Release
     distances: dict[Unit, float]
@@ -160,7 +155,7 @@ class _Heads:
 
 @dataclass(frozen=True, eq=False)
 class _Study:
-    """Data that heads are tried on; `features` belong to the held-out rows."""
+    """Clients to solve heads from, and held-out rows with their `features` to measure accuracy on."""
 
     spec: Spec
     engine: Any
@@ -169,7 +164,7 @@ class _Study:
     features: Floats
 
     def at(self, release: Release) -> _Heads:
-        """Return the heads at the r of `release`."""
+        """Return distances and accuracy of the head of `release`."""
         records, clients = [0.0], [0.0]
         for client in self.clients:
             phi, targets = map(np.concatenate, zip(*self.engine.records_of(client), strict=True))

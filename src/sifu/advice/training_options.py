@@ -1,9 +1,9 @@
-"""Options of training and their cost of forgetting: plain rounds, groups that merge, or closed form.
+"""Training options and their costs of forgetting a client: plain rounds, groups, or a head in closed form.
 
-The recommendation answers three questions, in this order. Is a closed-form head accurate enough? It forgets exactly, in
-no round or one. Is noise worthwhile? Then plain rounds forget in a few rounds (docs/theory.md, section 13). Otherwise
-groups forget exactly, by retraining from the groups that never held the client. If there are too few clients for
-groups, only Scratch is left.
+The recommendation is the first of these options that applies. A closed-form head, if accurate enough, forgets exactly
+in at most one round. Plain rounds, if noise is worthwhile and groups are not faster, forget in a few rounds
+(docs/theory.md, section 13). Groups forget exactly, by retraining from the groups that never held the client. If there
+are too few clients for groups, only Scratch is left.
 """
 
 from __future__ import annotations
@@ -11,24 +11,23 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from sifu.api.run import Run
 from sifu.api.start_run import train as start_training
 from sifu.choices import Level
-from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.operator_words import PYTHON
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.core.spec.run_spec import COSTS, LEAST_MEMBERS, REACHED, TRIED, USUAL_COST, number_of_groups, separate_rounds
 from sifu.core.spec.sections import FeaturesSpec, GroupsSpec, KeepSpec, LocalSpec, ModelSpec, RegularitySpec, ServerSpec
-from sifu.data import ClientData
 from sifu.errors import InputError, SifuError
 from sifu.methods.base import Claim
 from sifu.methods.registry import method_named
@@ -36,12 +35,12 @@ from sifu.planning.measure import FirstTraining
 from sifu.run.clients_and_engine import (
     HeldOutRows,
     clients_from_spec,
-    closed_form_engine,
     known_outputs,
     preprocessing_of,
 )
+from sifu.run.features import with_samples
 from sifu.run.given import as_clients
-from sifu.run.recorded_data import available_rows, held_out_figures
+from sifu.run.held_out import held_out_figures, held_out_rows
 from sifu.run.run_view import RunView
 from sifu.store.release_files import released_model
 from sifu.theory.closed_form.rows import kept_bytes
@@ -51,13 +50,15 @@ from sifu.theory.participation import Participation
 TrainingName = Literal["closed form", "plain", "groups", "blocks", "merge", "frozen network"]
 FEATURES = (FeaturesSpec(), FeaturesSpec(kind="random_fourier", count=512))
 """Features that a closed-form head is tried on: the inputs themselves, and random features of them."""
+AS_ACCURATE = 0.005
+"""Largest loss of accuracy at which an option with cheaper requests or cheaper training is recommended."""
 LEAST_TAKING_PART = 0.05
-"""Lowest participation rate at which groups were tried."""
+"""Lowest participation rate in the experiments with groups."""
 
 
 @dataclass(frozen=True)
 class TrainingOption:
-    """An option of training: its guarantee and cost of a request, and why it is or is not recommended.
+    """A training option with the guarantee and the cost of a request, and the reason for or against it.
 
     Attributes:
         name: Name of the option.
@@ -110,60 +111,68 @@ HELD_OUT_SHARE = 5
 """Inverse of the share of rows that the comparison holds out if the data have no held-out rows."""
 
 
-def without_held_out(clients: Sequence[Any]) -> tuple[tuple[Any, ...], HeldOutRows | None]:
-    """Hold out every fifth row of each client; return the clients without these rows, and the rows or None."""
+def clients_and_rows(
+    spec: Spec, data_folder: str | Path | None, given: Any
+) -> tuple[tuple[Any, ...], HeldOutRows | None]:
+    """Return the clients to train on, `given` or read as the spec says, and the rows to measure accuracy on.
+
+    Every fifth row of each client is held out if the data have no held-out rows, or they cannot be read. The rows are
+    None if no client has five rows.
+    """
+    clients = as_clients(clients_from_spec(spec, data_folder) if given is None else given, spec)
+    with suppress(SifuError):
+        if (rows := held_out_rows(spec, data_folder, given)) is not None:
+            return clients, rows
+    return _without_held_out(clients)
+
+
+def _without_held_out(clients: Sequence[Any]) -> tuple[tuple[Any, ...], HeldOutRows | None]:
     kept, x, y = [], [], []
     for client in clients:
         held = np.arange(len(client.y)) % HELD_OUT_SHARE == HELD_OUT_SHARE - 1
-        samples, labels = np.asarray(client.x), np.asarray(client.y)
-        x.append(samples[held])
-        y.append(labels[held])
-        rest = {"x": samples[~held], "y": labels[~held]} | ({"ids": None} if hasattr(client, "ids") else {})
-        whole: Any = client if is_dataclass(client) else ClientData(client.name, samples, labels)
-        kept.append(replace(whole, **rest))
+        x.append(np.asarray(client.x)[held])
+        y.append(np.asarray(client.y)[held])
+        kept.append(with_samples(client, ~held, client.name))
     rows = HeldOutRows(np.concatenate(x), np.concatenate(y))
     return tuple(kept), rows if len(rows.y) else None
 
 
+@contextmanager
+def trained(spec: Spec, **given: Any) -> Iterator[tuple[Run, float]]:
+    """Train a run in a temporary folder; yield the run and the duration in seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.monotonic()
+        run = start_training(spec, run=Path(folder) / "run", **given)
+        yield run, time.monotonic() - started
+
+
+def seconds_to_forget(run: Run, client: str) -> float | None:
+    """Forget a client and return the duration in seconds; None if the request is refused."""
+    started = time.monotonic()
+    try:
+        run.forget([client])
+    except SifuError:
+        return None
+    return time.monotonic() - started
+
+
 def closed_form_option(spec: Spec, data_folder: str | Path | None, clients: Any) -> TrainingOption:
-    """Return the more accurate of the closed-form heads solved on each kind of features."""
-    solved: list[_Solved] = []
+    """Solve a closed-form head on each kind of features and return the option of the most accurate head."""
+    options: list[TrainingOption] = []
     refusal = ""
     for features in FEATURES:
         try:
-            solved.append(_solve(_closed_form(spec, features), data_folder, clients))
+            options.append(_option_of_head(_closed_form(spec, features), data_folder, clients))
         except (SifuError, ValueError) as error:
             refusal = str(error)
-    if not solved:
+    if not options:
         reason = f"a head in closed form cannot be tried here: {refusal}"
         return TrainingOption("closed form", False, "none", None, None, None, (), reason)
-    best = max(solved, key=lambda head: head.figures.accuracy or 0.0)
-    accuracy, kind = best.figures.accuracy or 0.0, best.kind
-    lifting = keys_that_lift(preprocessing_of(spec), counted=not known_outputs(_closed_form(spec, FEATURES[0])))
-    level: Level = "conditional" if lifting else "exact"
-    lifted = f" (exact with {' and '.join(lifting)})" if lifting else ""
-    enough = accuracy >= spec.stop.target > 0.0
-    verdict = "reaches" if enough else "misses" if spec.stop.target > 0.0 else "must be compared with"
-    target = f"the target of {spec.stop.target:.1%}" if spec.stop.target > 0.0 else "what rounds reach"
-    return TrainingOption(
-        "closed form",
-        enough or spec.stop.target == 0.0,
-        level,
-        0.0,
-        1.0,
-        accuracy,
-        ('model.kind = "ridge"', f'features.kind = "{kind}"'),
-        f"a head on {'the inputs' if kind == 'none' else 'random features'} has {accuracy:.1%} {best.figures.where} "
-        f"and {verdict} {target}; forgetting is {level}{lifted} and takes no round",
-        training_seconds=best.seconds,
-        training_bytes=best.bytes_sent,
-        request_seconds=best.request_seconds,
-        request_bytes=0.0,
-    )
+    return max(options, key=lambda option: option.accuracy or 0.0)
 
 
 def keys_that_lift(preprocessing: str, *, counted: bool) -> list[str]:
-    """Return the settings without which a certificate is only conditional.
+    """Return the settings that a certificate needs to be more than conditional.
 
     >>> keys_that_lift(FIXED_CONSTANTS, counted=True)
     ['model.outputs given']
@@ -192,78 +201,76 @@ def _closed_form(spec: Spec, features: FeaturesSpec) -> Spec:
     )
 
 
-@dataclass(frozen=True)
-class _Solved:
-    """A solved head: its figures on held-out rows, the cost of the solve, and the cost of forgetting a client."""
-
-    kind: str
-    figures: HeldOutFigures
-    seconds: float
-    bytes_sent: float
-    request_seconds: float | None
-
-
-def _solve(spec: Spec, data_folder: str | Path | None, clients: Any) -> _Solved:
-    """Solve a head from the rows that are not held out."""
-    data = as_clients(clients if clients is not None else clients_from_spec(spec, data_folder), spec)
-    held = available_rows(spec, data_folder, clients)
-    if held is None:
-        data, held = without_held_out(data)
+def _option_of_head(spec: Spec, data_folder: str | Path | None, clients: Any) -> TrainingOption:
+    """Solve a head from the rows that are not held out, forget a client, and return the option with the figures."""
+    data, held = clients_and_rows(spec, data_folder, clients)
     if held is None:
         raise InputError("no client has five rows, so none can be held out")
-    outputs = known_outputs(spec) or 1 + max(int(np.max(client.y)) for client in data)
+    known, kind, target = known_outputs(spec), spec.features.kind, spec.stop.target
+    outputs = known or 1 + max(int(np.max(client.y)) for client in data)
     own = replace(spec, data=replace(spec.data, name=PYTHON), model=replace(spec.model, outputs=outputs))
     rows = {client.name: (client.x.reshape(len(client.x), -1), client.y) for client in data}
-    engine: Any = closed_form_engine(own, as_clients(rows, own))[0]
-    with tempfile.TemporaryDirectory() as folder:
-        started = time.monotonic()
-        run = start_training(own, run=Path(folder) / "solved", clients=rows)
-        seconds = time.monotonic() - started
+    with trained(own, clients=rows) as (run, seconds):
+        engine: Any = run.engine()
         with run.reader() as reader:
             model = released_model(reader)
-        request_seconds = None
-        with suppress(SifuError):
-            started = time.monotonic()
-            run.forget([data[0].name])
-            request_seconds = time.monotonic() - started
+        request_seconds = seconds_to_forget(run, data[0].name)
     flat = HeldOutRows(np.asarray(held.x).reshape(len(held.y), -1), held.y)
     figures = held_out_figures(spec, engine, model, flat)
     if figures is None or figures.accuracy is None:
         raise InputError("accuracy cannot be measured on held-out rows")
-    size = float(sum(kept_bytes(engine.fixed, len(client.x)) for client in data))
-    return _Solved(spec.features.kind, figures, seconds, size, request_seconds)
+    lifting = keys_that_lift(preprocessing_of(spec), counted=not known)
+    level: Level = "conditional" if lifting else "exact"
+    lifted = f" (exact with {' and '.join(lifting)})" if lifting else ""
+    enough = figures.accuracy >= target > 0.0
+    verdict = "reaches" if enough else "misses" if target > 0.0 else "must be compared with"
+    goal = f"the target of {target:.1%}" if target > 0.0 else "what rounds reach"
+    return TrainingOption(
+        "closed form",
+        enough or target == 0.0,
+        level,
+        0.0,
+        1.0,
+        figures.accuracy,
+        ('model.kind = "ridge"', f'features.kind = "{kind}"'),
+        f"a head on {'the inputs' if kind == 'none' else 'random features'} has {figures.accuracy:.1%} {figures.where} "
+        f"and {verdict} {goal}; forgetting is {level}{lifted} and takes no round",
+        training_seconds=seconds,
+        training_bytes=float(sum(kept_bytes(engine.fixed, len(client.x)) for client in data)),
+        request_seconds=request_seconds,
+        request_bytes=0.0,
+    )
 
 
 def groups_option(spec: Spec, view: RunView, training_rounds: float | None) -> TrainingOption:
-    """Return the option of groups: groups and separate rounds as the rule sets them, cost from earlier measurements."""
+    """Return the option of training in groups, with default settings and the cost measured on earlier tasks."""
     clients = len(view.clients)
-    rate = Participation.parse(spec.server.participation).rate
-    count, separate = number_of_groups(clients, rate), separate_rounds(spec.stop.max_rounds, rate)
+    participation = Participation.parse(spec.server.participation)
+    count = number_of_groups(clients, participation.rate)
+    separate = separate_rounds(spec.stop.max_rounds, participation.rate)
     terms = RequestTerms((view.clients[0].name,), spec.privacy.epsilon, spec.privacy.delta, method="groups")
     level = level_of(method_named("groups").premises(Claim(view, [0], [], 0, terms)), exact=True)
     least, most = COSTS
-    possible, why = (
-        True,
-        (
-            f"a request took {USUAL_COST:.0%} of Scratch's rounds where tried ({least:.0%} to {most:.0%}, "
-            f"on {TRIED - REACHED} of {TRIED} tasks it never got there), exact for any model; the first training takes "
-            "about as long"
-        ),
-    )
+    refusal = ""
     if clients < 2 * LEAST_MEMBERS:
-        possible, why = False, f"{clients} clients are too few for groups of {LEAST_MEMBERS} that learn by themselves"
-    elif rate < LEAST_TAKING_PART or not Participation.parse(spec.server.participation).independent:
-        possible, why = False, f"with server.participation = {spec.server.participation} groups were not tried"
+        refusal = f"{clients} clients are too few: at least two groups of {LEAST_MEMBERS} clients are needed"
+    elif participation.rate < LEAST_TAKING_PART or not participation.independent:
+        refusal = f"with server.participation = {spec.server.participation} groups were not tried"
     elif spec.round_extras.update_noise > 0.0:
-        possible, why = False, "noise in training and groups exclude each other"
+        refusal = "noise in training and groups exclude each other"
+    why = refusal or (
+        f"a request took {USUAL_COST:.0%} of Scratch's rounds where tried ({least:.0%} to {most:.0%}, "
+        f"on {TRIED - REACHED} of {TRIED} tasks it missed the target), exact for any model; the first training takes "
+        "about as long"
+    )
     settings: tuple[str, ...] = (f"groups.count = {count}", f"groups.rounds = {separate}")
     if spec.groups.count > 0:
         settings, why = (), f"the spec has {spec.groups.count} groups, {spec.groups.rounds} separate rounds; {why}"
     rounds, interval = None, None
-    if possible and training_rounds is not None:
+    if not refusal and training_rounds is not None:
         rounds = USUAL_COST * training_rounds
         interval = math.floor(least * training_rounds), math.ceil(most * training_rounds)
-    return TrainingOption("groups", possible, level, rounds, training_rounds, None, settings, why, interval)
+    return TrainingOption("groups", not refusal, level, rounds, training_rounds, None, settings, why, interval)
 
 
 def rounds_to_target(view: RunView, target: float, max_rounds: int) -> float | None:
@@ -298,22 +305,25 @@ def recommend(
     noise_is_worthwhile: bool,
     missed_with: float | None = None,
 ) -> TrainingName:
-    """Return the option to choose: closed form if accurate enough, plain rounds if noise is worthwhile, else groups.
+    """Return the name of the recommended option.
+
+    The first option that applies is recommended: closed form if it is accurate enough, plain rounds if noise is
+    worthwhile and groups are not faster, groups if they are possible, and otherwise plain rounds.
 
     Args:
-        closed: A closed-form head.
-        plain: Plain rounds.
-        groups: Groups.
+        closed: The option of a closed-form head.
+        plain: The option of plain rounds.
+        groups: The option of groups.
         noise_is_worthwhile: True if noise is worthwhile.
-        missed_with: Accuracy at which rounds end if they miss the target; a head that is as accurate is cheaper.
+        missed_with: Predicted accuracy of plain rounds if they miss the target, else None. A closed-form head with at
+            least this accuracy is recommended.
     """
     if missed_with is not None and closed.accuracy is not None and closed.accuracy >= missed_with:
         return "closed form"
-    good_enough = closed.possible and (plain.accuracy is None or (closed.accuracy or 0.0) >= plain.accuracy - 0.005)
-    if closed.possible and (good_enough or closed.training_rounds is None):
+    if closed.possible and (plain.accuracy is None or (closed.accuracy or 0.0) >= plain.accuracy - AS_ACCURATE):
         return "closed form"
-    fewer = plain.request_rounds, groups.request_rounds
-    groups_are_faster = groups.possible and fewer[0] is not None and fewer[1] is not None and fewer[1] < fewer[0]
-    if noise_is_worthwhile and not groups_are_faster:
+    by_noise, by_groups = plain.request_rounds, groups.request_rounds
+    groups_are_faster = by_noise is not None and by_groups is not None and by_groups < by_noise
+    if noise_is_worthwhile and not (groups.possible and groups_are_faster):
         return "plain"
     return "groups" if groups.possible else "plain"

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 from sifu.api.evaluation import Evaluated
 from sifu.api.run import NamedKey, OperatorKeys, Run
 from sifu.api.run_requests import Certificate, Released, RequestRecord
+from sifu.api.run_search import find_runs, pending_requests
 from sifu.api.safekeeping import Restoration, restore
-from sifu.api.start_run import find_runs, load_spec, open_run, pending_requests, train
+from sifu.api.spec_file import load_spec
+from sifu.api.start_run import open_run, train
 from sifu.api.status import ClientStatus, RequestStatus, RunStatus
 from sifu.export.exported_models import load_model
 from sifu.planning.plan import Plan
-from sifu.requests.approvals import PendingRequest
+from sifu.requests.deadlines import PendingRequest
 from sifu.requests.erasure import Purge
 from sifu.requests.outcome import Outcome
 from sifu.requests.request_record import PublicRequest, RequestStep

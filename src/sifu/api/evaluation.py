@@ -1,11 +1,10 @@
-"""Accuracy of the current model, measured on request: on held-out rows, or on the clients' training data."""
+"""Evaluation of the current model on held-out rows, or on the clients' training data."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sifu.api.run_requests import measure_held_out
 from sifu.choices import MeasuredOn
 from sifu.core.held_out_figures import TRAINING_DATA, HeldOutFigures
 from sifu.core.spec import Spec
@@ -23,10 +22,10 @@ class Evaluated:
     """Figures of the current model.
 
     Attributes:
-        on: Rows it was evaluated on.
+        on: Kind of rows the model was evaluated on, "held-out" or "training".
         rows: Number of rows.
-        accuracy: Accuracy of a classification.
-        mean_squared_error: Error of a regression, in the squared unit of the target.
+        accuracy: Accuracy of a classifier; None for regression.
+        mean_squared_error: Mean squared error of a regression, in the squared unit of the target; None for classifiers.
         held_out: All figures on held-out rows; None if the model was evaluated on training rows.
     """
 
@@ -62,7 +61,9 @@ def evaluate(writer: RunWriter, engines: RunEngines, on: MeasuredOn | None) -> E
     if released_node(writer) != writer.tip:
         raise InputError("the current head was not released, and only releases are evaluated: use sifu release first")
     if on != "training":
-        figures = _on_held_out(writer, engines)
+        if read_held_out(writer.folder, writer.tip) is None:
+            engines.measure_held_out(writer)
+        figures = read_held_out(writer.folder, writer.tip)
         if figures is not None:
             return Evaluated("held-out", figures.rows, figures.accuracy, figures.mean_squared_error, figures)
         if on == "held-out":
@@ -77,10 +78,3 @@ def evaluate(writer: RunWriter, engines: RunEngines, on: MeasuredOn | None) -> E
         raise InputError("no client's data can be read, so nothing was evaluated: name their folder with --data")
     accuracy = evaluation.accuracy if regime.has_accuracy else None
     return Evaluated("training", rows, accuracy, regime.squared_error(evaluation.loss))
-
-
-def _on_held_out(writer: RunWriter, engines: RunEngines) -> HeldOutFigures | None:
-    """Return the figures on held-out rows, from the last evaluation if the model is the same; None without rows."""
-    if read_held_out(writer.folder, writer.tip) is None:
-        measure_held_out(writer, engines)
-    return read_held_out(writer.folder, writer.tip)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Unpack
 
+from sifu.api.attestation import attest
 from sifu.api.run_folder import RunFolder
 from sifu.api.run_requests import (
     Certificate,
@@ -18,22 +19,21 @@ from sifu.api.run_requests import (
     execute,
     new_terms,
     records_of,
-    row_of,
     with_plain_names,
 )
-from sifu.api.safekeeping import attest
 from sifu.choices import Decided, TermsGiven
 from sifu.core.record_commitments import record_commitment
 from sifu.data.read_once import reading_once
 from sifu.errors import InputError
 from sifu.methods.registry import also_left_out, plan_request
-from sifu.planning.forecast import most_expensive
+from sifu.planning.outlook import most_expensive
 from sifu.planning.plan import Plan
-from sifu.requests.approvals import DEADLINE_DAYS, POSTED
-from sifu.requests.certification import settle
-from sifu.requests.messages import check_new, commitments_of, id_of_signed, ingest, post_decision, receive
+from sifu.requests.deadlines import DEADLINE_DAYS, POSTED
+from sifu.requests.filing import check_new, commitments_of, receive
+from sifu.requests.issue import settle
+from sifu.requests.messages import id_of_signed, ingest, post_decision
 from sifu.requests.outcome import Outcome, outcome_of
-from sifu.requests.request_record import PublicRequest, decide, public_record
+from sifu.requests.request_record import PublicRequest, decide, public_record, row_of
 from sifu.run.recorded_data import identities_of_rows
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
@@ -46,7 +46,7 @@ from sifu.store.writer import RunWriter
 
 
 class RequestCalls(RunFolder):
-    """A run folder with its requests; the base of `sifu.Run`."""
+    """Run folder with calls that plan, file, decide and execute requests; a base class of `sifu.Run`."""
 
     def plan(self, clients: Sequence[str], **terms: Unpack[TermsGiven]) -> Plan:
         """Return the plan of a request for `clients` (node, noise, rounds, level) without changing anything.
@@ -119,7 +119,10 @@ class RequestCalls(RunFolder):
         return posted
 
     def committed(self, request: str, nonces: Mapping[str, str]) -> dict[str, str]:
-        """Return the `nonces` that open commitments of `request`, by identity; all if it is not in the ledger."""
+        """Return the `nonces` that open a commitment of `request`, by identity of the record.
+
+        A request that is not in the ledger yet has no commitments to compare with; all `nonces` are returned.
+        """
         with self.reader() as reader:
             seq = reader.steps().get(("request received", request))
             if seq is None:
@@ -134,10 +137,10 @@ class RequestCalls(RunFolder):
         }
 
     def settle(self, request: str, reason: str) -> str:
-        """End a running request with the model that it has reached, because its rounds cannot be finished.
+        """End a running request whose rounds cannot be finished, and certify the model that it has reached.
 
         A request runs from its rollback to its certificate. If clients on other machines can never finish its rounds,
-        every attempt fails in the same way; settling it certifies the current model and makes the run usable again.
+        every attempt fails in the same way. Settling the request makes the run usable again.
 
         Args:
             request: Id of the request.
@@ -180,7 +183,7 @@ class RequestCalls(RunFolder):
             post(self.folder, "signed", request, statement)
             if not isinstance(reader, RunWriter):
                 check_signed(reader, statement, request)
-                return request  # the server ingests it
+                return request  # the running server ingests it
             refusals = [sentence for sentence in ingest(reader) if sentence.startswith(f"signed {request}: ")]
         if refusals:
             raise InputError(f"refused and recorded: {refusals[0].partition(': ')[2]}")
@@ -200,6 +203,9 @@ class RequestCalls(RunFolder):
             actor: Name of the person who decides; by default the name of this account.
             terms: Digest of the terms that were inspected (`RequestStatus.terms_digest`). The decision is refused if
                 the request has other terms.
+
+        Returns:
+            "recorded", "posted", or "unchanged" if the same decision was made before.
         """
         name = actor_name(actor)
         with self._writer_if_free() as reader:
@@ -216,6 +222,7 @@ class RequestCalls(RunFolder):
         compare_scratch: bool = False,
         progress: ProgressCallback | None = None,
         nonces: Mapping[str, str] | None = None,
+        filed: Callable[[str], None] | None = None,
         **terms: Unpack[TermsGiven],
     ) -> list[Outcome]:
         """Execute the queued requests, or one of them, or a new one for `clients`.
@@ -231,13 +238,14 @@ class RequestCalls(RunFolder):
             compare_scratch: True to train Scratch for each request as well, to compare the number of rounds.
             progress: Callback invoked after each round.
             nonces: As for `request`.
+            filed: Callback that receives the id of a new request when it is in the ledger, before it is executed.
             **terms: Terms that differ from the run's spec.
 
         Returns:
             The outcomes of the executed requests.
         """
         with self._checked_writer() as writer:
-            return execute(writer, self._engines, clients, request, terms, compare_scratch, progress, nonces)
+            return execute(writer, self._engines, clients, request, terms, compare_scratch, progress, nonces, filed)
 
     def outcomes(self) -> list[Outcome]:
         """Return the outcomes of the finished requests, in order."""
@@ -245,7 +253,7 @@ class RequestCalls(RunFolder):
             return [outcome_of(reader, row) for row in reader.requests() if row.status == "done"]
 
     def request_status(self, request: str) -> str:
-        """Return the status of a `request`, such as received, running or done; posted while it waits in the inbox."""
+        """Return the status of a `request`, such as received, running or done; `posted` if it is only in the inbox."""
         with self.reader() as reader:
             return next((row.status for row in reader.requests() if row.request == request), POSTED)
 

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sifu.api.evaluation import Evaluated, evaluate
+from sifu.api.operator_key import rotate_key, vouch
 from sifu.api.request_calls import RequestCalls
-from sifu.api.run_requests import Released, bring_up_to_date, worker_of
-from sifu.api.safekeeping import back_up, rotate_key, vouch
+from sifu.api.run_requests import Released, bring_up_to_date
+from sifu.api.safekeeping import back_up
 from sifu.api.status import RunStatus, status_of
 from sifu.choices import MeasuredOn
 from sifu.data.read_once import reading_once
 from sifu.errors import InputError, VerificationError
 from sifu.export.exported_models import export_model, released_module
 from sifu.requests.erasure import Purge, purge
-from sifu.run.closed_form_round import let_join
+from sifu.requests.worker import Worker
+from sifu.run.joining import let_join
 from sifu.run.recorded_data import OWNER, clients_of_file, not_there_yet
 from sifu.run.training import ProgressCallback
 from sifu.store import keys
@@ -66,7 +68,7 @@ class Run(RequestCalls):
         with self.writer() as writer:
             if writer.phase == "training":
                 check_integrity(writer)
-                worker = worker_of(writer, self._engines, engine, progress)
+                worker = Worker(writer, engine, progress, engines=self._engines)
                 worker.inbox.ingest()
                 worker.train()
                 worker.execute_records()
@@ -74,17 +76,17 @@ class Run(RequestCalls):
         return self
 
     def rebuild(self, progress: ProgressCallback | None = None) -> int:
-        """Rebuild the groups whose models requests erased.
+        """Rebuild the group models that requests erased.
 
         Args:
             progress: Callback invoked after each round.
 
         Returns:
-            The number of groups.
+            The number of rebuilt groups.
         """
         engine = self.engine()
         with self._checked_writer("rebuild its groups") as writer:
-            worker = worker_of(writer, self._engines, engine, progress)
+            worker = Worker(writer, engine, progress, engines=self._engines)
             count = worker.rebuild_groups()
             worker.execute_records()
         return count
@@ -92,8 +94,8 @@ class Run(RequestCalls):
     def evaluate(self, on: MeasuredOn | None = None) -> Evaluated:
         """Evaluate the current model and record its figures, which `status` then shows.
 
-        Training does this itself. Requests for heads on features of a network do not: computing the features would take
-        far longer than the request.
+        Training evaluates its model itself. A request does not if a network computes the features of its head, because
+        computing them would take far longer than the request.
 
         Args:
             on: "held-out" for held-out rows, "training" for the active clients' training data; by default held-out rows
@@ -109,9 +111,10 @@ class Run(RequestCalls):
         """Bring the released model up to date with the clients that should be in it.
 
         These are all clients except forgotten clients and clients that a waiting, approved request names. Approved
-        requests for records are executed first. A closed-form head is solved again if it has too few or too many
-        clients. In other runs, clients whose request was refused or withdrawn get as many rounds as were run without
-        them. Requests to forget clients are not executed; `forget` does that.
+        requests for records are executed first. A closed-form head is solved again if other clients should be in it.
+        Without a closed-form head, clients miss rounds while their approved request waits; if it is refused or
+        withdrawn, the same number of rounds is now run with them. Requests to forget clients are not executed; use
+        `forget`.
 
         Args:
             progress: Callback invoked after each round.
@@ -123,7 +126,7 @@ class Run(RequestCalls):
     def join(
         self, progress: ProgressCallback | None = None, *, file: str | Path | None = None, name: str | None = None
     ) -> list[str]:
-        """Let clients join; a closed-form head is solved again with them.
+        """Add clients to a run with a closed-form head, and solve the head again with them.
 
         Open the run with all clients, `sifu.open_run(folder, clients=[*known, *new]).join()`, or give a `file`. Each
         newcomer sends its statistics once. After an interruption, the same call continues.
@@ -152,7 +155,7 @@ class Run(RequestCalls):
                 self._engines.expect(())
                 raise
             self._engines.newcomers = ()
-            worker_of(writer, self._engines, engine, progress).execute_records()
+            Worker(writer, engine, progress, engines=self._engines).execute_records()
             self.measure_held_out(writer)
         return names
 
@@ -173,7 +176,7 @@ class Run(RequestCalls):
         Args:
             public_key: The operator's public key (hex) that the ledger must be signed with, if it is known.
             anchor: Head of an earlier state, which must be in the chain.
-            witnesses: Files with checkpoints that witnesses kept, which must be in the chain.
+            witnesses: Files of checkpoints kept by witnesses; each checkpoint must be in the chain.
             authority: PEM file with the certificates of the authority that must have signed the timestamps.
         """
         return verify_run(self.folder, public_key, anchor, witnesses, authority)
@@ -182,7 +185,7 @@ class Run(RequestCalls):
         """Fetch missing RFC 3161 timestamps.
 
         Args:
-            authority: Address of the authority; by default the one in SIFU_TIMESTAMP.
+            authority: URL of the authority; by default the one in SIFU_TIMESTAMP.
 
         Returns:
             The names of the new timestamps.
@@ -212,9 +215,9 @@ class Run(RequestCalls):
     def model(self) -> nn.Module:
         """Return the current released model as a torch module: `model(x)` returns the scores of raw samples.
 
-        A kind that the spec names becomes a `LoadedModel`. A module of your own is made by the factory passed to
-        `open_run(..., model=...)`, and computes as for the recorded accuracy: batch normalisation uses the statistics
-        of the current batch.
+        A built-in model is returned as a `LoadedModel`. Your own module is made by the factory passed
+        to `open_run(..., model=...)`. As for the recorded accuracy, its batch normalisation uses the statistics of the
+        current batch.
         """
         with self.reader() as reader:
             return released_module(reader, self._engines.model)
@@ -263,7 +266,7 @@ class Run(RequestCalls):
         verified = None
         if figures:
             with self._checked_writer():
-                pass  # opening a writer finishes an interrupted erasure, which would not verify half-done
+                pass  # opening a writer completes an interrupted erasure; without this, the run would not verify
             with self.reader() as reader:
                 verified = reader.value("head")
             if problems := self.verify().problems:

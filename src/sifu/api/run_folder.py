@@ -1,4 +1,4 @@
-"""A run folder opened for reading, writing and training; the base of `sifu.Run`."""
+"""Access to a run folder for reading, writing and training; the base of `sifu.Run`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sifu.api.run_requests import measure_held_out
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.errors import InputError, RunBusyError
@@ -16,7 +15,7 @@ from sifu.run.coupled_replay import EngineWithout
 from sifu.run.run_engines import MakeEngine, RunEngines
 from sifu.run.run_view import RunView
 from sifu.store.database import DATABASE, Memory
-from sifu.store.kept_outside import check_known_key, remember_key
+from sifu.store.known_keys import check_known_key, remember_key
 from sifu.store.reader import RunReader, readable
 from sifu.store.writer import RunWriter
 from sifu.verify.integrity import blaming_damage, check_integrity
@@ -94,7 +93,7 @@ class RunFolder:
 
     @contextmanager
     def _checked_writer(self, before: str = "", *, vouching: bool = False) -> Iterator[RunWriter]:
-        """Yield the run for writing after checking its record; with `before`, refuse a run that is not ready."""
+        """Yield the run for writing after checking its record; an action named in `before` needs the phase `ready`."""
         with self.writer(vouching=vouching) as writer:
             check_integrity(writer)
             if before and writer.phase != "ready":
@@ -119,7 +118,7 @@ class RunFolder:
 
         Args:
             newcomers: True if new clients may follow the clients that the run knows.
-            leaving: Clients that leave, whose data are not needed.
+            leaving: Clients that leave; their data are not needed.
 
         Raises:
             InputError: If the data of a remaining client are missing or changed.
@@ -127,14 +126,20 @@ class RunFolder:
         return self._engines.current(newcomers=newcomers, leaving=leaving)
 
     def engine_without(self, clients: Collection[int]) -> EngineWithout | None:
-        """Return a new engine on the CPU that never had the data of `clients`; None if the run has a given engine."""
+        """Return a new engine that never had the data of `clients`; None if the run has a given engine.
+
+        The engine uses the run's GPU only for heads on features of a public network, and the CPU for everything else.
+        """
         return self._engines.without(clients)
 
     def complete_engine(self) -> Engine:
-        """Return the engine with everyone's data, including clients that left.
+        """Return the engine with the data of all clients, including clients that left.
 
-        A client that left may lack data if the local rate was recomputed without it and its loss is too steep for that
-        rate.
+        The data of a client that left may be missing if the local rate, recomputed without it, is too large for its
+        loss.
+
+        Raises:
+            InputError: If the data of any other client cannot be used.
         """
         return self._engines.complete()
 
@@ -144,7 +149,7 @@ class RunFolder:
         If the rows cannot be used, nothing is recorded and a warning is issued, because the training or the request is
         already complete.
         """
-        measure_held_out(writer, self._engines)
+        self._engines.measure_held_out(writer)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

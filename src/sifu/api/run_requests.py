@@ -1,34 +1,24 @@
-"""Requests of a run: their terms, their execution, and their record."""
+"""Terms, execution and records of requests, for the calls of `sifu.Run`."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from sifu.api.status import RequestStatus, request_statuses_of
 from sifu.choices import LEVELS, TermsGiven
-from sifu.core.engine import Engine
-from sifu.core.held_out_figures import HeldOutFigures
-from sifu.core.layout import Vector
 from sifu.core.operator_words import TABLE
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec.sections import NETWORK_FEATURES
-from sifu.errors import InputError, NotCertifiableError, SifuError, SifuWarning
+from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import plan_request
 from sifu.planning.plan import Plan
 from sifu.requests.failures import noting_failure
-from sifu.requests.messages import (
-    check_level,
-    check_new,
-    ingest,
-    make_terms,
-    receive,
-    terms_of_signed,
-)
+from sifu.requests.filing import check_level, check_new, make_terms, receive
+from sifu.requests.messages import ingest, terms_of_signed
 from sifu.requests.outcome import Outcome, outcome_of
-from sifu.requests.request_record import RequestStep, history_of
+from sifu.requests.request_record import RequestStep, history_of, row_of
 from sifu.requests.worker import Worker
 from sifu.run.kept_statistics import KeptStatistics
 from sifu.run.recorded_data import rows_of_identities
@@ -84,6 +74,7 @@ def execute(
     compare_scratch: bool,
     progress: ProgressCallback | None,
     nonces: Mapping[str, str] | None = None,
+    filed: Callable[[str], None] | None = None,
 ) -> list[Outcome]:
     """Execute all queued requests, one of them, or a new one (see `Run.forget`)."""
     level = terms.get("level")
@@ -101,7 +92,7 @@ def execute(
         check_approved(writer, request)
     if wanted is not None:
         # After an interruption, the same command resumes the request it had begun.
-        begun = [row.request for row in view.requests if _is_open(row) and row.terms == wanted]
+        begun = [row.request for row in view.requests if row.is_open and row.terms == wanted]
         request = begun[0] if request is None and begun else request
         check_new(view, wanted, request)
         if request not in rows and approvals_needed(writer):
@@ -110,7 +101,7 @@ def execute(
                 "the request with sifu request and have it approved with sifu requests decide"
             )
     elif request is None and not any(
-        (_is_open(row) and row.request not in lacking) or row.terms.release == "now" for row in view.requests
+        (row.is_open and row.request not in lacking) or row.terms.release == "now" for row in view.requests
     ):
         return []
     keys.load_key(writer.folder, writer.value("public_key"))  # fail before the work if the key is missing
@@ -119,7 +110,7 @@ def execute(
     needs_data = compare_scratch or (wanted is not None and bool(wanted.records))
     with noting_failure(writer, _first_due(view, request, lacking)):
         engine = engines.for_requests(writer, leaving, needs_data=needs_data)
-    worker = worker_of(writer, engines, engine, progress)
+    worker = Worker(writer, engine, progress, engines=engines)
     resumed = worker.finish_running()
     if wanted is not None:
         view = RunView(writer)
@@ -130,6 +121,8 @@ def execute(
             if wanted.records:
                 engines.prepare_records(writer, wanted)
         request = receive(writer, view, wanted, request, nonces=nonces)
+        if filed is not None and request not in rows:
+            filed(request)
         if plan is not None:
             worker.hand_on(request, plan, wanted, level)
     ready = [row.request for row in writer.requests() if row.waits and row.request not in lacking]
@@ -137,11 +130,11 @@ def execute(
     chosen = [request] if request is not None else ready
     while worker.execute_next(level, chosen):
         pass
-    carried_out = [*first, *(name for name in chosen if name not in worker.refused)]
+    executed = [*first, *(name for name in chosen if name not in worker.refused)]
     refusals = [f"request {name}: {error}" for name, error in worker.refused.items()]
-    if refusals and not carried_out:
+    if refusals and not executed:
         raise NotCertifiableError(refusals[0])
-    done = [*(name for name in resumed if name not in carried_out), *carried_out]
+    done = [*(name for name in resumed if name not in executed), *executed]
     if compare_scratch:
         for name in done:
             worker.compare_scratch(name)
@@ -149,42 +142,15 @@ def execute(
     measured = not isinstance(engine, KeptStatistics) or view.spec.features.kind not in NETWORK_FEATURES
     if refusals:
         if measured:
-            measure_held_out(writer, engines)
+            engines.measure_held_out(writer)
         raise NotCertifiableError(f"{refusals[0]} Executed: {', '.join(done)}")
     worker.recover()
-    before = measure_held_out(writer, engines, earlier) if measured else None
+    before = engines.measure_held_out(writer, earlier) if measured else None
     if view.spec.groups.rebuild == "now":
         worker.rebuild_groups()
     rows = {row.request: row for row in writer.requests()}
     outcomes = [outcome_of(writer, rows[name]) for name in done]
     return [*outcomes[:-1], *(replace(outcome, held_out_before=before) for outcome in outcomes[-1:])]
-
-
-def measure_held_out(writer: RunWriter, engines: RunEngines, earlier: Vector | None = None) -> HeldOutFigures | None:
-    """Record the figures of the current model on held-out rows, and return those of the model `earlier`.
-
-    If the rows cannot be used, warn and return None.
-    """
-    try:
-        return engines.measure_held_out(writer, earlier)
-    except (SifuError, ValueError) as error:
-        warnings.warn(f"no accuracy is measured on held-out rows: {error}", SifuWarning, stacklevel=2)
-        return None
-
-
-def worker_of(
-    writer: RunWriter, engines: RunEngines, engine: Engine, progress: ProgressCallback | None = None
-) -> Worker:
-    """Return a worker that can also execute requests for records, which need the clients' data."""
-    return Worker(
-        writer,
-        engine,
-        progress,
-        engine_again=engines.again,
-        prepare_records=engines.prepare_records,
-        digest_of=engines.digest_of,
-        engine_at=engines.at_rate,
-    )
 
 
 @dataclass(frozen=True)
@@ -212,12 +178,12 @@ def bring_up_to_date(writer: RunWriter, engines: RunEngines, progress: ProgressC
     """Train or solve until the released model contains all clients that it should (see `Run.release`)."""
     ingest(writer)
     before = len(releases(writer))
-    worker = worker_of(writer, engines, engines.current(), progress)
+    worker = Worker(writer, engines.current(), progress, engines=engines)
     executed = worker.execute_records()
     view = RunView(writer)
     back = behaviour_of(view).returning(worker.engine, writer)
     rounds = worker.bring_up_to_date()
-    measure_held_out(writer, engines)
+    engines.measure_held_out(writer)
     view = RunView(writer)
     return Released(
         rounds,
@@ -248,7 +214,7 @@ def new_terms(view: RunView, engines: RunEngines, clients: Sequence[str], given:
 
 
 def check_signed(reader: RunReader, statement: dict[str, Any], request: str) -> None:
-    """Check a signed request now, in the same way as the running server will check its inbox message."""
+    """Check a signed request as the running server will check its inbox message."""
     try:
         check_new(RunView(reader), terms_of_signed(reader, statement), request)
     except InputError as error:
@@ -266,22 +232,10 @@ def with_plain_names(reader: RunReader, plan: Plan) -> Plan:
     return replace(plan, terms=replace(plan.terms, clients=plain_names(reader, plan.terms.clients)))
 
 
-def row_of(reader: RunReader, request: str) -> RequestRow:
-    """Return the row of a request.
-
-    Raises:
-        InputError: If the request is not in the ledger.
-    """
-    rows = {row.request: row for row in reader.requests()}
-    if request not in rows:
-        raise InputError(f"there is no request {request!r} in this run; it has {', '.join(rows) or 'none'}")
-    return rows[request]
-
-
 def check_not_settled(view: RunView, request: str | None) -> None:
     """Check that a request was not refused or withdrawn, because such a request is never executed."""
     for row in view.requests:
-        if row.request == request and row.status in ("refused", "withdrawn"):
+        if row.request == request and row.was_ended:
             raise InputError(f"request {request} was {row.status}: file it again under another id")
 
 
@@ -291,8 +245,3 @@ def _first_due(view: RunView, request: str | None, lacking: Collection[str]) -> 
     waiting = [row for row in view.requests if row.waits and row.request not in lacking]
     chosen = waiting if request is None else [row for row in waiting if row.request == request]
     return next(iter([*running, *chosen]), None)
-
-
-def _is_open(row: RequestRow) -> bool:
-    """Return whether a request is not settled yet."""
-    return row.waits or row.status == "running"

@@ -1,13 +1,8 @@
-"""Entry points: train a new run, continue or open one, find runs under folders, and list their pending requests.
-
-A spec comes from a TOML file with overrides; likely mistakes in it, or in the data, cause warnings.
-"""
+"""Entry points that train a new run, and continue or open an existing one."""
 
 from __future__ import annotations
 
-import os
 import platform
-import tomllib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,19 +13,18 @@ from typing import Any
 import numpy as np
 
 from sifu.api.run import Run
+from sifu.api.spec_file import load_spec
 from sifu.choices import Device, Precision
 from sifu.core.closed_form_engine import TunedEngine
 from sifu.core.engine import Engine
-from sifu.core.identity import check_names
+from sifu.core.identity import check_lookalikes, check_names
 from sifu.core.operator_words import PYTHON
 from sifu.core.spec import Spec
 from sifu.core.spec.run_spec import with_groups_by_rule
 from sifu.data.client_data import is_frame
 from sifu.data.dataset import sample_digest
 from sifu.data.read_once import reading_once
-from sifu.errors import InputError, SifuError, SifuWarning
-from sifu.requests.approvals import PendingRequest
-from sifu.requests.approvals import pending_requests as pending_in
+from sifu.errors import InputError, SifuWarning
 from sifu.run.clients_and_engine import clients_from_spec, columns_of_features, engine_from_spec
 from sifu.run.devices import (
     check_choice,
@@ -40,15 +34,13 @@ from sifu.run.devices import (
     features_device,
     on_device,
 )
-from sifu.run.engine_check import check_as_specified
-from sifu.run.given import ClientsGiven, ModelGiven, as_clients, as_model, check_names_differ, is_linear
+from sifu.run.engine_check import BuiltEngine, check_as_specified
+from sifu.run.given import ClientsGiven, ModelGiven, as_clients, as_model, check_names_differ
 from sifu.run.recorded_data import clients_again
 from sifu.run.regularities import Regularities
 from sifu.run.run_engines import Arrange, Numbers, shown_digests
 from sifu.run.training import ProgressCallback
-from sifu.store.clock import clock_problem, current_time, utc_now
 from sifu.store.database import DATABASE
-from sifu.store.kept_outside import check_known_key
 from sifu.store.reader import RunReader
 from sifu.store.unfinished import NewRun
 from sifu.store.writer import RunWriter
@@ -89,7 +81,7 @@ def open_run(
         data = as_clients(clients if clients is not None else clients_again(spec, data_folder, at), spec, at)
         data = arrange(data)
         built, _ = engine_from_spec(spec, data, as_model(model), numbers)
-        if numbers is not None:
+        if numbers is not None and (spec.regime.tunes or not spec.regime.solves):
             return built
         with RunReader(Path(folder)) as reader:  # `auto` stays on the device the run began on: a GPU rounds differently
             begun_on_cpu = reader.facts.get("engine") == BY_PARTICIPANTS and spec.regime.device_bound
@@ -138,8 +130,10 @@ def train(
     elif not isinstance(spec, Spec):
         spec = Spec.from_mapping(spec)
     if model is not None:
+        from sifu.engines.sim import ModuleModel
+
         spec = replace(spec, model=replace(spec.model, kind="python"))
-        if spec.regularity.kind == "measured" and not is_linear(as_model(model)):
+        if spec.regularity.kind == "measured" and isinstance(as_model(model), ModuleModel):
             raise InputError(
                 "the smoothness of your own module is not measured: set regularity.kind = 'assumed' (and its factor); "
                 "every certificate then states this assumption"
@@ -181,7 +175,7 @@ def train(
     features = replace(resolved.features, model=_absolute(model_at) if Path(model_at).is_dir() else model_at)
     create_run(folder, spec, replace(resolved, data=located, features=features), engine, digests).close()
     created = again()
-    created._engines.engine = engine
+    created._engines.use(BuiltEngine(engine))
     return created.train(progress)
 
 
@@ -194,8 +188,7 @@ def create_run(
 ) -> RunWriter:
     """Create a run of an engine's clients, not yet trained.
 
-    An automatic number of groups, or of their rounds, is replaced by the rule's value, which depends on the number of
-    clients.
+    Automatic values of `groups.count` and `groups.rounds` are computed from the number of clients.
 
     Args:
         folder: The run folder.
@@ -213,6 +206,7 @@ def create_run(
             "out, or use one of sifu's engines"
         )
     check_names([client.name for client in engine.clients])
+    check_lookalikes(client.name for client in engine.clients)
     Regularities.of(engine.clients, engine.facts, resolved)  # raises if Psi can never be tracked
     new = NewRun(
         given.to_mapping(),
@@ -260,107 +254,6 @@ def versions() -> dict[str, str]:
         if NVIDIA_DRIVER.exists():
             ours["driver"] = NVIDIA_DRIVER.read_text().splitlines()[0]
     return ours
-
-
-DEEPEST = 4
-"""Largest depth below a given folder at which runs are searched; links are not followed."""
-
-
-def find_runs(*folders: str | Path) -> list[Path]:
-    """Return the run folders among `folders` and below them, each once, sorted within each given folder."""
-    runs: dict[Path, Path] = {}
-    for folder in map(Path, folders):
-        if not folder.is_dir():
-            raise InputError(f"{folder} is not a folder: give run folders, or folders that contain them")
-        below = []
-        for path, inner, _ in os.walk(folder):  # folders that this account cannot read are skipped
-            here = Path(path)
-            if (here / DATABASE).is_file():
-                below.append(here)
-            if (here / DATABASE).is_file() or len(here.relative_to(folder).parts) >= DEEPEST:
-                inner.clear()  # a run holds no other run
-        for run in sorted(below):
-            runs.setdefault(run.resolve(), run)
-    return list(runs.values())
-
-
-def pending_requests(*folders: str | Path) -> list[PendingRequest]:
-    """Return the pending requests of all runs in `folders`, by deadline."""
-    runs = find_runs(*folders)
-    if not runs:
-        raise InputError(f"there is no run in {', '.join(map(str, folders))}: a run folder holds a file {DATABASE}")
-    pending = [request for run in runs for request in pending_of(run)]
-    return sorted(pending, key=lambda request: (request.deadline, request.run, request.request))
-
-
-def pending_of(run: str | Path) -> list[PendingRequest]:
-    """Return the pending requests of one run."""
-    with RunReader(Path(run)) as reader:
-        check_known_key(reader)
-        return pending_in(reader, current_time())
-
-
-def clock_problem_of(run: str | Path) -> str | None:
-    """Return a sentence if the clock contradicts the run's last event; None if not, or if the run is unreadable."""
-    try:
-        with RunReader(Path(run)) as reader:
-            return clock_problem(
-                str(reader.query("SELECT time FROM events ORDER BY seq DESC LIMIT 1")[0][0]), utc_now()
-            )
-    except (SifuError, OSError, ValueError, IndexError):
-        return None
-
-
-def overdue_of(run: str | Path) -> list[PendingRequest]:
-    """Return the overdue requests of a run; empty if the run is unreadable, which is reported elsewhere."""
-    try:
-        return [request for request in pending_of(run) if request.overdue]
-    except (SifuError, OSError):
-        return []
-
-
-LARGEST_SPEC_BYTES = 1 << 20
-LONGEST_OVERRIDE = 4000
-
-
-def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
-    """Return the checked spec in the TOML file `path`, with `overrides` (each `key=value`) applied."""
-    path = Path(path)
-    try:
-        if path.exists() and not path.is_file():
-            raise InputError(f"cannot read the spec {path}: it is not a regular file. Write one with: sifu init")
-        if path.stat().st_size > LARGEST_SPEC_BYTES:
-            raise InputError(f"{path} has {path.stat().st_size} bytes; a spec has at most {LARGEST_SPEC_BYTES}")
-        mapping = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read the spec {path}: {error.strerror}. Write one with: sifu init {path}") from error
-    except (ValueError, RecursionError) as error:  # includes numbers with thousands of digits
-        raise InputError(f"{path} is not valid TOML: {error}") from error
-    return Spec.from_mapping(with_overrides(mapping, overrides))
-
-
-def with_overrides(mapping: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return `mapping` with each `section.key=value` set; values are TOML, or plain text if that fails."""
-    result = {key: dict(value) if isinstance(value, dict) else value for key, value in mapping.items()}
-    for override in overrides:
-        name, equals, text = override.partition("=")
-        parts = name.strip().split(".")
-        if not equals or not all(parts) or len(parts) > 2:
-            raise InputError(f"--set {override!r} is not understood: write section.key=value, e.g. local.rate=0.1")
-        if len(text) > LONGEST_OVERRIDE:
-            raise InputError(f"--set {name[:60]}: a value of {len(text)} characters is too long for a spec")
-        try:
-            value = tomllib.loads(f"value = {text.strip()}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
-        target = result
-        if len(parts) == 2:
-            section = result.setdefault(parts[0], {})
-            if not isinstance(section, dict):
-                raise InputError(f"--set {override!r}: {parts[0]} is not a section of the spec")
-            target = section
-        target[parts[-1]] = value
-    return result
 
 
 def warn_of_data(spec: Spec, clients: Sequence[Any]) -> None:

@@ -19,14 +19,14 @@ from sifu.core.replies import LATE
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec.sections import RIDGE
 from sifu.methods.registry import all_methods
-from sifu.planning.forecast import Outlook, budget_lines, outlook_now
-from sifu.requests.approvals import deadline_of, is_overdue
+from sifu.planning.outlook import Outlook, budget_lines, outlook_now
+from sifu.requests.deadlines import deadline_of, is_overdue
 from sifu.requests.failures import failure_of
 from sifu.requests.outcome import Cost, cost_of
 from sifu.run.few_clients import consequences
 from sifu.run.group_state import available_group_models, has_groups, members_now
+from sifu.run.psi_of_everyone import track_everyone, with_earlier_names
 from sifu.run.run_view import ACTIVE, RunView
-from sifu.run.training import track_everyone, with_earlier_names
 from sifu.store.client_accuracy import read_held_out
 from sifu.store.clock import TIME_FORMAT, current_time
 from sifu.store.given_approvals import Approvals, approvals_of, unapproved
@@ -84,7 +84,7 @@ class StoredFiles:
 
 @dataclass(frozen=True)
 class BudgetStatus:
-    """Budget of a client forgotten by noise: used and left."""
+    """Budget of clients forgotten by noise: the total, the used part and the rest."""
 
     clients: tuple[str, ...]
     budget: float
@@ -157,7 +157,7 @@ class RunStatus:
 
     `rounds` counts the rounds on the active history, `rounds_run` all rounds ever run; for a closed-form head they
     count solves. `psi_star` is the influence that noise of `sigma` hides, and `psi_status` says whether the premises of
-    Psi are met, assumed or failed. `bytes_kept` is the size of the files that a request by each method needs.
+    Psi are met, assumed or failed. `bytes_kept` maps each method to the size in bytes of the files that it needs.
     `accuracy` (None for regression) and `loss` are means over the active clients' training samples. `held_out` are the
     figures on held-out rows, if there are any.
     """
@@ -196,7 +196,7 @@ class RunStatus:
     groups: tuple[GroupStatus, ...] = ()
     held_out: HeldOutFigures | None = None
     warnings: tuple[str, ...] = ()
-    """Consequences of few remaining clients."""
+    """Warnings that few clients remain."""
 
     def __repr__(self) -> str:
         return f"RunStatus({', '.join(f'{name}: {value}' for name, value in self._summary().items())})"
@@ -219,7 +219,7 @@ class RunStatus:
         """Return the model, progress and accuracy of the run, in a few words each."""
         states = Counter(client.state for client in self.clients)
         requests = Counter(request.status for request in self.requests)
-        rounds = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
+        rounds = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
         summary = {
             "run": self.run,
             "model": f"{self.model}, {self.parameters} parameters",
@@ -277,7 +277,7 @@ def status_of(view: RunView) -> RunStatus:
         run=str(reader.folder),
         phase=reader.phase,
         rounds=sum(1 for node in view.path.nodes if node.kind == "round"),
-        rounds_run=sum(1 for row in reader.node_rows() if row.node.kind == "round"),
+        rounds_run=sum(1 for node in reader.nodes() if node.kind == "round"),
         branch=view.path.nodes[-1].branch,
         accuracy=current.accuracy if current and view.spec.regime.has_accuracy else None,
         loss=current.loss if current else None,
@@ -388,7 +388,7 @@ def _incidents(reader: RunReader) -> tuple[dict[str, Any], ...]:
 
 
 def _late(reader: RunReader) -> dict[str, int]:
-    """Return how often each client was late in the latest rounds on Flower with incidents, largest first."""
+    """Return the number of recent rounds on Flower in which each client was late, largest first."""
     rounds: dict[str, set[tuple[int, int]]] = {}
     for _, _, content in reader.latest_events(("incidents",), LATEST_ROUNDS):
         for incident in content["incidents"]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sifu.errors import InputError, NotCertifiableError, RunBusyError
-from sifu.requests.approvals import POSTED, pending_requests
+from sifu.requests.deadlines import POSTED, pending_requests
 from sifu.requests.messages import days_left_of, record_refusal
 from sifu.store.actors import same_address
 from sifu.store.clock import current_time
@@ -26,7 +26,7 @@ def submitted(folder: Path) -> list[Message]:
 
 
 def content_of(message: Message) -> dict[str, Any]:
-    """Return the content of a submitted request; empty if no console wrote it."""
+    """Return the content of a submitted request; empty unless it has exactly the fields that the console writes."""
     content = message.content or {}
     return content if content.keys() == FIELDS else {}
 
@@ -75,7 +75,7 @@ def refuse(run: Run, message: Message, reason: str) -> bool:
 
 
 def check_share(run: Run, clients: Sequence[str]) -> None:
-    """Refuse a request if waiting requests without approval would then name more than half of the clients."""
+    """Refuse a request if, with it, waiting requests without approval name more than half of the clients."""
     with run.view() as view:
         lacking = unapproved(view.reader) if approvals_needed(view.reader) else None
         held = {
@@ -86,7 +86,7 @@ def check_share(run: Run, clients: Sequence[str]) -> None:
         }
         there = {view.clients[index].name for index in view.active} | held
         pending = pending_requests(view.reader, current_time())
-        unexamined = {message.request for message in submitted(run.folder)}  # they exclude nobody yet
+        unexamined = {message.request for message in submitted(run.folder)}  # these exclude no client yet
         posted = [row for row in pending if row.status == POSTED and row.request not in unexamined]
         named = {name for row in posted for name in row.clients}
         held = (held | named | set(view.names_now(list(clients)))) & there

@@ -1,4 +1,4 @@
-"""The options of an audit, its results, and its figure."""
+"""Options, results and figure of an audit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sifu.audit.before_after import BeforeAfterAttack
+from sifu.audit.exact_releases import ExactAudit
 from sifu.audit.membership import ForgettingAudit, MembershipAudit
-from sifu.audit.releases import ExactAudit, ReleaseAudit, Replays
+from sifu.audit.releases import ReleaseAudit, Replays
 from sifu.audit.replay_evidence import NodeDistance, NoiseDrawn
 from sifu.plots.style import (
     BLUE,
@@ -50,13 +51,13 @@ class AuditOptions:
         shadows: Number of shadow federations with, and without, the client; 0 for none.
         shadow_rounds: Maximum number of rounds of a shadow federation.
         relearn_rounds: Maximum number of rounds of relearning.
-        attacks: True to run membership inference, Scratch and relearning, which retrain models.
+        attacks: True to attack the released model, which retrains models, and to compare two releases.
         request: Id of the request whose release is attacked; None for the last one.
         seed: Seed of the audit's own draws; None draws from the operating system, as certified noise does.
         public: File of public samples for the comparison of two releases; None for the run's held-out rows.
         trials: Number of deletions that the audit makes itself and compares.
         only_before_after: True to run the comparison of two releases only.
-        as_if_certified: True to hold requests of level `none` to their budget, for controls that must be caught.
+        as_if_certified: True to test requests of level `none` against their budget too, as the negative controls do.
     """
 
     subjects: int = 16
@@ -120,7 +121,7 @@ class AuditReport:
 
     `exact` compares digests of exact releases. `before_after` is the attack of an observer who kept an earlier
     release, which certificates do not cover. `contradictions` lists certified claims that are false, `observations`
-    statements that are false but were not certified, and `notes` what could not be tested.
+    lists uncertified statements that are false, and `notes` lists what could not be tested.
     """
 
     run: str
@@ -156,7 +157,7 @@ class AuditReport:
 def draw_audit(report: AuditReport) -> Figure:
     """Draw true distances against Psi on the left, and empirical against certified epsilon on the right.
 
-    The right side has the subjects that are nearest to their bound.
+    The right panel shows the subjects that are closest to their bound.
     """
     points = [(node.psi, node.distance) for subject in report.subjects for node in subject.nodes]
     if not points:
@@ -237,7 +238,7 @@ def _draw_epsilons(axes: Axes, bars: Sequence[tuple[str, ReleaseAudit]], total: 
 
 
 def audit_message(report: AuditReport) -> str:
-    """Return the message of the figure in one sentence."""
+    """Return a sentence that sums up the figure."""
     if report.contradictions:
         return f"The audit contradicts {counted(len(report.contradictions), 'certified statement')} of this run"
     if report.observations:

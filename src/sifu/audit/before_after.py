@@ -1,4 +1,4 @@
-"""Attack of an observer who kept an earlier release: two linear heads are compared to reconstruct the deleted data.
+"""Attack that reconstructs deleted data from two linear heads, by an observer who kept the earlier release.
 
 Let W be the head before a deletion and V the head after it, phi_i the features of a deleted record with the constant
 appended, and e_i = t_i - f(phi_i' W) its residual under the earlier head, with the link function f of the loss. Both
@@ -41,9 +41,10 @@ MOST_PARAMETERS = 4000
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Records that may have been deleted: features with the constant, encoded targets, and the candidate of each.
+    """Records that may have been deleted, grouped into candidates.
 
-    `owners` numbers the candidates from 0. Records that share a number are one candidate: a client.
+    `phi` holds the features with the constant appended, and `targets` the encoded targets. `owners` numbers the
+    candidates from 0; records with the same number form one candidate, a client.
     """
 
     phi: Floats
@@ -67,7 +68,7 @@ class Candidates:
 
 
 class TwoHeads:
-    """Two heads of one run, (features + 1) x outputs each, and public samples as features with the constant."""
+    """Two heads of one run, (features + 1) x outputs each, and public samples as rows of features with a constant."""
 
     def __init__(self, before: Floats, after: Floats, public: Floats, kind: str, relative: float | None = None) -> None:
         if kind not in HEAD_KINDS:
@@ -182,7 +183,7 @@ class TwoHeads:
 
     @cached_property
     def _filter(self) -> Floats:
-        """A^-1 times `deleted_sum`, without the contribution of a changed penalty, a multiple of A^-1 W."""
+        """A^-1 times `deleted_sum`, without its component along A^-1 W, which a changed penalty contributes."""
         whole = len(self.live) == len(self.before)
         filtered = self.moved if whole else self._solved(self.deleted_sum)
         if self.kind != "ridge":
@@ -202,7 +203,7 @@ class TwoHeads:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One comparison of two releases between which the deletion is known.
+    """Result of one attack on two releases, compared with the true deletion.
 
     `reconstructed` says whether the deleted record is the candidate nearest to the reconstruction, and `nearest_public`
     is the centred cosine of the deleted record with the nearest public record; both are None for clients. `cosine` is
@@ -224,8 +225,8 @@ def attempt(heads: TwoHeads, candidates: Candidates, deleted: Sequence[int], con
     Args:
         heads: The two releases.
         candidates: All candidates for the deletion.
-        deleted: The candidates that were deleted.
-        control: A candidate that was not deleted.
+        deleted: Numbers of the deleted candidates.
+        control: Number of a candidate that was not deleted.
     """
     named = int(np.argmax(heads.ranking(candidates)))
     if not candidates.are_records:
@@ -252,7 +253,7 @@ def attempt(heads: TwoHeads, candidates: Candidates, deleted: Sequence[int], con
 
 @dataclass(frozen=True)
 class BeforeAfterAttack:
-    """Success of an observer of two releases in finding the data deleted between them.
+    """Success rates of an observer who compares the releases before and after a deletion.
 
     `what` is "record" or "client"; `source` is a request of the run, or "trials" for deletions by the audit itself.
     `identified` is the share of attempts in which the matched filter named the right one of `candidates`;

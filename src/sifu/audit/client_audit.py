@@ -1,4 +1,4 @@
-"""The checks of `sifu client-audit`, which a leaving client can make without the operator's run.
+"""Checks that a leaving client can make without the operator's run (`sifu client-audit`).
 
 The client has the models released before and after its request, its own data and its public certificate. The client can
 check whether the certificate is complete and names the client, whether the model changed, and how both models perform
@@ -20,9 +20,9 @@ from sifu.core.layout import ModelLayout
 from sifu.core.observers import observers_in
 from sifu.data.npz import read_arrays
 from sifu.errors import InputError
-from sifu.export.exported_models import description_path, read_description
+from sifu.export.description import description_path, read_description
 from sifu.store.files import read_plain
-from sifu.store.kept_outside import check_heads, read_witness
+from sifu.store.witnesses import check_heads, read_witness
 from sifu.verify.certificate_file import verify_certificate
 
 CANNOT_SHOW = (
@@ -43,7 +43,7 @@ class ModelOnOwnData:
 
 @dataclass
 class ClientAudit:
-    """Findings of a client: `problems` lists what is wrong, `statements` explains the rest in words."""
+    """Findings of a client: `problems` lists errors, `statements` lists all other results as sentences."""
 
     client: str
     request: str
@@ -109,8 +109,8 @@ def audit_client(
         )
     if public_key is None:
         statements.append(
-            f"The signature holds for the key {checked.public_key[:16]}...; whose key that is, the file cannot tell: "
-            "compare it with the one the operator published (--public-key)."
+            f"The signature holds for the key {checked.public_key[:16]}.... The file does not show whose key that is: "
+            "compare it with the one that the operator published (--public-key)."
         )
     if witnesses:
         heads = [(Path(path), checkpoint) for path in witnesses for checkpoint in read_witness(Path(path))]
@@ -123,7 +123,7 @@ def audit_client(
                 f"{', '.join(sorted(kept_keys))}: ask for the signed change of keys, and give the published key"
             )
         statements.append(
-            f"{len(heads)} signed heads of the ledger that were kept elsewhere were compared with the certificate."
+            f"{len(heads)} signed heads of the ledger, kept elsewhere, were compared with the certificate."
         )
     arrays = {name: _read(path) for name, path in (("before", before), ("after", after)) if path is not None}
     if nonce is not None and after is None:
@@ -139,8 +139,8 @@ def audit_client(
             problems.append("model after: it is not the one the certificate commits to")
     elif after is not None:
         statements.append(
-            "Whether this model is the one certified cannot be told: its commitment is salted. Ask the operator for "
-            "the nonce of final_model (--nonce)."
+            "Whether this model is the certified one cannot be told, because its commitment is salted. Ask the "
+            "operator for the nonce of final_model (--nonce)."
         )
     if before is not None:
         _check_is_from_before(Path(before), body, nonce, problems, statements)
@@ -205,12 +205,12 @@ def _opens(path: Path, nonce: str, commitment: str) -> bool:
 def _check_is_from_before(
     before: Path, body: dict[str, Any], nonce: str | None, problems: list[str], statements: list[str]
 ) -> None:
-    """Check, by its description and by the certificate's commitment, that a model can be from before the request."""
+    """Check that a model can be from before the request, by its description and the certificate's commitment."""
     if nonce is not None and _opens(before, nonce, body["commitments"]["final_model"]):
         problems.append("model before: it is the model that the certificate released after the request")
     if not description_path(before).exists():
         statements.append(
-            "Whether the model before really is from before your request cannot be told from the file alone: keep the "
+            "Whether the model before was released before your request cannot be told from the file alone: keep the "
             f"{description_path(before).name} that sifu export writes next to it."
         )
         return
@@ -228,8 +228,8 @@ def _check_is_from_before(
         )
     else:
         statements.append(
-            f"By its description, which is the operator's word, the model before was released on {time}, and your "
-            f"request was received on {received}."
+            f"By its description, which the operator wrote, the model before was released on {time}, and your request "
+            f"was received on {received}."
         )
 
 
@@ -260,7 +260,7 @@ def _on_own_data(
 
 def _measure(parameters: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray, model: Any) -> ModelOnOwnData:
     """Measure a model of `engines.sim`, which needs torch."""
-    from sifu.engines.sim.models import Samples, Scorer
+    from sifu.engines.sim.scorers import Samples, Scorer
 
     dtype = str(next(iter(parameters.values())).dtype)
     layout: ModelLayout = model.layout(dtype)

@@ -1,4 +1,4 @@
-"""Pairs of releases to compare: from deletions by the audit, from a request of a run, or from exported files."""
+"""Comparison of two releases: before and after a request or a trial deletion, or two exported files."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from sifu.audit.attack_release import Audited
+from sifu.audit.audited import Audited
 from sifu.audit.before_after import HEAD_KINDS, BeforeAfterAttack, Candidates, TwoHeads, attempt
 from sifu.audit.replay_evidence import Evidence
 from sifu.core.closed_form_engine import GroupNetwork, TunedEngine, places_of_head
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
-from sifu.core.operator_words import PYTHON
 from sifu.core.round import keyed_generator
 from sifu.data.npz import read_arrays
 from sifu.data.table import read_table
 from sifu.data.table_coding import TableCoding
 from sifu.errors import InputError
-from sifu.export.exported_models import load_model, networks_of_head, released_module
+from sifu.export.description import networks_of_head
+from sifu.export.exported_models import load_model, released_module
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.outcome import Measured
-from sifu.run.clients_and_engine import clients_from_spec, held_out_from_spec
-from sifu.run.recorded_data import arranged_clients
 from sifu.store.projection import GroupModelRow, RequestRow
 from sifu.store.reader import joined_remainders
 from sifu.theory.arrays import Array, Floats
@@ -56,7 +54,7 @@ def encoded(kind: str, labels: Array, outputs: int) -> Floats:
 
 
 class RunComparison:
-    """The attack on releases of one run by an observer who kept the earlier one.
+    """Attack on the releases of one run by an observer who kept the earlier one.
 
     Earlier heads in closed form are solved again from the clients' data.
     """
@@ -71,13 +69,17 @@ class RunComparison:
 
     def execute(self, row: RequestRow | None, evidence: Evidence) -> Iterator[BeforeAfterAttack]:
         """Yield the attack on a request's releases, and the attack on deletions that the audit makes itself."""
-        missing = self._missing()
+        missing = ""
+        if self._kind not in HEAD_KINDS:
+            missing = f"linear head (the model is a {self._kind})"
+        elif self._spec.features.tune == "merge":
+            missing = "features that two releases share (networks are merged)"
         networks = [] if missing else networks_of_head(self._audited.reader)
         if isinstance(self._engine, TunedEngine):
             load = self._audited.reader.load_model
             self._engine.use_backbones([GroupNetwork(row.grp, row.samples, load(row.node)) for row in networks])
         public = None if missing else self._public()
-        data = None if missing or public is None else self._data()
+        data = None if missing or public is None else self._audited.data()
         if missing or public is None or data is None:
             reason = missing or ("public samples" if public is None else "the clients' data")
             self._audited.notes.append(f"two releases were not compared: the audit has no {reason}")
@@ -87,25 +89,14 @@ class RunComparison:
         if self._solved is not None:
             yield from self._trials(self._solved, data, public, networks)
 
-    def _missing(self) -> str:
-        if self._kind not in HEAD_KINDS:
-            return f"linear head (the model is a {self._kind})"
-        return "features that two releases share (networks are merged)" if self._spec.features.tune == "merge" else ""
-
     def _public(self) -> Floats | None:
         """Return public samples as features, from the given file or from the run's held-out rows."""
         audited, given = self._audited, self._audited.options.public
         if given is not None:
             # A linear head needs no user-defined module.
             return _public_features(cast("LoadedModel", released_module(audited.reader, None)), given)
-        held = held_out_from_spec(self._spec, audited.data_folder)
+        held = audited.held_out()
         return None if held is None else self._features(held[0])
-
-    def _data(self) -> Sequence[Any] | None:
-        audited = self._audited
-        if audited.clients is None and self._spec.data.name != PYTHON:
-            return arranged_clients(audited.reader, clients_from_spec(self._spec, audited.data_folder)).complete()
-        return audited.clients  # type: ignore[no-any-return]
 
     def _features(self, x: Any) -> Floats:
         samples = np.asarray(x)
@@ -128,10 +119,9 @@ class RunComparison:
         return int(others[self._generator.integers(len(others))])
 
     def _released(self, weights: Floats, node: int | None = None) -> Floats:
-        """Return the released form of a head."""
+        """Return a head in the form in which it is released."""
         released = self._audited.as_released(weights.ravel(), node, self._generator)
-        heads: Floats = released.astype(np.float64).reshape(weights.shape)
-        return heads
+        return np.asarray(released.astype(np.float64).reshape(weights.shape))
 
     # -- a request of the run ------------------------------------------------------------------------------
 
@@ -158,14 +148,14 @@ class RunComparison:
             deleted = [clients.index(client) for client in leaving]
         if candidates.count <= len(deleted):
             return
-        heads = TwoHeads(*pair, public, self._kind, self._relative())
+        heads = TwoHeads(*pair, public, self._kind, self._spec.regime.penalty)  # the observer knows the spec
         found = attempt(heads, candidates, deleted, self._another(candidates.count, deleted))
         yield BeforeAfterAttack.of([found], f"request {row.request}", candidates, len(public))
 
     def _pair(
         self, row: RequestRow, clients: Sequence[int], stay: Sequence[int], evidence: Evidence
     ) -> tuple[Floats, Floats] | None:
-        """Return the heads of `clients` and of the clients in `stay`, or None if one of the heads is not available."""
+        """Return the head trained on `clients` and the head trained on `stay`; None if one is not available."""
         reader, engine = self._audited.reader, self._engine
         on_disk = reader.models()
 
@@ -189,10 +179,6 @@ class RunComparison:
         earlier, later = (head.astype(np.float64).reshape(shape) for head in (before, after))
         return self._released(earlier), self._released(later, row.final_node)
 
-    def _relative(self) -> float | None:
-        """Return the relative penalty if the spec fixes it; the observer knows the spec."""
-        return self._spec.regime.penalty
-
     # -- deletions by the audit itself --------------------------------------------------------------------
 
     def _trials(
@@ -203,7 +189,7 @@ class RunComparison:
         whole = total(engine.fixed, statistics)
 
         def head_of(summed: Statistics, leaving: int | None) -> Head:
-            """Return the head without the blocks of groups that a leaving client is in."""
+            """Return the head without the blocks of groups that contain the leaving client."""
             groups = [row.grp for row in networks if leaving not in row.members]
             return head_at(summed, places_of_head(self._spec, engine.layout, groups), engine.relative_penalty)
 
@@ -273,7 +259,7 @@ def compare_files(
         after: The later release.
         public: Samples of the same kind, an npz file with x or a table; labels are not read.
         candidates: Records that may have been deleted, an npz file with x and y (and client) or a table.
-        module: The function that makes the features, if the release names one.
+        module: Name of the user's module that computes the features, if the release needs one.
 
     Returns:
         The ranking of records and, if the candidates name their clients, the ranking of clients.

@@ -1,4 +1,4 @@
-"""Negative controls: three cheating operators and an honest one, on a task where cheating shows.
+"""Negative controls: three cheating operators and an honest one, on a task that makes cheating detectable.
 
 The task is designed so that Psi equals the true distance. One client moves the model in a direction that no other
 client's data affect, so nothing pulls the model back and every round adds its full Delta (docs/theory.md, section 3.1).
@@ -52,24 +52,24 @@ class Control:
 
     @property
     def passed(self) -> bool:
-        """True if the audit catches exactly the cheats, and its empirical epsilon alone gives the same verdict."""
+        """True if a cheat is caught and an honest run is not, by all findings and by the empirical epsilon alone."""
         shown = self.epsilon_shown > self.epsilon_certified
         return self.caught == self.must_be_caught == shown
 
 
 class HalfNoise(Sifu):
-    """Method that records sigma but adds half of it."""
+    """Method that records sigma but adds noise of sigma/2."""
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """Return the right node with half of the noise."""
+        """Return the starting model of the method `sifu` with half of the noise."""
         return super().starting_model(view, replace(plan, noise_std=plan.noise_std / 2.0), engine)
 
 
 class LaterNode(Sifu):
-    """Method that records the cost of the right node but continues from the current model."""
+    """Method that records the Psi of the node that `sifu` chooses, but continues from the current model."""
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """Return the right plan with the current model as its source."""
+        """Return the plan of the method `sifu` with the current model as its source."""
         tip = view.path.tip
         node = view.path.nodes[tip].node
         rounds = view.path.rounds_until(tip)
@@ -79,7 +79,7 @@ class LaterNode(Sifu):
 
 
 def designed_clients(count: int) -> dict[str, tuple[Any, Any]]:
-    """Return one client with target 1 on its own feature, and others with target 0, which the initial model predicts.
+    """Return one client with target 1 on its own feature, and others with target 0, the initial model's prediction.
 
     Features are large compared with the bias, the only shared parameter, so that the others hardly reduce the influence
     of the one client.
@@ -104,8 +104,8 @@ def designed_run(
         folder: Folder of the run.
         epsilon: The epsilon of the budget.
         clients: Number of clients.
-        participation: Participation as in a spec.
-        accounting: Accounting of sensitivities as in a spec.
+        participation: Value of `server.participation`.
+        accounting: Value of `privacy.accounting`.
     """
     run = train(
         {

@@ -1,4 +1,4 @@
-"""Attacks on released models: membership inference, watermarks, relearning, and similarity to Scratch."""
+"""Attacks on released models: membership inference, relearning, and their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sifu.theory.calibration import true_positive_rate
 from sifu.theory.participation import ClientIndices
 
 if TYPE_CHECKING:
-    from sifu.engines.sim.models import Samples, Scorer
+    from sifu.engines.sim.scorers import Samples, Scorer
 
 LOW_RATES = (0.01, 0.10)
 
@@ -52,16 +52,16 @@ class MembershipAudit:
 
 
 def attack_rates(members: Floats, others: Floats) -> AttackRates:
-    """Return the rates of an attack that calls large values members; ties count against the attack.
+    """Return the rates of an attack that calls large values members.
+
+    A tie counts as a miss in the true-positive rates, and as half a hit in the area.
 
     >>> attack_rates(np.array([2.0, 3.0]), np.array([0.0, 1.0])).area
     1.0
     """
     ordered = np.sort(others)
-    rates = []
-    for rate in LOW_RATES:
-        allowed = int(np.floor(rate * ordered.size))
-        rates.append(float(np.mean(members > ordered[ordered.size - 1 - allowed])))
+    allowed = (int(np.floor(rate * ordered.size)) for rate in LOW_RATES)
+    rates = [float(np.mean(members > ordered[ordered.size - 1 - count])) for count in allowed]
     below = np.searchsorted(ordered, members, side="left")
     ties = np.searchsorted(ordered, members, side="right") - below
     area = float(np.mean((below + 0.5 * ties) / ordered.size))
@@ -73,21 +73,16 @@ def bound_rates(multiplier: float) -> AttackRates:
     from scipy.special import ndtr
 
     mu = 1.0 / multiplier
-    return AttackRates(
-        true_positive_rate(mu, LOW_RATES[0]), true_positive_rate(mu, LOW_RATES[1]), float(ndtr(mu / np.sqrt(2.0)))
-    )
+    low, high = (true_positive_rate(mu, rate) for rate in LOW_RATES)
+    return AttackRates(low, high, float(ndtr(mu / np.sqrt(2.0))))
 
 
 RecordedRounds = Sequence[tuple[Position, ClientIndices]]
 """Recorded rounds of a request's retraining: each position with the clients that took part."""
 
 
-@dataclass(frozen=True)
-class ShadowScores:
-    """Confidence of every sample (columns) in every shadow (rows), with and without the client."""
-
-    with_client: Floats
-    without_client: Floats
+ShadowScores = tuple[Floats, Floats]
+"""Confidence of every sample (columns) in every shadow (rows), with and without the client."""
 
 
 def shadow_scores(
@@ -99,7 +94,7 @@ def shadow_scores(
     samples: Samples,
     shadows: int,
     normals: NormalSource,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None],
 ) -> ShadowScores:
     """Retrain shadow federations and return the confidence of the samples in them.
 
@@ -107,7 +102,7 @@ def shadow_scores(
 
     Args:
         engine: Engine of the run.
-        scorer: Computes the confidences.
+        scorer: Scorer that computes the confidences.
         counterfactuals: Source models with and without the client.
         noise_std: Standard deviation of the noise.
         rounds: Recorded rounds of the retraining.
@@ -123,9 +118,8 @@ def shadow_scores(
             for position, participants in rounds:
                 model = engine.run_round(model, position, participants).model
             scores.append(scorer.confidences(model, samples))
-        if progress:
-            progress(shadow + 1, shadows)
-    return ShadowScores(np.stack(by_counterfactual[0]), np.stack(by_counterfactual[1]))
+        progress(shadow + 1, shadows)
+    return np.stack(by_counterfactual[0]), np.stack(by_counterfactual[1])
 
 
 def lira(scores: ShadowScores, targets: Sequence[Floats]) -> tuple[AttackRates, list[float]]:
@@ -134,14 +128,14 @@ def lira(scores: ShadowScores, targets: Sequence[Floats]) -> tuple[AttackRates, 
     The distributions are fitted on the first half of the shadows, and the rates are counted on the second half.
 
     Args:
-        scores: Confidences in the shadows.
+        scores: Confidences in shadows with and without the client.
         targets: Confidences of the same samples in other models.
 
     Returns:
         The rates, and for each target the share of samples called members at 10 % false positives.
     """
-    half = scores.with_client.shape[0] // 2
-    fits = [_fit(counterfactual[:half]) for counterfactual in (scores.with_client, scores.without_client)]
+    half = len(scores[0]) // 2
+    fits = [_fit(counterfactual[:half]) for counterfactual in scores]
 
     def ratios(values: Floats) -> Floats:
         (mean_in, std_in), (mean_out, std_out) = fits
@@ -149,13 +143,13 @@ def lira(scores: ShadowScores, targets: Sequence[Floats]) -> tuple[AttackRates, 
         outside = -0.5 * ((values - mean_out) / std_out) ** 2 - np.log(std_out)
         return inside - outside
 
-    members, others = ratios(scores.with_client[half:]).ravel(), ratios(scores.without_client[half:]).ravel()
+    members, others = (ratios(counterfactual[half:]).ravel() for counterfactual in scores)
     threshold = np.sort(others)[others.size - 1 - int(0.1 * others.size)]
     return attack_rates(members, others), [float(np.mean(ratios(target) > threshold)) for target in targets]
 
 
 def _fit(values: Floats) -> tuple[Floats, Floats]:
-    """Return each sample's mean and one common spread, as for few shadows (Carlini et al. 2022, section VI.A)."""
+    """Return each sample's mean and one common spread, which suits few shadows (Carlini et al. 2022, section VI.A)."""
     spread = float(np.sqrt(np.mean(values.var(axis=0, ddof=1))))
     return values.mean(axis=0), np.full(values.shape[1], max(spread, 1e-12))
 
@@ -166,7 +160,7 @@ RELEARN_BRANCH = 1 << 40
 
 @dataclass(frozen=True)
 class WatermarkSuccess:
-    """Accuracy on the clients' marked samples, with their own marks and with fresh marks that nobody trained with.
+    """Accuracy on the clients' marked samples, with their own marks and with fresh marks that no training used.
 
     If the accuracy is higher with their own marks than with fresh ones, the model remembers the marks.
     """
@@ -211,7 +205,7 @@ def relearn_rounds(
     order: int,
     limit: int,
 ) -> int | None:
-    """Return the rounds, with the forgotten clients taking part, until the model is as good on their data as before.
+    """Count the rounds with the forgotten clients until the model is as good on their data as before.
 
     Args:
         engine: Engine of the run.

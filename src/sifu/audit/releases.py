@@ -1,4 +1,4 @@
-"""Upper and lower bounds on how much a release reveals about a client.
+"""Empirical bounds on what a release reveals about a client.
 
 A lower bound on epsilon follows from replays, with confidence (Jagielski, Ullman & Oprea 2020; Nasr et al. 2023). Let P
 be the distribution of the release with the client and Q the one without. If they are (epsilon, delta)-close, every test
@@ -13,36 +13,23 @@ for every statistic.
 The release of a request is theta + N(0, sigma^2 I) with the client and phi + N(0, sigma^2 I) without, where theta and
 phi are the models of its source node. Later rounds are post-processing and can only hide more. The audit therefore
 attacks the noised model itself, with knowledge of both theta and phi.
-
-An exact certificate is compared, by digests, with the counterfactual without the client. The released model must equal
-the model that the same rounds give in an engine that never had the client's data. For a head in closed form, the sum is
-recomputed from the data of the remaining clients, and its digest must be the recorded one. If no such engine can be
-built, nothing is recomputed, and the audit says so.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from sifu.audit.replay_evidence import Evidence, NoiseEdge, Watched, made_of
+from sifu.audit.replay_evidence import Evidence, NoiseEdge, Watched
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.round import NormalSource
 from sifu.errors import InputError
-from sifu.requests.certification import solves
-from sifu.run.coupled_replay import EngineWithout, replay_counterfactuals
-from sifu.store.events_check import ReplayedLedger
-from sifu.store.files import model_bytes, model_salt
-from sifu.store.reader import RunReader
-from sifu.store.statistics_files import read_statistics
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.calibration import gaussian_epsilon
-from sifu.theory.history import PathNode
 
 THRESHOLDS = 400
 """Number of thresholds tried on the first half."""
@@ -51,7 +38,7 @@ FEWEST_REPLAYS = 20
 
 @dataclass(frozen=True)
 class EpsilonBound:
-    """Lower bound that one statistic shows: epsilon is at least `epsilon`, with confidence `confidence`.
+    """Empirical lower bound on epsilon from one statistic, with its confidence.
 
     `true_positive_rate` is a lower and `false_positive_rate` an upper confidence limit on the measuring half. If the
     chosen `side` is "without", a positive is the verdict that the client was absent.
@@ -67,15 +54,12 @@ class EpsilonBound:
 
 
 def clopper_pearson(hits: Integers, trials: int, mistake: float) -> tuple[Floats, Floats]:
-    """Return confidence limits of rates (Clopper & Pearson 1934).
+    """Return lower and upper confidence limits of success rates (Clopper & Pearson 1934).
 
     Args:
         hits: Number of successes for each rate.
         trials: Number of trials.
         mistake: Maximum probability that a limit is wrong.
-
-    Returns:
-        The lower and the upper limits.
     """
     from scipy.special import betaincinv
 
@@ -89,7 +73,7 @@ def clopper_pearson(hits: Integers, trials: int, mistake: float) -> tuple[Floats
 def epsilon_lower_bound(
     with_client: Floats, without_client: Floats, delta: float, mistake: float = 0.01, statistic: str = "statistic"
 ) -> EpsilonBound:
-    """Return the largest epsilon that a threshold on a statistic shows.
+    """Return a lower bound on epsilon from the best threshold on a statistic.
 
     Args:
         with_client: Values of the statistic in independent replays with the client.
@@ -153,7 +137,7 @@ def _bounds(
 
 STATISTICS = ("likelihood ratio", "projection", "loss")
 FULL_NORMALS = 5_000_000
-"""Maximum number of normals drawn for replays of whole models: this many with the client, and as many without it."""
+"""Maximum number of normals drawn for replays of whole models, for each of the two counterfactuals."""
 CHUNK_NORMALS = 2_000_000
 FARTHEST = 4e4
 """Distance, in units of the noise, beyond which a release hides nothing: epsilon is of the order of its square."""
@@ -161,7 +145,10 @@ FARTHEST = 4e4
 
 @dataclass(frozen=True)
 class Replays:
-    """Numbers of replays: `replays` for one-dimensional statistics, `losses` for evaluations of whole noised models."""
+    """Numbers of replays by kind of statistic, and the maximum probability `mistake` that a bound is wrong.
+
+    `replays` applies to one-dimensional statistics, `losses` to evaluations of whole noised models.
+    """
 
     replays: int = 100_000
     losses: int = 400
@@ -174,8 +161,8 @@ class ReleaseAudit:
 
     `gaussian_mu` is the true distance of the models with and without the client in units of the noise, over all
     releases in scope; `epsilon_true` follows from it exactly. `bounds` holds the lower bounds on epsilon from tests
-    that use the releases alone. `missed` counts releases in scope that could not be replayed; with them epsilon may be
-    larger.
+    that use the releases alone. `missed` counts releases in scope that could not be replayed; including them, epsilon
+    may be larger.
     """
 
     epsilon_certified: float
@@ -216,7 +203,7 @@ def audit_releases(
     normals: NormalSource,
     how_many: Replays,
 ) -> ReleaseAudit | None:
-    """Replay the releases that hide a subject; return None if none of them can be replayed.
+    """Replay the noised releases that are charged to a subject; return None if none of them can be replayed.
 
     Args:
         engine: Engine of the run.
@@ -236,7 +223,7 @@ def audit_releases(
             missed += 1
             continue
         drawn = evidence.noise.get(edge.node)
-        # Noise that contradicts its record is replayed as it was drawn.
+        # If the noise contradicts its record, the measured deviation is replayed, not the recorded one.
         noise_std = edge.noise_std if drawn is None or drawn.as_recorded else drawn.measured_std
         releases.append(_Release(*counterfactuals, noise_std))
     if not releases:
@@ -262,10 +249,10 @@ def audit_releases(
 def _likelihood_ratios(mu: float, normals: NormalSource, replays: int) -> tuple[Floats, Floats]:
     """Return ln p(releases)/q(releases) with and without the client, over all releases in scope.
 
-    With u_k = (theta_k - phi_k) / sigma_k and z_k = (release_k - phi_k) / sigma_k it is sum_k <u_k, z_k> - mu^2/2,
-    mu^2 = sum_k |u_k|^2. z_k is u_k plus standard normals with the client, and standard normals alone without. The
-    inner product of standard normals with a unit vector is standard normal, so sum_k <u_k, normals> / mu is one
-    standard normal exactly. One draw per replay is enough; `_whole_models` draws all of them.
+    With u_k = (theta_k - phi_k) / sigma_k, z_k = (release_k - phi_k) / sigma_k and mu^2 = sum_k |u_k|^2, the logarithm
+    is sum_k <u_k, z_k> - mu^2/2. With the client, z_k is u_k plus standard normals; without, it is standard normals
+    alone. The inner product of standard normals with a unit vector is standard normal, so sum_k <u_k, normals> / mu is
+    one standard normal exactly. One draw per replay is enough here; `_whole_models` draws whole noise vectors.
     """
     drawn = normals.standard_normal(2 * replays)
     return mu * drawn[:replays] + 0.5 * mu**2, mu * drawn[replays:] - 0.5 * mu**2
@@ -274,10 +261,9 @@ def _likelihood_ratios(mu: float, normals: NormalSource, replays: int) -> tuple[
 def _whole_models(
     engine: Engine, watched: Watched, release: _Release, normals: NormalSource, how_many: Replays
 ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats] | None]:
-    """Draw whole noised models with and without the client.
+    """Return statistics of whole noised models, each with and without the client.
 
-    Returns:
-        The projections on theta - phi, and the negative losses on the clients' data, each with and without the client.
+    The statistics are projections on theta - phi, and negative losses on the clients' data (None if too few).
     """
     size = release.with_client.size
     replays = int(min(how_many.replays, max(200, FULL_NORMALS // size)))
@@ -302,112 +288,3 @@ def _whole_models(
         losses.append(lost)
     enough = how_many.losses >= 20 and all(np.isfinite(loss).all() for loss in losses)
     return (projections[0], projections[1]), (losses[0], losses[1]) if enough else None
-
-
-@dataclass(frozen=True)
-class ExactAudit:
-    """One exact request of one subject, as digests.
-
-    `released` is the recorded model, `without` the counterfactual one without the clients. `without` is None if it was
-    not recomputed, or not compared because the released file was erased together with its salt. `sum_recorded` and
-    `sum_without` belong to a head in closed form: the sum it was solved from, and the sum recomputed from the data
-    of the remaining clients while the file of the sum exists.
-    """
-
-    request: str
-    clients: tuple[str, ...]
-    released: str
-    without: str | None
-    sum_recorded: str | None = None
-    sum_without: str | None = None
-
-    @property
-    def same_model(self) -> bool:
-        """True if the two models are bit-identical."""
-        return self.released == self.without
-
-    @property
-    def same_sum(self) -> bool:
-        """True if the two sums are equal, or if there are none to compare."""
-        return self.sum_without is None or self.sum_recorded == self.sum_without
-
-
-def exact_audits(
-    engine_without: Callable[[Collection[int]], EngineWithout | None],
-    reader: RunReader,
-    watched: Sequence[Watched],
-    evidence: Evidence,
-) -> Iterator[tuple[ExactAudit, bool]]:
-    """Yield every exact release of the subjects, and whether it equals the counterfactual.
-
-    Args:
-        engine_without: Returns an engine without the data of these clients, which computes the counterfactual from
-            the beginning, or None.
-        reader: Reader of the run.
-        watched: The subjects.
-        evidence: Models from the replay of the run.
-    """
-    digests, recorded = ReplayedLedger.of(reader).model_digests, solves(reader)
-    everyone = engine_without(()) if any("trunks" in solve for solve in recorded.values()) else None
-    for subject in watched:
-        request = subject.request
-        if request is None or request.level != "exact" or request.final_node is None:
-            continue
-        final, solve = request.final_node, recorded.get(request.final_node)
-        here, other = evidence.finals.get((subject.subject, final)), engine_without(subject.clients)
-        model = without = sum_without = those_who_stay = None
-        taken = reader.everyone().between(final, final).clients
-        if other is not None and everyone is not None and solve is not None:
-            counterfactuals = [
-                counterfactual.solved_again(reader, solve, taken) for counterfactual in (everyone, other)
-            ]
-            if counterfactuals[0] is not None and counterfactuals[1] is not None:
-                (here, _), (model, those_who_stay) = counterfactuals[0], counterfactuals[1]
-        elif other is not None and other.layout == reader.layout and here is not None:
-            model = _model_without(other, reader, subject, final, evidence)
-        same_counterfactuals = model is not None and here is not None and np.array_equal(here, model)
-        if model is not None and final in reader.models():
-            salt = model_salt(reader.model_content(final))
-            without = hashlib.sha256(model_bytes(reader.layout, model, salt)).hexdigest()
-        elif model is not None and not same_counterfactuals:
-            without = "another model"
-        whole = next((row for row in reader.statistics().values() if solve and row.digest == solve["sum"]), None)
-        if other is not None and whole is not None:
-            those_who_stay = those_who_stay or other.sum_of(taken)
-            same = those_who_stay == read_statistics(reader.folder, whole, other.fixed)
-            sum_without = whole.digest if same else "other statistics"
-        elif solve is not None and whole is None and final == reader.tip and reader.statistics():
-            sum_without = "other statistics"  # the stored sum of the current head is a different one
-        yield (
-            ExactAudit(
-                request.request,
-                subject.names,
-                digests[final],
-                without,
-                None if whole is None else whole.digest,
-                sum_without,
-            ),
-            same_counterfactuals,
-        )
-
-
-def _model_without(
-    other: EngineWithout, reader: RunReader, subject: Watched, final: int, evidence: Evidence
-) -> Vector | None:
-    """Return the counterfactual model of node `final` without the subject, or None if a step cannot be recomputed."""
-
-    def noised(node: PathNode, source: Vector) -> Vector | None:
-        """Apply the recorded noise of the edge to the source of the counterfactual."""
-        if node.node not in evidence.edges:
-            return None
-        theirs, made_of_it = evidence.edges[node.node]
-        if np.array_equal(theirs, source):
-            return made_of_it
-        moved = made_of_it.astype(np.float64) + (source.astype(np.float64) - theirs.astype(np.float64))
-        return moved.astype(source.dtype)
-
-    counterfactuals = {subject.subject: subject.clients}
-    for replayed in replay_counterfactuals(other, reader, counterfactuals, noised, made_of(reader, final)):
-        if replayed.node.node == final:
-            return replayed.without[subject.subject]
-    return None

@@ -1,4 +1,4 @@
-"""Evidence from a replay: true distances and Psi, true costs and charges, and the noise that was drawn."""
+"""Evidence from a replay of a run: true distances against Psi, true costs against charges, and the drawn noise."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.method_info import method_info
 from sifu.run.coupled_replay import NoisedModel, recorded_noise, recorded_psi, replay_counterfactuals
+from sifu.run.psi_of_everyone import track_everyone
 from sifu.run.run_view import RunView
-from sifu.run.training import track_everyone
 from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, plain_names
@@ -31,7 +31,7 @@ REPLAY_TOLERANCE = {"float64": 1e-7, "float32": 1e-2}
 
 @dataclass(frozen=True)
 class Watched:
-    """A subject whose absence is replayed: from a request or, if there is none, a client that may ask later."""
+    """A subject with a replayed counterfactual: clients of a request, or a client that did not ask to be forgotten."""
 
     subject: int
     clients: tuple[int, ...]
@@ -50,7 +50,7 @@ class Watched:
 
     @property
     def level(self) -> str:
-        """Certified level of the subject's request; `none` while it is being executed."""
+        """Certified level of the subject's request; `none` without a request, or while it is being executed."""
         return "none" if self.request is None else self.request.level or "none"
 
 
@@ -98,7 +98,7 @@ class NoiseDrawn:
 
 @dataclass
 class Evidence:
-    """Evidence that one pass over the recorded run yields."""
+    """Results of one replay of a run."""
 
     distances: dict[tuple[int, int], float] = field(default_factory=dict)
     """||theta - phi|| by (subject, node)."""
@@ -123,7 +123,7 @@ def charged_edges(reader: RunReader, watched: Watched) -> list[NoiseEdge]:
     """Return the noise edges that are charged to a subject (docs/theory.md, section 8.2)."""
     if watched.request is None:
         return []
-    nodes = {row.node.node: row.node for row in reader.node_rows()}
+    nodes = reader.nodes_by_number()
     charges = {(charge.noise_node, charge.subject): charge.charge for charge in reader.charges()}
 
     def covered(number: int | None) -> bool:
@@ -142,8 +142,8 @@ def charged_edges(reader: RunReader, watched: Watched) -> list[NoiseEdge]:
 
 
 def made_of(reader: RunReader, node: int) -> set[int]:
-    """Return a node and all nodes it depends on: its history, and the group models merged on it."""
-    parents = {row.node.node: row.node.parent for row in reader.node_rows()}
+    """Return a node and all nodes that it depends on: its ancestors, and the group models merged into any of them."""
+    parents = {node.node: node.parent for node in reader.nodes()}
     needed, waiting = set[int](), [node]
     while waiting:
         number = waiting.pop()
@@ -168,19 +168,19 @@ def gather(
     Args:
         engine: Engine of the run.
         reader: Reader of the run.
-        watched: Subjects whose absence is replayed.
-        keep_models: Nodes whose models are kept.
-        noised: Returns the noised model of an edge; by default it comes from the record.
+        watched: Subjects to replay the run without.
+        keep_models: Nodes to keep the models of.
+        noised: Function that returns the noised model of an edge; by default it reads the record.
         progress: Callback that receives the number of nodes done and their total.
     """
     evidence = Evidence()
     on_disk = reader.models()
-    rows = reader.node_rows()
     sources = {(subject.subject, edge.source) for subject in watched for edge in charged_edges(reader, subject)}
     counterfactuals = {subject.subject: subject.clients for subject in watched}
     requests = {subject.subject: subject.request for subject in watched}
     finals = {(key, row.final_node) for key, row in requests.items() if row is not None and row.level == "exact"}
-    noise_parents = {row.node.parent for row in rows if row.node.kind == "noise"}
+    nodes = reader.nodes()
+    noise_parents = {node.parent for node in nodes if node.kind == "noise"}
     exact_sources: dict[int, Vector] = {}
     on_the_way = {node for _, final in finals if final is not None for node in made_of(reader, final)}
     seen = 0
@@ -208,8 +208,8 @@ def gather(
             evidence.deviations[number] = gap / max(evidence.lengths[number], 1e-300) if gap else 0.0
         seen += 1
         if progress:
-            progress(seen, len(rows))
-    evidence.missed = len(rows) - seen
+            progress(seen, len(nodes))
+    evidence.missed = len(nodes) - seen
     return evidence
 
 
@@ -235,7 +235,7 @@ def noise_drawn(node: PathNode, noise: Floats) -> NoiseDrawn:
 
 def distance_rows(reader: RunReader, watched: Sequence[Watched], evidence: Evidence) -> dict[int, list[NodeDistance]]:
     """Return the true distance and Psi at every node that could be replayed, by subject."""
-    history = {row.node.node for row in reader.path()}
+    history = {node.node for node in reader.path()}
     psi = recorded_psi(reader)
     view = RunView(reader)
     for subject in watched:
@@ -251,13 +251,7 @@ def distance_rows(reader: RunReader, watched: Sequence[Watched], evidence: Evide
 
 
 def too_far(rows: Sequence[NodeDistance], evidence: Evidence, slack: float) -> list[NodeDistance]:
-    """Return the nodes whose true distance exceeds Psi.
-
-    Args:
-        rows: True distance and Psi of each node.
-        evidence: Results of the replay.
-        slack: Tolerance, relative to the length of the model.
-    """
+    """Return the nodes whose true distance exceeds Psi; `slack` is a tolerance relative to the model's length."""
     return [
         row
         for row in rows
@@ -266,7 +260,7 @@ def too_far(rows: Sequence[NodeDistance], evidence: Evidence, slack: float) -> l
 
 
 def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Evidence, slack: float) -> Iterator[str]:
-    """Yield a sentence for each case in which noise hid less than was charged, or charges exceeded the budget.
+    """Yield a sentence for each noise edge that cost more than was charged, and for charges above the budget.
 
     Args:
         watched: The subject.
@@ -310,17 +304,21 @@ def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Eviden
 
 
 def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
-    """Return the subjects whose absence is replayed, with the largest Psi first, and how many are left out.
+    """Return the subjects to replay the run without, and the number of subjects beyond `most`.
 
-    All subjects that a request's noise should hide are replayed. If the run has no such subjects, the active clients
-    with the largest Psi are replayed.
+    Subjects are hidden by the noise of a request; the `most` with the largest charges are returned. If no client was
+    forgotten, up to three active clients with the largest Psi are returned.
     """
     requests = {request.request: request for request in reader.requests()}
     names = [client.name for client in reader.clients()]
     view, erased = RunView(reader), not_recomputed(reader)
-    charged = {charge.subject: 0.0 for charge in reader.charges()}
+    if not reader.subjects():
+        psi = track_everyone(view).total(view.active)
+        largest = view.active[np.argsort(-psi)][: min(most, 3)]
+        return [Watched(-1 - k, (int(c),), (names[c],)) for k, c in enumerate(largest.tolist())], 0
+    charged: dict[int, float] = {}
     for charge in reader.charges():
-        charged[charge.subject] = max(charged[charge.subject], charge.charge)
+        charged[charge.subject] = max(charged.get(charge.subject, 0.0), charge.charge)
     subjects = [
         Watched(row.subject, row.clients, plain_names(reader, (names[k] for k in row.clients)), requests[row.request])
         for row in reader.subjects()
@@ -328,9 +326,5 @@ def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
         and method_info(requests[row.request].method).protection == "noise"
         and requests[row.request].noise_node is not None
     ]
-    if not reader.subjects():
-        psi = track_everyone(view).total(view.active)
-        largest = view.active[np.argsort(-psi)][: min(most, 3)]
-        return [Watched(-1 - k, (int(c),), (names[c],)) for k, c in enumerate(largest.tolist())], 0
     subjects.sort(key=lambda row: (-charged.get(row.subject, 0.0), row.subject))
     return sorted(subjects[:most], key=lambda row: row.subject), max(0, len(subjects) - most)

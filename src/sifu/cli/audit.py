@@ -16,6 +16,7 @@ from sifu.core.ledger import plain_values
 
 if TYPE_CHECKING:
     from sifu.audit import AuditReport, BeforeAfterAttack, ClientAudit, Control, FileComparison
+    from sifu.audit.exact_releases import ExactAudit
 
 MOST_SUBJECTS = 12
 MODELS = ("before", "released", "scratch")
@@ -101,7 +102,7 @@ def _print_before_after(found: Sequence[BeforeAfterAttack]) -> None:
 
 
 def print_compared(report: AuditReport) -> None:
-    """Print only the comparison of two releases."""
+    """Print the comparison of two releases, and the notes."""
     if report.before_after:
         _print_before_after(report.before_after)
     for note in report.notes:
@@ -130,20 +131,20 @@ def print_report(report: AuditReport) -> None:
         sound = sum(1 for edge in report.noise if edge.as_recorded)
         out.print(f"{sound} of {len(report.noise)} noise edges contain the recorded noise")
     for release in report.exact[:MOST_SUBJECTS]:
-        same = "to the bit" if release.same_model else "not to the bit, see the notes"
-        summed = ", and so is the sum over the remaining clients" if release.sum_recorded and release.same_sum else ""
-        told = (
-            f"equals the model trained without them, {same}{summed}"
-            if release.without
-            else "was not compared with the model trained without them"
-        )
-        out.print(f"Request {release.request}, {names_text(release.clients, 1)}: the release {told}")
+        out.print(f"Request {release.request}, {names_text(release.clients, 1)}: the release {exact_words(release)}")
     if report.attacks is not None:
         _print_attacks(report)
-    if report.before_after:
-        _print_before_after(report.before_after)
-    for note in report.notes:
-        out.print(f"Note: {escape(note)}")
+    print_compared(report)
+
+
+def exact_words(release: ExactAudit) -> str:
+    """Return a clause on how an exact release compares with the model trained without its clients."""
+    if release.without is None:
+        return "was not compared with the model trained without them"
+    if not release.same_model:
+        return "differs in its bits from the model trained without them, see the contradictions and the notes"
+    summed = ", and so does the sum over the remaining clients" if release.sum_recorded and release.same_sum else ""
+    return f"equals the model trained without them, to the bit{summed}"
 
 
 def _print_subjects(report: AuditReport) -> None:
@@ -193,8 +194,9 @@ def _print_attacks(report: AuditReport) -> None:
         marks = [percent(mark.success) if (mark := forgetting.watermark.get(name)) else "-" for name in MODELS]
         shown.add_row("owed to their watermark", *marks)
     if forgetting.relearn:
-        rounds = [_rounds(forgetting.relearn.get(name), forgetting.relearn_limit) for name in ("released", "scratch")]
-        shown.add_row("rounds to relearn them", "-", *rounds)
+        rounds = [forgetting.relearn.get(name) for name in ("released", "scratch")]
+        limit = f"> {forgetting.relearn_limit}"
+        shown.add_row("rounds to relearn them", "-", *(limit if count is None else str(count) for count in rounds))
     out.print(shown)
     if membership is not None and membership.lira is not None:
         found_by, limits = membership.lira, membership.bound
@@ -216,10 +218,6 @@ def _print_attacks(report: AuditReport) -> None:
         f"Their distance is {number(forgetting.distance_to_scratch)}; Scratch moved "
         f"{number(forgetting.distance_from_start)} from its start in {forgetting.scratch_rounds} rounds."
     )
-
-
-def _rounds(rounds: int | None, limit: int) -> str:
-    return f"> {limit}" if rounds is None else str(rounds)
 
 
 def _print_controls(controls: Sequence[Control]) -> None:

@@ -134,7 +134,7 @@ def revoke_token(
     folder: FolderArgument,
     who: Annotated[str, argument("NAME|ID", "Owner whose tokens to revoke, or the id of one token.")],
 ) -> Answer:
-    """Revoke a token immediately, also in a running console."""
+    """Revoke a token immediately, even in a running console."""
     from sifu.console.tokens import TokenFile, state_folder
 
     revoked = TokenFile(state_folder(folder)).revoke(who)

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from sifu.api import Outcome, train
-from sifu.cli.commands import outcome_values, outcomes_table
 from sifu.cli.output import Answer, Format, RoundsProgress, out, percent
 from sifu.cli.plans import print_plan
+from sifu.cli.run_output import outcome_values, outcomes_table
 from sifu.core.allowed_code import allow_code
 from sifu.core.spec import Spec
 from sifu.errors import VerificationError
 
 # The noise is fresh every time, so the rounds vary: over 40 runs of this seed the three requests together took 3.7
-# to 18 times fewer rounds than Scratch; with other seeds the worst of 40 was between 2.3 and 3.4 times.
-# benchmarks/demo_spread.py measures it.
+# to 18 times fewer rounds than Scratch; with other seeds, the smallest ratio of 40 runs was between 2.3 and 3.4.
+# benchmarks/demo_spread.py measures this.
 DEMO = Spec.from_mapping(
     {
         "seed": 5,
@@ -54,12 +54,12 @@ TUNED = Spec.from_mapping(
         "local": {"rate": 0.1, "steps": 5, "momentum": 0.9},
     }
 )
-"""Spec with fewer clients and more digits each: three groups tune a network pretrained on public digits."""
+"""Spec with fewer clients, in which three groups tune a network pretrained on public digits."""
 REQUESTS = [[f"client-{number:03d}" for number in range(first, first + 5)] for first in (0, 5, 10)]
 
 
 def run_demo(folder: Path | None) -> Answer:
-    """Run the demo: forget exactly by a closed-form head and by tuned backbones, then with noise against Scratch."""
+    """Run the demo: forget exactly with a closed-form head and with tuned backbones, then with noise."""
     from sifu.report import write_report
 
     started = time.monotonic()
@@ -149,7 +149,7 @@ def _forget_exactly(spec: Spec, folder: Path, requests: Sequence[list[str]]) -> 
 
 
 def _free_folder(wanted: Path) -> Path:
-    """Return the first of wanted, wanted-2, wanted-3... that does not exist; never overwrite an earlier demo."""
+    """Return the first of wanted, wanted-2, wanted-3... that does not exist, so that no earlier demo is overwritten."""
     candidate, number = wanted, 2
     while any(candidate.with_name(f"{candidate.name}{end}").exists() for end in ("", "-exact", "-tuned")):
         candidate, number = wanted.with_name(f"{wanted.name}-{number}"), number + 1

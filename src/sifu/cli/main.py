@@ -17,9 +17,9 @@ from sifu.cli.federation_commands import clients, flower
 from sifu.cli.options import answering, option, runs_at_work
 from sifu.cli.output import Answer, Format, harmless, print_json
 from sifu.cli.proof import audit, client_audit, evidence, verify
+from sifu.cli.request_commands import certificate, requests
 from sifu.cli.runs import (
     demo,
-    doctor,
     evaluate,
     export,
     init,
@@ -33,8 +33,8 @@ from sifu.cli.runs import (
     status,
     train,
 )
-from sifu.cli.unlearning import advise, certificate, forget, plan, request, requests
-from sifu.cli.upkeep import anchor, backup, key, purge, restore, sign, timestamp
+from sifu.cli.unlearning import advise, forget, plan, request
+from sifu.cli.upkeep import anchor, backup, doctor, key, purge, restore, sign, timestamp
 from sifu.core.allowed_code import allow_code
 from sifu.errors import SifuError, SifuWarning, missing_extra
 from sifu.version import __version__
@@ -151,22 +151,8 @@ def run_app(app: typer.Typer) -> None:
             raise
         if isinstance(error, ModuleNotFoundError) and (sentence := missing_extra(error)) is not None:
             _fail(sentence, 2)
-        if isinstance(error, OSError) and error.errno in WRONG_PATH and error.filename:
-            _fail(
-                f"cannot use {os.fsdecode(error.filename)}: {error.strerror}. Check the path, and that this account "
-                "may write there",
-                2,
-            )
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            what = os.fsdecode(error.filename) if error.filename else "a file"
-            _fail(f"no space left to change {what}: free some and run the command again; nothing was lost", 2)
-        if isinstance(error, OSError) and error.errno == errno.EIO:
-            what = os.fsdecode(error.filename) if error.filename else "a file"
-            _fail(
-                f"the disk failed to read or write {what} (Input/output error): check the disk and run the command "
-                "again; earlier records are intact",
-                5,
-            )
+        if isinstance(error, OSError):
+            _fail_on_file(error)
         sentence = f"unexpected {type(error).__name__}: {error} (set SIFU_DEBUG=1 for the traceback)"
         _fail(_with_notes(error, sentence), 1)
     else:
@@ -205,10 +191,10 @@ def _leave(code: int) -> None:
 
 
 def _say_what_is_overdue() -> None:
-    """Write a line to stderr for each run of this command that has overdue requests."""
+    """Write to stderr which runs of this command have overdue requests, or a last event that contradicts the clock."""
     if not runs_at_work:
         return
-    from sifu.api.start_run import clock_problem_of, overdue_of
+    from sifu.api.run_search import clock_problem_of, overdue_of
 
     for run in dict.fromkeys(runs_at_work):
         clock = clock_problem_of(run)
@@ -225,6 +211,21 @@ def _with_notes(error: BaseException, sentence: str) -> str:
     """Return the sentence of an error, followed by the notes attached to the error."""
     notes = getattr(error, "__notes__", ())
     return " ".join([f"{sentence}." if notes and not sentence.endswith(".") else sentence, *notes])
+
+
+def _fail_on_file(error: OSError) -> None:
+    """Exit with a sentence for a wrong path, a full disk or a disk error; return for any other error."""
+    what = os.fsdecode(error.filename) if error.filename else "a file"
+    if error.errno in WRONG_PATH and error.filename:
+        _fail(f"cannot use {what}: {error.strerror}. Check the path, and that this account may write there", 2)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        _fail(f"no space left to change {what}: free some and run the command again; nothing was lost", 2)
+    if error.errno == errno.EIO:
+        _fail(
+            f"the disk failed to read or write {what} (Input/output error): check the disk and run the command again; "
+            "earlier records are intact",
+            5,
+        )
 
 
 def _fail(sentence: str, code: int) -> None:

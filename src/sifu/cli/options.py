@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,12 +13,12 @@ from typing import Annotated, Any
 import typer
 
 from sifu.choices import Device, Precision, SigmaChoice, Term, terms_on_offer
-from sifu.cli.output import Answer, Format, tell
+from sifu.cli.output import Answer, Format
 from sifu.errors import InputError
 
 
 def answering(command: Callable[..., Any]) -> Callable[..., None]:
-    """Add `--format` to a command that returns an `Answer`, and print it; leave other commands unchanged."""
+    """Add `--format` to a command that returns an `Answer`, and print the answer; leave other commands unchanged."""
     signature = inspect.signature(command, eval_str=True)
     if signature.return_annotation is not Answer:
         return command
@@ -31,7 +32,7 @@ def answering(command: Callable[..., Any]) -> Callable[..., None]:
     def printing(*, format: Format, **values: Any) -> None:
         Answer.format = format
         answer = command(**values)
-        tell(format, answer.values, *answer.shown)
+        answer.print(format)
         if answer.code:
             raise typer.Exit(answer.code)
 
@@ -47,7 +48,7 @@ def _with_parameters(command: Any, parameters: list[inspect.Parameter], returns:
 
 
 class Commands(typer.Typer):
-    """A group of commands; each returns an `Answer`."""
+    """A group of commands; the answer of a command that returns an `Answer` is printed."""
 
     def __init__(self, name: str, help: str) -> None:
         super().__init__(name=name, help=help, no_args_is_help=True, rich_markup_mode="rich")
@@ -59,7 +60,7 @@ class Commands(typer.Typer):
 
 
 def option(help: str, *flags: str, **more: Any) -> Any:
-    """Return an option; its flag is the parameter's name unless others are given."""
+    """Return an option; its flag is the parameter's name unless `flags` are given."""
     return typer.Option(*flags, help=help, **more)
 
 
@@ -69,11 +70,11 @@ def argument(metavar: str | None, help: str, **more: Any) -> Any:
 
 
 runs_at_work: list[Path] = []
-"""Run folders given to this command, which lists their overdue requests at its end."""
+"""Run folders given to this command; when it ends, it lists their overdue requests."""
 
 
 def note_run(folder: Path | None) -> Path | None:
-    """Record a run folder that a command works on, and return it."""
+    """Add a run folder to `runs_at_work`, and return it."""
     if folder is not None:
         runs_at_work.append(folder)
     return folder
@@ -190,12 +191,12 @@ def read_records(text: str, by_identity: bool) -> list[int | str]:
 
 def _lines(path: Path) -> list[tuple[str, str]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not a text file: write one record per line") from error
-    return [(f"line {number} of {path}", line.partition("#")[0]) for number, line in enumerate(lines, start=1)]
+    return [(f"line {number} of {path}", re.split(r"(?:^|\s)#", line)[0]) for number, line in enumerate(lines, start=1)]
 
 
 def _record(where: str, entry: str, by_identity: bool) -> int | str:

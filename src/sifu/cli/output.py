@@ -1,4 +1,4 @@
-"""Output for people and programs: tables and sentences, or one JSON object on stdout; logs go to stderr."""
+"""Output of commands: tables and sentences for people, or one JSON object for programs; logs go to stderr."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import json
 import math
 import sys
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
+
+from sifu.core.operator_words import forgotten_words
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -44,34 +45,33 @@ class Format(enum.StrEnum):
     json = "json"
 
 
-def tell(format: Format, values: Any, *shown: Any) -> None:
-    """Print the result of a command.
+class Answer:
+    """Result of a command.
 
     Args:
-        format: Output format.
         values: Values for JSON, or a function that returns them.
         *shown: Text output: sentences, tables, or functions that print.
+        code: Exit code.
     """
-    if format is Format.json:
-        print_json(values() if callable(values) else values)
-        return
-    for part in shown:
-        if isinstance(part, str):
-            out.print(harmless(part), markup=False, soft_wrap=True)
-        elif callable(part):
-            part()
-        else:
-            out.print(part)
-
-
-class Answer:
-    """Result of a command: the arguments of `tell`, and the exit code."""
 
     format = Format.text
     """Output format of the current command."""
 
     def __init__(self, values: Any, *shown: Any, code: int = 0) -> None:
         self.values, self.shown, self.code = values, shown, code
+
+    def print(self, format: Format) -> None:
+        """Print the result in an output format."""
+        if format is Format.json:
+            print_json(self.values() if callable(self.values) else self.values)
+            return
+        for part in self.shown:
+            if isinstance(part, str):
+                out.print(harmless(part), markup=False, soft_wrap=True)
+            elif callable(part):
+                part()
+            else:
+                out.print(part)
 
 
 LEVEL_STYLES = {"exact": "bold green", "proven": "bold green", "conditional": "bold yellow", "none": "bold red"}
@@ -97,9 +97,7 @@ def print_json(value: Any) -> None:
 
 def number(value: float | None, digits: int = 4) -> str:
     """Return a number as a table cell."""
-    if value is None:
-        return "-"
-    return f"{value:.{digits}g}"
+    return "-" if value is None else f"{value:.{digits}g}"
 
 
 def percent(value: float | None) -> str:
@@ -109,25 +107,29 @@ def percent(value: float | None) -> str:
 
 def level_text(level: str) -> str:
     """Return a level in its colour."""
-    return f"[{LEVEL_STYLES.get(level, '')}]{level}[/]" if level in LEVEL_STYLES else level
+    return f"[{LEVEL_STYLES[level]}]{level}[/]" if level in LEVEL_STYLES else level
 
 
 def names_text(names: list[str] | tuple[str, ...], most: int = 3, escaped: bool = True) -> str:
-    """Return a few client names, escaped for rich unless they are printed without markup."""
+    """Return at most `most` client names and the number of others; `escaped` for output with rich markup."""
     shown = ", ".join(escape(name) if escaped else name for name in names[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-class ShownBar:
-    """Progress bar of one step at a time, shown on a terminal unless the command prints JSON."""
+def whom_text(clients: list[str] | tuple[str, ...], records: int | None, most: int = 3) -> str:
+    """Return the names of the clients to forget, or the number of records and their client, escaped for rich."""
+    return forgotten_words([names_text(clients, most)], records)
 
-    def __init__(self, text: str, width: int = 16, quiet: bool = False) -> None:
+
+class ShownBar:
+    """Progress bar for one step at a time, shown on a terminal unless the command prints JSON."""
+
+    def __init__(self, text: str, width: int = 16) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        self._shown = err.is_terminal and not (quiet or Answer.format is Format.json)
+        self._shown = err.is_terminal and Answer.format is not Format.json
         columns = TextColumn(f"{{task.description:<{width}}}"), BarColumn(bar_width=18), TextColumn(text)
-        disable = not self._shown
-        self._bar = Progress(*columns, TimeElapsedColumn(), console=err, transient=True, disable=disable)
+        self._bar = Progress(*columns, TimeElapsedColumn(), console=err, transient=True, disable=not self._shown)
         self._step: TaskID | None = None
         self._phase = ""
 
@@ -150,10 +152,8 @@ class ShownBar:
         self._bar.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._bar.__exit__(*error)
 
 
 LINE_EVERY = 30.0
@@ -161,10 +161,10 @@ LINE_EVERY = 30.0
 
 
 class RoundsProgress(ShownBar):
-    """Progress of rounds towards a target, with speed and remaining time; it also keeps `metrics` up to date."""
+    """Progress bar for rounds, with the target and the remaining time; it also keeps `metrics` up to date."""
 
-    def __init__(self, metrics: MetricsLog | None = None, quiet: bool = False) -> None:
-        super().__init__("{task.fields[text]}", quiet=quiet)
+    def __init__(self, metrics: MetricsLog | None = None) -> None:
+        super().__init__("{task.fields[text]}")
         self._metrics, self._told = metrics, time.monotonic()
         self._seen: list[tuple[int, float]] = []
         self._started = 0.0
@@ -193,16 +193,18 @@ class RoundsProgress(ShownBar):
             self._told = time.monotonic()
             err.print(f"{phase}: {text}{left}", markup=False, highlight=False, soft_wrap=True)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
         if self._metrics is not None:
             self._metrics.update(now=True)
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in a readable unit."""
+    """Return a duration in a readable unit.
+
+    >>> duration(0.21), duration(75.0), duration(180.0), duration(7200.0)
+    ('0.21 s', '75 s', '3 min', '2.0 h')
+    """
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.2g} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

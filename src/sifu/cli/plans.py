@@ -1,9 +1,9 @@
-"""Output of `sifu plan` and `sifu advise`: methods, plan, curve, units, budgets, and advice before training."""
+"""Output of `sifu plan`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,18 +12,15 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from sifu.advice import Advice
-from sifu.advice.release_options import ReleaseAdvice
-from sifu.cli.commands import MOST_CLIENTS
-from sifu.cli.output import Answer, level_text, names_text, number, out, percent, table
+from sifu.cli.output import Answer, duration, level_text, names_text, number, out, table, whom_text
+from sifu.cli.run_output import MOST_CLIENTS
 from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import CLOSED_FORM, GUESSING, attacker_rate
-from sifu.core.operator_words import forgotten_words
 from sifu.core.premises import premises_that_count
 from sifu.errors import InputError
-from sifu.planning.forecast import LOOK_AHEAD, BudgetLine, Outlook
+from sifu.planning.outlook import LOOK_AHEAD, BudgetLine, Outlook
 from sifu.planning.plan import MethodOption, Plan
-from sifu.plots.style import byte_size, counted
+from sifu.plots.style import byte_size
 
 
 def _attacker(way: MethodOption) -> str:
@@ -34,11 +31,10 @@ def _attacker(way: MethodOption) -> str:
 
 
 def print_options(plan: Plan, everything: bool) -> None:
-    """Print the comparison of methods; nothing if a method was named."""
+    """Print the comparison of methods; print nothing if a method was named."""
     if plan.auto is None:
         return
-    records = len(plan.terms.records or ())
-    whom = forgotten_words([names_text(plan.terms.clients)], records or None)
+    whom = whom_text(plan.terms.clients, len(plan.terms.records) or None)
     out.print(f"Methods to forget {whom}, certified ones first:")
     allowed = [way for way in plan.ways if not way.refused]
     shown = table("method", "level", "-rounds", "-sent", "-time", "-attacker", "cost to earlier requests")
@@ -48,7 +44,7 @@ def print_options(plan: Plan, everything: bool) -> None:
             level_text(way.level),
             _rounds(way),
             "-" if way.bytes_sent is None else byte_size(way.bytes_sent),
-            "-" if way.seconds is None else seconds_text(way.seconds),
+            "-" if way.seconds is None else duration(way.seconds),
             _attacker(way),
             f"{way.earlier_charged}, up to {way.largest_charge:.0%}" if way.earlier_charged else "nothing",
         )
@@ -65,7 +61,7 @@ def print_options(plan: Plan, everything: bool) -> None:
 
 
 def _print_more(plan: Plan, allowed: list[MethodOption]) -> None:
-    """Print methods that `auto` never chooses, data that stay, costs of rebuilding, and reasons for refusals."""
+    """Print methods that `auto` never chooses, data that are kept, costs of rebuilding, and reasons for refusals."""
     never = [way.method for way in allowed if not way.may_be_chosen]
     if never:
         out.print(f"auto never chooses {', '.join(never)}: a control, or it ignores the given sigma", style="dim")
@@ -75,7 +71,7 @@ def _print_more(plan: Plan, allowed: list[MethodOption]) -> None:
     for way in allowed:
         if way.rebuild_client_rounds:
             out.print(f"{way.method}: retraining affected groups takes {way.rebuild_client_rounds} more client-rounds")
-    # Several methods may be refused for the same reason, which contains the method's name.
+    # Reasons that differ only in the name of the method are printed once.
     reasons: dict[str, list[MethodOption]] = {}
     for way in plan.ways:
         if way.refused:
@@ -86,21 +82,9 @@ def _print_more(plan: Plan, allowed: list[MethodOption]) -> None:
 
 
 def _rounds(way: MethodOption) -> str:
-    if way.predicted_rounds is None:
-        return "-" if way.rounds is None else f"about {number(way.rounds, 3)}"
-    low, high = way.predicted_interval or (way.predicted_rounds,) * 2
-    return f"{way.predicted_rounds}" + (f" ({low}-{high})" if high > low else "")
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a time in a readable unit.
-
-    >>> seconds_text(0.2), seconds_text(75.0), seconds_text(7200.0)
-    ('0.2 s', '75 s', '2 h')
-    """
-    if seconds < 120.0:
-        return f"{seconds:.2g} s"
-    return f"{seconds / 60.0:.2g} min" if seconds < 7200.0 else f"{seconds / 3600.0:.2g} h"
+    if way.predicted_rounds is None and way.rounds is not None:
+        return f"about {number(way.rounds, 3)}"
+    return interval_text(way.predicted_rounds, way.predicted_interval)
 
 
 MOST_OPTIONS = 16
@@ -159,7 +143,7 @@ def show_plan(plan: Plan, picture: Path | None, everything: bool) -> Answer:
         shown += [partial(print_curve, plan), partial(print_units, plan)]
         shown += [budgets_table(plan.budgets)] if plan.budgets else []
         shown += [lambda: out.print(outlook_text(plan.outlook))] if plan.outlook else []
-    shown += [lambda: out.print(f"Wrote {picture}", markup=False)] if picture is not None else []
+    shown += [f"Wrote {picture}"] if picture is not None else []
     end = "Nothing was changed." + ("" if everything else " More with --all.")
     return Answer(lambda: plan_values(plan) | {"picture": str(picture) if picture else None}, *shown, end)
 
@@ -204,14 +188,15 @@ def print_curve(plan: Plan) -> None:
 
 
 def interval_text(rounds: int | None, interval: tuple[int, int] | None) -> str:
-    """Return a prediction with its interval."""
+    """Return a predicted number of rounds with its interval."""
     if rounds is None:
         return "-"
-    return f"{rounds}" + (f" ({interval[0]} to {interval[1]})" if interval else "")
+    low, high = interval or (rounds, rounds)
+    return f"{rounds}" + (f" ({low}-{high})" if high > low else "")
 
 
 def print_units(plan: Plan) -> None:
-    """Print a request for several clients in both units, each client separately and all jointly."""
+    """Print the noise of a request in both units: for each client separately, and for all clients jointly."""
     if not plan.units:
         return
     shown = table(
@@ -243,17 +228,15 @@ def budgets_table(lines: Sequence[BudgetLine]) -> Table:
 
 
 def outlook_text(outlook: Outlook) -> str:
-    """Return how many later requests the history still allows, in a sentence or two."""
+    """Return a text on how many later requests the history still allows."""
     expected, size = outlook.expected_requests, f"{outlook.usual_size:g}"
     more = "fewer than one more request" if expected < 1.0 else f"about {expected:.0f} more requests"
-    text = (
-        f"With the same noise, {outlook.fitting} of the {outlook.active} other clients could be forgotten later "
-        f"without a rollback to before it: {more} of {size}, if clients ask in random order."
-    )
-    if outlook.fitting == outlook.active:
+    later = "could be forgotten later without a rollback to before it"
+    text = f"With the same noise, each of the {outlook.active} other clients {later}."
+    if outlook.fitting < outlook.active:
         text = (
-            f"With the same noise, each of the {outlook.active} other clients could be forgotten later without a "
-            "rollback to before it, where earlier forgotten subjects have little budget left."
+            f"With the same noise, {outlook.fitting} of the {outlook.active} other clients {later}: {more} of {size}, "
+            "if clients ask in random order."
         )
     if outlook.auto_requests is None:
         return text
@@ -261,143 +244,16 @@ def outlook_text(outlook: Outlook) -> str:
     return f"{text} With --sigma auto, {many} further requests of {size} should each be faster than Scratch."
 
 
-def show_advice(spec: Path, advice: Advice, everything: bool) -> Answer:
-    """Return the answer of `sifu advise`."""
-    return Answer({"spec": str(spec), **asdict(advice)}, partial(_print_advice, advice, everything))
-
-
-def _print_advice(advice: Advice, everything: bool) -> None:
-    style = "green" if advice.worthwhile else "yellow"
-    out.print(f"[bold {style}]{advice.verdict}[/]")
-    if everything:
-        _print_pilot(advice)
-    _print_training_options(advice, everything)
-    if advice.release is not None:
-        _print_releases(advice.release)
-    if everything:
-        for suggestion in advice.suggestions:
-            out.print(f"- {escape(suggestion)}")
-    out.print("Nothing was kept." + ("" if everything else " --all shows reasons, the pilot, and what to change."))
-
-
-def _print_releases(advice: ReleaseAdvice) -> None:
-    """Print, for each budget, the noise that protects against observers of all releases and the accuracy with it."""
-    best = f"{percent(advice.accuracy)} on {advice.rows} held-out rows without it, at r = {advice.relative_penalty:.3g}"
-    columns = ("hides", "-epsilon", "-delta", "-r", "-distance", "-noise", "-accuracy", "-without noise")
-    shown = table(*columns, title=f"\nNoise on releases: {best}")
-    for option in advice.options:
-        figures = (option.epsilon, option.delta, option.relative_penalty, option.distance, option.noise)
-        accuracies = (percent(option.accuracy), percent(option.without_noise))
-        shown.add_row(f"a {option.unit}", *(f"{value:.3g}" for value in figures), *accuracies)
-    out.print(shown)
-    out.print(advice.verdict)
-
-
-def _print_pilot(advice: Advice) -> None:
-    facts = table("", "")
-    facts.add_row("clients, parameters", f"{advice.clients}, {advice.parameters}")
-    solved = [way.name for way in advice.ways] == ["closed form"]
-    if not solved:
-        facts.add_row(
-            "enough clients?",
-            f"{number(advice.clients_over_law, 3)} times the rule of thumb s sqrt(parameters); several times 1 is good",
-        )
-        facts.add_row(
-            "noise / signal",
-            f"{number(advice.noise_to_signal, 3)} for the most expensive client, "
-            f"{number(advice.typical_noise_to_signal, 3)} for a typical one: the noise that hides a client, relative "
-            "to how far training moved the model; well below 1 is good",
-        )
-    reached = "its target was reached" if advice.reached_target else "its target was not reached"
-    reached = reached if advice.target > 0.0 else "the spec has no target"
-    pilot = "a solve" if solved else counted(advice.pilot_rounds, "round")
-    facts.add_row("pilot", f"{pilot}, accuracy {percent(advice.accuracy)}; {reached}")
-    if advice.predicted_rounds is not None and not solved:
-        low, high = advice.predicted_interval or (advice.predicted_rounds,) * 2
-        predicted = counted(advice.predicted_rounds, "round")
-        rounds = f"perhaps {predicted} ({low} to {high}); Scratch {advice.scratch_rounds}"
-        facts.add_row("a plain request", rounds)
-    chosen = next((way for way in advice.ways if way.name == advice.recommended), None)
-    trained_by = f", trained by {chosen.name}" if chosen is not None and chosen.name == "groups" else ""
-    facts.add_row("level", level_text(advice.level if chosen is None else chosen.level) + trained_by)
-    if advice.epsilon_needed is not None:
-        facts.add_row(
-            "worthwhile with", f"epsilon {number(advice.epsilon_needed)}, or about {advice.clients_needed} such clients"
-        )
-    elif advice.clients_needed is not None:
-        facts.add_row("worthwhile with", f"about {advice.clients_needed} such clients")
-    out.print(facts)
-
-
-def _print_training_options(advice: Advice, everything: bool) -> None:
-    """Print the comparison of training regimes; with `everything`, also an explanation of each."""
-    columns = ("train by", "level", "-accuracy", "-training", "-a request", "-its time", "-its traffic")
-    tuned = any(way.name == "blocks" for way in advice.ways)
-    title = "The network frozen, in blocks or merged" if tuned else "Plain rounds, groups or closed form"
-    shown = table(*columns, title=f"\n{title}")
-    for way in advice.ways:
-        rounds = "-" if way.request_rounds is None else counted(round(way.request_rounds), "round")
-        if way.request_interval is not None:
-            rounds += f" ({way.request_interval[0]}-{way.request_interval[1]})"
-        name = way.name + (" *" if way.name == advice.recommended else "")
-        shown.add_row(
-            name,
-            level_text(way.level),
-            percent(way.accuracy),
-            "-" if way.training_seconds is None else seconds_text(way.training_seconds),
-            rounds,
-            "-" if way.request_seconds is None else seconds_text(way.request_seconds),
-            "-" if way.request_bytes is None else byte_size(way.request_bytes),
-        )
-    out.print(shown)
-    out.print(f"Accuracy {advice.measured_on}, the same rows for every method.", style="dim")
-    if everything:
-        for way in advice.ways:
-            out.print(f"{way.name}: {escape(way.reason)}")
-    chosen = next((way for way in advice.ways if way.name == advice.recommended), None)
-    if chosen is not None and chosen.settings:
-        out.print(f"Train by {chosen.name}: set {escape(', '.join(chosen.settings))}")
-
-
 def print_plan(plan: Plan, everything: bool) -> None:
     """Print a plan as text and tables."""
     terms = plan.terms
     together = {"client": ", each separately" if len(terms.clients) > 1 else "", "joint": ", all together"}[terms.unit]
-    whom = escape(forgotten_words(terms.clients, len(terms.records))) if terms.records else names_text(terms.clients)
+    whom = whom_text(terms.clients, len(terms.records) or None)
     within = "" if plan.untouched and plan.noise_std == 0.0 else f", within ({terms.epsilon:g}, {terms.delta:g})"
     out.print(f"To forget {whom}{together}{within}:")
     facts = table("", "")
-    back = plan.tip_rounds - plan.source_rounds
-    if plan.terms.method == CLOSED_FORM:
-        facts.add_row("solve again", "from the sum over the clients that stay, exact to the bit")
-    elif plan.source_node is None:
-        facts.add_row("start from", "a fresh initial model")
-    elif plan.terms.method == "groups":
-        facts.add_row("start from", "the merge of the groups without a forgotten client")
-    else:
-        undone = f", {back} undone" if back else ", nothing undone"
-        facts.add_row(
-            "roll back to" if back else "start from", f"round {plan.source_rounds} of {plan.tip_rounds}{undone}"
-        )
-    noise = f"sigma {number(plan.noise_std)}, hides an influence Psi up to {number(plan.psi_star)}"
-    without = {
-        "noise": "none: the clients did not influence that model",
-        "training noise": "none: every update was noised in training",
-        "nothing": "none",
-    }
-    if plan.terms.method == CLOSED_FORM:
-        contacts_none = plan.predicted_rounds == 0
-        rounds = "none: no client is contacted" if contacts_none else "1: remaining clients send their statistics"
-        if terms.records and contacts_none:
-            rounds = "none: the client alone sends its statistics again, without these records"
-        facts.add_row("rounds", rounds)
-    else:
-        facts.add_row("add noise", noise if plan.noise_std else without[plan.protection])
-        facts.add_row("their Psi there", number(plan.psi) if math.isfinite(plan.psi) else "unknown")
-    if plan.terms.method != CLOSED_FORM and plan.predicted_rounds is not None and plan.scratch_rounds is not None:
-        guess = interval_text(plan.predicted_rounds, plan.predicted_interval)
-        when = "released at once, then " if terms.release == "now" else ""
-        facts.add_row("retrain", f"{when}perhaps {guess} rounds; Scratch perhaps {plan.scratch_rounds}")
+    for row in _solve_facts(plan) if terms.method == CLOSED_FORM else _retraining_facts(plan):
+        facts.add_row(*row)
     if plan.predicted_accuracy is not None:
         facts.add_row("accuracy", f"perhaps {100 * plan.predicted_accuracy:.1f} % at the end")
     if plan.squared_error_now is not None:
@@ -429,3 +285,39 @@ def print_plan(plan: Plan, everything: bool) -> None:
         out.print(f"It also uses budget of {len(others)} subject(s) forgotten earlier.")
     for note in plan.notes:
         out.print(f"Note: {escape(note)}")
+
+
+def _solve_facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    yield "solve again", "from the sum over the clients that stay, exact to the bit"
+    if plan.predicted_rounds != 0:
+        yield "rounds", "1: remaining clients send their statistics"
+    elif plan.terms.records:
+        yield "rounds", "none: the client alone sends its statistics again, without these records"
+    else:
+        yield "rounds", "none: no client is contacted"
+
+
+WITHOUT_NOISE = {
+    "noise": "none: the clients did not influence that model",
+    "training noise": "none: every update was noised in training",
+    "nothing": "none",
+}
+"""Descriptions of a plan without noise, by the protection of its method."""
+
+
+def _retraining_facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    back = plan.tip_rounds - plan.source_rounds
+    if plan.source_node is None:
+        yield "start from", "a fresh initial model"
+    elif plan.terms.method == "groups":
+        yield "start from", "the merge of the groups without a forgotten client"
+    else:
+        path = f"round {plan.source_rounds} of {plan.tip_rounds}"
+        yield ("roll back to", f"{path}, {back} undone") if back else ("start from", f"{path}, nothing undone")
+    noise = f"sigma {number(plan.noise_std)}, hides an influence Psi up to {number(plan.psi_star)}"
+    yield "add noise", noise if plan.noise_std else WITHOUT_NOISE[plan.protection]
+    yield "their Psi there", number(plan.psi) if math.isfinite(plan.psi) else "unknown"
+    if plan.predicted_rounds is not None and plan.scratch_rounds is not None:
+        guess = interval_text(plan.predicted_rounds, plan.predicted_interval)
+        when = "released at once, then " if plan.terms.release == "now" else ""
+        yield "retrain", f"{when}perhaps {guess} rounds; Scratch perhaps {plan.scratch_rounds}"

@@ -211,11 +211,11 @@ def evidence(
     request: RequestArgument,
     output: Annotated[Path, option("Zip file to write.", "--out", "--output", metavar="FILE.zip")],
 ) -> Answer:
-    """Write the evidence of a finished request into one file to hand over; needs the key. Exit code 3 if it is wrong.
+    """Write the evidence of a finished request into one file to hand over; needs the key.
 
     The file holds the public certificate, a signed statement, signed heads of the ledger, a page to print, and
     everything needed to check it without you. It holds no data of other clients and no private key. The run is verified
-    first.
+    first; the exit code is 3 if that fails.
     """
     from sifu.report import write_evidence
 

@@ -40,12 +40,10 @@ def metrics(
     All lines come from the ledger. Existing lines are not written again, and a file left incomplete by a killed process
     is completed. Without --out, CSV goes to the standard output.
     """
-    import csv
     import sys
-    from dataclasses import astuple
 
-    from sifu.report.metrics_log import COLUMNS, rows_after, write_metrics
-    from sifu.store.kept_outside import check_known_key
+    from sifu.report.metrics_log import csv_text, rows_after, write_metrics
+    from sifu.store.known_keys import check_known_key
     from sifu.store.reader import RunReader
 
     if output is not None:
@@ -56,9 +54,7 @@ def metrics(
     with RunReader(run) as reader:
         check_known_key(reader)
         rows = rows_after(reader, -1)
-    lines = [COLUMNS, *(astuple(row) for row in rows)]
-    write = csv.writer(sys.stdout, lineterminator="\n").writerows
-    return Answer({"metrics": [asdict(row) for row in rows]}, lambda: write(lines))
+    return Answer({"metrics": [asdict(row) for row in rows]}, lambda: sys.stdout.write(csv_text(rows)))
 
 
 def warn(sentence: str) -> None:
@@ -71,7 +67,7 @@ def demo(
 ) -> Answer:
     """Train, forget and verify on embedded data, in less than a minute.
 
-    First, heads in closed form forget without noise: one of 160 clients, and one on networks that groups tuned. Then
+    First, two closed-form heads forget without noise: one of 160 clients, and one on networks that groups tuned. Then
     160 clients train a digit classifier in rounds. Three requests of five clients each are executed with noise,
     compared with Scratch, certified and verified, and a report is written.
     """
@@ -136,20 +132,13 @@ def train(
     The influence on the model is bounded round by round, and models that a later request may roll back to are kept.
     Ctrl-C loses nothing: run the same command again.
     """
-    from sifu.cli.commands import show_status
+    from sifu.cli.run_output import show_status
     from sifu.report.metrics_log import MetricsLog
     from sifu.run.run_view import RunView
 
     merged = sifu.load_spec(spec, settings or [])
     with RoundsProgress(MetricsLog(run, metrics, warn) if metrics else None) as progress:
-        trained = sifu.train(
-            merged,
-            run=run,
-            data_folder=data,
-            progress=progress,
-            device=device,
-            precision=precision,
-        )
+        trained = sifu.train(merged, run=run, data_folder=data, progress=progress, device=device, precision=precision)
     with trained.reader() as reader:
         if RunView(reader).facts.shape_from_labels:
             warn(
@@ -174,8 +163,8 @@ def release(run: RunArgument, data: DataOption = None, device: DeviceOption = "a
     """Update the released model to the clients that should be in it.
 
     These are all clients except forgotten clients and clients of an approved request that still waits. Approved
-    requests for records are executed first. A head in closed form is solved again. In other runs, clients whose request
-    was refused or withdrawn get as many rounds as were run without them. sifu forget executes the other requests.
+    requests for records are executed first. A closed-form head is solved again if needed. In other runs, clients whose
+    request was refused or withdrawn get as many rounds as were run without them. sifu forget executes other requests.
     """
     with RoundsProgress() as progress:
         released = sifu.open_run(run, data_folder=data, device=device).release(progress)
@@ -236,14 +225,16 @@ def status(run: RunArgument, everything: AllOption = False) -> Answer:
     hides Psi up to Psi*; "sigma needed now" is the noise that would hide a client at the current model, without a
     rollback.
     """
-    from sifu.cli.commands import show_status
+    from sifu.cli.run_output import show_status
 
     return show_status(sifu.Run(run), everything=everything)
 
 
 def report(
     run: RunArgument,
-    output: Annotated[Path | None, option("Folder for the page and its figures.", show_default="DIR/report")] = None,
+    output: Annotated[
+        Path | None, option("Folder for the page and its figures.", "--out", "--output", show_default="DIR/report")
+    ] = None,
 ) -> Answer:
     """Write a self-contained HTML page and its figures (confidential: it shows Psi and nodes)."""
     from sifu.report import write_report
@@ -258,11 +249,13 @@ def export(
 ) -> Answer:
     """Write the current released model and its description: kind, classes, features, normalisation.
 
-    A safetensors file comes with a description file, with .json added; sifu predict uses both. A file that ends in
-    .onnx (extra onnx) contains its description.
+    A safetensors file comes with a description file, with .json added; sifu predict uses both. A .onnx file (needs the
+    extra onnx) contains its own description. A warning names pending requests: the model may contain their data.
     """
-    path = sifu.Run(run).export(model)
-    return Answer({"model": str(path)}, f"Wrote {path}")
+    path, pending = sifu.Run(run).export(model), [request.request for request in sifu.pending_requests(run)]
+    named = names_text(pending, escaped=False)
+    waits = f"Not executed yet: {named}. The model may still contain what they ask to forget."
+    return Answer({"model": str(path), "pending": pending}, f"Wrote {path}", *([waits] if pending else []))
 
 
 def methods() -> Answer:
@@ -278,13 +271,6 @@ def methods() -> Answer:
     return Answer({"methods": listed, "default": "auto"}, shown, how)
 
 
-def doctor() -> Answer:
-    """Show what is installed, and which engines and devices work here."""
-    from sifu.cli.upkeep import show_doctor
-
-    return show_doctor()
-
-
 def predict(
     model: Annotated[Path, argument("MODEL", "Safetensors file written by sifu export.")],
     data: Annotated[Path, argument("DATA", "Npz file with x, or a CSV or Parquet file.")],
@@ -298,8 +284,8 @@ def predict(
 ) -> Answer:
     """Predict new rows or images with a released model, using the inputs and features of its description.
 
-    Each line has the row's identity (the column data.id) or its number from 0, the class, and a score per class. A row
-    with a missing or unlisted value that the description does not cover has a reason instead.
+    Each line has the row's identity (the column data.id) or its number from 0, the class, and a score per class. For a
+    row with a missing or unlisted value that the description does not cover, the line has a reason instead.
     """
     import csv
     import io

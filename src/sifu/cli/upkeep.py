@@ -1,4 +1,4 @@
-"""Commands for the upkeep of a run folder: backup, restore, purge, keys; and the output of `sifu doctor`."""
+"""The commands `sifu doctor|purge|anchor|sign|timestamp|backup|restore|key`, which maintain a run folder."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from sifu.cli.options import Commands, RunArgument, argument, option
 from sifu.cli.output import Answer, out, table
 from sifu.errors import install_extra
 
-PACKAGES = (
-    "numpy", "scipy", "torch", "safetensors", "cryptography", "matplotlib", "flwr",
-)  # fmt: skip
+PACKAGES = ("numpy", "scipy", "torch", "safetensors", "cryptography", "matplotlib", "flwr")
 
 
-def show_doctor() -> Answer:
-    """Return the answer of `sifu doctor`."""
+def doctor() -> Answer:
+    """Show what is installed, and which engines and devices work here."""
     from sifu.data.sources import search_folders
     from sifu.run.devices import why_no_gpu
 
@@ -134,7 +132,7 @@ def sign(
         bool, option("Confirm that the clock is right although it contradicts the last event.", "--clock")
     ] = False,
 ) -> Answer:
-    """Vouch for events written without the operator's key, or for a run whose file head is missing.
+    """Vouch for events written without the operator's key, or for a run whose head file is missing.
 
     Every event is signed when it is written, if the key and its passphrase are available. Unsigned events block further
     writing until the operator confirms them; the ledger records permanently that they were signed later.
@@ -231,7 +229,7 @@ def accept(
     The key of every run is remembered at its first use (SIFU_KNOWN_KEYS). A new key that the old one did not sign stops
     every command. Before you accept a key, compare it with the one that the operator published.
     """
-    from sifu.api.safekeeping import accept_key
+    from sifu.api.operator_key import accept_key
 
     accept_key(run, public_key)
     return Answer({"accepted": public_key}, f"From now on {run} must be signed with the key {public_key}.")

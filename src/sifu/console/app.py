@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from sifu.console import finding, json_api, pages, streaming
+from sifu.console import finding, json_api, pages, request_pages, streaming
 from sifu.console.asking import Console
 from sifu.console.security import PROBES, Guard, RateLimit, refused
 from sifu.console.service import ConsoleService
@@ -69,7 +69,7 @@ def make_app(settings: Settings) -> ASGIApp:
 
     static = [Route(f"/static/{name}", _static_file) for name in STATIC]
     probes = [Route(path, _probe) for path in PROBES]
-    parts = (pages, finding, streaming, json_api)
+    parts = (pages, request_pages, finding, streaming, json_api)
     routes = [*probes, *(route for part in parts for route in part.ROUTES), *static]
     if settings.provider is not None:
         from sifu.console.sign_in import ROUTES
@@ -92,7 +92,7 @@ async def _not_served(request: Request, error: Exception) -> Response:
 
 
 async def _probe(request: Request) -> Response:
-    """Answer the probes: `/healthz` if the process is alive, `/readyz` if it can read its tokens and find runs."""
+    """Answer a health check; `/readyz` fails if the console cannot read its tokens or find runs."""
     if request.url.path == "/readyz":
         console: Console = request.app.state.console
         try:

@@ -1,10 +1,10 @@
-"""Helpers that the pages and the JSON API share: reading input, identifying the visitor, mapping errors to statuses."""
+"""Helpers for the pages and the JSON API: read input, identify the visitor, and map errors to HTTP statuses."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,13 +17,15 @@ from sifu.console.security import RateLimit
 from sifu.console.served_run import ServedRun, UnknownError
 from sifu.console.service import ConsoleService
 from sifu.console.tokens import NotAllowedError, Sessions, TokenFile, Visitor
+from sifu.core.ledger import LARGEST_INTEGER
 from sifu.core.request_terms import parse_sigma
-from sifu.errors import InputError, NotCertifiableError, RunBusyError, SifuError, VerificationError
-from sifu.requests.approvals import DEADLINE_DAYS
+from sifu.errors import InputError, NoSpaceError, NotCertifiableError, RunBusyError, SifuError, VerificationError
+from sifu.requests.deadlines import DEADLINE_DAYS
 
 MOST_CLIENTS = 10_000
 MOST_FIELDS = 100
 SEPARATORS = re.compile(r"[,;|\t\r\n]")
+_ROW_NUMBER = re.compile(r"0|[1-9][0-9]{0,14}")
 
 
 @dataclass
@@ -40,15 +42,11 @@ class Console:
 
 
 class NotKnownError(SifuError):
-    """Visit without a valid login."""
-
-    exit_code = 2
+    """Error for a visit without a valid login."""
 
 
 class ForgedError(SifuError):
-    """Change that was not sent from one of the console's own pages."""
-
-    exit_code = 2
+    """Error for a change that was not sent from one of the console's own pages."""
 
 
 def console_of(request: Request) -> Console:
@@ -63,6 +61,21 @@ def visitor_of(request: Request) -> Visitor:
     if visitor is None:
         raise NotKnownError("log in first, or send a valid token")
     return visitor
+
+
+def answer_to(request: Request, error: SifuError) -> tuple[Visitor | None, str]:
+    """Return the visitor of a failed request, and the error message that they may read.
+
+    An error of a run or of the disk may name folders and clients. Only people who may see the run get its message.
+    """
+    try:
+        visitor = console_of(request).sessions.visitor(request)
+    except SifuError:  # the file of tokens cannot be read
+        visitor = None
+    about_the_run = status_code(error) == 500 or isinstance(error, NoSpaceError)
+    if about_the_run and not (visitor is not None and visitor.token.may("see")):
+        return visitor, "this cannot be done at the moment: tell an operator of this console"
+    return visitor, str(error)
 
 
 class Visit:
@@ -124,14 +137,12 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def client_names(value: Any, known: Collection[str] = ()) -> list[str]:
-    """Return a list of client names, from a list or from text with the usual separators.
+def client_names(value: str | list[str], known: Collection[str] = ()) -> list[str]:
+    """Return client names from a list, or from text with the usual separators.
 
     Names may contain a comma or a space, so a `known` name is not split further.
     """
     names = _names_in(value, known) if isinstance(value, str) else value
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InputError("clients must be a list of names")
     cleaned = [name.strip() for name in names if name.strip()]
     if not cleaned or len(cleaned) > MOST_CLIENTS:
         raise InputError(f"name 1 to {MOST_CLIENTS} clients, found {len(cleaned)}")
@@ -152,19 +163,17 @@ def days(value: Any) -> int:
     if value in (None, ""):
         return DEADLINE_DAYS
     try:
-        return int(_number(int, value))
+        return int(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"the deadline must be a whole number of days, found {str(value)[:40]!r}") from error
 
 
-def terms_given(values: Any) -> TermsGiven:
-    """Return the terms of a request that were given; empty ones come from the run's spec."""
-    if not isinstance(values, dict):
-        raise InputError("terms must be an object")
+def terms_given(values: Mapping[str, Any]) -> TermsGiven:
+    """Return the given terms of a request without empty ones, which the run's spec determines.
+
+    The values are texts of a form, or JSON that the API's schema allows.
+    """
     offered = terms_on_offer()
-    unknown = next((name for name in values if name not in offered), None)
-    if unknown is not None:
-        raise InputError(f"a request has no term {str(unknown)[:40]!r}")
     given = {name: value for name, value in values.items() if value not in (None, "")}
     return {name: _read_term(name, offered[name], value) for name, value in given.items()}  # type: ignore[return-value]
 
@@ -175,7 +184,7 @@ def _read_term(name: str, term: TermOnOffer, value: Any) -> Any:
         return parse_sigma(str(value))
     try:
         if term.kind in (int, float):
-            return _number(term.kind, value)
+            return term.kind(value)
         if term.kind == Sequence[int | str]:
             records = [_record(entry) for entry in (_records_in(value) if isinstance(value, str) else value)]
             if not records:  # an empty list does not mean all records; to forget all of them, omit the term
@@ -193,19 +202,14 @@ def _records_in(text: str) -> list[str]:
     return [word for part in parts for word in (part.split() if part.replace(" ", "").isdecimal() else [part])]
 
 
-def _number(kind: type, value: Any) -> int | float:
-    """Return a value as a number of type `kind`; booleans are not numbers, and 2.7 is not an integer."""
-    if isinstance(value, bool) or (kind is int and isinstance(value, float) and not value.is_integer()):
-        raise ValueError(value)
-    return int(value) if kind is int else float(value)
-
-
 def _record(value: Any) -> int | str:
     """Return a client's record: a row number or an identity."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    if not isinstance(value, int | str):  # the API's schema counts 3.0 as an integer
         raise TypeError(value)
-    # An identity with leading zeros cannot be a row number.
-    return int(value) if isinstance(value, str) and value.isdecimal() and str(int(value)) == value else value
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise ValueError(value)
+    # An identity with leading zeros, or with more digits than JSON represents exactly, cannot be a row number.
+    return int(value) if isinstance(value, str) and _ROW_NUMBER.fullmatch(value) else value
 
 
 def status_code(error: SifuError) -> int:

@@ -1,4 +1,4 @@
-"""Pages over all runs: the list of requests with its search, the overview, the people, and the audit trail."""
+"""Pages that cover all runs: the searchable list of requests, the overview, the people, and the audit trail."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ STATES = ("open", "overdue", "received", "waiting for approval", "approved", "ru
 """Filters of the list of requests: a state, all open requests, or all overdue ones."""
 FILTERS = ("state", "run", "level", "text", "page")
 KINDS = {"": "all", "request": "of requests", "rolled back": "of rollbacks", "key": "of keys"}
-"""Filters of the audit trail: prefix of an event kind to its label."""
+"""Labels of the audit trail's filters, by prefix of the event kind."""
 
 
 @page
 def list_requests(visit: Visit) -> Response:
-    """Show the requests that the visitor may see and that match the filters."""
+    """Show the visitor's visible requests that match the filters."""
     chosen = _filters(visit)
     narrowed = [line for line in visit.service.lines(visit.who) if _fits(line, chosen)]
     return show(
@@ -64,7 +64,7 @@ def download_requests(visit: Visit) -> Response:
 
 
 def _filters(visit: Visit) -> dict[str, str]:
-    """Return the filters of a list; read the search text from a form only, never from the URL, as it may be a name."""
+    """Return the filters of a list. The search text may be a name, so it is read from a form only, not from the URL."""
     posted = visit.request.method == "POST"
     given = visit.fields if posted else visit.request.query_params
     return {name: given.get(name, "").strip()[:200] if posted or name != "text" else "" for name in FILTERS}
@@ -123,14 +123,10 @@ def show_people(visit: Visit) -> Response:
                 names.setdefault(person, step.actor)
                 did.setdefault(person, Counter())[step.status] += 1
     today = utc_now()[:10]
-    people = [
-        (
-            token,
-            "works" if token.works(today) else "revoked" if token.revoked else "expired",
-            did.get(same_person(token.name), Counter()),
-        )
-        for token in visit.console.tokens.all()
-    ]
+    people = []
+    for token in visit.console.tokens.all():
+        state = "works" if token.works(today) else "revoked" if token.revoked else "expired"
+        people.append((token, state, did.get(same_person(token.name), Counter())))
     owners = {same_person(token.name) for token, _, _ in people}
     others = sorted(name for person, name in names.items() if person not in owners)
     return show("people.html", visit.visitor, people=people, others=others)
@@ -138,7 +134,7 @@ def show_people(visit: Visit) -> Response:
 
 @page
 def show_trail(visit: Visit) -> Response:
-    """Show the audit trail of one run or of all, latest events first."""
+    """Show the audit trail of one run or of all runs, latest events first."""
     key, asked_for = visit.request.path_params.get("run"), visit.request.query_params
     number, kind = page_number(asked_for.get("page", "")), asked_for.get("kind", "")
     kind = kind if kind in KINDS else ""

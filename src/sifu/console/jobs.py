@@ -1,7 +1,7 @@
-"""Long work for the console: each job is a `sifu` command in a separate process.
+"""Long-running jobs of the console. Each job is a `sifu` command in a separate process.
 
-The page stays responsive, and killing the console does not stop the job: the command continues, and the run's ledger
-records its work. Its output goes to private files of the console, which are removed once read.
+Pages stay responsive, and stopping the console does not stop a job: the command continues, and the run's ledger
+records its work. The output of a job goes to private files, which are removed once they are read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from sifu.core.ledger import read_json
 from sifu.errors import RunBusyError
 from sifu.store.clock import utc_now
 from sifu.store.files import private_folder, write_atomically
@@ -30,7 +31,7 @@ MOST_JOBS = 50
 
 @dataclass(frozen=True)
 class Job:
-    """A command that runs, or ran, on a run."""
+    """A command on a run, in progress or finished."""
 
     id: str
     kind: JobKind
@@ -43,7 +44,7 @@ class Job:
 
 
 class Jobs:
-    """The commands that this console started, and their results."""
+    """The jobs that this console started, with their results."""
 
     def __init__(self, state: Path) -> None:
         self._folder, self._verifications = state / "jobs", state / "verifications.json"
@@ -61,9 +62,7 @@ class Jobs:
         """Start `sifu ARGUMENTS`; refuse if a job of the same kind already runs on the same run."""
         job = Job(secrets.token_hex(6), kind, run, actor, time.time(), request)
         with self._lock:
-            if any(
-                other.run == run and other.kind == kind and other.state == "running" for other in self._jobs.values()
-            ):
+            if (run, kind, "running") in {(other.run, other.kind, other.state) for other in self._jobs.values()}:
                 raise RunBusyError(f"another job of this run is in progress ({kind}): wait until it ends")
             finished = [other.id for other in self._jobs.values() if other.state != "running"]
             for old in finished[: max(0, len(self._jobs) - MOST_JOBS)]:
@@ -85,11 +84,7 @@ class Jobs:
 
     def _wait(self, job: Job, process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
         code = process.wait()
-        try:
-            answer = json.loads(_written(out) or b"{}")
-        except ValueError:
-            answer = {}
-        answer = answer if isinstance(answer, dict) else {}
+        answer = _object(_written(out))
         told = _written(err).decode(errors="replace").strip().splitlines()
         sentence = str(answer.get("error") or (told[-1].removeprefix("sifu: ") if told and code else ""))
         for path in (out, err):
@@ -110,11 +105,7 @@ class Jobs:
 
     def verifications(self) -> dict[str, dict[str, Any]]:
         """Return the last verification of each run that this console verified, by key."""
-        try:
-            content = json.loads(self._verifications.read_bytes())
-            return content if isinstance(content, dict) else {}
-        except (OSError, ValueError):
-            return {}
+        return _object(_written(self._verifications))
 
 
 def _private(path: Path) -> Any:
@@ -122,8 +113,17 @@ def _private(path: Path) -> Any:
 
 
 def _written(path: Path) -> bytes:
-    """Return what a job wrote, or nothing if the file was removed while the job ran."""
+    """Return the content of a file, or nothing if it was removed or never written."""
     try:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    """Return a JSON object, or an empty one if the content is something else."""
+    try:
+        value = read_json(content)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,9 +1,9 @@
-"""Nonces of open requests, kept so that the answer to a filed request can be repeated if it was lost.
+"""Nonces of open requests, kept so that a requester who lost the answer can get them again.
 
 A nonce opens one commitment of the public certificate (`core/record_commitments.py`). Nonces are not stored in the run.
-The console keeps the nonces of a request in a private file until the request is settled: while it is open, its ledger
-entry names the rows anyway. The console gives the nonces again only to the person who filed the request, for the same
-clients and terms.
+The console keeps the nonces of a request in a private file until the request is settled. This reveals nothing new,
+because the ledger entry of an open request names the rows. The console returns the nonces again only if the same person
+files the same request, with the same clients and terms.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sifu.core.ledger import canonical_json
+from sifu.core.ledger import canonical_json, read_json
 from sifu.core.record_commitments import new_nonces
 from sifu.store.files import write_atomically
 
@@ -31,7 +31,7 @@ class KeptNonces:
         self._path, self._lock = state / "nonces.json", threading.Lock()
         self._entries: dict[str, dict[str, Any]] = {}
         try:
-            content = json.loads(self._path.read_bytes())
+            content = read_json(self._path.read_bytes())
             self._entries = content if isinstance(content, dict) else {}
         except (OSError, ValueError):
             pass  # losing them is harmless: a new request gets new ones

@@ -1,4 +1,4 @@
-"""The current state of a run, cheap enough to read every second: a few rows, and nothing about any client."""
+"""The current state of a run for live pages: a few rows that can be read every second and name no client."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 
 from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.spec import Spec, StopSpec
-from sifu.requests.approvals import pending_requests
 from sifu.requests.certification import payload_of_request
+from sifu.requests.deadlines import pending_requests
 from sifu.run.run_view import ACTIVE
 from sifu.run.training import expected_rounds
 from sifu.store.client_accuracy import read_held_out
 from sifu.store.clock import current_time
 from sifu.store.files import is_locked
-from sifu.store.kept_outside import check_known_key
+from sifu.store.known_keys import check_known_key
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, joined_remainders, unused_clients
 
 MOST_POINTS = 60
-"""Maximum number of points of the curve to send; a longer curve is thinned."""
+"""Maximum number of points of a curve that are sent; a longer curve is thinned."""
 COUNTED_UP_TO = 5000
 """Maximum number of clients for which a round's participants are counted; counting reads rows of every client."""
 FRESH_FOR = 0.9
@@ -41,9 +41,10 @@ class Live:
     stop rule, and `expected` is the predicted number of rounds (None without a prediction). `rounds_run` counts all
     rounds of the run. A point of `curve` is a round with its accuracy (None for regression), its loss, and its number
     of participants. `seconds_left` is an estimate from the curve and the speed of the last minute. `last_step` is the
-    latest event of any request. `accuracy` is measured on the active clients' training data, `held_out` on held-out
-    rows; for regression, `mean_squared_error` replaces `accuracy`. During training, these figures and `participants`
-    belong to the last point of `curve`, otherwise to the current model; they are None if they were not measured.
+    number of the latest event of any request. `accuracy` is measured on the active clients' training data, `held_out`
+    on held-out rows; for regression, `mean_squared_error` replaces `accuracy`. During training, these figures and
+    `participants` belong to the last point of `curve`, otherwise to the current model. They are None if they were not
+    measured.
     """
 
     phase: str
@@ -84,7 +85,7 @@ class _ReadSoFar:
 
 
 class LiveView:
-    """Reader of a run's current state, which rereads only after a change and measures the speed of the rounds.
+    """Reader of a run's current state; it reads again only after a change, and measures the speed of the rounds.
 
     A run in progress changes all the time, so all visitors within the same second share one read.
     """
@@ -114,7 +115,7 @@ class LiveView:
         return self._state[2]
 
     def look_again(self) -> None:
-        """Force the next read to read the run again, because this console wrote to it."""
+        """Make the next call of `read` read the run again, because this console wrote to it."""
         self._looked = -FRESH_FOR
 
     def _read(self, reader: RunReader, at_work: bool) -> Live:
@@ -213,7 +214,10 @@ class LiveView:
 def _expected(
     reader: RunReader, running: RequestRow | None, rounds: int, points: list[Point], stop: StopSpec
 ) -> int | None:
-    """Return the rounds predicted for the current work by its learning curve or its plan, or None."""
+    """Return the expected number of rounds of the current work, or None if it cannot be predicted.
+
+    Without a target the number is fixed. Otherwise it is predicted from the learning curve or from the plan.
+    """
     if stop.target <= 0:
         return stop.max_rounds
     seen = [(at, accuracy) for at, accuracy, _, _ in points if accuracy is not None]
@@ -226,6 +230,6 @@ def _expected(
 
 
 def _thinned(points: list[Point]) -> list[Point]:
-    """Return evenly spaced points that include the last one."""
+    """Return at most `MOST_POINTS` evenly spaced points, including the last one."""
     step = max(1, -(-len(points) // MOST_POINTS))
     return points[::-1][::step][::-1]

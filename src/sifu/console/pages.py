@@ -1,10 +1,8 @@
-"""The console's pages: forms and tables that work without JavaScript, rendered by jinja2 with automatic escaping."""
+"""The console's pages of runs, and the login; forms and tables work without JavaScript."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import asdict
 from functools import wraps
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +17,7 @@ from sifu.console.asking import (
     Console,
     NotKnownError,
     Visit,
+    answer_to,
     client_names,
     console_of,
     days,
@@ -27,20 +26,16 @@ from sifu.console.asking import (
     terms_given,
     visitor_of,
 )
-from sifu.console.rendering import charts, expected_words, measured_words, render
+from sifu.console.rendering import render
 from sifu.console.security import origin_of
 from sifu.console.served_run import RECEIVED, REPORT, ServedRun
 from sifu.console.tokens import COOKIE, LONGEST_SECONDS, TERMS_OF_REQUESTERS, Session, Token, Visitor
 from sifu.core.method_info import all_method_infos
-from sifu.core.operator_words import psi_words, rows_words
-from sifu.core.request_terms import AUTO, RequestTerms
-from sifu.core.spec import Spec
+from sifu.core.operator_words import psi_words
+from sifu.core.request_terms import AUTO
 from sifu.errors import InputError, NotCertifiableError, SifuError
-from sifu.requests.messages import usual_terms
-from sifu.requests.request_record import can_be_undone, plain_answer
-from sifu.run.clients_and_engine import executed_elsewhere
+from sifu.requests.filing import usual_terms
 from sifu.run.run_view import RunView
-from sifu.store.actors import same_person
 from sifu.store.reader import clients_now, plain_name
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -54,8 +49,6 @@ FILE_POLICY = (
     "frame-ancestors 'none'"
 )
 """Content security policy of the report and figures, which contain their own styles."""
-NOTHING_TO_PLAN = b'<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>'
-"""Placeholder figure of a request that is already being executed."""
 
 
 def catching(handler: Handler) -> Handler:
@@ -68,17 +61,17 @@ def catching(handler: Handler) -> Handler:
         except NotKnownError:
             return RedirectResponse("/login", 303)
         except SifuError as error:
-            visitor = console_of(request).sessions.visitor(request)
+            visitor, sentence = answer_to(request, error)
             if request.method == "POST" and visitor and visitor.session and status_code(error) in (400, 409):
-                visitor.session.notes.append(("bad", str(error)))
+                visitor.session.notes.append(("bad", sentence))
                 return RedirectResponse(way_back(request), 303)
-            return show("error.html", visitor, code=status_code(error), sentence=str(error))
+            return show("error.html", visitor, code=status_code(error), sentence=sentence)
 
     return answer
 
 
 def page(handler: Callable[[Visit], Response]) -> Handler:
-    """Wrap a handler as a page for logged-in visitors that is made in a worker thread."""
+    """Wrap a handler as a page for logged-in visitors; the handler runs in a worker thread."""
 
     @catching
     @wraps(handler)
@@ -91,7 +84,7 @@ def page(handler: Callable[[Visit], Response]) -> Handler:
 
 
 def way_back(request: Request) -> str:
-    """Return the URL of the run that a form belongs to."""
+    """Return the URL of the form's run, or of the first page if the form belongs to no run."""
     run = request.path_params.get("run")
     return f"/runs/{quote(str(run))}" if run else "/"
 
@@ -109,12 +102,8 @@ def show(template: str, visitor: Visitor | None, code: int = 200, **values: Any)
     return HTMLResponse(text, code)
 
 
-async def show_login(request: Request) -> Response:
-    """Show the login page."""
-    return _door(request)
-
-
-def _door(request: Request, code: int = 200) -> Response:
+async def show_login(request: Request, code: int = 200) -> Response:
+    """Show the login page; with code 401, it says that the token does not work."""
     return show("login.html", None, code, wrong=code == 401, sign_in=console_of(request).sign_in is not None)
 
 
@@ -126,7 +115,7 @@ async def log_in(request: Request) -> Response:
     if session is None:
         # Count failed logins only, so that valid ones from the same address are never locked out.
         if console.logins.allows(origin_of(request.scope)):
-            return _door(request, 401)
+            return await show_login(request, 401)
         return show("error.html", None, 429, sentence="too many attempts: wait a minute")
     return enter(console, session, RedirectResponse("/", 303))
 
@@ -207,8 +196,7 @@ def _clients(run: ServedRun) -> list[tuple[str, bool, int]]:
             now = enumerate(clients_now(reader))
             return [(plain_name(reader, client), client in active, number) for number, client in now]
 
-    names: list[tuple[str, bool, int]] = run.remembered(("clients",), read, run.lists_lock)
-    return names
+    return run.remembered(("clients",), read, run.lists_lock)
 
 
 @page
@@ -240,7 +228,7 @@ def pager(name: str, rows: Sequence[Any], size: int, text: str) -> dict[str, Any
 
 @page
 def file_request(visit: Visit) -> Response:
-    """File a request from the form."""
+    """File the request in the form, or show its plan if the form asks for one."""
     run, who, fields = visit.run, visit.who, visit.fields
     try:
         clients = client_names(visit.text("clients"), {name for name, _, _ in _clients(run)})
@@ -250,11 +238,12 @@ def file_request(visit: Visit) -> Response:
             plan = run.plan(who, clients, terms)
             return show("ways.html", visit.visitor, run=run, plan=plan, clients=clients, fields=fields)
         if fields.get("release") == "now" and who.may("set terms"):
-            _check_confirmed(visit, "releasing a model before it has recovered")
+            check_confirmed(visit, "releasing a model before it has recovered")
         due, name = days(fields.get("deadline_days")), visit.text("request").strip() or None
         filed, nonces = run.file(who, clients, name, due, terms)
     except (InputError, NotCertifiableError) as error:
-        values = _run_values(run, who) | {"fields": fields, "errors": {_field_of(str(error)): str(error)}}
+        _, sentence = answer_to(visit.request, error)
+        values = _run_values(run, who) | {"fields": fields, "errors": {_field_of(sentence): sentence}}
         return show("run.html", visit.visitor, code=status_code(error), **values)
     visit.note(f"Request {filed} was filed." if who.may("see") else f"Request {filed}: {RECEIVED}.")
     for identity, nonce in nonces.items():
@@ -272,7 +261,7 @@ def _field_of(sentence: str) -> str:
     return next((field for word, field in words.items() if word in sentence), "clients")
 
 
-def _check_confirmed(visit: Visit, what: str) -> None:
+def check_confirmed(visit: Visit, what: str) -> None:
     """Refuse an irreversible action unless its confirmation box is ticked."""
     if visit.text("confirm") != "yes":
         raise InputError(f"{what} cannot be undone: tick the box to confirm")
@@ -281,12 +270,9 @@ def _check_confirmed(visit: Visit, what: str) -> None:
 @page
 def start(visit: Visit) -> Response:
     """Start the verification or the report of a run."""
-    if visit.request.url.path.endswith("/verify"):
-        visit.run.start(visit.who, "verify")
-        visit.note("The run is being verified.")
-    else:
-        visit.run.start(visit.who, "report")
-        visit.note("The report is being written.")
+    verifies = visit.request.url.path.endswith("/verify")
+    visit.run.start(visit.who, "verify" if verifies else "report")
+    visit.note("The run is being verified." if verifies else "The report is being written.")
     return RedirectResponse(way_back(visit.request), 303)
 
 
@@ -294,169 +280,6 @@ def start(visit: Visit) -> Response:
 def show_report(visit: Visit) -> Response:
     """Show the report that was written last."""
     return HTMLResponse(visit.run.report(visit.who), headers={"Content-Security-Policy": FILE_POLICY})
-
-
-def live_values(run: ServedRun, who: Token) -> dict[str, Any]:
-    """Return the values that a live page updates; when `stamp` changes, the page fetches more."""
-    who.demand("see")
-    live, jobs = run.live(), [asdict(job) for job in run.jobs.of_run(run.key)[:5]]
-    states = "".join(f"{job['id']}{job['state']}" for job in jobs)
-    stamp = f"{live.phase}|{live.request}|{live.last_step}|{live.waiting}|{live.overdue}|{live.at_work}|{states}"
-    rendered = {"charts": str(charts(live)), "expected_words": expected_words(live)}
-    rendered["measured_words"] = measured_words(live)
-    return asdict(live) | {"jobs": jobs, "stamp": stamp} | rendered
-
-
-@page
-def show_request(visit: Visit) -> Response:
-    """Show one request: its state, the possible decisions, and a comparison of methods or its certificate in words."""
-    run, who = visit.run, visit.who
-    numbered, spec = run.request(who, visit.number), run.run.spec
-    status = numbered.record.status
-    usual, waits = usual_terms(spec, status.terms.clients), status.status in ("received", "verified", "planned")
-    plan, others, body, refusal, erased = None, None, None, "", ""
-    if waits and who.may("see"):
-        try:
-            plan = run.plan_of(who, status.request)
-            others = plan if plan.ways else _other_options(run, who, status.terms)
-        except NotCertifiableError as error:
-            refusal = str(error)
-        except InputError:  # its execution has started in the meantime, so it needs no plan
-            pass
-    # A requester who named row numbers does not learn whose records they are.
-    identities = run.identities(who, status.request) if who.may("see") else ()
-    if status.status == "done":
-        try:
-            body = run.certificate(who, visit.number)["body"]
-        except InputError as error:
-            erased = str(error)
-    return show(
-        "request.html",
-        visit.visitor,
-        run=run,
-        number=numbered.number,
-        record=numbered.record,
-        status=status,
-        state=numbered.state,
-        waits=waits and numbered.state != "running",
-        plan=plan,
-        others=others,
-        refusal=refusal,
-        terms=_terms_in_words(status.terms, spec, identities),
-        usual=_terms_in_words(usual, spec),
-        changed=[name for name in terms_on_offer() if getattr(status.terms, name) != getattr(usual, name)],
-        answer=_certificate_words(body) if body else None,
-        body=body,
-        erased=erased,
-        live=run.live() if who.may("see") else None,
-        jobs=[job for job in run.jobs.of_run(run.key) if job.request == status.request][:1],
-        own=same_person(who.name) == same_person(status.filed_by),
-        approval=spec.requests.approval,
-        elsewhere=executed_elsewhere(spec),
-        undoable=numbered.state == "failed" and status.status == "running" and _is_undoable(run, status.request),
-    )
-
-
-def _is_undoable(run: ServedRun, request: str) -> bool:
-    """Return whether a request that failed in execution can still be refused or withdrawn."""
-    with run.run.reader() as reader:
-        return any(can_be_undone(reader, row) for row in reader.requests() if row.request == request)
-
-
-def _other_options(run: ServedRun, who: Token, terms: RequestTerms) -> Any:
-    """Return a plan that compares all methods under the same terms, or None if no such plan is possible."""
-    given = terms.to_mapping() | {"method": AUTO}
-    clients = given.pop("clients")
-    with suppress(InputError, NotCertifiableError):
-        return run.plan(who, clients, terms_given({name: given[name] for name in given if given[name] != []}))
-    return None
-
-
-def _terms_in_words(terms: RequestTerms, spec: Spec, identities: Sequence[str] = ()) -> dict[str, str]:
-    """Return the terms of a request in words; a default from the spec is shown with its value."""
-    filed = terms.shown()
-    words = {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in filed.items()}
-    for name, offered in terms_on_offer().items():
-        if words[name] in offered.about.words:
-            words[name] = f"{offered.about.words[words[name]]} ({words[name]})"
-    words["records"] = rows_words(terms.records, identities)
-    if terms.level is None:
-        words["level"] = "conditional, or none for a method without a guarantee"
-    if terms.target is None:
-        words["target"] = f"{spec.stop.target:g} (the run's)" if spec.stop.target > 0 else "none (the run's)"
-    if terms.before_after is None:
-        words["before_after"] = "not demanded"
-    if terms.max_rounds == 0:
-        words["max_rounds"] = f"{spec.stop.max_rounds} (the run's)"
-    return words
-
-
-def _certificate_words(body: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """Return the answer to the client as paragraphs, each with its list."""
-    paragraphs: list[tuple[str, list[str]]] = []
-    for line in plain_answer(body):
-        if line.startswith("- ") and paragraphs:
-            paragraphs[-1][1].append(line[2:])
-        else:
-            paragraphs.append((line, []))
-    return paragraphs
-
-
-@page
-def decide(visit: Visit) -> Response:
-    """Record a decision that was made with a button."""
-    name, decision = visit.text("request"), visit.text("decision")
-    if decision == "refused" and visit.who.may("refuse"):
-        _check_confirmed(visit, "a refusal")
-    outcome = visit.run.decide(visit.who, name, decision, visit.text("reason"), visit.text("terms"))
-    words = {"recorded": f"is {decision}", "unchanged": f"was {decision} already"}
-    visit.note(f"Request {name} {words.get(outcome, f'{decision}: handed to the process that writes to the run')}.")
-    return _back_to_request(visit)
-
-
-@page
-def execute(visit: Visit) -> Response:
-    """Start the execution of a request."""
-    if visit.who.may("carry out"):
-        _check_confirmed(visit, "execution")
-    visit.run.execute(visit.who, visit.text("request"))
-    visit.note(f"Request {visit.text('request')} is being executed.")
-    return _back_to_request(visit)
-
-
-def _back_to_request(visit: Visit) -> Response:
-    number, back = visit.text("number"), way_back(visit.request)
-    return RedirectResponse(f"{back}/requests/{number}" if number.isdecimal() else back, 303)
-
-
-@page
-def figure(visit: Visit) -> Response:
-    """Return the figure of the predicted cost of each noise level, for a waiting request."""
-    from sifu.plots.style import figure_bytes, narrow_figures
-    from sifu.report.psi_figure import draw_plan
-
-    phone = visit.request.query_params.get("phone") == "yes"
-    request = visit.run.request(visit.who, visit.number).record.status.request
-    if not visit.who.may("see"):
-        raise InputError("your roles do not allow you to see this figure")
-
-    def draw() -> bytes:
-        try:
-            plan = visit.run.plan_of(visit.who, request)
-        except (InputError, NotCertifiableError):  # its execution has started since its page was loaded
-            return NOTHING_TO_PLAN
-        with narrow_figures() if phone else nullcontext():
-            return figure_bytes(draw_plan(plan), "svg")
-
-    drawing = visit.run.remembered(("figure", request, phone), draw, visit.run.lock)
-    return Response(drawing, media_type="image/svg+xml", headers={"Content-Security-Policy": FILE_POLICY})
-
-
-def evidence(visit: Visit) -> Response:
-    """Return the evidence of a request as a zip file."""
-    name, content = visit.run.evidence(visit.who, visit.number)
-    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return Response(content, media_type="application/zip", headers=headers)
 
 
 ROUTES = [
@@ -470,9 +293,4 @@ ROUTES = [
     Route("/runs/{run}/report", start, methods=["POST"]),
     Route("/runs/{run}/verify", start, methods=["POST"]),
     Route("/runs/{run}/requests", file_request, methods=["POST"]),
-    Route("/runs/{run}/decide", decide, methods=["POST"]),
-    Route("/runs/{run}/carry-out", execute, methods=["POST"]),
-    Route("/runs/{run}/requests/{number:int}", show_request),
-    Route("/runs/{run}/requests/{number:int}/figure.svg", figure),
-    Route("/runs/{run}/requests/{number:int}/evidence", page(evidence)),
 ]

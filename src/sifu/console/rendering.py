@@ -39,7 +39,7 @@ def _percent(value: float | None) -> str:
 
 
 def expected_words(live: Live) -> str:
-    """Return how many rounds the current work is expected to take, in words."""
+    """Return a phrase on the expected number of rounds of the current work."""
     if not live.at_work:
         return "no job is running"
     about = "as many as it takes" if live.expected is None else f"of about {live.expected:,}, as predicted"
@@ -47,7 +47,7 @@ def expected_words(live: Live) -> str:
 
 
 def measured_words(live: Live) -> str:
-    """Return the round that the training accuracy belongs to, unless it is the last one, and the target."""
+    """Return a note on the training accuracy: its round, if later rounds were run since, and the target."""
     at = live.curve[-1][0] if live.curve and live.accuracy is not None else live.rounds
     late = f"after round {at:,}; " if at < live.rounds else ""
     return late + (f"target {_percent(live.target)}" if live.target > 0 else "no target")
@@ -65,7 +65,7 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 350, 26, 150
 
 
 def charts(live: Live) -> Markup:
-    """Return charts of accuracy, loss and participants by round, each from its second point on."""
+    """Return charts of accuracy, loss and participants by round; a chart needs at least two points."""
     series: list[tuple[str, list[tuple[int, float | None]], Callable[[float], str], float | None]] = [
         ("Training accuracy", [(point[0], point[1]) for point in live.curve], _axis_percent, live.target or None),
         ("Training loss", [(point[0], point[2]) for point in live.curve], "{:.3g}".format, None),

@@ -1,4 +1,4 @@
-"""Requests as the console lists them: numbered within their run, or as a row of a list."""
+"""Requests in the console, numbered within their run or as rows of a list."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ class RequestLine:
     filed_by: str
     approvals: tuple[str, ...] = ()
     approvals_missing: int = 0
+    records: int | None = None
+    """Number of records of the one client; None if clients are forgotten entirely."""
 
     @staticmethod
     def of(row: RequestStatus | PendingRequest, **ours: Any) -> RequestLine:
-        """Return the row of a request in the ledger, or of one in the inbox, for which fewer fields are known."""
+        """Return the row of a request in the ledger or the inbox; a request in the inbox has fewer known fields."""
         nothing = {"number": None, "level": None, "finished": "", "method": "", "filed_by": ""}
         theirs = {field.name: getattr(row, field.name) for field in fields(RequestLine) if hasattr(row, field.name)}
         return RequestLine(**nothing | theirs | ours)
@@ -60,5 +62,5 @@ class RequestLine:
 
     def urgency(self) -> tuple[Any, ...]:
         """Return the sort key of the lists: open requests by deadline, then settled ones, latest first."""
-        latest_first = tuple(-ord(message) for message in self.finished or self.received)
+        latest_first = tuple(-ord(letter) for letter in self.finished or self.received)
         return (self.settled, () if not self.settled else latest_first, self.deadline, self.name, self.request)

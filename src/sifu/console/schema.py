@@ -1,4 +1,4 @@
-"""Validation of JSON values against the schemas that the API publishes: the keywords of OpenAPI 3.1 that it uses."""
+"""Validation of JSON values against the API's published schemas, for the OpenAPI 3.1 keywords that they use."""
 
 from __future__ import annotations
 
@@ -7,30 +7,19 @@ from typing import Any
 
 from sifu.errors import InputError
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "number": (int, float),
-    "integer": (int, float),
+_TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "object": (dict, "an object"),
+    "array": (list, "a list"),
+    "string": (str, "a text"),
+    "number": ((int, float), "a number"),
+    "integer": ((int, float), "a whole number"),
 }
-_WORDS = {
-    "object": "an object",
-    "array": "a list",
-    "string": "a text",
-    "number": "a number",
-    "integer": "a whole number",
-}
+"""Python types of each JSON type, and its name in sentences."""
 
 
 def check_body(schema: Mapping[str, Any], body: Any) -> None:
-    """Refuse a body that does not match its schema; the error names the first mismatch.
-
-    Raises:
-        InputError: If the body does not match the schema.
-    """
-    problem = next(problems(schema, body, "the body"), None)
-    if problem:
+    """Raise an InputError that names the first mismatch of a body with its schema."""
+    for problem in problems(schema, body, "the body"):
         raise InputError(problem)
 
 
@@ -48,7 +37,7 @@ def problems(schema: Mapping[str, Any], value: Any, name: str) -> Iterator[str]:
             )
     kind = schema.get("type")
     if kind is not None and not _is(kind, value):
-        yield f"{name} is {_WORDS[kind]}, found {_short(value)}"
+        yield f"{name} is {_TYPES[kind][1]}, found {_short(value)}"
         return
     if isinstance(value, dict):
         yield from _problems_of_object(schema, value, name)
@@ -76,7 +65,7 @@ def _problems_of_object(schema: Mapping[str, Any], value: Mapping[str, Any], nam
 
 def _is(kind: str, value: Any) -> bool:
     """Return whether a value has a JSON type; booleans are not numbers, and 3.0 is an integer."""
-    if isinstance(value, bool) or not isinstance(value, _TYPES[kind]):
+    if isinstance(value, bool) or not isinstance(value, _TYPES[kind][0]):
         return False
     return kind != "integer" or not isinstance(value, float) or value.is_integer()
 

@@ -1,10 +1,10 @@
-"""Checks in front of every page: hosts, origins, sizes, rates, response headers, and errors without details.
+"""Protection of every page: checks of host, origin, size and rate, response headers, and errors without details.
 
 | header | why |
 |---|---|
 | Content-Security-Policy | scripts, styles and images come only from here, and no inline script runs |
 | X-Frame-Options, frame-ancestors | other sites cannot embed these pages |
-| Cross-Origin-*, Referrer-Policy | other pages learn nothing from them |
+| Cross-Origin-*, Referrer-Policy | other sites learn nothing from these pages |
 | Cache-Control: no-store | confidential content is never cached |
 """
 
@@ -16,7 +16,6 @@ import logging
 import re
 import time
 from collections.abc import Collection, Mapping
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -43,12 +42,14 @@ BODY_SECONDS = 20.0
 """Seconds within which the body of a request must arrive."""
 PROBES = ("/healthz", "/readyz")
 """Paths for health checks, answered under any host name; they reveal nothing about any run."""
+LONGEST_PATH = 1000
+"""Maximum length of a path; no page of the console has a longer one."""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 log = logging.getLogger("sifu.console")
 
 
 class RateLimit:
-    """A limit on requests per second from one address: an average rate, and a larger burst."""
+    """Limit on the requests from one address, given as an average rate and a burst size."""
 
     def __init__(self, per_second: float, burst: int) -> None:
         self._rate, self._burst = per_second, float(burst)
@@ -66,7 +67,7 @@ class RateLimit:
 
 
 class Guard:
-    """Middleware that refuses, before any handler runs, requests that none of the console's pages would send."""
+    """Middleware that checks the host, origin, size and rate of each request, and adds `HEADERS` to each response."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], per_second: float = 200.0, burst: int = 600) -> None:
         self._app = app
@@ -100,7 +101,7 @@ class Guard:
 
         async def receive_limited() -> Message:
             nonlocal size, whole
-            try:  # no limit after the body: only the disconnect follows, perhaps much later
+            try:  # no limit once the body is complete: the next message is the disconnect, possibly much later
                 async with asyncio.timeout_at(None if whole else end):
                     message = await receive()
             except TimeoutError as error:
@@ -123,6 +124,8 @@ class Guard:
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         if scope["path"] in PROBES:
             return None
+        if len(scope["path"]) > LONGEST_PATH:
+            return refused(414, "that address is too long")
         host = headers.get("host", "").lower()
         if _name_of(host) not in self._hosts:
             return refused(400, "this console does not answer to that host name")
@@ -136,7 +139,7 @@ class Guard:
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if site is not None and site not in ("same-origin", "none"):
             return refused(403, "this came from another site")
-        if origin is not None and urlsplit(origin).netloc.lower() != host:
+        if origin is not None and origin.lower().partition("://")[2] != host:
             return refused(403, "this came from another site")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > LARGEST_BODY:
@@ -145,7 +148,7 @@ class Guard:
 
 
 def origin_of(scope: Scope) -> str:
-    """Return the key by which limits count a visitor: an address or, for IPv6, its /64 network, usually one person's.
+    """Return the key by which limits count a visitor: the address or, for IPv6, its /64 network.
 
     >>> origin_of({"client": ("2001:db8::7:1", 9)}), origin_of({"client": ("::ffff:10.0.0.7", 9)}), origin_of({})
     ('2001:db8::/64', '10.0.0.7', 'unknown')

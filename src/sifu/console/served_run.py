@@ -1,4 +1,4 @@
-"""One run of the console and the operations on it, with the check of the visitor's rights."""
+"""One run of the console and the operations on it; each operation checks the visitor's rights."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from sifu.api import PendingRequest, Plan, RequestRecord, RequestStatus, Run, RunStatus
 from sifu.api.submitted import check_share, content_of, examine, refuse, submitted
@@ -25,37 +25,32 @@ from sifu.core.operator_words import approvals_words
 from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.core.spec import Spec
 from sifu.errors import InputError, RunBusyError, SifuError
-from sifu.requests.approvals import POSTED, check_deadline, pending_requests
-from sifu.requests.messages import usual_terms
+from sifu.requests.deadlines import POSTED, check_deadline, pending_requests
+from sifu.requests.filing import usual_terms
 from sifu.run.clients_and_engine import executed_elsewhere
 from sifu.store.actors import same_address
 from sifu.store.clock import current_time, utc_now
 from sifu.store.inbox import SUBMITTED, discard, messages, post
 from sifu.store.last_failure import failure_stamp
 
+T = TypeVar("T")
 REPORT = Path("report", "index.html")
-
-
 KEPT_LONGER = 20.0
-
-
+"""Time for which a cached result stays valid while rounds are written, in multiples of its computing time."""
 MOST_REMEMBERED = 64
-
-
+"""Maximum number of cached results."""
 RECEIVED = "received; it will be examined"
 """Answer to every request from a person who may not see the run; it must not depend on the run's content."""
 
 
 class UnknownError(SifuError):
-    """Requested object that does not exist, or that the visitor may not see."""
-
-    exit_code = 2
+    """Error for an object that does not exist or that the visitor may not see."""
 
 
 class ServedRun:
     """One run and the operations on it: its requests, plans, decisions and long jobs.
 
-    Every right is checked here, once. Derived values are cached and shared. The run's progress, its requests and the
+    All rights are checked in this class. Derived values are cached and shared. The run's progress, its requests and the
     names of its clients have a separate lock, so that they never wait for a slow plan.
     """
 
@@ -68,19 +63,19 @@ class ServedRun:
         self._live_lock = threading.Lock()
         self._live_view = LiveView(folder)
         self.run = Run(folder, remember=False)  # listing a run must not mark its key as trusted
-        self._memory: dict[tuple[Any, ...], tuple[int, tuple[Any, ...], float, tuple[Any]]] = {}
+        self._memory: dict[tuple[Any, ...], _Remembered] = {}
 
     def live(self) -> Live:
         """Return the current state of the run."""
         with self._live_lock:
             return self._live_view.read()
 
-    def remembered(self, what: tuple[Any, ...], work: Callable[[], Any], lock: AbstractContextManager[Any]) -> Any:
+    def remembered(self, what: tuple[Any, ...], work: Callable[[], T], lock: AbstractContextManager[Any]) -> T:
         """Return a result from the cache, or compute and cache it.
 
         A result is valid as long as nothing is written to the run. While only rounds are written, it also stays valid
-        for `KEPT_LONGER` times the time that computing it took. This limits the load on a running run, however many
-        visitors ask. All threads that wait for `lock` share one result.
+        for `KEPT_LONGER` times its computing time, which limits the load of many visitors on a run in progress. All
+        threads that wait for `lock` share one result.
 
         Args:
             what: Key of the result in the cache.
@@ -93,19 +88,18 @@ class ServedRun:
                 kept = self._kept(what)
                 if kept is None:
                     memory, live, started = self._memory, self.live(), time.monotonic()
-                    kept = (work(),)
+                    result = work()
                     now = time.monotonic()
                     if len(memory) >= MOST_REMEMBERED:
                         memory.clear()
-                    memory[what] = (live.events, _beside_rounds(live), now + KEPT_LONGER * (now - started), kept)
-        return kept[0]
+                    kept = memory[what] = _Remembered(result, live, now + KEPT_LONGER * (now - started))
+        remembered: T = kept.result
+        return remembered
 
-    def _kept(self, what: tuple[Any, ...]) -> tuple[Any] | None:
-        """Return the cached result as a 1-tuple, or None if it is missing or no longer valid."""
-        live = self.live()
-        events, beside_rounds, until, kept = self._memory.get(what, (None, None, 0.0, None))
-        same_but_rounds = live.at_work and beside_rounds == _beside_rounds(live) and time.monotonic() < until
-        return kept if events == live.events or same_but_rounds else None
+    def _kept(self, what: tuple[Any, ...]) -> _Remembered | None:
+        """Return the cached result, or None if it is missing or no longer valid."""
+        kept = self._memory.get(what)
+        return kept if kept is not None and kept.is_valid(self.live()) else None
 
     def written(self) -> None:
         """Invalidate everything read from the run so far, because this console wrote to it."""
@@ -116,14 +110,13 @@ class ServedRun:
     def status(self, who: Token) -> RunStatus:
         """Return the full status of the run."""
         who.demand("see")
-        status: RunStatus = self.remembered(("status",), self.run.status, self.lock)
-        return status
+        return self.remembered(("status",), self.run.status, self.lock)
 
     def requests(self, who: Token) -> list[NumberedRequest]:
         """Return the requests that a visitor may see, in the order of their receipt."""
         self.examine(who)
         what = ("requests", utc_now()[:10], failure_stamp(self.folder))
-        records: list[RequestRecord] = self.remembered(what, self.run.request_records, self.lists_lock)
+        records = self.remembered(what, self.run.request_records, self.lists_lock)
         return [
             NumberedRequest(number, record if who.may("see") else _for_requester(record), self._state(record.status))
             for number, record in enumerate(records, start=1)
@@ -131,7 +124,7 @@ class ServedRun:
         ]
 
     def _state(self, status: RequestStatus) -> str:
-        """Return the state of a request. A job that this console started counts before the ledger records it."""
+        """Return the state of a request; a running or failed job of this console takes precedence over the ledger."""
         if status.state in SETTLED:
             return status.state
         jobs = [job for job in self.jobs.of_run(self.key) if job.kind == "carry out" and job.request == status.request]
@@ -162,7 +155,10 @@ class ServedRun:
         return [row for row in waiting if row.request in own]
 
     def lines(self, who: Token) -> list[RequestLine]:
-        """Return all requests, in the ledger and in the inbox, as rows of the lists, the most urgent first."""
+        """Return all requests, in the ledger and in the inbox, as rows of the lists, the most urgent first.
+
+        The nonces of settled requests are deleted.
+        """
         named = {"run": self.key, "name": self.name}
         recorded = [
             RequestLine.of(row.record.status, **named, state=row.state, number=row.number, finished=row.finished)
@@ -174,7 +170,7 @@ class ServedRun:
         return lines
 
     def _refused(self, who: Token) -> list[RequestLine]:
-        """Return the submitted requests that were refused when they were examined."""
+        """Return the submitted requests that were refused or withdrawn before they were filed."""
         with self.run.reader() as reader:
             rows = reader.query("SELECT time, payload FROM events WHERE kind = 'letter refused'")
         refused = []
@@ -193,14 +189,12 @@ class ServedRun:
         """Return the plan of a request; with the method `auto`, it compares all methods."""
         who.demand("see")
         what = ("plan", tuple(clients), json.dumps(terms, sort_keys=True))
-        plan: Plan = self.remembered(what, lambda: self.run.plan(clients, **terms), self.lock)
-        return plan
+        return self.remembered(what, lambda: self.run.plan(clients, **terms), self.lock)
 
     def plan_of(self, who: Token, request: str) -> Plan:
         """Return the plan of a waiting request, made from the terms it was filed with."""
         who.demand("see")
-        plan: Plan = self.remembered(("plan of", request), lambda: self.run.plan_of(request), self.lock)
-        return plan
+        return self.remembered(("plan of", request), lambda: self.run.plan_of(request), self.lock)
 
     def file(
         self,
@@ -212,8 +206,8 @@ class ServedRun:
     ) -> tuple[str, dict[str, str]]:
         """Put a request into the ledger or the inbox of its run.
 
-        Filing the same id with the same terms again changes nothing; while the request is open, it returns the nonces
-        again to the person who filed it.
+        Filing the same id with the same terms again changes nothing. While the request is open, the person who filed it
+        gets the same nonces again.
 
         Args:
             who: Token of the person who files the request.
@@ -231,18 +225,23 @@ class ServedRun:
         if not who.may("set terms"):
             check_terms(who, self.run.spec, terms)
         asked = self.key, check_request_id(name), who.name, list(clients), terms
-        with self.lock:
+        with self.lock:  # two concurrent requests must not both pass `check_share`
             known = name in {line.request for line in self.lines(who)}
             nonces = self._nonces.again(*asked) if known else self._nonces.make(*asked)
             try:
                 if not who.may("see"):
                     self._submit(who, clients, name, deadline_days, terms, nonces, known)
                     return name, nonces
-                filed = self._file(who, clients, name, deadline_days, terms, nonces)
+                if not who.may("set terms"):
+                    check_share(self.run, clients)
+                filed = self.run.request(
+                    list(clients), name, deadline_days=deadline_days, actor=who.name, nonces=nonces, **terms
+                )
             except SifuError:
                 if not known:
                     self._nonces.drop(self.key, [(name, who.name)])
                 raise
+            self.written()
             return filed, self.run.committed(filed, nonces)
 
     def _submit(
@@ -255,7 +254,7 @@ class ServedRun:
         nonces: Mapping[str, str],
         known: bool,
     ) -> None:
-        """Post a request of a person who may not see the run, unless it is `known`."""
+        """Post a request to the inbox for a person who may not see the run; skip one that is `known` (filed before)."""
         # Only the wording of a request is checked here. Its clients and records are checked when it is examined.
         check_deadline(deadline_days)
         given = {key: value for key, value in terms.items() if key != "records"}
@@ -269,11 +268,9 @@ class ServedRun:
     def examine(self, who: Token) -> None:
         """File the requests submitted by people who may not see the run, or record why they are refused.
 
-        This happens when a person who decides on requests or executes them looks at the list.
+        Requests are examined when a person with the right to refuse or execute requests reads them.
         """
-        if not (who.may("refuse") or who.may("carry out")):
-            return
-        if submitted(self.folder):
+        if (who.may("refuse") or who.may("carry out")) and submitted(self.folder):
             with self.lock:
                 examine(self.run, who.name)
                 self.written()
@@ -281,28 +278,7 @@ class ServedRun:
     def identities(self, who: Token, request: str) -> tuple[str, ...]:
         """Return the identities of the records that a waiting request names."""
         who.demand("see")
-        found: tuple[str, ...] = self.remembered(
-            ("identities", request), lambda: self.run.record_identities(request), self.lock
-        )
-        return found
-
-    def _file(
-        self,
-        who: Token,
-        clients: Sequence[str],
-        name: str,
-        deadline_days: int,
-        terms: TermsGiven,
-        nonces: Mapping[str, str] | None,
-    ) -> str:
-        with self.lock:  # two concurrent requests must not both pass `check_share`
-            if not who.may("set terms"):
-                check_share(self.run, clients)
-            filed = self.run.request(
-                list(clients), name, deadline_days=deadline_days, actor=who.name, nonces=nonces, **terms
-            )
-            self.written()
-        return filed
+        return self.remembered(("identities", request), lambda: self.run.record_identities(request), self.lock)
 
     def decide(self, who: Token, request: str, decision: str, reason: str, terms: str = "") -> str:
         """Approve, refuse, verify or withdraw a request.
@@ -350,7 +326,7 @@ class ServedRun:
         status = numbered.record.status
         if numbered.state == "running":
             raise RunBusyError(f"request {request} is already in execution")
-        if status.status not in ("received", "verified", "planned", "running"):
+        if status.status in SETTLED:
             raise InputError(f"request {request} is {status.status}: it cannot be executed")
         if status.approvals_missing:
             raise InputError(f"request {request} needs {approvals_words(status.approvals_missing)}")
@@ -441,8 +417,24 @@ def check_terms(who: Token, spec: Spec, terms: TermsGiven) -> None:
         raise NotAllowedError("level none guarantees nothing: ask an operator")
 
 
-def _beside_rounds(live: Live) -> tuple[Any, ...]:
-    """Return the values that change when anything other than a round is recorded."""
+@dataclass(frozen=True)
+class _Remembered:
+    """A cached result with the state it was computed from; `until` limits its validity while rounds are written."""
+
+    result: Any
+    state: Live
+    until: float
+
+    def is_valid(self, live: Live) -> bool:
+        """Return whether nothing was written to the run since, or only rounds before the time `until`."""
+        if live.events == self.state.events:
+            return True
+        only_rounds = _state_except_rounds(live) == _state_except_rounds(self.state)
+        return live.at_work and only_rounds and time.monotonic() < self.until
+
+
+def _state_except_rounds(live: Live) -> tuple[Any, ...]:
+    """Return the values of a state that rounds do not change."""
     return live.phase, live.request, live.last_step, live.waiting, live.overdue, live.clients
 
 

@@ -81,7 +81,7 @@ class ConsoleService:
         return sorted(lines, key=RequestLine.urgency)
 
     def trail(self, who: Token, key: str | None, kind: str, page: int, size: int) -> tuple[list[dict[str, Any]], int]:
-        """Return one page of the ledger of one run or of all, latest events first, and the total number of events.
+        """Return one page of the events of one run or of all runs, latest first, and the total number of events.
 
         Args:
             who: Token of the visitor.

@@ -1,4 +1,4 @@
-"""The console's web server: loopback only unless TLS or an option allows more; it disconnects slow senders."""
+"""The console's web server, which listens on loopback unless TLS or an option allows more, and drops slow clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from uvicorn import Server
 
 HEAD_SECONDS = 10.0
-"""Seconds from the connection, or from the first byte of a further request, to the end of its headers."""
+"""Maximum seconds from the connection, or from the first byte of a later request, to the end of the headers."""
 READ_SECONDS = 60.0
 """Seconds within which a client must accept pending output."""
 WAITING_SHARE = 0.5
@@ -29,7 +29,7 @@ WAITING_SHARE = 0.5
 
 
 class ImpatientProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol with a time limit on headers, which uvicorn lacks."""
+    """uvicorn's HTTP/1.1 protocol with time limits, which uvicorn lacks, on headers and on accepting output."""
 
     _limit: asyncio.TimerHandle | None = None
     _reader_limit: asyncio.TimerHandle | None = None
@@ -42,7 +42,7 @@ class ImpatientProtocol(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Start the time limit at incomplete headers, and end it at complete ones."""
+        """Start the time limit if headers are incomplete, and end it if they are complete."""
         super().data_received(data)
         self._watch()
 
@@ -97,7 +97,7 @@ MOST_CONNECTIONS = 4000
 
 @dataclass(frozen=True)
 class Binding:
-    """Address that the console listens at, and the protection of its connections."""
+    """Address that the console listens on, and settings that protect its connections."""
 
     host: str = "127.0.0.1"
     port: int = 8765
@@ -172,7 +172,7 @@ def check_tokens_exist(tokens: TokenFile, folder: Path) -> None:
 
 
 def listen(binding: Binding) -> socket.socket:
-    """Return the socket that the console listens at; report a port in use before anything else starts."""
+    """Return the socket that the console listens on; refuse a port in use before anything else starts."""
     family = socket.AF_INET6 if ":" in binding.host else socket.AF_INET
     try:
         return socket.create_server((binding.host, binding.port), family=family, backlog=2048)

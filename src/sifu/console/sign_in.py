@@ -33,7 +33,7 @@ MOST_SECONDS, MOST_UNDER_WAY = 600.0, 1000
 
 @dataclass
 class SignIn:
-    """A provider and its pending sign-ins: the state of each, by the cookie of the browser."""
+    """Identity provider with its pending sign-ins; `under_way` maps a browser's cookie to a start time and a state."""
 
     issuer: str
     client: str
@@ -73,7 +73,7 @@ class SignIn:
         return self.under_way[browser][1]
 
     def agreed(self, browser: str) -> dict[str, Any]:
-        """Return the state of a browser's sign-in, and remove it: it is valid once."""
+        """Return and remove the state of a browser's sign-in, because it may be used only once."""
         since, agreed = self.under_way.pop(browser, (0.0, {}))
         return agreed if time.monotonic() - since < MOST_SECONDS else {}
 
@@ -106,7 +106,8 @@ async def come_back(request: Request) -> Response:
     request.scope["session"] = sign_in.agreed(request.cookies.get(COOKIE, ""))
     try:
         issuer = await sign_in.check_issuer()
-        answer = await sign_in.provider.authorize_access_token(request)
+        meant = {"iss": {"values": [issuer]}, "aud": {"values": [sign_in.client]}}
+        answer = await sign_in.provider.authorize_access_token(request, claims_options=meant)
     except (OAuthError, JoseError, HTTPError, ValueError, RuntimeError) as error:
         sentence = f"the sign-in did not work ({type(error).__name__}): begin again"
         return show("error.html", None, 401, sentence=sentence)

@@ -1,6 +1,6 @@
-"""Live pages by server-sent events, with one reader per run.
+"""Live updates of pages by server-sent events, with one reader per run.
 
-The first viewer of a run starts its reader, the last one ends it. Each message is made once and shared by all viewers.
+The first viewer of a run starts its reader, and the last one to leave ends it. All viewers share each message.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from sifu.console.asking import Console, Visit, console_of, visitor_of
 from sifu.console.json_api import answering, catching
-from sifu.console.pages import live_values
+from sifu.console.rendering import charts, expected_words, measured_words
+from sifu.console.security import refused
 from sifu.console.served_run import ServedRun
 from sifu.console.tokens import Token
 from sifu.core.ledger import plain_values
@@ -28,7 +30,7 @@ from sifu.errors import SifuError
 EVERY = 1.0
 """Interval between two reads of a watched run, in seconds."""
 STILL_HERE = 15.0
-"""Seconds after which a line is sent even without news, to detect dead connections."""
+"""Interval of keep-alive lines, in seconds; they are sent if nothing changed, to detect dead connections."""
 MOST_VIEWERS = 2000
 MOST_PER_PERSON = 20
 """Maximum number of concurrent streams of one person, over all windows."""
@@ -60,7 +62,7 @@ class Broadcast:
         self._streams += Counter()  # drops counts that are not positive
 
     async def watch(self, console: Console, who: Token, run: ServedRun, first: bytes) -> AsyncIterator[bytes]:
-        """Yield messages until the viewer disconnects or their token stops working."""
+        """Yield messages until the viewer disconnects or their token is no longer valid."""
         key = run.key
         self._watching[key] = self._watching.get(key, 0) + 1
         self._changed.setdefault(key, asyncio.Event())
@@ -115,6 +117,17 @@ class CountedStream(StreamingResponse):
             self._ended()
 
 
+def live_values(run: ServedRun, who: Token) -> dict[str, Any]:
+    """Return the values that a live page updates; when `stamp` changes, the page reloads its other sections."""
+    who.demand("see")
+    live, jobs = run.live(), [asdict(job) for job in run.jobs.of_run(run.key)[:5]]
+    states = "".join(f"{job['id']}{job['state']}" for job in jobs)
+    stamp = f"{live.phase}|{live.request}|{live.last_step}|{live.waiting}|{live.overdue}|{live.at_work}|{states}"
+    rendered = {"charts": str(charts(live)), "expected_words": expected_words(live)}
+    rendered["measured_words"] = measured_words(live)
+    return asdict(live) | {"jobs": jobs, "stamp": stamp} | rendered
+
+
 def as_message(values: dict[str, Any]) -> bytes:
     """Return values as one server-sent event."""
     return b"data: " + json.dumps(plain_values(values), separators=(",", ":")).encode() + b"\n\n"
@@ -134,7 +147,7 @@ async def stream(request: Request) -> Response:
     first = as_message(await run_in_threadpool(live_values, run, who))
     full = broadcast.admit(who)
     if full:
-        return JSONResponse({"error": full}, 429)
+        return refused(429, full)
     messages = broadcast.watch(console, who, run, first)
     return CountedStream(messages, lambda: broadcast.leave(who), media_type="text/event-stream")
 

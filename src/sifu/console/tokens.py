@@ -1,4 +1,4 @@
-"""Tokens and roles: who may enter the console, and what each role may do.
+"""Tokens, roles and sessions, which define who may use the console and what each person may do.
 
 A visitor sends a token in the header `Authorization`, or has a browser session that a token began. Sessions are
 kept in memory, so people log in again after a restart of the console. A session ends with its token.
@@ -65,23 +65,22 @@ def rights_of(roles: Collection[Role]) -> frozenset[Right]:
 
 
 class NotAllowedError(SifuError):
-    """Action that the visitor's roles do not allow."""
-
-    exit_code = 2
+    """Error for an action that the visitor's roles do not allow."""
 
 
 TOKENS_FILE = "tokens.json"
 PREFIX = "sifu_"
-"""Prefix of every token, by which secret scanners find tokens that leaked into a repository."""
+"""Prefix of every token; it lets secret scanners find tokens that leaked into a repository."""
 LONGEST_DAYS = 3650
 SIGN_IN = "sign-in:"
-"""Prefix that replaces the hash of a person who signs in through a provider; no secret hashes to it."""
+"""Prefix of `Token.hash` for people who sign in through a provider and have no secret; no SHA-256 begins with it."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token: its owner, roles and validity. `hash` is the SHA-256 of its secret, `expires` a day, or empty for never.
+    """A token with its owner, roles and validity.
 
+    `hash` is the SHA-256 of the secret. `expires` is the last valid day, or empty for a token that never expires.
     `issuer` and `subject` are the provider's account that first signed in under this name; empty before that.
     """
 
@@ -245,7 +244,7 @@ class TokenFile:
 def _parse(path: Path) -> list[Token]:
     try:
         rows = json.loads(path.read_bytes())["tokens"]
-        tokens = [Token(**(row | {"roles": tuple(role for role in row["roles"] if role in ROLES)})) for row in rows]
+        tokens = [Token(**row | {"roles": tuple(role for role in row["roles"] if role in ROLES)}) for row in rows]
         if not all(isinstance(value, str) for row in rows for name, value in row.items() if name != "roles"):
             raise ValueError("a field is not a text")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -277,7 +276,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Visitor:
-    """The token a request is made with, and its session if it comes from a browser."""
+    """Token of a request and, if a browser sent it, the session."""
 
     token: Token
     session: Session | None = None

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sifu.console.service import ConsoleService
+from sifu.core.ledger import read_json
 from sifu.errors import InputError, SifuError
-from sifu.requests.approvals import POSTED, pending_requests
+from sifu.requests.deadlines import POSTED, pending_requests
 from sifu.store.clock import current_time
 from sifu.store.files import write_atomically
 
@@ -57,12 +58,12 @@ class Webhooks:
         self._stop = threading.Event()
         self._sent: set[str] = set()
         try:
-            self._sent = set(json.loads(self._path.read_bytes()))
+            self._sent = set(read_json(self._path.read_bytes()))
         except FileNotFoundError:
             # At the first start, skip notifications of past events, except for due and overdue requests.
             old = ("received", "done")
             self._sent = {key for _, key, body in self._happened() if body["event"] in old}
-        except (OSError, ValueError):
+        except (OSError, ValueError, TypeError):
             log.warning("the record of webhooks cannot be read: all notifications are sent again")
 
     def start(self) -> None:

@@ -1,7 +1,7 @@
-"""Consent to run code that a spec names, which only the operator gives, never a spec or a run folder.
+"""Operator's consent to run code that a spec names; neither a spec nor a run folder can give this consent.
 
-A spec may come from anyone. Importing a file that it names would run whatever code that file contains. The operator
-must therefore first allow the function by its name: `sifu --allow-code backbone:make ...`, or
+A spec may come from anyone, and importing a file that it names runs whatever code that file contains. The operator must
+therefore first allow the function by its name: `sifu --allow-code backbone:make ...`, or
 `sifu.allow_code("backbone:make")`.
 """
 
@@ -16,7 +16,7 @@ ALLOWED_CODE = "SIFU_ALLOW_CODE"
 
 
 def allow_code(*names: str) -> None:
-    """Allow this process to import and call the functions `names` in specs, each as package.file:function."""
+    """Allow this process to import and call the functions in `names`, each written as package.file:function."""
     for name in names:
         package, _, function = name.partition(":")
         if not package or not function or any(character.isspace() for character in name):
@@ -25,12 +25,12 @@ def allow_code(*names: str) -> None:
 
 
 def allowed_code() -> set[str]:
-    """Return the functions that the operator allowed."""
+    """Return the names of the functions that the operator allowed, each as package.file:function."""
     return {line.strip() for line in os.environ.get(ALLOWED_CODE, "").splitlines() if line.strip()}
 
 
 def demand_consent(name: str) -> None:
-    """Refuse code that was not allowed, before importing any of it."""
+    """Refuse the function `name` if the operator did not allow it; call this before importing its file."""
     if name not in allowed_code():
         raise InputError(
             f"module {name!r} is code and was not run: read it first, then allow it with sifu --allow-code {name} "

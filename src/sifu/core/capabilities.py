@@ -1,6 +1,6 @@
 """Optional capabilities of engines, each declared by inheriting its class.
 
-A misspelt optional method would silently never be called. An engine whose `leave_out` is never called, for example,
+A misspelled optional method would silently never be called. An engine whose `leave_out` is never called, for example,
 would continue to contact forgotten clients. Every engine is therefore checked before use.
 """
 
@@ -40,10 +40,10 @@ CAPABILITIES: dict[str, type] = {
     "take_incidents": NotesIncidents,
     "use_backbones": TunedEngine,
 }
-"""Capability of each optional member of an engine."""
+"""Class that an engine must inherit to provide an optional member, by the name of the member."""
 NEVER_IGNORED = ("collect_sum", "leave_out", "loses", "use_backbones")
-"""Members whose absence changes a run's behaviour: an engine that forwards them by `__getattr__` must declare them."""
-REQUIRED = {name for protocol in (Engine, StatisticsEngine) for name in vars(protocol) if not name.startswith("_")}
+"""Members that must be declared even if the engine provides them through `__getattr__`: runs depend on them."""
+REQUIRED = {name for protocol in (Engine, StatisticsEngine) for name in dir(protocol) if not name.startswith("_")}
 CLOSENESS = 0.85
 """Smallest similarity, by `difflib`, at which a name counts as a misspelling."""
 
@@ -55,7 +55,7 @@ def check_capabilities(engine: Engine) -> None:
         engine: Engine whose public members are checked.
 
     Raises:
-        InputError: If a member has the name of an optional member, or nearly so, and the engine lacks its capability.
+        InputError: If a member's name equals or resembles that of an optional member whose capability the engine lacks.
     """
     own = {name for name in dir(engine) if not name.startswith("_")} - REQUIRED
     passed_on = {name for name in NEVER_IGNORED if hasattr(engine, name)}

@@ -1,11 +1,11 @@
-"""Sentences of a certificate, written once for clients, auditors, plans and reports.
+"""Sentences about a certificate for clients, auditors, plans and reports.
 
-Every sentence is true for anyone who may read it. A public certificate reveals neither whether anything was undone nor
-whether a model was erased, and neither do the sentences.
+A public certificate reveals neither whether training was rolled back nor whether a model was erased, and neither do the
+sentences about it.
 
-Certificates contain none of these sentences. They are generated from the fields of a certificate whenever it is read,
-so a better wording changes no certificate. `WORDING` counts the versions; a certificate names the version that was
-current when it was issued.
+The sentences are generated from the fields of a certificate whenever it is read. No certificate contains a sentence, so
+a new wording changes no certificate. `WORDING` counts the versions; a certificate names the version that was current
+when it was issued.
 """
 
 from __future__ import annotations
@@ -14,119 +14,111 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sifu.choices import Level, Retention, Scope, Unit
+from sifu.choices import Retention
 from sifu.core.method_info import CLOSED_FORM, Protection, method_info
 from sifu.core.observers import Observers, observers_in
 from sifu.core.premises import Premise
+from sifu.core.request_terms import BUDGET_TERMS, ROUND_TERMS, terms_words
 
 
 def whom_words(clients: int, records: int | None) -> str:
-    """Return the words for the forgotten clients, or for the forgotten records of a client that stays.
+    """Return the words for forgotten clients or, if `records` is given, for forgotten records of a client that stays.
 
     >>> whom_words(1, None), whom_words(2, None), whom_words(1, 3)
     ('this participant', 'these participants', 'these records')
     """
     if records is not None:
-        return record_words(records)
+        return "this record" if records == 1 else "these records"
     return "these participants" if clients > 1 else "this participant"
 
 
-def record_words(records: int) -> str:
-    """Return the words for one or several forgotten records.
-
-    >>> record_words(1), record_words(3)
-    ('this record', 'these records')
-    """
-    return "this record" if records == 1 else "these records"
-
-
 def what_was_done(body: Mapping[str, Any]) -> str:
-    """Return a sentence that describes the execution of the request, limited to the facts of a public certificate."""
+    """Return a sentence that describes how the request was executed, using only facts of a public certificate."""
     whom, noised = whom_words(len(body["clients"]), body["records"]), float(body["sigma"]) > 0.0
     if body["protection"] == "nothing":
-        return f"Training went on without {whom}."
+        return f"Training continued without {whom}."
     if body["protection"] == "training noise":
-        return f"Random noise was added to every contribution during training, and training went on without {whom}."
+        return f"Random noise was added to every contribution during training, and training continued without {whom}."
     if body["method"] == CLOSED_FORM:
         return f"The model was solved again without {whom}."
     if method_info(body["method"]).starts_from == "fresh":
-        return f"A new model was made{', random noise was added to it,' if noised else ''} and trained without {whom}."
+        return (
+            f"A fresh model was made{', random noise was added to it,' if noised else ''} and trained without {whom}."
+        )
     if noised:
-        return f"Random noise was added to a model, and training went on from it without {whom}."
-    return f"Training went on without {whom}, from a model that their data has no part in."
+        return f"Random noise was added to a model, and training continued from it without {whom}."
+    return f"Training continued without {whom}, from a model that their data never influenced."
 
 
 def exact_words(whom: str, method: str, records: int | None) -> str:
-    """Return the meaning of level `exact` for `whom`, or for records of one client.
+    """Return the meaning of level `exact` for the clients `whom`, or for records of one client.
 
-    Only a closed-form head equals the head of a federation whose client never had the records. With other methods, all
-    earlier contributions of the client are forgotten as well.
+    If records are forgotten, only a closed-form head equals the head of a federation in which the client never had
+    these records. Other methods forget all earlier contributions of the client.
 
     Args:
         whom: Words for the forgotten clients.
         method: Name of the method.
-        records: Number of forgotten records, or None for whole clients.
+        records: Number of forgotten records; None if whole clients were forgotten.
     """
     released = "The models released from this request on are those of training"
     if records is None or method == CLOSED_FORM:
-        return f"{released} without {whom if records is None else record_words(records)} under the same plan"
+        return f"{released} without {whom if records is None else whom_words(1, records)} under the same plan"
     return (
-        f"{released} to which the client had contributed nothing before this request, and which it joined then with "
-        "the records it has left, under the same plan"
+        f"{released} under the same plan, to which the client contributed nothing before this request, and which it "
+        "then joined with its remaining records"
     )
 
 
-WORDING = 6
-"""Version of the wording and the rules of claims.
+WORDING = 7
+"""Version of the wording and of the rules for claims.
 
 Raise it with every change to a sentence of this file, `observers.py` or `premise_sentences.py`, or to the premises of a
-claim. A certificate is recomputed by the rules of the version it names (docs/theory.md, section 12.1). Version 3 counts
-all clients that have left so far, certifies the initial model as a fresh one, and records how held-out rows were drawn.
-Version 4 distinguishes two observers, version 5 leaves out sentences that do not apply, and version 6 states the limits
-of a guarantee over all releases. Versions 4 to 6 keep the rules of version 3.
+claim. A certificate is recomputed by the rules of the version it names (docs/theory.md, section 12.1). By the rules of
+version 3, premises concern all clients forgotten so far, a rollback to the initial model counts as a fresh start, and
+certificates for records have a premise if held-out rows were drawn by number. Version 4 distinguishes two observers,
+version 5 omits sentences that do not apply, version 6 states the limits of a guarantee over all releases, and version 7
+is in plainer English. Versions 4 to 7 keep the rules of version 3.
 """
 RULES_COUNT_ALL = 3
-"""First version whose rules count all clients that have left so far."""
-
-COUNTERFACTUAL = "the same schedule with the client absent and its slots not refilled"
+"""First version with the rules for premises about all clients forgotten so far."""
 
 GUARANTEE = (
-    "For the plan that was carried out (initial model, hyper-parameters, preprocessing, participation, batches, "
-    "earlier noise, source models and noise sizes), and over the noise drawn from the moment this request was "
-    "carried out, what is released {scope} from the data with the client and without it, under that same plan, is "
-    "(epsilon, delta)-close."
+    "For the executed plan (initial model, hyperparameters, preprocessing, participation, batches, earlier noise, "
+    "source models and noise sizes), and over the noise drawn since this request was executed: the {scope}, with and "
+    "without the client's data under the same plan, are (epsilon, delta)-close."
 )
 
 TRAINING_NOISE_GUARANTEE = (
-    "For the plan that was carried out (initial model, hyper-parameters, preprocessing, participation, batches and "
-    "noise sizes), and over the noise added to every update in training, all models released from this request on, "
-    "from the data with the client and without it, under that same plan, are together (epsilon, delta)-close."
+    "For the executed plan (initial model, hyperparameters, preprocessing, participation, batches and noise sizes), "
+    "and over the noise added to every update in training: the joint distributions of all models released from this "
+    "request on, with and without the client's data under the same plan, are (epsilon, delta)-close."
 )
 
 SCOPE_WORDS = {
-    "all": "in all models from that moment on",
-    "latest": "in the latest model alone",
+    "all": "joint distributions of all models released since then",
+    "latest": "distributions of the latest model alone",
 }
 
 PLAN_NOT_COVERED = (
-    "What the plan itself reveals is not covered: the method where it was left to be chosen, which model training went "
-    "on from, how long it took, and by its level and premises whether an automatic rate that was not found anew was "
-    "set by the client. "
-    "When to stop is decided by the accuracy on every active client, whether it takes part in rounds or not."
+    "What the plan itself reveals is not covered: the method if it was chosen automatically, the model that training "
+    "resumed from, how long training took, and, through the level and the premises, whether the client determined an "
+    "automatic rate that was not recomputed. The accuracy on all active clients, including those that take part in no "
+    "round, decides when training stops."
 )
 EARLIER_NOT_COVERED = (
-    "Models released before this request was carried out are not covered, nor is what comparing one of them with a "
+    "Models released before this request was executed are not covered, nor is what a comparison of one of them with a "
     "later one reveals."
 )
 REPORTS_TRUSTED = "Sample counts, drifts and smoothness bounds reported by clients are trusted."
-NOISE_NOT_COVERED = "Noise is drawn in floating point; attacks on the last bits of such noise are not covered."
+NOISE_NOT_COVERED = "Noise is drawn in floating point; attacks on its last bits are not covered."
 NOT_COVERED = (
-    "The other participants and the operator, who hold more than the released models, are not covered.",
-    "The same data brought in again, by another client or under another name, is not recognised: nothing of the "
-    "forgotten is kept to compare with.",
+    "The other participants and the operator, who have more than the released models, are not covered.",
+    "The same data from another client, or under another name, are not recognised, because nothing of the forgotten "
+    "data is kept for a comparison.",
     "This is evidence for the operator's file, not a statement of legal compliance.",
 )
-"""Limits of every certificate."""
+"""Limits that every certificate has."""
 
 SEVERAL_RELEASES = (
     "Only the latest model is covered (scope latest): an attacker who keeps several of the models released since this "
@@ -136,120 +128,87 @@ SEVERAL_RELEASES = (
 EACH_BY_ITSELF = ("Each client is covered separately; what they reveal together is not (unit joint would cover it).",)
 
 EXACT_GUARANTEE = (
-    "The client's data has no part in the model training went on from, so the models released from it are those of "
-    "training without the client under the same plan."
+    "The client's data did not influence the model that training resumed from, so the models released since are those "
+    "of training without the client under the same plan."
 )
 
 CLOSED_FORM_GUARANTEE = (
-    "The model was solved from a sum of integers over the remaining clients, which is bit for bit the sum of a "
-    "federation that never had the client."
+    "The model was solved from a sum of integers over the remaining clients. This sum equals, bit for bit, the sum of "
+    "a federation that never had the client."
 )
 
 HEADS_COMPARED = (
-    "Models released before this request was carried out are not covered. Whoever kept one can compare it with a later "
+    "Models released before this request was executed are not covered. Anyone who kept one can compare it with a later "
     "one: the difference of two linear heads can reconstruct a deleted record and identify a deleted client."
 )
 ALL_RELEASES_NOT_COVERED = (
-    "Over all releases, each client or record is covered separately, for the data at hand: this is not worst-case "
-    "differential privacy. Requests, joins and releases that were decided by what an earlier release showed are not "
-    "covered, nor are other runs on the same data."
+    "Over all releases, each client or record is covered separately, for the data of this run: this is not worst-case "
+    "differential privacy. Requests, joins and releases that depend on an earlier release are not covered, nor are "
+    "other runs on the same data."
 )
 CLOSED_FORM_NOT_COVERED = (
-    "That each client computed its statistics from its own data is trusted.",
-    "Any copy that was kept of the client's features (features.cache keeps them), of its statistics, or of a sum with "
-    "them, still holds them.",
+    "It is trusted that each client computed its statistics from its own data.",
+    "Kept copies of the client's features (such as features.cache), of its statistics, or of a sum that includes them "
+    "are not covered.",
 )
-"""Limits of a head in closed form; they replace the limits of training in rounds."""
+"""Limits of certificates for closed-form heads; they replace the limits of training in rounds."""
 
 RECORDS_GUARANTEE = (
-    "This is about records of a client that stays: all that it had contributed was forgotten, and it joined again with "
-    "the records it has left."
+    "This concerns records of a client that stays: all its contributions were forgotten, and it joined again with its "
+    "remaining records."
 )
 EXACT_RECORDS_GUARANTEE = (
-    "What it had contributed has no part in the model training went on from, so the models released from it are those "
-    "of training to which the client had contributed nothing before this request, under the same plan."
+    "Its contributions did not influence the model that training resumed from, so the models released since are those "
+    "of training to which the client contributed nothing before this request, under the same plan."
 )
 CLOSED_FORM_RECORDS_GUARANTEE = (
-    "This is about records of a client that stays. The model was solved from a sum of integers over the clients, "
-    "which is bit for bit the sum of a federation whose client never had these records."
+    "This concerns records of a client that stays. The model was solved from a sum of integers over the clients. This "
+    "sum equals, bit for bit, the sum of a federation whose client never had these records."
 )
 RECORDS_NOT_COVERED = (
     "Other records of the same person, with this client or another, are not covered.",
-    "The operator's confidential record names the rows, so that they can be left out whenever the data are read again.",
+    "The operator's confidential ledger lists the rows, so that they are left out whenever the data are read again.",
 )
 RECORDS_COMPARED = (
-    "The comparison is with a world in which the client contributed nothing before this request, and not with one in "
+    "The comparison is with a federation to which the client contributed nothing before this request, not with one in "
     "which it took part without these records.",
 )
-NO_GUARANTEE = "Nothing is guaranteed: at least one premise does not hold, so no claim is made."
+NO_GUARANTEE = "Nothing is guaranteed, because at least one premise does not hold."
 
 
-def guarantee_of(
-    level: Level,
-    protection: Protection,
-    scope: Scope,
-    *,
-    solved: bool = False,
-    records: int | None = None,
-    exact: bool = False,
-) -> str:
-    """Return the sentence that states the guarantee.
-
-    Args:
-        level: Level of the certificate.
-        protection: Basis of the method's guarantee.
-        scope: Releases that the guarantee covers.
-        solved: True if the model is a head in closed form.
-        records: Number of forgotten records, or None for whole clients.
-        exact: True if the guarantee is exact under the premises, so that no budget is part of it.
-    """
+def guarantee_of(body: Mapping[str, Any]) -> str:
+    """Return the sentence that states the guarantee of a certificate, in its public or its auditor's form."""
+    level, records = body["level"], body["records"]
     if level == "none":
         return NO_GUARANTEE
-    exact = exact or level == "exact"
-    wording = TRAINING_NOISE_GUARANTEE if protection == "training noise" else GUARANTEE
-    guarantee = EXACT_GUARANTEE if exact else wording.format(scope=SCOPE_WORDS[scope])
-    if solved:
+    exact = level == "exact" or not needs_budget(body)
+    wording = TRAINING_NOISE_GUARANTEE if body["protection"] == "training noise" else GUARANTEE
+    guarantee = EXACT_GUARANTEE if exact else wording.format(scope=SCOPE_WORDS[body["scope"]])
+    if body["method"] == CLOSED_FORM:
         guarantee = CLOSED_FORM_GUARANTEE if records is None else CLOSED_FORM_RECORDS_GUARANTEE
     elif records is not None:
         guarantee = f"{RECORDS_GUARANTEE} {EXACT_RECORDS_GUARANTEE if exact else guarantee}"
     if level == "conditional":
-        return f"Provided that every premise marked 'assumed' below holds: {guarantee[0].lower()}{guarantee[1:]}"
+        return f"If every premise marked 'assumed' below holds: {guarantee[0].lower()}{guarantee[1:]}"
     return guarantee
 
 
-def not_covered_by(
-    unit: Unit,
-    clients: int,
-    scope: Scope,
-    level: Level,
-    *,
-    solved: bool = False,
-    records: int | None = None,
-    noised: bool = True,
-    all_releases: bool = False,
-) -> list[str]:
-    """Return the applicable sentences about the limits of the guarantee.
+def not_covered_by(body: Mapping[str, Any]) -> list[str]:
+    """Return the sentences on the limits of a certificate's guarantee, in its public or its auditor's form.
 
-    Args:
-        unit: `client` if the guarantee covers each client separately, `joint` if it covers them together. Ignored for a
-            closed-form head, which always covers them together.
-        clients: Number of forgotten clients.
-        scope: Releases that the guarantee covers.
-        level: Level of the certificate.
-        solved: True if the model is a head in closed form.
-        records: Number of forgotten records, or None for whole clients.
-        noised: True if noise is part of the guarantee.
-        all_releases: True if a guarantee over all releases is stated (`release.noise`).
+    The unit is ignored for a closed-form head, which always covers all clients of a request together.
     """
-    of_records = () if records is None else RECORDS_NOT_COVERED
-    of_noise = (NOISE_NOT_COVERED,) if noised else ()
-    if solved:
-        earlier = ALL_RELEASES_NOT_COVERED if all_releases else HEADS_COMPARED
+    level = body["level"]
+    of_records = () if body["records"] is None else RECORDS_NOT_COVERED
+    of_noise = (NOISE_NOT_COVERED,) if has_noise(body) else ()
+    if body["method"] == CLOSED_FORM:
+        earlier = ALL_RELEASES_NOT_COVERED if "before_after" in body else HEADS_COMPARED
         return [earlier, *CLOSED_FORM_NOT_COVERED, *of_noise, *of_records, *NOT_COVERED]
-    latest = scope == "latest" and level in ("proven", "conditional")
-    together = unit == "client" and clients > 1 and level != "exact"  # exact for each is exact for all
-    several = (*(SEVERAL_RELEASES if latest else ()), *(EACH_BY_ITSELF if together else ()))
-    compared = () if records is None or level == "none" else RECORDS_COMPARED
+    latest = body["scope"] == "latest" and level in ("proven", "conditional")
+    # A guarantee that is exact for each client is also exact for all clients together.
+    separate = body["unit"] == "client" and len(body["clients"]) > 1 and level != "exact"
+    several = (*(SEVERAL_RELEASES if latest else ()), *(EACH_BY_ITSELF if separate else ()))
+    compared = () if body["records"] is None or level == "none" else RECORDS_COMPARED
     of_rounds = (PLAN_NOT_COVERED, EARLIER_NOT_COVERED, REPORTS_TRUSTED)
     return [*of_rounds, *of_noise, *several, *compared, *of_records, *NOT_COVERED]
 
@@ -260,20 +219,20 @@ Start = Literal["fresh", "merge", "initial", "trained"]
 ERASED_AND_LEFT: Mapping[Start, tuple[str, str]] = {
     "initial": (
         "Any model after the initial one was erased.",
-        "The initial model remains. What was made from stored updates may still hold the client's part.",
+        "The initial model remains. Models made from stored updates may still contain the client's influence.",
     ),
     "merge": (
-        "Every model after the initial one was erased, and the model of every group that held the client.",
-        "The initial model and the models of groups that never held the client remain.",
+        "Every model after the initial one was erased, and the model of every group that included the client.",
+        "The initial model and the models of groups that never included the client remain.",
     ),
     "fresh": (
         "Every model on the way to the current one was erased.",
-        "No model that the client had a part in remains.",
+        "No model that the client influenced remains.",
     ),
 }
 GROUPS_REMAIN = (
-    " If clients trained in groups, the models of groups the client never belonged to remain, and so may the groups' "
-    "starting model."
+    " If clients trained in groups, the models of groups that never included the client remain, and the groups' "
+    "initial model may remain."
 )
 
 
@@ -288,7 +247,7 @@ def what_was_erased(
     grouped: bool = True,
     untouched: bool = False,
 ) -> tuple[str, str]:
-    """Return public statements on what was erased and on what remains.
+    """Return a public statement on the erased data, and one on the data that remain.
 
     Args:
         retention: Retention rule of the request.
@@ -296,7 +255,7 @@ def what_was_erased(
         protection: Basis of the method's guarantee.
         keeps_updates: True if the run stores clients' updates.
         statistics: Kept statistics that a head was solved from; None without a head in closed form.
-        records: Number of forgotten records, or None for whole clients.
+        records: Number of forgotten records; None if whole clients were forgotten.
         grouped: True if clients may have trained in groups.
         untouched: True if the client did not influence the model that training continued from.
     """
@@ -304,30 +263,31 @@ def what_was_erased(
         erased, remains = ERASED_AND_LEFT[start]
         remains += GROUPS_REMAIN if start == "fresh" and grouped else ""
     elif untouched:
-        erased = "Any kept model after the one training went on from was erased."
-        remains = "Models up to that one stay with the operator for later requests; the client has no part in them."
+        erased = "Any kept model after the one that training resumed from was erased."
+        remains = "The operator keeps the models up to that one for later requests; the client did not influence them."
     elif retention == "strict":
-        erased = "Any kept model that held the client's part was erased."
+        erased = "Any kept model with the client's influence was erased."
         remains = (
-            "The model that training went on from, and every later one, may hold the client's part; nothing hides it."
+            "The model that training resumed from, and every later one, may contain the client's influence; nothing "
+            "hides it."
             if protection == "nothing"
-            else "No model that holds the client's part without noise remains."
+            else "No model that contains the client's influence without noise remains."
         )
     else:
-        erased = "Any kept model after the one training went on from was erased."
+        erased = "Any kept model after the one that training resumed from was erased."
         remains = (
-            "Models up to that one stay with the operator for later requests, without the noise of this one; they may "
-            "hold the client's part."
+            "The operator keeps the models up to that one for later requests, without the noise of this request; they "
+            "may contain the client's influence."
         )
     if keeps_updates:
         erased += " Any stored update of the client was erased."
-        remains += " Updates of other clients are stored with the operator, unreleased."
+        remains += " The operator keeps the updates of other clients and does not release them."
     if statistics is not None:
-        erased += " The client's statistics, and every sum with them, were erased."
+        erased += " The client's statistics, and every sum that includes them, were erased."
         who = "of each other client and their sum" if statistics == "clients" else "of the other clients, as one sum,"
-        remains += f" Statistics {who} are stored with the operator, unreleased."
+        remains += f" The operator keeps the statistics {who} and does not release them."
     if records is not None:
-        remains += " The client takes part again with the records it has left."
+        remains += " The client takes part again with its remaining records."
     return erased, remains
 
 
@@ -348,39 +308,38 @@ class CertificateWords:
 
 
 def has_noise(body: Mapping[str, Any]) -> bool:
-    """Return whether noise, on a model, in training or on releases, is part of what a certificate guarantees."""
+    """Return whether a certificate's guarantee depends on noise, added to a model, in training or to releases."""
     return float(body["sigma"]) > 0.0 or body.get("training_noise") is not None or body.get("before_after") is not None
 
 
 def needs_budget(body: Mapping[str, Any]) -> bool:
-    """Return whether a certificate's budget is meaningful: there is noise, or the client influenced the model.
-
-    Args:
-        body: Certificate of either form.
-    """
+    """Return whether a certificate's budget has a meaning: noise was added, or the client influenced the model."""
     return has_noise(body) or not body.get("untouched")
 
 
+def terms_asked_for(body: Mapping[str, Any]) -> str:
+    """Return the terms of a certificate that apply to its method, as one line of text."""
+    of_budget = () if needs_budget(body) else BUDGET_TERMS
+    return terms_words(body["terms"], without=(*of_budget, *(ROUND_TERMS if body["method"] == CLOSED_FORM else ())))
+
+
 def words_of(body: Mapping[str, Any]) -> CertificateWords:
-    """Return the sentences for the fields of a certificate of either form."""
-    level, scope, solved, records = body["level"], body["scope"], body["method"] == CLOSED_FORM, body["records"]
+    """Return the sentences for the fields of a certificate, in its public or its auditor's form."""
+    is_solved = body["method"] == CLOSED_FORM
     erased, remains = what_was_erased(
         body["retention"],
         body["start"],
         protection=body["protection"],
         keeps_updates=body["keeps_updates"],
         statistics=body["keeps_statistics"],
-        records=records,
-        grouped=not solved or any(said["name"] == "grouping" for said in body["premises"]),
+        records=body["records"],
+        grouped=not is_solved or any(said["name"] == "grouping" for said in body["premises"]),
         untouched=bool(body.get("untouched")),
     )
-    exact = not needs_budget(body)
-    limits: dict[str, Any] = {"solved": solved, "records": records, "noised": has_noise(body)}
-    limits["all_releases"] = "before_after" in body
     return CertificateWords(
-        guarantee_of(level, body["protection"], scope, solved=solved, records=records, exact=exact),
+        guarantee_of(body),
         observers_in(body),
-        not_covered_by(body["unit"], len(body["clients"]), scope, level, **limits),
+        not_covered_by(body),
         erased,
         remains,
         [Premise(said["name"], said["status"], said["case"], said["values"]) for said in body["premises"]],

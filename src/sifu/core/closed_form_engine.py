@@ -19,7 +19,7 @@ from sifu.theory.participation import Participation
 
 
 def targets_of(ridge: RidgeSpec, outputs: int) -> Targets:
-    """Return the targets of a head with `outputs` outputs."""
+    """Return the rule that turns labels into targets of a head with `outputs` outputs."""
     return Targets(ridge.task, outputs, (ridge.shift,), (ridge.scale,))
 
 
@@ -32,10 +32,10 @@ def recorded_fixed_point(spec: Spec, layout: ModelLayout) -> FixedPoint:
 
 
 def recorded_blocks(spec: Spec, layout: ModelLayout) -> Blocks:
-    """Return the layout of the groups' blocks in a run's features: one for a merge, none if no group tunes.
+    """Return the layout of the groups' blocks in a run's features: one block for a merge, none if no group tunes.
 
-    A block has the width in the spec. If the spec says 0, if the network's output is narrower, or for a merge, it has
-    the width of that output.
+    A block has the width given in the spec. For a merge, for a width of 0, and for a network with fewer outputs, it has
+    as many columns as the network has outputs.
 
     >>> spec = Spec.from_mapping({"features": {"block": 4}, "groups": {"count": 2, "rounds": 1}})
     >>> head = [ModelLayout(("weight", "bias"), ((features, 3), (3,))) for features in (18, 9)]
@@ -62,7 +62,7 @@ def head_layout(fixed: FixedPoint) -> ModelLayout:
 
 
 def head_profile(name: str, samples: int) -> ClientProfile:
-    """Return the profile of a client of a head: a solve ignores the model before it, so no distance can expand."""
+    """Return the profile of a client; both curvature bounds are 0, because a solve depends on no earlier model."""
     return ClientProfile(name, samples, 1, 0.0, 0.0)
 
 
@@ -102,7 +102,7 @@ def head_facts(
 
 
 class StatisticsEngine(Protocol):
-    """Engine whose clients send (G, H, n, q) once instead of models in every round."""
+    """Engine whose clients send their statistics (G, H, n, q) once instead of a model in every round."""
 
     @property
     def fixed(self) -> FixedPoint:
@@ -115,7 +115,7 @@ class StatisticsEngine(Protocol):
         ...
 
     def reachable(self, clients: Sequence[int]) -> list[int]:
-        """Return the clients among `clients` that can be asked now."""
+        """Return those of `clients` that can be asked for statistics now."""
         ...
 
     def collect(
@@ -147,7 +147,7 @@ class MaskedStatisticsEngine(ABC):
 
     @abstractmethod
     def collect_sum(self, clients: Sequence[int], position: Position) -> MaskedSum:
-        """Return the sum over the clients that answer; the sum is always complete."""
+        """Return the sum over all participating clients; if a client fails, the whole attempt is discarded."""
 
 
 class HasRecords(ABC):
@@ -155,12 +155,12 @@ class HasRecords(ABC):
 
     @abstractmethod
     def records_of(self, client: int) -> Iterator[tuple[Floats, Floats]]:
-        """Yield features and targets of a client's records, one block at a time."""
+        """Yield the features and targets of a client's records, one block at a time."""
 
 
 @dataclass(frozen=True)
 class GroupNetwork:
-    """A network tuned by a group: the group, its members' sample count, and the tuned parameters as a flat vector."""
+    """Network that a group tuned: the group, the number of its members' samples, and the tuned parameters."""
 
     group: int
     samples: int

@@ -1,8 +1,8 @@
-"""Interface of engines, which run rounds; the embedded simulator and Flower are two of them.
+"""Interface of engines, such as the embedded simulator and Flower, which run the rounds of training.
 
-A method uses an engine only through this protocol and optional capabilities, so it does not depend on the kind of
-engine. Engines know nothing of Psi, budgets or stores. They report scalars, rounded so that no bound computed from them
-is too small.
+Methods use engines only through this protocol and optional capabilities, so they do not depend on the kind of engine.
+Engines know nothing about Psi, budgets or stores. They report scalars, rounded so that no bound computed from them is
+too small.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from sifu.theory.participation import ClientIndices
 
 @dataclass(frozen=True)
 class Position:
-    """Start of a round: model theta_u^n of the paper, `branch` u and `round` n.
+    """Position of the model at the start of a round: theta_u^n of the paper, with `branch` u and `round` n.
 
-    `branch` is 0 for the first training and grows by one with every request. A position is therefore never used twice,
-    and it is the key of every random choice of its round.
+    `branch` is 0 for the first training and grows by one with every request; groups that are rebuilt later have
+    negative branches. A position is therefore never used twice, and it is the key of every random choice of its round.
     """
 
     branch: int
@@ -69,14 +69,14 @@ class Rejection:
     """Details for the operator in the error message; not recorded."""
 
     def row(self, **more: int) -> dict[str, Any]:
-        """Return the row for the record, with the additional columns `more`."""
+        """Return the rejection as a row of the record, with the additional columns `more`."""
         place = {"branch": self.position.branch, "round": self.position.round}
         return place | {"client": self.client, "reason": self.reason, "left_out": int(self.left_out)} | more
 
 
 @dataclass(frozen=True)
 class Incident:
-    """Something that did not go as requested, for one client or for a whole round (then `client` is empty)."""
+    """Problem of one client in a round, or of the whole round (then `client` is empty)."""
 
     branch: int
     round: int
@@ -88,7 +88,7 @@ class Incident:
 class RoundResult:
     """Result of one round of FedAvg (eq. 5 of the paper; docs/theory.md, section 2.1).
 
-    An empty round has no participants, leaves the model unchanged, and has zeros everywhere.
+    An empty round has no participants and leaves the model unchanged; its shift and rounding are zero.
 
     Attributes:
         model: Model after the round.
@@ -96,7 +96,7 @@ class RoundResult:
         samples: |D_i| of each participant.
         drifts: ||theta_i - mean|| of each participant, in float64, rounded up.
         mean_shift: ||mean - theta^n||, rounded up.
-        rounding: Bound on the distance of the result from exact arithmetic; 0.0 where nothing is proven (see
+        rounding: Bound on the distance of the result from exact arithmetic; 0.0 if nothing is proven (see
             `TrainingFacts.rounding_bounded`).
         gram: Matrix of <theta_i - mean, theta_j - mean>, if requested.
         updates: Rows theta_i - theta^n of the participants, if requested.
@@ -127,7 +127,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Correct predictions over all samples of the evaluated clients; NaN without samples."""
+        """Share of correct predictions over all samples of the evaluated clients; NaN without samples."""
         total = int(self.samples.sum())
         return float(self.correct.sum()) / total if total else float("nan")
 
@@ -138,11 +138,8 @@ class Evaluation:
         return float(self.loss_sum.sum()) / total if total else float("nan")
 
 
-class Engine(Protocol):
-    """Engine that runs rounds and evaluates models, which are flat vectors of `layout`.
-
-    An engine with optional abilities inherits their capability classes (`sifu.core.capabilities`).
-    """
+class Federation(Protocol):
+    """Description of a federation by its engine: the layout of the model, the clients and the training."""
 
     @property
     def layout(self) -> ModelLayout:
@@ -158,6 +155,13 @@ class Engine(Protocol):
     def facts(self) -> TrainingFacts:
         """Facts about the training that the theorems need."""
         ...
+
+
+class Engine(Federation, Protocol):
+    """Engine that runs rounds and evaluates models, which are flat vectors of `layout`.
+
+    An engine with optional abilities inherits their capability classes (`sifu.core.capabilities`).
+    """
 
     def initial_model(self, branch: int) -> Vector:
         """Return a fresh model that depends on no client's data; a random initialisation differs between branches."""
@@ -188,7 +192,7 @@ class Engine(Protocol):
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
-        """Return theta_i - model of each of `clients` after `steps` local steps, in their order, without averaging."""
+        """Return the update theta_i - model of each client after `steps` local steps, in the order of `clients`."""
         ...
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
@@ -204,7 +208,7 @@ class LacksData:
 
 
 class EvaluatesSeveral(ABC):
-    """Capability of an engine that can evaluate several models with few messages."""
+    """Capability of an engine that can evaluate several models together."""
 
     @abstractmethod
     def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
@@ -226,7 +230,7 @@ class MayNotEvaluate(ABC):
 
 
 class RunsGroupRounds(ABC):
-    """Capability of an engine whose rounds have a fixed cost that groups training at the same time can share."""
+    """Capability of an engine that runs the rounds of several groups together, to share the fixed cost of a round."""
 
     @abstractmethod
     def run_group_rounds(
@@ -240,7 +244,7 @@ class LosesRounds(ABC):
 
     @abstractmethod
     def loses(self, position: Position, active: ClientIndices, participants: ClientIndices) -> bool:
-        """Return whether a round was lost: no client took part although enough were asked."""
+        """Return whether a round was lost: no client took part although enough clients were asked."""
 
 
 class LeavesOut(ABC):
@@ -285,7 +289,7 @@ def evaluate_present(engine: Engine, model: Vector, clients: ClientIndices) -> E
 
 
 def evaluate_each(engine: Engine, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
-    """Evaluate each of `models` on the data of `clients`, in the cheapest way for the engine.
+    """Evaluate each of `models` on the data of `clients`, together if the engine can.
 
     A client that does not answer has no samples.
     """

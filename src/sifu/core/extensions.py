@@ -1,6 +1,6 @@
 """Extension points: methods and spec keys that other packages provide through entry points.
 
-A package declares them in its pyproject.toml (docs/new-method.md):
+A package declares its methods and keys in its pyproject.toml (docs/new-method.md):
 
     [project.entry-points."sifu.methods"]
     my_method = "my_package.my_method:MyMethod"
@@ -8,7 +8,7 @@ A package declares them in its pyproject.toml (docs/new-method.md):
     [project.entry-points."sifu.spec_keys"]
     "server.clip" = "my_package.keys:CLIP"
 
-A program that is not installed registers the same objects itself, with `sifu.register` and `sifu.register_key`.
+A program that is not an installed package registers the same objects with `sifu.register` and `sifu.register_key`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RoundExtras:
     Attributes:
         update_clip: Bound on the norm of every client's update; 0 for none.
         update_noise: Standard deviation of the noise added to every update, as a multiple of the bound; 0 for none.
-        updates_every: Store the clients' updates of every Nth round; 0 for never.
+        updates_every: Interval, in rounds, at which clients' updates are stored; 0 for never.
     """
 
     update_clip: float = 0.0
@@ -43,14 +43,14 @@ class RoundExtras:
 
 @dataclass(frozen=True)
 class SpecKey:
-    """A key that an extension adds to a section of the spec.
+    """Key that an extension adds to a section of the spec.
 
     Attributes:
         name: Section and key, "server.clip" for example.
-        default: Value that means off; its type is the type of the key.
+        default: Default value, which switches the extension off; its type is the type of the key.
         comment: One line for readers of the spec.
-        demands: Function that yields, for a spec, each condition on the value: whether it holds, and a description of
-            valid values.
+        demands: Function that takes a spec and yields a pair for each condition on the value: whether the condition
+            holds, and a description of valid values.
         sets: Field of `RoundExtras` that takes the value, or None if only the extension reads it.
     """
 
@@ -76,12 +76,19 @@ def spec_key(name: str) -> SpecKey | None:
     return _KEYS.get(name)
 
 
-def missing_key(name: str, value: Any) -> MissingExtensionError:
-    """Return the error for a key that only an extension understands."""
-    return MissingExtensionError(
-        f"the spec has {name} = {value!r}, which needs a package that is not installed: install the one that provides "
-        f"{name} ({WHERE_BASELINES_ARE})"
-    )
+def required_key(name: str, value: Any) -> SpecKey:
+    """Return the extension's key of this name, for a spec that sets it to `value`.
+
+    Raises:
+        MissingExtensionError: If no installed package provides the key.
+    """
+    key = spec_key(name)
+    if key is None:
+        raise MissingExtensionError(
+            f"the spec has {name} = {value!r}, which needs a package that is not installed: install the one that "
+            f"provides {name} ({WHERE_BASELINES_ARE})"
+        )
+    return key
 
 
 @functools.cache
@@ -95,7 +102,7 @@ def provided_names(group: str) -> tuple[str, ...]:
 
 
 def provided(group: str, name: str) -> Any | None:
-    """Load the object that an installed package provides under this name; return None if there is none."""
+    """Load the object that an installed package provides under this name; return None if no package provides one."""
     entry = _entries(group).get(name)
     if entry is None:
         return None

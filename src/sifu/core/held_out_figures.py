@@ -10,17 +10,17 @@ TRAINING_DATA = "on the active clients' training data"
 
 @dataclass(frozen=True)
 class HeldOutFigures:
-    """Figures on `rows` held-out rows of the remaining clients, or of no client.
+    """Figures of a model on `rows` held-out rows, which belong to remaining clients or to no client.
 
     Attributes:
         rows: Number of rows.
         accuracy: Accuracy of a classification.
-        auc: AUC on a table; with several classes, the mean of the one-against-rest AUCs.
-        f1: F1 on a table; with several classes, the mean over the classes.
+        auc: AUC on a table; with more than two classes, the mean of the one-against-rest AUCs.
+        f1: F1 score on a table; with more than two classes, the mean over the classes.
         calibration_error: Calibration error on a table, if the model gives probabilities.
         mean_squared_error: Mean squared error of a regression, in the squared unit of the target.
         r2: Share of the target's variance on these rows that a regression explains.
-        positive: Class that AUC and F1 of two classes refer to; "" where they are means.
+        positive: Class that AUC and F1 refer to if there are two classes; "" if they are means over classes.
     """
 
     rows: int
@@ -34,7 +34,7 @@ class HeldOutFigures:
 
     @property
     def where(self) -> str:
-        """Text that states on which rows the figures were measured.
+        """Rows that the figures were measured on, as text.
 
         >>> HeldOutFigures(184).where
         'on 184 held-out rows'
@@ -43,7 +43,7 @@ class HeldOutFigures:
 
     @property
     def words(self) -> str:
-        """Text that states all figures.
+        """All figures as text.
 
         >>> HeldOutFigures(184, 0.8204, 0.881, 0.8, positive="ill").words
         "82.0 % on 184 held-out rows (AUC and F1 of class 'ill' 0.881 and 0.800)"
@@ -64,9 +64,9 @@ class HeldOutFigures:
         """
         pairs = {name: value for name, value in (("AUC", self.auc), ("F1", self.f1)) if value is not None}
         of = f"of class {self.positive!r}" if self.positive else "as means over classes"
-        parts = (
-            [f"{' and '.join(pairs)} {of} {' and '.join(f'{value:.3f}' for value in pairs.values())}"] if pairs else []
-        )
+        parts = []
+        if pairs:
+            parts.append(f"{' and '.join(pairs)} {of} {' and '.join(f'{value:.3f}' for value in pairs.values())}")
         if self.calibration_error is not None:
             parts.append(f"calibration error {self.calibration_error:.3f}")
         return ", ".join(parts)

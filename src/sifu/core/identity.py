@@ -1,6 +1,6 @@
 """Identity of clients: a name that the operator gives, and the public key of the client's node.
 
-A key is recorded as the SHA-256 of its PEM body, which every program computes in the same way.
+A key is recorded as the SHA-256 of its decoded PEM body (DER), so every program computes the same fingerprint.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import base64
 import binascii
 import hashlib
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -19,7 +20,7 @@ LONGEST_NAME = 200
 
 
 def key_fingerprint(pem: bytes) -> str:
-    """Return the SHA-256 of a public key in PEM (SubjectPublicKeyInfo), in hexadecimal.
+    """Return the SHA-256 of the DER bytes of a public key given in PEM (SubjectPublicKeyInfo), in hexadecimal.
 
     The input must be one key and nothing else. With a second block or a header, a program that checks a signature might
     read a key other than the hashed one and accept a stranger as a client.
@@ -50,7 +51,7 @@ class Admitted:
 
 
 def admitted_of(values: Iterable[Mapping[str, Any]]) -> tuple[Admitted, ...]:
-    """Return the allow-list for plain values."""
+    """Parse the allow-list from plain values."""
     try:
         return tuple(Admitted(str(entry["name"]), str(entry["key"]), entry["status"]) for entry in values)
     except (KeyError, TypeError) as error:
@@ -63,7 +64,7 @@ def plain(entries: Iterable[Admitted]) -> list[dict[str, str]]:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse names that cannot be given on a command line or recorded."""
+    """Refuse names that are unsuitable for a command line or the record."""
     for name in names:
         if not name or "," in name or name != name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
             raise InputError(
@@ -72,8 +73,36 @@ def check_names(names: Sequence[str]) -> None:
             )
 
 
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""Characters that are usually not shown; Python counts some of them as printable."""
+
+
+def as_seen(text: str) -> str:
+    """Return a normal form, equal for texts that differ in Unicode forms, invisible characters or spaces only.
+
+    >>> as_seen("Rene\u0301\u034f  Roy") == as_seen("Ren\u00e9\u00a0Roy"), as_seen("ann") == as_seen("Ann")
+    (True, False)
+    """
+    return " ".join(unicodedata.normalize("NFKC", _INVISIBLE.sub("", unicodedata.normalize("NFKC", text))).split())
+
+
+def check_lookalikes(names: Iterable[str]) -> None:
+    """Refuse different names that look the same: forgetting one client would seem to forget the other."""
+    seen: dict[str, str] = {}
+    for name in names:
+        twin = seen.setdefault(as_seen(name), name)
+        if twin != name:
+            raise InputError(
+                f"the client names {twin[:80]!a} and {name[:80]!a} look the same: write both alike if they are one "
+                "client, or rename one"
+            )
+
+
 def check_key(key: str) -> str:
-    """Return the key; refuse text that is not a fingerprint as returned by `key_fingerprint`."""
+    """Return `key` if it is a fingerprint as returned by `key_fingerprint`; refuse any other text."""
     if not re.fullmatch(r"[0-9a-f]{64}", key):
         raise InputError(f"a key must be given by its SHA-256, 64 hexadecimal digits; found {key[:80]!r}")
     return key

@@ -1,8 +1,8 @@
-"""A model as one flat vector, and the names and shapes that turn it back into arrays.
+"""Models as flat vectors, and the names and shapes that convert them to named arrays.
 
-Every norm, mean and noise is taken over *all* parameters at once, so models are passed as flat vectors. Files and
-engines store the layout beside the vector. A client's reply holds its model array by array and is read in place as one
-flat vector, which saves a copy for every reply.
+Norms, means and noise cover *all* parameters at once, so models are passed as flat vectors. Files and engines store the
+layout as well. A client's reply contains its model as several arrays; `ModelPieces` reads them in place as
+one flat vector, which saves a copy of every reply.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class ModelLayout:
         return sum(math.prod(shape) for shape in self.shapes)
 
     def own_copy(self, model: Vector) -> Vector:
-        """Return a copy of a flat model in the element type of this layout; refuse another size."""
+        """Return a copy of a flat model in the element type of this layout; refuse a model of the wrong size."""
         vector: Vector = np.array(model, dtype=self.dtype)
         self._check_size(vector)
         return vector
 
     def flatten(self, arrays: Mapping[str, NDArray[np.floating]]) -> Vector:
-        """Return one vector of all arrays, in order; refuse a missing name or another shape."""
+        """Return one vector of all arrays, in order; refuse a missing name or a wrong shape."""
         parts = []
         for name, shape in zip(self.names, self.shapes, strict=True):
             if name not in arrays:
@@ -67,7 +67,7 @@ class ModelLayout:
 
 @dataclass(frozen=True, eq=False)
 class ModelPieces:
-    """Flat arrays of one element type, at least one, that form a model in order; they are read-only by convention.
+    """Model whose flat vector is split into one or more arrays of the same type, which must not be modified.
 
     >>> model = ModelPieces((np.array([1.0, 2.0]), np.array([3.0])))
     >>> part = np.empty(2)
@@ -112,7 +112,7 @@ class ModelPieces:
 
 
 def model_pieces(arrays: Mapping[str, NDArray[Any]], layout: ModelLayout) -> ModelPieces:
-    """Return named arrays as one model; missing names, wrong types or shapes give a model that every gate refuses."""
+    """Return named arrays as one model; if they do not fit the layout, return a model that `ReplyGate` refuses."""
     ours = [array.dtype for name, array in arrays.items() if name in layout.names]
     other = next((dtype for dtype in ours if dtype != np.dtype(layout.dtype)), None)
     if other is not None:

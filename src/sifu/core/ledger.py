@@ -3,8 +3,8 @@
     commitment = SHA-256(nonce || payload)              nonce: 32 random bytes, payload: canonical JSON
     hash       = SHA-256(previous hash || seq || NUL || time || NUL || kind || NUL || commitment)
 
-The chain of hashes can be made public: without the nonces it reveals nothing about the payloads. Anyone who has the
-folder can recompute all of it.
+The chain of hashes can be made public: without the nonces it reveals nothing about the payloads. Anyone who has the run
+folder can recompute every hash.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ GENESIS = bytes(32)
 
 NONCE_BYTES = 32
 SEALED = "sealed"
-"""Key of the payload that commits to the event's measurements on clients' data."""
+"""Payload key of the commitment to an event's sealed part, which holds measurements on clients' data."""
 FIGURES_SALT = "figures_salt"
-"""Sealed key of the salt in the event's digests of rows and clients; without the salt they reveal nothing."""
+"""Sealed key of the salt of the event's digests of rows and clients; without the salt the digests reveal nothing."""
 LOCAL_RATES = "local_rates"
 """Sealed key, and key in the run table, of automatic local rates.
 
-Each rate is stored under the fresh model from which training at that rate started.
+The rates are stored by node of the fresh model from which training at each rate started.
 """
 RELEASE_DISTANCES = "release_distances"
-"""Sealed key of the distances of a released head to the heads without each client, and without one of its records."""
+"""Sealed key of the distances between a released head and the heads without each client or one of its records."""
 SEALED_KEYS = (
     "evaluations", "forgotten_accuracy", "relative_penalty", "auto", "psi_max", FIGURES_SALT, LOCAL_RATES,
     RELEASE_DISTANCES,
 )  # fmt: skip
-"""Keys that are never in a payload itself: their figures could confirm a guess about a client's data."""
+"""Keys stored only in the sealed part: their figures could confirm a guess about a client's data."""
 
 
 LARGEST_INTEGER = 2**53 - 1
@@ -68,16 +68,22 @@ def canonical_json(value: Any) -> bytes:
 
 
 def read_json(content: bytes | str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """Parse JSON with the numbers of canonical JSON: integers up to 2^53, and float64 otherwise.
+    """Parse JSON with the number types of canonical JSON: integers up to 2^53, and float64 otherwise.
 
     Args:
         content: JSON text.
         pairs: Function that builds an object from its keys and values, for callers that must notice a repeated key.
 
+    Raises:
+        ValueError: If the content is not JSON, or is nested too deeply to be read.
+
     >>> read_json(b"[1, 1e3, 100000000000000000000]")
     [1, 1000.0, 1e+20]
     """
-    return json.loads(content, parse_int=_number, object_pairs_hook=pairs)
+    try:
+        return json.loads(content, parse_int=_number, object_pairs_hook=pairs)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def _number(digits: str) -> int | float:
@@ -90,12 +96,12 @@ def _number(digits: str) -> int | float:
 
 
 def finite_or_text(value: float | None) -> float | str | None:
-    """Return a finite number or None unchanged, and an infinity or NaN as text, which JSON can represent."""
+    """Return a finite number or None unchanged; return an infinity or NaN as text, because JSON has no such numbers."""
     return value if value is None or math.isfinite(value) else str(value)
 
 
 def plain_values(value: Any) -> Any:
-    """Return a value that JSON can represent, for people and other programs; NaN and infinities become null."""
+    """Return a value in a form that JSON can represent; NaN and infinities become None."""
     if isinstance(value, dict):
         return {str(key): plain_values(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -106,12 +112,12 @@ def plain_values(value: Any) -> Any:
 
 
 def commit(nonce: bytes, payload: bytes) -> bytes:
-    """Return SHA-256(nonce || payload)."""
+    """Return SHA-256(nonce || payload), which reveals nothing about the payload without the nonce."""
     return hashlib.sha256(nonce + payload).digest()
 
 
 def chain(previous: bytes, seq: int, time: str, kind: str, commitment: bytes) -> bytes:
-    """Return the hash of an event; the hash of the next event covers it."""
+    """Return the hash of an event, which also covers all earlier events through `previous`."""
     text = b"\0".join([str(seq).encode(), time.encode(), kind.encode()])
     return hashlib.sha256(previous + text + b"\0" + commitment).digest()
 
@@ -154,18 +160,13 @@ def seal(previous: bytes, seq: int, time: str, kind: str, payload: Any, nonce: b
     return Event(seq, time, kind, content, nonce, commitment, chain(previous, seq, time, kind, commitment))
 
 
-def seal_commitment(salt: bytes, content: bytes) -> str:
-    """Return SHA-256(salt || content), the commitment to a sealed part; it reveals nothing without the salt."""
-    return hashlib.sha256(salt + content).hexdigest()
-
-
 def broken_links(events: Iterable[Event], erased_before: int = 0) -> Iterator[str]:
     """Yield a sentence for every event whose hash or commitment is wrong.
 
     Args:
         events: Events of the ledger in order.
-        erased_before: Number of the first event after a purge. Commitments of earlier events without a nonce cannot be
-            checked, because the purge erased it.
+        erased_before: Number of the first event after a purge. The purge erases nonces of earlier events, whose
+            commitments then cannot be checked.
     """
     previous = GENESIS
     for expected, event in enumerate(events, start=1):

@@ -18,10 +18,10 @@ from sifu.errors import InputError, MissingExtensionError
 from sifu.theory.calibration import SMALLEST_DELTA, TrainingNoise, delta_reached, stated_delta, true_positive_rate
 
 Protection = Literal["noise", "training noise", "nothing"]
-"""Basis of a method's guarantee: noise of the request, charged to budgets; noise of training; or nothing.
+"""Basis of a method's guarantee: noise added by the request, noise added during training, or nothing.
 
-Only the first is charged, covers the subjects of earlier requests, and binds later requests to the budgets of its
-clients.
+Only noise added by the request is charged to budgets and also covers the subjects of earlier requests. In this case
+alone, later requests must respect the budgets of the request's clients.
 """
 
 
@@ -30,15 +30,15 @@ def delta_of_budget(
 ) -> float:
     """Return the delta at epsilon once the budget is fully used.
 
-    It is 0 if nothing needs to be hidden, and 1 if nothing is hidden. It is never between 0 and 1e-10, because
-    floating-point noise cannot achieve less.
+    The result is 0 if nothing needs to be hidden, and 1 if nothing is hidden. It is never between 0 and 1e-10, because
+    floating-point noise cannot achieve a smaller delta.
 
     Args:
         epsilon: Budget of the request.
         multiplier: Noise multiplier s of the budget.
         untouched: True if no forgotten client influenced the model.
         protection: Basis of the method's guarantee.
-        training_noise: Guarantee of the noise of training, if there is one.
+        training_noise: Guarantee of noise added during training; None without such noise.
 
     >>> delta_of_budget(10.0, 0.31075, False, "nothing", None)
     1.0
@@ -66,7 +66,7 @@ def delta_of_charges(
         epsilon: Budget of the request.
         charges: Charges to the request's own subjects.
         protection: Basis of the method's guarantee.
-        training_noise: Guarantee of the noise of training, if there is one.
+        training_noise: Guarantee of noise added during training; None without such noise.
 
     >>> delta_of_charges(10.0, [1 / 0.31075**2], "noise", None), delta_of_charges(10.0, [0.0], "noise", None)
     (0.04058, 0.0)
@@ -90,7 +90,7 @@ GUESSING = 0.01
 def attacker_rate(level: Level, multiplier: float) -> float | None:
     """Return the largest true-positive rate of an attacker with 1 % false alarms, rounded up to four digits.
 
-    At level `exact` it is 0.01, the rate of a blind guess. At level `none` there is no bound.
+    At level `exact` the rate is 0.01, that of a blind guess. At level `none` there is no bound, and the result is None.
 
     >>> attacker_rate("proven", 0.3501), attacker_rate("exact", 0.3501), attacker_rate("none", 0.3501)
     (0.702, 0.01, None)
@@ -110,14 +110,15 @@ StartsFrom = Literal["rule", "current", "fresh", "initial", "merge", "any"]
 * `fresh`: a new model.
 * `initial`: the initial model of the active history, moved by stored updates.
 * `merge`: the merge of the remaining groups, or a fresh model if none remain.
+* `any`: any of these models.
 """
 
 
 Figures = Literal["unused", "erasable", "needed"]
 """Permission to purge the recorded figures of rounds after a method has executed a request.
 
-`unused`: the figures may be erased, because the method's certificates need none. `erasable`: they may be erased if the
-operator chooses to. `needed`: they are never erased.
+`unused`: a purge may erase the figures, because the method's certificates need none. `erasable`: a purge erases them
+only if the operator chooses to. `needed`: they are never erased.
 """
 
 
@@ -131,10 +132,11 @@ class MethodInfo:
         certifies: False for a heuristic, whose level is always `none`.
         protection: Basis of the guarantee; verification checks every request against it.
         starts_from: Model that a request may start from; verification checks every request against it.
-        takes_sigma: True if it uses a sigma given in the request; `auto` then considers only such methods.
-        control: True if it is a baseline or control of experiments, which `auto` never chooses.
-        preserves: Rank by the amount of training preserved; among exact methods `auto` prefers the largest, so that no
-            client's data decides between them.
+        takes_sigma: True if the method uses a sigma that the request gives. For a request with a sigma, `auto` chooses
+            only such methods.
+        control: True for a baseline or a control of experiments, which `auto` never chooses.
+        preserves: Rank by the amount of training preserved. Among exact methods, `auto` chooses the largest rank, so
+            that the choice does not depend on any client's data.
         figures: Permission to purge figures after its requests.
         extra_premises: Premises that its certificates must state, besides the premises that follow from the other
             facts.
@@ -217,7 +219,7 @@ def method_info(name: str) -> MethodInfo:
 
 
 def all_method_infos() -> tuple[MethodInfo, ...]:
-    """Return the facts about every method of sifu, of installed packages and of this process."""
+    """Return the facts about every method that sifu, an installed package or this process provides."""
     for name in provided_names(METHODS):
         find_method_info(name)
     return tuple(METHOD_INFOS.values())

@@ -1,8 +1,8 @@
-"""Two observers of a run: one sees only releases from a request on, and the other also kept earlier releases.
+"""Statements on the protection against two observers of a run's releases.
 
-A certificate covers the first observer. The second one can compare a release from before the request with a later
-release, and the difference can reveal the deleted data. Plans, certificates, reports, the evidence, audits and the
-console print the two statements of this module and no others.
+The first observer sees only releases from a request on, and a certificate covers this observer. The second observer
+also kept earlier releases. Comparing a release from before the request with a later one can reveal the deleted data.
+Plans, certificates, reports, the evidence, audits and the console print these statements and no others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NOT_PROTECTED = "not protected"
-"""Statement for an observer against whom nothing is proven."""
+"""Statement for an observer against whom no protection is proven."""
 SEEN = {"all": "the models released from this request on", "latest": "the latest released model"}
 """Models that the first observer sees, by the scope of the request."""
 EXACT_LIMIT = "what the plan itself reveals (which model training resumed from, how long it took) is not covered"
@@ -21,14 +21,14 @@ KEPT_EARLIER = "An observer who also kept an earlier release"
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """A guarantee against an observer of all releases, including those before the request."""
+    """Guarantee against an observer of all releases, including those before the request."""
 
     epsilon: float
     delta: float
 
     @property
     def words(self) -> str:
-        """Text that states the guarantee.
+        """Guarantee as text.
 
         >>> BeforeAfter(1.0, 1e-05).words
         '(epsilon, delta) = (1, 1e-05)'
@@ -38,11 +38,11 @@ class BeforeAfter:
 
 @dataclass(frozen=True)
 class Observers:
-    """Statements of the guarantee against two observers.
+    """Statements on what each of the two observers can learn about the forgotten clients.
 
     Attributes:
-        later_only: Statement about an observer who sees only the releases from this request on.
-        kept_earlier: Statement about an observer who also kept earlier releases.
+        later_only: Statement about the observer who sees only the releases from this request on.
+        kept_earlier: Statement about the observer who also kept earlier releases.
         before_after: Guarantee against the second observer; None means not protected.
     """
 
@@ -59,7 +59,7 @@ class Observers:
 def observers_of(
     level: str, rate: float | None, scope: str, before_after: BeforeAfter | None = None, *, untouched: bool = False
 ) -> Observers:
-    """Return the statements about both observers for a request at this level.
+    """Return the statements about both observers, given the level of a request.
 
     Args:
         level: Level of the plan or certificate.
@@ -70,16 +70,26 @@ def observers_of(
 
     >>> observers_of("exact", 0.01, "all").kept_earlier
     'An observer who also kept an earlier release: not protected. Comparing the two can reveal the deleted data.'
+    >>> observers_of("proven", 0.702, "latest").later_only[:81]
+    'An observer who sees only the latest released model, with a 1 % false-alarm rate,'
     """
     if before_after is None:
         kept = f"{KEPT_EARLIER}: {NOT_PROTECTED}. Comparing the two can reveal the deleted data."
     else:
         kept = f"{KEPT_EARLIER}: {before_after.words} over all releases."
-    return Observers(_later_only(level, rate, scope, untouched), kept, before_after)
+    observer = "If the assumptions hold, an observer" if level == "conditional" else "An observer"
+    if rate is None or level == "none":
+        later = f"An observer who sees only {SEEN['all']}: {NOT_PROTECTED}. Nothing bounds what it can tell."
+    elif level == "exact" or untouched:
+        later = f"{observer} who sees only {SEEN['all']} can do no better than guess; {EXACT_LIMIT}."
+    else:
+        detects = f"detects at most {percent(rate)} of forgotten clients"
+        later = f"{observer} who sees only {SEEN[scope]}, with a 1 % false-alarm rate, {detects}."
+    return Observers(later, kept, before_after)
 
 
 def observers_in(body: Mapping[str, Any]) -> Observers:
-    """Return the statements about both observers for a certificate of either form."""
+    """Return the statements about both observers for a certificate, in its public or its auditor's form."""
     stated = body.get("before_after")
     guarantee = None if stated is None else BeforeAfter(float(stated["epsilon"]), float(stated["delta"]))
     rate, untouched = body["attacker_true_positive_rate_at_1_percent"], bool(body.get("untouched"))
@@ -87,24 +97,9 @@ def observers_in(body: Mapping[str, Any]) -> Observers:
 
 
 def percent(rate: float) -> str:
-    """Return an attacker's rate in per cent, in the format used everywhere.
+    """Return an attacker's rate as a percentage, in the format used everywhere.
 
     >>> percent(0.702), percent(0.01), percent(0.0375)
     ('70.2 %', '1 %', '3.75 %')
     """
     return f"{100.0 * rate:.4g} %"
-
-
-def _later_only(level: str, rate: float | None, scope: str, untouched: bool = False) -> str:
-    """Return the statement about an observer who sees no release from before the request.
-
-    >>> _later_only("proven", 0.702, "latest")[:81]
-    'An observer who sees only the latest released model, with a 1 % false-alarm rate,'
-    """
-    if rate is None or level == "none":
-        return f"An observer who sees only {SEEN['all']}: {NOT_PROTECTED}. Nothing bounds what it can tell."
-    observer = "If the assumptions hold, an observer" if level == "conditional" else "An observer"
-    if level == "exact" or untouched:
-        return f"{observer} who sees only {SEEN['all']} can do no better than guess; {EXACT_LIMIT}."
-    detects = f"detects at most {percent(rate)} of forgotten clients"
-    return f"{observer} who sees only {SEEN[scope]}, with a 1 % false-alarm rate, {detects}."

@@ -1,4 +1,4 @@
-"""Words for the operator about clients, records and requests, in commands, the console and the report."""
+"""Texts for the operator about clients, records and requests, shown by commands, the console and the report."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ OWN_FILES = (NPZ, TABLE)
 """`data.name` of runs on a user's own files."""
 LAST_CLIENT = (
     "No model can be made without clients, so there is nothing to certify: to forget the last one, delete the run's "
-    "folder and every copy of its models, and keep its certificates; or let another client join first (sifu join)"
+    "folder and every copy of its models, and keep its certificates; or let another client join first (heads in "
+    "closed form: sifu join; on Flower: sifu clients add)"
 )
 """Reason why no request can forget the last client of a run, and what to do instead."""
 
 
 def way_to_go_on(spec: Spec, phase: str) -> str:
-    """Return the command that continues a run interrupted in a phase."""
+    """Return the command, or the program, that continues a run interrupted in this phase."""
     if spec.data.name == FLOWER:
         return "flwr run"
     if spec.data.name == LOOP:

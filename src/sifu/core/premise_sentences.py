@@ -1,4 +1,4 @@
-"""Sentences of premises, by name and case; certificates contain names, cases and values instead.
+"""Sentences of premises, by name and case; certificates contain the names, cases and values instead of sentences.
 
 A sentence may be reworded at any time (then raise `certificate_words.WORDING`). A case keeps its meaning forever and is
 never removed, because issued certificates refer to it.
@@ -10,201 +10,212 @@ from collections.abc import Mapping
 from typing import Any
 
 AS_STATED = "as stated"
-"""Case of a premise whose method provides its own sentence as the value `statement`."""
+"""Case of a premise without a sentence in this file: the method provides the sentence as the value `statement`."""
 SENTENCES: dict[str, dict[str, str]] = {
     "accounting": {
-        "met": "Weights are those of the rounds that really happened.",
-        "failed": "Population accounting under-states sensitivity; it can be compared, never certified.",
+        "met": "The weights are those of the rounds that took place.",
+        "failed": "Population accounting understates the sensitivity. It serves comparisons and certifies nothing.",
     },
     "arithmetic": {
-        "met": "Local steps ran in float64; a bound on their rounding is added to the sensitivity.",
-        "beyond": "The sensitivity is beyond the range in which rounding is bounded; it is assumed not to matter.",
-        "assumed": "Rounding of the {dtype} local steps is not bounded and is assumed not to matter.",
+        "met": "Local steps ran in float64, and a bound on their rounding errors is added to the sensitivity.",
+        "beyond": "The sensitivity exceeds the range in which rounding errors are bounded; they are assumed to be "
+        "negligible.",
+        "assumed": "Rounding errors of the {dtype} local steps are not bounded; they are assumed to be negligible.",
     },
     "budget": {
-        "met": "Over all rounds the clients took part in, training reached epsilon {reached}, within the one asked "
-        "for.",
-        "failed": "Over all rounds the clients took part in, training reached epsilon {reached}, more than the "
-        "{epsilon:g} asked for.",
+        "met": "Over all rounds in which the clients took part, training reached epsilon {reached}, within the "
+        "requested budget.",
+        "failed": "Over all rounds in which the clients took part, training reached epsilon {reached}, more than the "
+        "requested {epsilon:g}.",
     },
     "calibration": {
-        "met": "Exact calibration of the Gaussian mechanism (Balle & Wang 2018).",
-        "assumed": "Classical calibration inside its range (epsilon < 1), not the exact one.",
-        "failed": "Classical calibration is proven for epsilon < 1 only; it was used at epsilon = {epsilon:g}.",
+        "met": "The noise was calibrated exactly for the Gaussian mechanism (Balle & Wang 2018).",
+        "assumed": "The noise was calibrated by the classical formula, within its range (epsilon < 1), instead of "
+        "exactly.",
+        "failed": "The classical calibration is proven only for epsilon < 1, but was used at epsilon = {epsilon:g}.",
     },
     "clipping": {
-        "met": "Every client's update was scaled to a norm of at most {clip:g} and noise of {noise:g} times that was "
-        "added to it, in float64, in every round; this bounds a client's part whatever the model is.",
+        "met": "In every round, every client's update was scaled to a norm of at most {clip:g}, and noise of {noise:g} "
+        "times that norm was added in float64. This bounds a client's influence for any model.",
     },
     "counterfactual": {
-        "met": "Clients take part independently of each other, so the same schedule without the client is the law of "
-        "training without it.",
-        "trusted": "Clients are drawn independently of each other, so the same schedule without the client is the law "
-        "of training without it; that no client's absence or delay depends on another client is trusted.",
-        "assumed": "Rounds sample a fixed number of clients: the certificate compares with the same schedule, the "
-        "client's slots left empty, not with a world where others filled them.",
+        "met": "Clients take part independently of each other, so the same schedule without the client has the "
+        "distribution of training without it.",
+        "trusted": "Clients are drawn independently of each other, so the same schedule without the client has the "
+        "distribution of training without it. It is trusted that no client's absence or delay depends on another "
+        "client.",
+        "assumed": "Every round draws a fixed number of clients. The certificate compares with the same schedule in "
+        "which the client's places stay empty, not with a federation in which other clients fill them.",
     },
     "deterministic device": {
         "trusted": "Networks were tuned on a GPU, in batches whose shape follows from the plan and the client. In "
-        "every round repeated trainings gave the same bits; that the recorded GPU, driver and libraries also give the "
-        "same bits for the same operations without the forgotten clients is trusted.",
+        "every round, repeated trainings gave the same bits. It is trusted that the recorded GPU, driver and libraries "
+        "also give the same bits for the same operations without the forgotten clients.",
     },
     "engine": {
-        "trusted": "Clients train on machines of their own; that what they send follows from the model they are "
-        "handed and from their own data alone is trusted.",
-        "assumed": "The engine is not sifu's own; it is assumed that a round follows from its model, its place and its "
-        "participants' data alone, and that nothing else passes from round to round.",
+        "trusted": "Clients train on their own machines. It is trusted that a reply depends only on the model that the "
+        "client received and on its own data.",
+        "assumed": "The engine is not part of sifu. It is assumed that a round depends only on its model, its position "
+        "and its participants' data, and that no other state is kept between rounds.",
     },
     "features": {
-        "met": "The features are drawn from a seed in the spec; no client's data shaped them.",
-        "trusted": "The features are those of a public network; the operator declares that no client's data shaped it.",
+        "met": "The features are drawn from a seed in the spec; no client's data influenced them.",
+        "trusted": "The features come from a public network; the operator declares that no client's data influenced "
+        "it.",
     },
     "grouping": {
-        "met": "A keyed hash of its name put each client into one of {count} groups; the key was fixed when the run "
-        "was created, no client's data had a part in it, and without the forgotten there would be as many groups.",
-        "assumed": "The number of groups, {count}, was set by rule from how many clients there are, and would be "
-        "another one without the forgotten; the certificate compares with a world that has as many groups.",
+        "met": "A keyed hash of its name assigned each client to one of {count} groups. The key was fixed when the run "
+        "was created, no client's data influenced it, and without the forgotten clients the number of groups would be "
+        "the same.",
+        "assumed": "The number of groups, {count}, follows by a rule from the number of clients, and would differ "
+        "without the forgotten clients. The certificate compares with a federation that has the same number of "
+        "groups.",
     },
     "held-out rows": {
-        "assumed": "Rows for testing were drawn by their number, so without the forgotten records others would have "
-        "been drawn; the certificate compares with a world in which the same rows were.",
+        "assumed": "Test rows were drawn by row number, so other rows would have been drawn without the forgotten "
+        "records. The certificate compares with a federation in which the same rows were drawn.",
     },
     "history": {
-        "met": "Every step of the history is a round that was counted, or was made from such steps alone.",
-        "failed": "A model made from stored updates lies on the history; no noise was counted for what went into it.",
+        "met": "Every step of the history is an accounted round, or was made only from such rounds.",
+        "failed": "The history contains a model made from stored updates; no noise was accounted for their influence.",
     },
     "honest reports": {
-        "trusted": "Sample counts, drifts and smoothness bounds are those the engine computed or the clients "
-        "reported; they are trusted.",
-        "counts": "Sample counts and who took part are as recorded; they are trusted.",
+        "trusted": "Sample counts, drifts and smoothness bounds were computed by the engine or reported by the "
+        "clients; they are trusted.",
+        "counts": "The recorded sample counts and participants are trusted.",
     },
     "hyper-parameters": {
-        "labels": "The number of outputs was counted from all clients' labels; it is assumed to be the same without "
-        "the forgotten clients.",
-        "given": "Hyper-parameters were given by the operator; that clients' data did not decide them is trusted.",
-        "others": "The local rate is the one clients' smoothness bounds set; without the forgotten clients it would "
-        "be the same.",
-        "forgotten": "The local rate is the one clients' smoothness bounds set and would be another one without the "
-        "forgotten clients; what it reveals of them is assumed not to matter.",
-        "anew": "The local rate was found anew, by the rule of the spec, from the smoothness bounds of those who stay.",
-        "fixed": "Outputs, precision and the rule for lambda are fixed in the spec; lambda follows from the sum of "
-        "those who stay.",
+        "labels": "The number of outputs was counted from the labels of all clients; it is assumed to be the same "
+        "without the forgotten clients.",
+        "given": "The operator set the hyperparameters; it is trusted that clients' data did not decide them.",
+        "others": "The local rate follows from the clients' smoothness bounds, and would be the same without the "
+        "forgotten clients.",
+        "forgotten": "The local rate follows from the clients' smoothness bounds, and would differ without the "
+        "forgotten clients; what it reveals about them is assumed to be negligible.",
+        "anew": "The local rate was recomputed, by the rule of the spec, from the smoothness bounds of the remaining "
+        "clients.",
+        "fixed": "The spec fixes the outputs, the precision and the rule for lambda; lambda follows from the sum over "
+        "the remaining clients.",
     },
     "identity": {
-        "trusted": "Clients are known by the public keys of their nodes; the operator's list says whose key is whose.",
-        "operator": "The operator's program authenticated the clients, as the operator states (for example by mutual "
-        "TLS); that is trusted.",
-        "claimed": "Clients were known by the names they claimed; it is assumed that each was who it said it was, and "
-        "that no forgotten client came back under another name.",
-        "unknown": "How clients were told apart is not known; it is assumed that each was who it said it was, and "
+        "trusted": "Clients are identified by the public keys of their nodes; the operator's list assigns each key to "
+        "a client.",
+        "operator": "The operator states that its program authenticated the clients (for example by mutual TLS); this "
+        "is trusted.",
+        "claimed": "Clients were identified by the names they claimed. It is assumed that each claimed its own name, "
+        "and that no forgotten client came back under another name.",
+        "unknown": "It is not known how clients were identified. It is assumed that each was who it claimed to be, and "
         "that no forgotten client came back under another name.",
     },
     "initial model": {
-        "met": "The initial model is drawn from the seed; no client's data shaped it.",
-        "trusted": "The operator's own program makes the model; that no client's data shaped the initial one, and "
-        "that nothing but its parameters passes from round to round, is trusted.",
-        "assumed": "Where the initial model comes from is not known; it is assumed that no client's data shaped it.",
+        "met": "The initial model is drawn from the seed; no client's data influenced it.",
+        "trusted": "The operator's own program creates the model. It is trusted that no client's data influenced the "
+        "initial model, and that only its parameters are kept between rounds.",
+        "assumed": "The origin of the initial model is not known; it is assumed that no client's data influenced it.",
     },
     "layout": {
-        "assumed": "On a GPU every client is padded to the largest of all, so without the forgotten clients rounding "
-        "may differ in the last bits; it is assumed that training does not amplify that. On a CPU the bits are the "
-        "same.",
+        "assumed": "On a GPU, every client is padded to the size of the largest one, so without the forgotten clients "
+        "rounding may differ in the last bits; it is assumed that training does not amplify this. On a CPU the bits "
+        "are the same.",
         "device": "Networks were tuned on a GPU, with the same operations on the same data with and without the "
-        "forgotten clients; it is assumed that a GPU then gives the same bits. On a CPU it does.",
+        "forgotten clients. It is assumed that a GPU then gives the same bits, as a CPU does.",
     },
     "method": {
-        "failed": "{method} is a heuristic: nothing bounds what the model it makes still holds of the clients.",
+        "failed": "{method} is a heuristic: nothing bounds the clients' remaining influence on its model.",
     },
     "module": {
-        "trusted": "A module of the operator's own computes with clients' data. Each client began with a fresh copy of "
-        "it and with fixed states of the random generators, repeated computations gave the same bits, and variables "
-        "that its code shares between copies did not change; that nothing else (files, the clock, other processes, "
-        "state inside libraries) carries one client's data to another is trusted.",
-        "one copy": "A module of the operator's own computes with clients' data, in one copy for all clients. When it "
-        "was tried, it changed neither its attributes nor variables that its code shares; that nothing carries one "
-        "client's data to another is trusted.",
+        "trusted": "A module of the operator computes with clients' data. Each client began with a fresh copy of it "
+        "and with fixed states of the random generators, and repeated computations gave the same bits. State in memory "
+        "ended with every round and every client's features on a CPU; on a GPU, the variables that its code shares "
+        "between copies did not change. It is trusted that nothing else (files, the clock, other processes, its own "
+        "methods that copy or load parameters; on a GPU also environment variables and state inside libraries) carries "
+        "one client's data to another.",
+        "one copy": "A module of the operator computes with clients' data, in one copy for all clients. In a trial, it "
+        "changed neither its attributes nor variables that its code shares. It is trusted that nothing (files, "
+        "environment variables, the clock, other processes, state inside libraries) carries one client's data to "
+        "another.",
     },
     "noise": {
         "met": "The noise was drawn from the operating system's entropy and added in float64.",
-        "seeded": "The noise came from a seeded generator, so anyone with the seed can remove it.",
-        "failed": "Where the noise came from is not known.",
+        "seeded": "The noise came from a seeded generator, so anyone who has the seed can remove it.",
+        "failed": "The source of the noise is not known.",
     },
     "noise size": {
         "assumed": "The size of the noise was chosen from the influence of the forgotten clients (sigma auto); what "
-        "it reveals of them is assumed not to matter.",
-        "trusted": "The size of the noise was given; that it was not found from the data of the forgotten clients, as "
-        "a plan with sigma auto finds it, is trusted.",
+        "it reveals about them is assumed to be negligible.",
+        "trusted": "The operator set the size of the noise. It is trusted that it was not taken from the data of the "
+        "forgotten clients, as a plan with sigma auto does.",
     },
     "outside the theory": {
-        "assumed": "{what} is outside the theorem and assumed harmless.",
+        "assumed": "{what} is outside the theorem and is assumed to be harmless.",
     },
     "preprocessing": {
-        "met": "Preprocessing uses fixed constants; no client's data shaped it.",
-        "trusted": "The operator declares that no client's data shaped preprocessing.",
-        "assumed": "The data were prepared before they were handed over; it is assumed that the forgotten clients' "
-        "data did not shape that.",
+        "met": "Preprocessing uses fixed constants; no client's data influenced it.",
+        "trusted": "The operator declares that no client's data influenced the preprocessing.",
+        "assumed": "The data were preprocessed before sifu received them; it is assumed that the forgotten clients' "
+        "data did not influence the preprocessing.",
     },
     "record": {
-        "older": "The run was restored from a backup that may not have been its latest state; models released in "
-        "between are not counted.",
-        "complete": "The run was restored from a backup; it is assumed that the run it was made of released nothing "
-        "more, since that would not be counted here.",
-        "trusted": "The run was restored from a backup; that the merged models of groups never held the clients is "
-        "what the restored record says, and is trusted.",
+        "older": "The run was restored from a backup that may be older than its last state; models released in between "
+        "are not counted.",
+        "complete": "The run was restored from a backup. It is assumed that the original run released no further "
+        "models, because they are not counted here.",
+        "trusted": "The run was restored from a backup. It is trusted that the merged models of groups never included "
+        "the clients, as the restored record states.",
     },
     "regularity": {
-        "assumed": "Every local step is taken to expand distances by at most B = {factor:g}; nothing proves this for "
-        "the model trained here.",
-        "not smooth": "The loss is taken to be smooth; the model is not known to be.",
-        "strongly convex": "The local losses are strongly convex (weight decay) and smooth, with every client's "
-        "smoothness bounded from above.",
+        "assumed": "Every local step is assumed to expand distances by at most B = {factor:g}; nothing proves this for "
+        "this model.",
+        "not smooth": "The loss is assumed to be smooth; this model is not known to be.",
+        "strongly convex": "The local losses are strongly convex (weight decay) and smooth, and every client's "
+        "smoothness is bounded from above.",
         "convex": "The local losses are convex and smooth, every client's smoothness is bounded from above, and the "
-        "local rate is within the range where no step expands distances.",
-        "smooth": "The local losses are smooth with every client's smoothness bounded from above; the local rate is "
-        "beyond the range certified as convex, so distances may grow.",
-        "clipped": "The local losses are smooth with every client's smoothness bounded from above. Each step's "
-        "gradient is clipped to a norm of at most {clip:g}, which keeps this bound; but a clipped step is not a "
-        "convex one, so distances may grow.",
+        "local rate is in the range where no step expands distances.",
+        "smooth": "The local losses are smooth, and every client's smoothness is bounded from above. The local rate is "
+        "beyond the range that is certified as convex, so distances may grow.",
+        "clipped": "The local losses are smooth, and every client's smoothness is bounded from above. Each step's "
+        "gradient is clipped to a norm of at most {clip:g}, which keeps this bound; but clipped steps are not convex, "
+        "so distances may grow.",
     },
     "replies": {
-        "assumed": "Some clients' replies were refused and left out; the certificate compares with a world in which "
-        "the same ones were left out.",
+        "assumed": "Some clients' replies were refused and left out. The certificate compares with a federation in "
+        "which the same replies were left out.",
     },
     "rounds apart": {
-        "met": "Every merged group trained apart for {rounds} rounds, fixed before training; its model never saw a "
-        "common round.",
-        "moved on": "Every merged group trained apart for {rounds} rounds, fixed before training; its model never saw "
-        "a common round. The mean was moved on from the fresh model by a factor of {stretch:g}, fixed before "
-        "training, too.",
-        "tuned blocks": "Every group tuned the public network apart for {rounds} rounds, fixed before training, and no "
-        "network was tuned by several groups. Each gives {block} numbers (0: all of its output) of the features, by a "
-        "projection from a seed in the spec.",
-        "tuned merge": "Every group tuned the public network apart for {rounds} rounds, fixed before training, and no "
-        "network was tuned by several groups. Their mean is moved on from the public one by a factor of {stretch:g}, "
-        "fixed before training, too.",
+        "met": "Every merged group trained separately for {rounds} rounds, a number fixed before training; its model "
+        "took part in no common round.",
+        "moved on": "Every merged group trained separately for {rounds} rounds, a number fixed before training; its "
+        "model took part in no common round. The difference of the mean from the fresh model was multiplied by "
+        "{stretch:g}, which was also fixed before training.",
+        "tuned blocks": "Every group tuned the public network separately for {rounds} rounds, a number fixed before "
+        "training, and no network was tuned by several groups. Each network contributes {block} of the features (0: "
+        "its whole output), by a projection drawn from a seed in the spec.",
+        "tuned merge": "Every group tuned the public network separately for {rounds} rounds, a number fixed before "
+        "training, and no network was tuned by several groups. The difference of their mean from the public network "
+        "was multiplied by {stretch:g}, which was also fixed before training.",
     },
     "schedule": {
-        "assumed": "{what} lets one client decide which rounds and answers count; the certificate compares with a "
-        "world in which the same ones counted.",
+        "assumed": "{what} lets one client decide which rounds and replies count. The certificate compares with a "
+        "federation in which the same rounds and replies counted.",
     },
     "signatures": {
-        "trusted": "Some events were written without the operator's key, and the operator vouched for them "
-        "afterwards; that they were not changed in between is trusted.",
+        "trusted": "Some events were written without the operator's key, and the operator confirmed them later. It is "
+        "trusted that they were not changed in between.",
     },
     "statistics": {
-        "trusted": "Statistics that no data can have were refused; otherwise clients are trusted to have sent their "
+        "trusted": "Statistics that no data can have were refused; otherwise it is trusted that each client sent its "
         "own.",
-        "masked": "Statistics were masked: a sum that no data can have was refused, single clients' could not be "
-        "checked; clients are trusted to have sent their own.",
+        "masked": "Statistics were masked. A sum that no data can have was refused, but single clients' statistics "
+        "could not be checked; it is trusted that each client sent its own.",
     },
     "training noise": {
         "met": "The clients took part in no round, so no noise depends on them.",
-        "failed": "The noise of an average depends on who took part: without the client it would have another size, "
-        "which the models themselves show. What that tells is not bounded.",
+        "failed": "The noise of an average depends on the participants: without the client it would have another size, "
+        "which the models reveal. Nothing bounds what this reveals.",
     },
     "tuning": {
-        "trusted": "Rates, steps and which layers are tuned were given by the operator; that clients' data did not "
-        "decide them is trusted.",
+        "trusted": "The operator chose the rates, the steps and the tuned layers; it is trusted that clients' data did "
+        "not decide them.",
     },
 }
 

@@ -29,14 +29,14 @@ Status = Literal["met", "trusted", "assumed", "failed"]
 
 @dataclass(frozen=True)
 class Premise:
-    """One premise: its name, its status, and the values of its sentence (`premise_sentences`).
+    """One premise: its name, its status, and the values for its sentence (`premise_sentences`).
 
     `case` selects one of several sentences of a name; it is the status by default. `values` are the figures in the
     sentence. `confidential` figures may depend on clients' data and appear only in the auditor's copy. Certificates
     contain these fields but no sentence, so a better wording changes no certificate.
 
     >>> Premise("calibration", "failed", values={"epsilon": 3.0}).statement
-    'Classical calibration is proven for epsilon < 1 only; it was used at epsilon = 3.'
+    'The classical calibration is proven only for epsilon < 1, but was used at epsilon = 3.'
     """
 
     name: str
@@ -55,7 +55,7 @@ class Premise:
 
     @property
     def detail(self) -> str:
-        """Text that states the confidential figures."""
+        """Confidential figures as text."""
         return ", ".join(f"{name.replace('_', ' ')} {value!r}" for name, value in self.confidential.items())
 
     def in_words(self) -> dict[str, str]:
@@ -74,23 +74,17 @@ They concern everything before training, the initial model, the method itself an
 """
 
 BITS = ("layout", "deterministic device")
-"""Premises that matter only where no noise hides the last bits; bounds on rounding hold for any layout."""
+"""Premises that matter only if no noise hides the last bits; with noise, bounds on rounding hold for any layout."""
 
 ON_THE_PATH = ("counterfactual", "replies", "schedule", "record")
-"""Premises that matter for an earlier trained model even if the client did not influence it.
+"""Premises that also matter if training continues from a trained model that the client did not influence.
 
-Without the client, other rounds might have counted.
+Without the client, different rounds might have counted.
 """
 
 
 def premises_that_count(premises: Sequence[Premise], *, exact: bool, fresh: bool) -> list[Premise]:
-    """Return the premises that decide the level.
-
-    Args:
-        premises: All premises.
-        exact: True if no forgotten client influenced the model that training continues from.
-        fresh: True if that model is a new initial model.
-    """
+    """Return the premises that decide the level; the arguments are those of `level_of`."""
     if not exact:
         return [premise for premise in premises if premise.name not in BITS]
     names = FRESH_START if fresh else FRESH_START + ON_THE_PATH
@@ -100,7 +94,7 @@ def premises_that_count(premises: Sequence[Premise], *, exact: bool, fresh: bool
 def level_of(premises: Sequence[Premise], *, exact: bool, fresh: bool = False) -> Level:
     """Return the level that the premises allow.
 
-    An earlier trained model also depends on which rounds counted (docs/theory.md, section 12.2).
+    If training continues from a trained model, the premises in `ON_THE_PATH` also count (docs/theory.md, section 12.2).
 
     Args:
         premises: All premises.
@@ -125,17 +119,14 @@ clients for training from a fresh model. `fixed`: a head in closed form has no r
 
 INITIAL_MODELS: Mapping[str, Status] = {fact.DRAWN_FROM_SEED: "met", fact.MADE_BY_OPERATOR: "trusted"}
 PREPROCESSING: Mapping[str, Status] = {fact.FIXED_CONSTANTS: "met", fact.DECLARED_FIXED: "trusted"}
-"""Status of the premises on the initial model and on preprocessing, by source; any other source is `assumed`.
-
-No rollback undoes preprocessing.
-"""
+"""Status of the premises on the initial model and on preprocessing, by source; any other source is `assumed`."""
 IDENTITIES = {
     fact.IN_PROCESS: (),
     fact.AUTHENTICATED: (Premise("identity", "trusted"),),
     fact.BY_OPERATOR: (Premise("identity", "trusted", "operator"),),
     fact.CLAIMED: (Premise("identity", "assumed", "claimed"),),
 }
-"""Premises by the way clients on other machines are identified; within one process none is needed."""
+"""Premises for each method of identifying clients; within one process none is needed."""
 ENGINES = {
     fact.BY_PARTICIPANTS: (),
     fact.BY_LARGEST_CLIENT: (Premise("layout", "assumed"),),
@@ -143,21 +134,14 @@ ENGINES = {
     fact.ON_A_REPEATING_GPU: (Premise("deterministic device", "trusted"),),
     fact.ON_NODES: (Premise("engine", "trusted"),),
 }
-"""Premises for each kind of input that determines the bits of a round; no premise if only participants' data do."""
+"""Premises for each value of `TrainingFacts.engine`; none if only the participants' data determine a round's bits."""
 RATE_SOURCES: Mapping[RateSource, Status] = {
     "given": "trusted", "others": "met", "forgotten": "assumed", "anew": "met", "fixed": "met"
 }  # fmt: skip
 
 
 def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> tuple[Premise, ...]:
-    """Return the premises about everything before the first round; they matter to every method and level.
-
-    The guarantee holds for the given hyper-parameters.
-
-    Args:
-        facts: Facts of the training.
-        rate_source: Source of the local rate.
-    """
+    """Return the premises about everything before the first round; they matter to every method and level."""
     solved = rate_source == "fixed"
     initial = Premise("initial model", INITIAL_MODELS.get(facts.initial, "assumed"))
     hyper = Premise("hyper-parameters", RATE_SOURCES[rate_source], rate_source)
@@ -167,7 +151,8 @@ def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> t
     )
     return (
         *(() if solved else (initial,)),
-        preprocessing_premise(facts),
+        # No rollback undoes preprocessing.
+        Premise("preprocessing", PREPROCESSING.get(facts.preprocessing, "assumed")),
         *((features,) if facts.features else ()),
         *((Premise("module", "trusted", "one copy" if facts.module == fact.ONE_COPY else ""),) if facts.module else ()),
         Premise("hyper-parameters", "assumed", "labels") if facts.shape_from_labels else hyper,
@@ -176,14 +161,9 @@ def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> t
     )
 
 
-def preprocessing_premise(facts: TrainingFacts) -> Premise:
-    """Return the premise that the preprocessing, which no rollback undoes, depends on no client's data."""
-    return Premise("preprocessing", PREPROCESSING.get(facts.preprocessing, "assumed"))
-
-
 @dataclass(frozen=True)
 class RecordHistory:
-    """Restorations of the record and late signatures before a certificate.
+    """Counts of restorations and of late signatures in the record before a certificate.
 
     `complete` counts restorations from a backup that ends with the anchor kept elsewhere. `older` counts restorations
     from a backup that may be older than the run. `vouched` counts how often the operator vouched for events written
@@ -199,12 +179,12 @@ UNBROKEN = RecordHistory()
 
 
 def accounting_premise(accounting: Accounting) -> Premise:
-    """Return the premise on accounting: only weights of the actual rounds give a bound."""
+    """Return the premise on accounting, which holds only if Psi is computed with the weights of the actual rounds."""
     return Premise("accounting", "met" if accounting == "round" else "failed")
 
 
-def counterfactual_premise(independent: bool, *, separate: bool = False) -> Premise:
-    """Return the premise that training without the client follows the same schedule, with the client left out.
+def counterfactual_premise(independent: bool, *, separate: bool) -> Premise:
+    """Return the premise that, without the client, training follows the same schedule and leaves its slots empty.
 
     Args:
         independent: True if clients take part independently of each other.
@@ -217,18 +197,18 @@ def counterfactual_premise(independent: bool, *, separate: bool = False) -> Prem
 
 
 def replies_premise(left_out: int) -> tuple[Premise, ...]:
-    """Return a premise if replies were refused: the schedule then depends on clients' data."""
+    """Return a premise if replies were refused, because the schedule then depends on clients' data; else nothing."""
     if left_out == 0:
         return ()
     return (Premise("replies", "assumed", confidential={"replies_left_out": left_out}),)
 
 
 def record_premises(history: RecordHistory, *, merge: bool = False) -> tuple[Premise, ...]:
-    """Return the premises on a record that may lack events; empty for an unbroken, fully signed record.
+    """Return the premises on a record that was restored or signed late; empty for any other record.
 
     Releases that the record does not contain are charged to no budget. A backup that ends with an anchor is complete up
-    to that anchor. It cannot show that the original run stopped there; if that run continued, both runs spend the same
-    budget. A merge of groups spends no budget, so missing releases do not affect it, but it relies on the recorded
+    to that anchor, but it cannot show that the original run stopped there. If that run continued, both runs spend the
+    same budget. A merge of groups spends no budget, so missing releases do not affect it, but it relies on the recorded
     members of the groups (docs/theory.md, section 15.2). Until an event is signed, anyone who can write to the folder
     can change it.
 
@@ -245,7 +225,7 @@ def record_premises(history: RecordHistory, *, merge: bool = False) -> tuple[Pre
 
 
 def outside_premises(facts: TrainingFacts) -> Iterator[Premise]:
-    """Yield a premise for each item outside the theory, named `schedule` if it decides whether a round counts."""
+    """Yield a premise for each item of `facts.outside`; it is named `schedule` if it decides whether a round counts."""
     for what in facts.outside:
         name = "schedule" if decides_rounds(what) else "outside the theory"
         yield Premise(name, "assumed", values={"what": what})
@@ -260,7 +240,7 @@ def noise_premise(noise: str) -> Premise:
 
 @dataclass(frozen=True)
 class MeasuredRegularity:
-    """Regularity class of a run with the figures that decided it."""
+    """Regularity class of a run, with the figures that determined it."""
 
     kind: RegularityClass
     largest_smoothness: float | None
@@ -336,7 +316,7 @@ def collect_premises(
 def psi_status(
     facts: TrainingFacts, measured: MeasuredRegularity, accounting: Accounting, largest_psi: float
 ) -> Status:
-    """Return the status of Psi as a bound on a client's influence: met, assumed, or failed."""
+    """Return the status of the claim that Psi bounds a client's influence: met, assumed or failed."""
     premises = (
         regularity_premise(facts, measured),
         *outside_premises(facts),
@@ -383,11 +363,7 @@ def grouping_premise(count: int, depends: bool) -> Premise:
 def group_premises(spec: Spec, *, depends: bool) -> tuple[Premise, ...]:
     """Return the premises of a merge of group models, or of a head on networks that groups tuned, in a fixed order.
 
-    See docs/theory.md, sections 15.2 and 15.6.
-
-    Args:
-        spec: Spec of the run.
-        depends: True if the number of groups would differ without the forgotten clients.
+    See docs/theory.md, sections 15.2 and 15.6, and `grouping_premise` for `depends`.
     """
     regime = spec.regime
     case, values = regime.separate_rounds()
@@ -399,5 +375,5 @@ def group_premises(spec: Spec, *, depends: bool) -> tuple[Premise, ...]:
 
 
 def heuristic_premise(method: str) -> Premise:
-    """Return the failed premise of a heuristic: it proves nothing, so the level is always `none`."""
+    """Return the failed premise of a heuristic, which proves nothing; the level is therefore always `none`."""
     return Premise("method", "failed", values={"method": method})

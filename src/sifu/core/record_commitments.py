@@ -1,4 +1,4 @@
-"""Commitments to the identities of forgotten records, with which a person checks that a certificate covers a record.
+"""Commitments to identities of forgotten records, which let a person check that a certificate covers a record.
 
     commitment = SHA-256(nonce || run, request, client and identity as canonical JSON)
 
@@ -8,25 +8,24 @@ commitment, so its files do not reveal the identities.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sifu.core.ledger import NONCE_BYTES, canonical_json
+from sifu.core.ledger import NONCE_BYTES, canonical_json, commit
 from sifu.errors import InputError
 
 HEX = re.compile(rf"[0-9a-f]{{{2 * NONCE_BYTES}}}", re.ASCII)
 
 
 def new_nonces(identities: Iterable[object]) -> dict[str, str]:
-    """Return a fresh nonce for each of the `identities`, keyed by its text."""
+    """Return a fresh nonce for each of `identities`, keyed by the identity as text."""
     return {str(identity): secrets.token_hex(NONCE_BYTES) for identity in identities}
 
 
 def is_commitment(value: object) -> bool:
-    """Return whether this can be a commitment: 64 hexadecimal digits."""
+    """Return whether `value` has the form of a commitment: 64 lower-case hexadecimal digits."""
     return isinstance(value, str) and HEX.fullmatch(value) is not None
 
 
@@ -49,7 +48,7 @@ def record_commitment(run: str, request: str, client: str, identity: str, nonce:
     if not HEX.fullmatch(nonce):
         raise InputError(f"a nonce has {2 * NONCE_BYTES} hexadecimal digits (0-9, a-f), found {nonce[:80]!r}")
     named = {"run": run, "request": request, "client": client, "identity": identity}
-    return hashlib.sha256(bytes.fromhex(nonce) + canonical_json(named)).hexdigest()
+    return commit(bytes.fromhex(nonce), canonical_json(named)).hex()
 
 
 def commitments_to(run: str, request: str, client: str, nonces: Mapping[str, str]) -> list[str]:
@@ -58,6 +57,6 @@ def commitments_to(run: str, request: str, client: str, nonces: Mapping[str, str
 
 
 def names_record(body: Mapping[str, Any], identity: str, nonce: str) -> bool:
-    """Return whether a certificate covers the record with this identity."""
+    """Return whether a certificate covers the record with this identity, whose commitment was made with `nonce`."""
     stated = body["commitments"].get("records", [])
     return record_commitment(body["run"], body["request"], body["clients"][0], identity, nonce) in stated

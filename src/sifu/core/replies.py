@@ -1,4 +1,4 @@
-"""Rules for closing a round, and checks of the replies of its clients."""
+"""Rules that close a round, and checks of its clients' replies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -18,12 +19,15 @@ from sifu.theory.rounding import norm_up
 
 ALL = "all"
 LATE = "late: "
-"""Prefix of the incident of a client that answered too late."""
+"""Prefix of the text of an incident about a late client."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Condition that closes a round: a `share` of the asked clients, a `count` of answers, `seconds`, or all."""
+    """Condition that closes a round: a `share` or a `count` of answers, or a time in `seconds`.
+
+    If all fields are None, the round closes once all clients have answered.
+    """
 
     share: float | None = None
     count: int | None = None
@@ -31,7 +35,7 @@ class Wait:
 
     @staticmethod
     def parse(text: str) -> Wait:
-        """Return the condition for a text of the spec.
+        """Parse the condition from `server.wait` of a spec.
 
         >>> Wait.parse("all"), Wait.parse("80%").share, Wait.parse("4").count, Wait.parse("30s").seconds
         (Wait(share=None, count=None, seconds=None), 0.8, 4, 30.0)
@@ -73,28 +77,28 @@ OnRejection = Literal["stop", "reply", "round"]
 """Effect of a refused reply: stop training with an error, leave out that reply, or drop the whole round."""
 
 LOOKED_AT = 2**15
-"""Number of entries checked at once."""
+"""Number of model entries checked at once."""
 LARGEST_UPDATE = 1e12
-"""Largest accepted norm of an update without `update_bound`; beyond it norms lose precision before they overflow."""
+"""Largest accepted norm of an update if no `update_bound` is set; no meaningful update is larger."""
 
 LONGEST_NAME = 80
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A client's reply as it arrived, unchecked: every field may hold any object."""
+    """Unchecked reply of a client: every field may be any object."""
 
     client: object
     position: object
     samples: object
     vector: object
     owned: bool = False
-    """True if nobody else holds the array, so that it need not be copied before the check."""
+    """True if nobody else can change the array, so that an accepted array need not be copied."""
 
 
 @dataclass(frozen=True)
 class ReplyRules:
-    """Treatment of refused replies, and the largest norm of an update (0: `LARGEST_UPDATE`)."""
+    """Rules for replies: the effect of a refusal, and the largest norm of an update (0 means `LARGEST_UPDATE`)."""
 
     on_rejection: OnRejection = "stop"
     update_bound: float = 0.0
@@ -107,7 +111,7 @@ class ReplyRules:
 
     @property
     def outside(self) -> tuple[str, ...]:
-        """Rules that the theory does not cover: in the counterfactual, other updates may exceed the bound."""
+        """Rules that the theory does not cover; in the counterfactual, different updates may exceed the bound."""
         return ("leaving out updates beyond a bound",) if self.update_bound else ()
 
     @property
@@ -117,7 +121,7 @@ class ReplyRules:
 
 
 class ReplyGate:
-    """Check of the replies of one round, one after the other; `accepted` holds the accepted models.
+    """Gate that checks the replies of one round one by one and keeps the accepted models in `accepted`.
 
     With `numbers=False` the entries of the models are not checked; the caller must check them.
     """
@@ -138,7 +142,6 @@ class ReplyGate:
         self._numbers = numbers
         self._start_norm = _length_at_most(ModelPieces((start,))) if numbers else math.inf
         self._asked, self._forgotten, self._rules = set(asked), set(forgotten), rules
-        self._index: Mapping[str, int] = {client.name: index for index, client in enumerate(clients)}
         self.accepted: dict[int, Vector | ModelPieces] = {}
         self._refused: list[Rejection] = []
 
@@ -156,9 +159,10 @@ class ReplyGate:
         return rejection
 
     def finish(self) -> tuple[Rejection, ...]:
-        """Return every rejection of the round after the last reply; drop the whole round if the rules require it.
+        """Close the round after its last reply and return all rejections; drop the whole round if the rules require it.
 
-        A duplicate or unsolicited reply does no harm. The round is dropped only if a client is missing.
+        The round is dropped only if a client whose reply was refused has no accepted reply. A refused duplicate reply,
+        or a reply that was not asked for, does not drop the round.
         """
         names = {self._clients[client].name for client in self._asked - self.accepted.keys()}
         rejections = [replace(rejection, left_out=rejection.client in names) for rejection in self._refused]
@@ -170,10 +174,15 @@ class ReplyGate:
             self.accepted.clear()
         return tuple(rejections)
 
+    @cached_property
+    def _index_of(self) -> Mapping[str, int]:
+        """Index of each client by its name; built on first use, because engines name known clients by index."""
+        return {client.name: index for index, client in enumerate(self._clients)}
+
     def _known(self, named: object) -> int | None:
-        """Return the index of a client given by index or by name."""
+        """Return the index of a client given by index or by name; None if the client is unknown."""
         if isinstance(named, str):
-            return self._index.get(named)
+            return self._index_of.get(named)
         if isinstance(named, int | np.integer) and not isinstance(named, bool) and 0 <= named < len(self._clients):
             return int(named)
         return None
@@ -200,7 +209,7 @@ class ReplyGate:
 
 
 def form_refusal(vector: object, layout: ModelLayout) -> Reason | None:
-    """Return why a model cannot be used regardless of its entries, or None."""
+    """Return the reason why the type or shape of a model is unusable, or None; do not read the entries."""
     if type(vector) is not np.ndarray and type(vector) is not ModelPieces:
         return "not an array"
     if vector.dtype != np.dtype(layout.dtype):
@@ -215,14 +224,17 @@ def vector_refusal(
     limit: float = LARGEST_UPDATE,
     start_norm: float = math.inf,
 ) -> Reason | None:
-    """Return why a model cannot be used, or None; the object is not converted first, so no code of its sender runs.
+    """Return the reason why a model cannot be used, or None.
+
+    Anything but a plain array is refused without being converted, so no code of the sender runs.
 
     Args:
         vector: Object that the client sent.
         start: Model at the start of the round.
         layout: Layout of the model.
         limit: Largest accepted norm of the update.
-        start_norm: Upper bound of ||start||; with it most models are read only once, in their own type.
+        start_norm: Upper bound on ||start||. If it is finite, most models are read only once, without conversion to
+            float64.
     """
     why = form_refusal(vector, layout)
     if why is not None:
@@ -242,10 +254,10 @@ def vector_refusal(
 
 
 def _length_at_most(model: ModelPieces) -> float:
-    """Return an upper bound of the norm, about 1 % too large.
+    """Return an upper bound on the norm, about 1 % too large.
 
-    The bound is NaN or infinite if an entry is, or if squares overflow. A sum of 2^15 squares in float32 has a relative
-    error of at most 2^15 / 2^24, and squares below 1e-38 may round to zero.
+    The bound is NaN or infinite if an entry is NaN or infinite, or if squares overflow. A float32 sum of 2^15 squares
+    has a relative error of at most 2^15 / 2^24, and squares below 1e-38 may round to zero.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         squares = sum(float(part @ part) for part in model.slices(LOOKED_AT))

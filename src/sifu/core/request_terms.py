@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_args
 
@@ -31,7 +31,7 @@ def later_term(default: Any) -> Any:
 class RequestTerms:
     """Terms of one request.
 
-    `to_mapping` returns the form of inbox messages and of the ledger, and `from_mapping` reads it:
+    `to_mapping` returns the terms in the form used by inbox messages and the ledger; `from_mapping` parses this form:
 
     >>> terms = RequestTerms(("client-007",), 10.0, 0.01, sigma=0.5)
     >>> terms.to_mapping()["sigma"]
@@ -43,21 +43,22 @@ class RequestTerms:
         clients: Names of the clients.
         epsilon: Budget epsilon.
         delta: Budget delta.
-        sigma: Size of the noise, or `auto`.
-        unit: Coverage of each client separately, or of all of them together.
+        sigma: Standard deviation of the noise, or `auto`.
+        unit: `client` to cover each client separately, `joint` to cover all of them together.
         scope: Releases that the guarantee covers.
         calibration: Calibration of the noise.
         retention: Rule for models from before the rollback.
         reserve: Fraction of the budget kept for later requests.
-        method: Name of a method, or `auto` to choose one when the request is executed.
+        method: Name of a method; with `auto`, one is chosen when the request is executed.
         level: Lowest accepted level; None means `conditional`, or `none` for a heuristic requested by name.
-        max_rounds: Replaces `stop.max_rounds` in the retraining of this request; 0 keeps the spec's value.
-        target: Replaces `stop.target`; None keeps the spec's value. With 0, exactly `max_rounds` rounds run, whatever
-            the accuracy.
-        release: With `now` the model is released before any round, and the rounds to the target follow.
-        records: Rows of the one client's data to forget, counted from 0 in the data it first joined with. The client
-            keeps its other rows. If empty, clients are forgotten completely.
-        before_after: Required budget "EPSILON,DELTA" against observers who kept earlier releases (`release.noise`).
+        max_rounds: Value used instead of `stop.max_rounds` in retraining; 0 keeps the spec's value.
+        target: Value used instead of `stop.target`; None keeps the spec's value. With 0, exactly `max_rounds` rounds
+            run, whatever the accuracy.
+        release: `now` to release the model before retraining starts, `healed` to release it once retraining has ended.
+        records: Rows of the client's data to forget, counted from 0 in the data it first joined with. The client keeps
+            its other rows. If empty, clients are forgotten completely.
+        before_after: Required budget "EPSILON,DELTA" against observers who kept earlier releases (`release.noise`);
+            None for no requirement.
     """
 
     clients: tuple[str, ...]
@@ -83,8 +84,7 @@ class RequestTerms:
         nameless = [name for name in self.clients if not isinstance(name, str)]
         if nameless:
             raise InputError(f"client names must be strings, found {nameless[0]!r}")
-        repeated = sorted(name for name, times in Counter(self.clients).items() if times > 1)
-        if repeated:
+        if repeated := _repeated(self.clients):
             raise InputError(f"the request names {', '.join(repeated[:5])} more than once: name each client once")
         if not isinstance(self.method, str):
             raise InputError(f"the method's name must be a string, found {self.method!r}")
@@ -92,7 +92,7 @@ class RequestTerms:
             value: object = getattr(self, name)
             if name == "sigma" and value == "auto":
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if not _is_number(value):
                 raise InputError(f"{name} must be a number{' or auto' if name == 'sigma' else ''}, found {value!r}")
             if isinstance(value, int) and abs(value) > MOST_ROUNDS:
                 raise InputError(f"{name} is a number of {value.bit_length()} bits, which is too large")
@@ -106,21 +106,16 @@ class RequestTerms:
             raise InputError(f"the least level must be one of {', '.join(get_args(Level))}, found {self.level!r}")
         if not 0.0 <= self.reserve < 1.0:
             raise InputError(f"reserve must be a fraction in [0, 1), found {self.reserve}")
-        rounds: object = self.max_rounds
-        if isinstance(rounds, bool) or not isinstance(rounds, int) or not 0 <= rounds <= MOST_ROUNDS:
+        if type(self.max_rounds) is not int or not 0 <= self.max_rounds <= MOST_ROUNDS:
             raise InputError(
-                f"max_rounds must be a whole number up to {MOST_ROUNDS}, 0 for the spec's, found {rounds!r}"
+                f"max_rounds must be a whole number up to {MOST_ROUNDS}, 0 for the spec's, found {self.max_rounds!r}"
             )
-        target: object = self.target
-        if target is not None and (
-            isinstance(target, bool) or not isinstance(target, int | float) or not 0.0 <= target <= 1.0
-        ):
-            raise InputError(f"target must be an accuracy in [0, 1], 0 for none, found {target!r}")
-        odd = [row for row in self.records if isinstance(row, bool) or not isinstance(row, int) or row < 0]
+        if self.target is not None and not (_is_number(self.target) and 0.0 <= self.target <= 1.0):
+            raise InputError(f"target must be an accuracy in [0, 1], 0 for none, found {self.target!r}")
+        odd = [row for row in self.records if type(row) is not int or row < 0]
         if odd:
             raise InputError(f"records must be row numbers counted from 0, found {odd[0]!r}")
-        twice = sorted(row for row, times in Counter(self.records).items() if times > 1)
-        if twice:
+        if twice := _repeated(self.records):
             raise InputError(f"row {twice[0]} is named {self.records.count(twice[0])} times: name each row once")
         if self.records and len(self.clients) != 1:
             raise InputError(f"records need exactly one client, but {len(self.clients)} clients are named")
@@ -128,9 +123,9 @@ class RequestTerms:
 
     @staticmethod
     def from_mapping(mapping: Mapping[str, Any]) -> RequestTerms:
-        """Return the terms for plain values; refuse unknown and missing terms by name.
+        """Parse the terms from plain values; refuse unknown terms, and missing terms that have no default.
 
-        `sigma` may be a text, as in the ledger. Terms with a default may be missing.
+        `sigma` may be a string, as in the ledger.
         """
         unknown = sorted(str(name) for name in set(mapping) - set(TERMS))
         if unknown:
@@ -146,28 +141,25 @@ class RequestTerms:
             raise InputError(f"records must be a list of row numbers, found {records!r}")
         rows = tuple(sorted(records)) if all(type(row) is int for row in records) else tuple(records)
         read = {"clients": tuple(clients), "sigma": parse_sigma(sigma), "records": rows}
-        # Canonical JSON writes 10.0 as 10.
         figures = {name: float(mapping[name]) for name in FIGURES if type(mapping.get(name)) is int}
         return RequestTerms(**{**mapping, **read, **figures})
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON; `sigma` is a text that is the same for 1 and 1.0.
+        """Return the terms as plain values for JSON; `sigma` is a string, so that 1 and 1.0 give the same value.
 
         A `later_term` with its default value is omitted, as in ledgers that were written before the term existed.
         """
         sigma = self.sigma if self.sigma == "auto" else str(float(self.sigma))
         terms = asdict(self) | {"clients": list(self.clients), "sigma": sigma, "records": list(self.records)}
-        for term in fields(self):
-            if "later" in term.metadata and getattr(self, term.name) == term.default:
-                del terms[term.name]
-        return terms
+        later = {term.name: term.default for term in fields(self) if "later" in term.metadata}
+        return {name: value for name, value in terms.items() if name not in later or value != later[name]}
 
     def shown(self) -> dict[str, Any]:
         """Return every term as plain values for display, including each `later_term`."""
         return {name: getattr(self, name) for name in LATER_TERMS} | self.to_mapping()
 
     def digest(self, request: str) -> str:
-        """Return the digest that an approval of `request` signs: SHA-256 of the canonical JSON of all terms and its id.
+        """Return the digest that an approval of `request` signs: SHA-256 of the canonical JSON of its terms and id.
 
         A `later_term` with its default value is omitted, so that old approvals still match.
         """
@@ -197,29 +189,40 @@ class RequestTerms:
 
     @property
     def multiplier(self) -> float:
-        """s(epsilon, delta) by the requested calibration."""
+        """Noise multiplier s(epsilon, delta) of the requested calibration."""
         return noise_multiplier(self.epsilon, self.delta, self.calibration)
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _repeated(values: Sequence[Any]) -> list[Any]:
+    return sorted(value for value, times in Counter(values).items() if times > 1)
+
+
 FIGURES = ("epsilon", "delta", "reserve", "target")
+"""Terms that canonical JSON may write as whole numbers; they are read as floats."""
 CHOICES = {name: offered.choices for name, offered in terms_on_offer().items() if offered.choices and name != "level"}
 """Allowed values of each term that has a fixed list of values."""
 TERMS: tuple[str, ...] = tuple(term.name for term in fields(RequestTerms))
 """Names of all terms, clients first."""
 LATER_TERMS = frozenset(term.name for term in fields(RequestTerms) if "later" in term.metadata)
-"""Terms that are stated only if they differ from their default."""
+"""Terms that are written only if they differ from their default."""
 
 
 BUDGET_TERMS = ("epsilon", "delta", "sigma", "unit", "scope", "calibration", "reserve")
 """Terms of the budget; they have no meaning if the client did not influence the model and no noise was added."""
+ROUND_TERMS = ("retention", "max_rounds", "target", "release")
+"""Terms of training in rounds; they have no meaning for a head in closed form."""
 
 
-def terms_words(terms: Mapping[str, Any], *, budget: bool = True) -> str:
-    """Return the terms in one line for people, without the clients.
+def terms_words(terms: Mapping[str, Any], *, without: Collection[str] = ()) -> str:
+    """Return one line of text with all terms except the clients.
 
     Args:
         terms: The terms by name.
-        budget: True to include the terms of the budget and its noise.
+        without: Names of further terms to leave out.
 
     >>> terms_words({"release": "now", "epsilon": 10.0, "target": None, "clients": ["hospital-3"]})
     'epsilon 10, target default, released at once, then retrained'
@@ -233,12 +236,12 @@ def terms_words(terms: Mapping[str, Any], *, budget: bool = True) -> str:
             return phrases[value]
         return f"{name} {'default' if value is None else f'{value:g}' if isinstance(value, float) else value}"
 
-    shown = [name for name in TERMS[1:] if name in terms and (budget or name not in BUDGET_TERMS)]
+    shown = [name for name in TERMS[1:] if name in terms and name not in without]
     return ", ".join(word(name, terms[name]) for name in shown)
 
 
 def parse_sigma(sigma: Any) -> Any:
-    """Parse a sigma given as a text: auto, or a number. Return other types unchanged; `RequestTerms` checks them."""
+    """Parse a sigma given as a string: auto, or a number. Return other types unchanged; `RequestTerms` checks them."""
     if not isinstance(sigma, str) or sigma == "auto":
         return sigma
     try:
@@ -248,7 +251,7 @@ def parse_sigma(sigma: Any) -> Any:
 
 
 def is_request_id(request: object) -> bool:
-    """Return whether this is a valid id of a request; ids become file names."""
+    """Return whether `request` is a valid request id; ids become file names."""
     return isinstance(request, str) and bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", request))
 
 

@@ -1,9 +1,9 @@
 """One round of federated averaging in five steps, shared by every engine, and the random draws of a round.
 
-Every draw that is replayed comes from an independent stream, one for each purpose and place. A round must draw the same
-participants and batches whether or not the run was interrupted, and a client's batches must not depend on the other
-participants (the counterfactual of docs/theory.md, section 2.2 is "the same schedule, W absent"). Therefore nothing is
-drawn from a running generator: each stream is keyed by its purpose and place.
+Draws must be reproducible. A round must draw the same participants and batches whether or not the run was interrupted,
+and a client's batches must not depend on the other participants (the counterfactual of docs/theory.md, section 2.2 is
+"the same schedule, W absent"). Nothing is therefore drawn from a running generator: each purpose and each position (a
+branch, a round and often a client) has a generator of its own, keyed by both.
 
 Certified noise never comes from these generators but from the operating system's entropy, drawn and added in float64.
 Each certified draw requests its own bytes, uses them once and never logs them. A seeded generator is for experiments
@@ -11,15 +11,15 @@ only and caps a certificate at `none`.
 
 The steps of a round (docs/theory.md, section 2.1):
 
-    draw      select the participants: keyed by the place, the same on every engine
+    draw      select the participants: keyed by the position, the same on every engine
     collect   obtain the participants' results for the model they receive
     gate      accept the usable results; a reply is not trusted, and a refusal is recorded
     average   mean = sum_i w_i theta_i with w_i = |D_i| / sum_j |D_j|, and every drift ||theta_i - mean||
     step      theta + g (mean - theta), in float64, then rounded to the model's own type (eq. 5)
 
-`draw` and `step` are the same for all engines and implemented here. An engine implements the three steps between them
-(`RoundSteps`). It may train and average in one pass where no single model needs a check. A batched GPU program runs all
-five at once; tests check that it gives the same results.
+`draw` and `step` are the same for all engines and implemented here. An engine implements the other three steps
+(`RoundSteps`). It may train and average in one pass if no single model needs a check. A batched GPU program runs all
+five steps at once; tests check that it gives the same results.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from typing import Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.engine import Position, Rejection, RoundResult
-from sifu.core.layout import ModelLayout, ModelPieces, Vector
+from sifu.core.engine import Federation, Position, Rejection, RoundResult
+from sifu.core.layout import ModelPieces, Vector
 from sifu.core.replies import Reply, ReplyGate, ReplyRules
 from sifu.errors import RoundRejectedError
 from sifu.theory.arrays import Floats, Integers
-from sifu.theory.facts import ROUNDING_HOLDS_UP_TO, ClientProfile, TrainingFacts
+from sifu.theory.facts import ROUNDING_HOLDS_UP_TO
 from sifu.theory.participation import ClientIndices, Participation, Places, place_key
 from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up, up
 
 
 def keyed_generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
-    """Return a generator for `purpose` at place `key`, independent of every other purpose and place.
+    """Return a generator for `purpose` at position `key`, independent of generators for other purposes and positions.
 
     >>> a = keyed_generator(7, "participation", 0, 3).random()
     >>> b = keyed_generator(7, "participation", 0, 3).random()
@@ -62,7 +62,7 @@ NoiseSource = Literal["system", "seeded"]
 
 
 class NormalSource(Protocol):
-    """Source of standard normals; numpy's Generator is one."""
+    """Source of standard normal numbers, such as numpy's `Generator`."""
 
     def standard_normal(self, size: int) -> Floats:
         """Return `size` independent standard normals."""
@@ -92,7 +92,7 @@ def noise_source(source: NoiseSource, seed: int, branch: int) -> NormalSource:
 def add_noise(model: Vector, noise_std: float, normals: NormalSource) -> Vector:
     """Return theta + N(0, sigma^2 I), computed in float64, then rounded to the model's own type.
 
-    For the clients that this noise hides, rounding the sum is post-processing and costs nothing. For clients whose
+    For the clients that this noise hides, rounding the sum is post-processing and needs no allowance. For clients whose
     requests come later, the rounding must be accounted for (`noise_rounding`).
     """
     noisy = model.astype(np.float64) + noise_std * normals.standard_normal(model.size)
@@ -102,9 +102,9 @@ def add_noise(model: Vector, noise_std: float, normals: NormalSource) -> Vector:
 def noise_rounding(noisy: Vector) -> float:
     """Return a bound on how much the rounding of `theta + xi` can increase the distance to the counterfactual.
 
-    For a client whose request comes later, this noise is part of the plan (docs/theory.md, section 6.5). `noisy` is the
-    rounded sum; rounding changes its norm by a factor of at most 1 + u, where u is the unit roundoff, and `norm_up`
-    covers that.
+    For a client whose request comes later, the counterfactual adds the same noise (docs/theory.md, section 6.5).
+    `noisy` is the rounded sum; rounding changes its norm by a factor of at most 1 + u, where u is the unit roundoff,
+    and `norm_up` covers that.
     """
     return up(UNIT_ROUNDOFF * up(2.0 * norm_up(noisy) + ROUNDING_HOLDS_UP_TO))
 
@@ -117,7 +117,7 @@ STEPPED = 2**15
 
 @dataclass(frozen=True)
 class RoundSetup:
-    """Inputs of a round: its model, position and clients, and the optional results.
+    """Inputs of a round: its model, its position, the active clients, and the optional results to compute.
 
     `start` is a copy in the model's own type. `absent` clients are drawn like all others and then left out, and their
     slots are not refilled: this is the counterfactual of Psi.
@@ -137,8 +137,8 @@ class Average:
 
     `rounding` bounds floating-point errors (see `RoundResult`). `updates` holds the participants' updates, if they are
     known. `gram_errors` bounds the errors of the differences in `gram`, one bound per participant. `not_finite` lists
-    the places of participants whose model has a NaN or an Inf; if it is not empty, or if the mean overflowed, the other
-    fields are meaningless.
+    the positions, among the participants, of models with a NaN or an Inf. If it is not empty, or if the mean
+    overflowed, the other fields are meaningless.
     """
 
     step: Floats
@@ -155,7 +155,7 @@ class Average:
 class AcceptedModels:
     """Models of a round that may be averaged, in the order of their clients' indices.
 
-    `average` is their average if the gate has computed it already.
+    `average` is the average of the models, if the gate has already computed it.
     """
 
     participants: ClientIndices
@@ -176,32 +176,12 @@ Collected = TypeVar("Collected")
 Accepted = TypeVar("Accepted", bound=HasParticipants)
 
 
-class RoundSteps(Protocol[Collected, Accepted]):
+class RoundSteps(Federation, Protocol[Collected, Accepted]):
     """Steps of a round that an engine implements."""
-
-    @property
-    def layout(self) -> ModelLayout:
-        """Names and shapes of the model's parameters."""
-        ...
-
-    @property
-    def clients(self) -> tuple[ClientProfile, ...]:
-        """Profile of every known client."""
-        ...
-
-    @property
-    def facts(self) -> TrainingFacts:
-        """Facts of the training for the theorems."""
-        ...
 
     @property
     def samples(self) -> Integers:
         """|D_i| of every known client."""
-        ...
-
-    @property
-    def participation_key(self) -> int:
-        """Key of the draws of participants: `base_key(seed, "participation")`."""
         ...
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Collected:
@@ -219,23 +199,11 @@ class RoundSteps(Protocol[Collected, Accepted]):
         ...
 
 
-def run_round(
-    steps: RoundSteps[Collected, Accepted], setup: RoundSetup, drawn: ClientIndices | None = None
-) -> RoundResult:
-    """Run a round: draw, collect, gate, average, step.
-
-    A round without participants leaves the model unchanged.
-
-    Args:
-        steps: Steps of the engine.
-        setup: Inputs of the round.
-        drawn: Result of `draw`, if it was computed before.
-    """
-    if drawn is None:
-        drawn = draw(steps.facts.participation, steps.participation_key, setup)
+def run_round(steps: RoundSteps[Collected, Accepted], setup: RoundSetup, drawn: ClientIndices) -> RoundResult:
+    """Run a round with the `drawn` clients; a round without participants leaves the model unchanged."""
     if drawn.size == 0:
         return _empty(setup)
-    # Keep no reference to the collected replies: a gate keeps copies, and replies of large models fill the memory.
+    # Keep no reference to the collected replies: the gate keeps copies, and replies of large models fill the memory.
     accepted, rejections = steps.gate(setup, drawn, steps.collect(setup, drawn))
     average = None if accepted is None else steps.average(setup, accepted)
     if accepted is None or average is None:
@@ -262,7 +230,7 @@ def draw(participation: Participation, key: int, setup: RoundSetup) -> ClientInd
 
 
 def gate_replies(
-    steps: RoundSteps[Collected, Accepted],
+    federation: Federation,
     setup: RoundSetup,
     drawn: ClientIndices,
     replies: Iterable[Reply],
@@ -270,18 +238,18 @@ def gate_replies(
     forgotten: Iterable[int],
     averaging: Callable[[AcceptedModels], Average] | None = None,
 ) -> tuple[AcceptedModels | None, tuple[Rejection, ...]]:
-    """Check replies one by one.
+    """Check the replies of a round.
 
     With `averaging`, the entries of all replies are first checked together: ||theta_i - theta|| <= ||theta_i - mean|| +
-    ||mean - theta|| bounds each update. If the bound is at most half the limit for every reply, no reply is read again,
-    and the average is returned as well.
+    ||mean - theta|| bounds each update. If this bound is at most half the limit for every reply, no reply is read
+    again, and the accepted models include their average.
 
     Args:
-        steps: Steps of the engine.
+        federation: Federation of the engine.
         setup: Inputs of the round.
         drawn: Clients that were asked.
         replies: Replies to check.
-        rules: Limits of updates, and the treatment of refused replies.
+        rules: Limit of updates, and the treatment of refused replies.
         forgotten: Clients whose replies are always refused.
         averaging: Function that averages models; None to check each reply separately.
 
@@ -289,11 +257,18 @@ def gate_replies(
         The accepted models, or None if there are none, and the refused replies.
 
     Raises:
-        RoundRejectedError: If a reply is refused and the rules say `stop`.
+        RoundRejectedError: If a client is left out because its reply was refused, and the rules say `stop`.
     """
     position, replies = setup.position, list(replies)
     new_gate = partial(
-        ReplyGate, setup.start, position, drawn.tolist(), steps.layout, steps.clients, rules, forgotten=set(forgotten)
+        ReplyGate,
+        setup.start,
+        position,
+        drawn.tolist(),
+        federation.layout,
+        federation.clients,
+        rules,
+        forgotten=set(forgotten),
     )
     if averaging is not None and replies:
         gate = new_gate(numbers=False)
@@ -323,15 +298,13 @@ def _accepted(gate: ReplyGate) -> AcceptedModels:
     return AcceptedModels(participants, [gate.accepted[client] for client in participants.tolist()])
 
 
-def step(
-    steps: RoundSteps[Collected, Accepted], setup: RoundSetup, participants: ClientIndices, average: Average
-) -> Vector:
+def step(federation: Federation, setup: RoundSetup, participants: ClientIndices, average: Average) -> Vector:
     """Return theta + g (mean - theta).
 
     Raises:
         RoundRejectedError: If an entry is NaN or Inf; the message names the clients that returned one.
     """
-    rate, dtype = steps.facts.server_rate, steps.layout.dtype
+    rate, dtype = federation.facts.server_rate, federation.layout.dtype
     new: Vector = np.empty(setup.start.size, dtype=dtype)
     finite = not average.not_finite
     with np.errstate(over="ignore", invalid="ignore"):
@@ -345,12 +318,12 @@ def step(
     if finite:
         return new
     where = _rejected(setup.position)
-    advice = f"; lower the local rate ({steps.facts.local_rate:g}) or look at the data"
+    advice = f"; lower the local rate ({federation.facts.local_rate:g}) or look at the data"
     if not average.not_finite:
         raise RoundRejectedError(
             f"{where}every client's model is finite but the averaged model overflows {dtype}{advice}"
         )
-    names = [repr(steps.clients[participants[place]].name) for place in average.not_finite]
+    names = [repr(federation.clients[participants[place]].name) for place in average.not_finite]
     raise RoundRejectedError(
         f"{where}{len(names)} of {participants.size} clients returned a model with NaN or Inf ({listed(names)}){advice}"
     )

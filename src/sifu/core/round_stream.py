@@ -1,12 +1,12 @@
-"""Rounds as a stream: an engine runs ahead, and the recorder consumes them one by one.
+"""Streams of rounds: an engine may run rounds ahead of the recorder, which consumes them one by one.
 
 An engine that is fast only without interruptions (a GPU with many runs in one program) implements `run_rounds`. It
-yields the scalars of every round, an evaluation where the stop rule needs one, and the model only on request. Other
-engines are streamed round by round. The results are the same, and a consumer may stop at any time.
+yields the scalars of every round, an evaluation if the stop rule needs one, and the model only on request. Other
+engines run each round when it is consumed. The results are the same, and a consumer may stop at any time.
 
-The participants of the next round are drawn on another core during training. A draw reads every client's score
-(`sifu.theory.participation`) and depends only on the round's position, so it can start before the previous round has
-ended. A draw made ahead for a position that does not come next is discarded.
+With many clients, the participants of the next round are drawn on another core during training. A draw reads every
+client's score (`sifu.theory.participation`) and depends only on the round's position, so it can start before the
+previous round has ended. A draw made ahead is discarded if the next round has another position.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from sifu.theory.tracking import gram_up
 
 
 def should_stop(stop: StopSpec, rounds: int, accuracy: float | None) -> bool:
-    """Return whether `rounds` rounds are enough, given the accuracy after the last round if it is known."""
+    """Return whether training stops after `rounds` rounds, given the accuracy after the last round if it is known."""
     if rounds >= stop.max_rounds:
         return True
     return bool(stop.target > 0 and rounds >= stop.min_rounds and accuracy is not None and accuracy >= stop.target)
 
 
 AUTHORS_INTERVALS = ((0.005, 1), (0.01, 2), (0.025, 5), (0.05, 10))
-"""Rule in the code of the paper's authors: (distance to the target, rounds between evaluations within it)."""
+"""Rule in the code of the paper's authors: (largest distance to the target, rounds between evaluations)."""
 AUTHORS_LONGEST_INTERVAL = 20
 
 
@@ -66,14 +66,14 @@ def is_evaluated(stop: StopSpec, rounds: int, accuracy: float | None = None) -> 
 
 @dataclass(frozen=True)
 class RoundsWanted:
-    """Results that the consumer of a stream needs.
+    """Results that the consumer of a stream asks for.
 
     Attributes:
         stop: Stop rule.
         origin: Model from which distances are measured.
         want_gram: True if every round includes its Gram matrix.
-        updates_every: Rounds that start at a multiple of this include the clients' updates; 0 for never.
-        accuracy: Latest accuracy before the first round.
+        updates_every: Interval, in rounds, at which results include the clients' updates; 0 for never.
+        accuracy: Latest accuracy known before the first round of the stream.
         evaluated: Clients to evaluate models on; None for the active clients, empty for no evaluation.
     """
 
@@ -91,11 +91,11 @@ class RoundsWanted:
 
 @dataclass(frozen=True)
 class StreamedRound:
-    """One round of a stream, with the fields of `RoundResult`; `fetch_model` returns the model after it.
+    """One round of a stream, with the fields of `RoundResult`; `fetch_model` returns the model after the round.
 
-    `distance` is ||model - origin||. `evaluation` covers `RoundsWanted.evaluated`, or the active clients, where the
-    stop rule needs it. A `lost` round has no participants although clients were asked; it does not count towards
-    `stop.max_rounds`.
+    `distance` is ||model - origin||. `evaluation` covers `RoundsWanted.evaluated`, or the active clients, in rounds for
+    which the stop rule needs it. A `lost` round has no participants although clients were asked; it does not count
+    towards `stop.max_rounds`.
     """
 
     participants: ClientIndices
@@ -133,7 +133,7 @@ class StreamsGroupRounds(ABC):
 
 
 def is_lost(engine: Engine, position: Position, active: ClientIndices, participants: ClientIndices) -> bool:
-    """Return whether a round was lost: no client took part although some were asked. Most engines lose none."""
+    """Return whether a round was lost; only engines with the capability `LosesRounds` lose rounds."""
     return isinstance(engine, LosesRounds) and engine.loses(position, active, participants)
 
 
@@ -147,7 +147,7 @@ def stream_rounds(
 ) -> Iterator[StreamedRound]:
     """Yield rounds of any engine from `model` until `wanted.stop.max_rounds`; refuse a model that is not finite.
 
-    A round has an evaluation where `is_evaluated` requires one, unless `wanted.evaluated` is empty.
+    A round has an evaluation if `is_evaluated` requires one and `wanted.evaluated` is not empty.
 
     Args:
         engine: Engine that runs the rounds.
@@ -170,15 +170,8 @@ def stream_group_rounds(
 ) -> Iterator[list[StreamedRound]]:
     """Yield one round of every group at a time, for groups that train separately at the same positions.
 
-    No client is in two groups and draws are keyed by client, so together they are rounds of the federation. If the
-    engine cannot run ahead, `run_group_rounds` runs each of them.
-
-    Args:
-        engine: Engine that runs the rounds.
-        models: Model of each group.
-        position: Position of the first round.
-        groups: Members of each group.
-        wanted: Results to include.
+    No client is in two groups and draws are keyed by client, so the groups' rounds at one position together form a
+    round of the federation. If the engine cannot run ahead, each round runs when it is consumed.
     """
     if isinstance(engine, StreamsGroupRounds):
         yield from engine.stream_group_rounds(models, position, groups, wanted)
@@ -230,7 +223,7 @@ def rounds_one_by_one(
     wanted: RoundsWanted,
     evaluate: Callable[[Vector, ClientIndices], Evaluation | None],
 ) -> Iterator[StreamedRound]:
-    """Yield rounds of an engine, each run when it is consumed.
+    """Yield rounds of an engine, each of which runs when it is consumed.
 
     Args:
         engine: Engine that runs the rounds.
@@ -241,7 +234,7 @@ def rounds_one_by_one(
         evaluate: Function that evaluates a model; it returns None if no client answered.
     """
     active = np.array(active)
-    active.flags.writeable = False  # an engine may rely on equal clients in all rounds
+    active.flags.writeable = False  # an engine may rely on the same clients in all rounds
     looked_at = active if wanted.evaluated is None else wanted.evaluated
     accuracy, stop, start = wanted.accuracy, wanted.stop, position.round
     while start < stop.max_rounds:
@@ -265,11 +258,11 @@ def rounds_one_by_one(
 
 
 MANY = 20_000
-"""Smallest number of clients for which a draw takes longer than waking another thread."""
+"""Number of clients from which drawing ahead on another thread saves time."""
 
 
 class DrawsAhead:
-    """Source of the participants that `sifu.core.round.draw` gives; with many clients it draws the next round ahead."""
+    """Source of the same draws as `sifu.core.round.draw`; with many clients, draws are made one round ahead."""
 
     def __init__(self, participation: Participation, key: int) -> None:
         self._participation, self._key = participation, key
@@ -301,5 +294,5 @@ def _cores() -> int:
 
 @functools.lru_cache(maxsize=1)
 def _helper(process: int) -> ThreadPoolExecutor:
-    """Return the thread that draws ahead, for all federations; a forked process starts its own."""
+    """Return the single-threaded executor that draws ahead for all federations; each process has its own."""
     return ThreadPoolExecutor(1, thread_name_prefix="draws")

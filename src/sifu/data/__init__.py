@@ -3,12 +3,13 @@
 Importing this package loads only numpy; the functions that need torch import it.
 """
 
-from sifu.data.client_data import ClientData, from_arrays, from_dataset, from_torch, frozen_features
+from sifu.data.client_data import ClientData, from_arrays, from_dataset, from_torch
 from sifu.data.dataset import Dataset, Scale, scale_features
 from sifu.data.held_out import contents_of, held_out_rows
 from sifu.data.npz import dataset_of, read_arrays
-from sifu.data.partition import KINDS, given_names, partition, watermarked
+from sifu.data.partition import KINDS, given_names, partition
 from sifu.data.sources import NamedData, load, search_folders
+from sifu.data.watermarks import watermarked
 
 __all__ = [
     "KINDS",
@@ -21,7 +22,6 @@ __all__ = [
     "from_arrays",
     "from_dataset",
     "from_torch",
-    "frozen_features",
     "given_names",
     "held_out_rows",
     "load",

@@ -1,20 +1,13 @@
-"""Clients of a federation with their samples, made from a split data set, arrays or torch, and frozen features.
+"""Clients of a federation with their samples, created from a split data set, arrays or torch data sets.
 
 All samples are checked here, before the first round: a NaN of one client would spread to all models.
-
-Frozen features are the outputs of a torch module with fixed weights, computed once for each client's samples. The loss
-of a linear head on them is convex for every module, because only the head is trained: the module is preprocessing that
-does not depend on any client's data. Certificates of an image task can therefore be `proven` (docs/closed-form.md).
-
-The weights must not come from the clients' data: use a public pretrained network, one trained on public data, or random
-weights. Each client can compute its own features, which do not depend on other clients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +15,9 @@ from sifu.data.dataset import FEATURE_TYPES, Dataset, Normalise, check_pair
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Integers
 
-if TYPE_CHECKING:
-    import torch
-
 
 def is_frame(data: Any) -> bool:
-    """Return whether this is a frame or table of some library, judged by its attributes."""
+    """Return whether the attributes of an object are those of a data frame or a table."""
     columns = getattr(data, "column_names", None) or getattr(data, "columns", None)
     return columns is not None and hasattr(data, "__getitem__") and not isinstance(data, Mapping)
 
@@ -40,7 +30,7 @@ class ClientData:
     x: Array
     y: Array
     ids: Array | None = field(default=None, kw_only=True)
-    """Identity of each sample in the user's own file, if it has a column for it."""
+    """Identity of each sample in the user's own file; None if the file has no column of identities."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
@@ -54,7 +44,7 @@ class ClientData:
 
     @property
     def samples(self) -> int:
-        """|D_i| of the paper: the client's weight in the mean."""
+        """Number of samples, |D_i| in the paper, which is the client's weight in the mean."""
         return int(self.x.shape[0])
 
 
@@ -73,12 +63,12 @@ def from_dataset(
         dataset: Data set to split.
         indices: Rows of each client; they must be disjoint.
         dtype: Type of the features, float32 or float64.
-        flat: True if images become rows.
+        flat: True to flatten each image to one row of numbers.
         normalise: Normalisation (see `scale_features`).
         names: Names of the clients; by default client-000, client-001...
 
     Raises:
-        InputError: If a row does not exist or has two holders, or if the clients do not fit together.
+        InputError: If a row does not exist or is given twice, or if the clients are incompatible (`check_federation`).
     """
     width = max(3, len(str(len(indices) - 1)))
     if names is None:
@@ -114,11 +104,11 @@ def from_arrays(arrays: Mapping[str, tuple[Any, Any]], *, dtype: str = "float64"
     """Return one client for each name in `arrays`, in the mapping's order.
 
     Args:
-        arrays: Pairs (x, y) by client name, of anything numpy can read.
+        arrays: Pairs (x, y) by client name, as arrays or as values that numpy converts to arrays.
         dtype: Type of the features, float32 or float64.
 
     Raises:
-        InputError: If an array does not hold numbers, or if the clients do not fit together.
+        InputError: If an array does not hold numbers, or if the clients are incompatible (`check_federation`).
     """
     if dtype not in FEATURE_TYPES:
         raise InputError(f"feature type {dtype!r} is not supported: write {' or '.join(FEATURE_TYPES)}")
@@ -136,11 +126,12 @@ def from_torch(datasets: Mapping[str, Any], *, dtype: str = "float64") -> tuple[
     """Return one client for each torch data set of pairs (x, y).
 
     Args:
-        datasets: Data sets by client name. Each is read once, without augmentation.
+        datasets: Data sets by client name. Each sample is read once, so a random transform is applied only once.
         dtype: Type of the features, float32 or float64.
 
     Raises:
-        InputError: If a sample is not a pair of arrays of equal shapes, or if the clients do not fit together.
+        InputError: If a sample is not a pair (x, y), if samples of a client differ in shape, or if the clients are
+            incompatible (`check_federation`).
     """
     import torch
 
@@ -175,7 +166,7 @@ def from_torch(datasets: Mapping[str, Any], *, dtype: str = "float64") -> tuple[
 
 
 def check_federation(clients: Sequence[ClientData]) -> tuple[ClientData, ...]:
-    """Return the clients; refuse repeated names, and samples or labels of different shapes or types."""
+    """Return the clients as a tuple; refuse repeated names, and samples or labels of different shapes or types."""
     if not clients:
         raise InputError("a federation needs at least one client, found none")
     seen = set()
@@ -211,63 +202,3 @@ def _numbers(values: Any, what: str) -> Array:
 def _labels(y: Array, dtype: str) -> Array:
     """Return whole numbers as classes (int64), and other labels as regression targets in the features' type."""
     return y.astype(np.int64) if y.dtype.kind in "biu" else y.astype(dtype)
-
-
-BATCH = 512
-
-
-def frozen_features(
-    clients: Sequence[ClientData], module: torch.nn.Module, *, norm: float | None = 1.0, dtype: str = "float64"
-) -> tuple[ClientData, ...]:
-    """Return the clients with `module(x)`, flattened, in place of x.
-
-    Args:
-        clients: Clients whose samples are inputs of the module.
-        module: Torch module with fixed weights; each client's features are computed with a fresh copy.
-        norm: Length that each sample's features are scaled to; None leaves them unchanged. Each sample is scaled
-            separately, so its features do not depend on other samples. For softmax regression beta <= (norm^2 + 1) / 2
-            is then known before any data is seen.
-        dtype: Type of the features, float32 or float64.
-
-    >>> import torch
-    >>> client = ClientData("a", np.ones((2, 3)), np.array([0, 1]))
-    >>> frozen_features([client], torch.nn.Identity())[0].x.round(3)[0]
-    array([0.577, 0.577, 0.577])
-    """
-    import torch
-
-    if norm is not None and not 0.0 < norm < float("inf"):
-        raise InputError(f"the length of a sample's features must be a positive number or None, found {norm}")
-    from sifu.data.fresh_modules import fixed_generators, fresh_copy
-    from sifu.data.shared_state import refuse_changed_state, shared_state
-
-    # In training mode batch norm would mix the samples of a client, and dropout would be random.
-    pristine = fresh_copy(module).eval()
-    before = shared_state(pristine)
-    kind = next((parameter.dtype for parameter in module.parameters()), torch.float64)
-    prepared = []
-    for client in clients:
-        own = fresh_copy(pristine)
-        with torch.no_grad(), fixed_generators(0):
-            parts = [
-                _flat(own(torch.as_tensor(client.x[start : start + BATCH]).to(kind)), client.name)
-                for start in range(0, client.samples, BATCH)
-            ]
-        features = np.concatenate(parts)
-        if norm is not None:
-            lengths = np.linalg.norm(features, axis=1, keepdims=True)
-            features = np.divide(features * norm, lengths, out=np.zeros_like(features), where=lengths > 0.0)
-        prepared.append(ClientData(client.name, features.astype(dtype), client.y))
-    refuse_changed_state(before, pristine)
-    return check_federation(prepared)
-
-
-def _flat(output: Any, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return a module's output as rows of float64; refuse an output that is not finite, and name the client."""
-    rows = np.asarray(output.detach().cpu().numpy(), dtype=np.float64)
-    if rows.ndim < 2 or not np.all(np.isfinite(rows)):
-        raise InputError(
-            f"the features of client {name!r} have shape {rows.shape} or are not finite: the module must return finite "
-            "numbers, one row per sample"
-        )
-    return rows.reshape(rows.shape[0], -1)

@@ -1,12 +1,12 @@
 """Stored data sets, the fixed constants that turn them into features, and digests of samples.
 
 A certificate's premise is that a client influences nothing but the model's training. A mean or a scale fitted to the
-clients' data would break it. Features are therefore computed from constants only: the largest value of a pixel, and
-published means and deviations.
+clients' data would violate this premise. Features are therefore computed from constants only: the largest value of a
+pixel, and published means and deviations.
 
 A digest of a client's samples, in order, shows whether a later command reads the data with which the run was created.
-Requests for records name rows by number, so the same rows in another order are different data. Where a feature map
-computes a model's inputs, the samples before the map are digested: not every map gives the same bits on every machine.
+Requests for records name rows by number, so the same rows in another order are different data. If a feature map
+computes a model's inputs, the original samples are digested, because not every map gives the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FEATURE_TYPES = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Scale:
-    """Constants of one data set: `unit` is x / largest, `standard` is (x / largest - mean) / deviation.
+    """Constants that normalise a data set: `unit` is x / largest, `standard` is (x / largest - mean) / deviation.
 
     `authors` holds the constants in the code of the paper's authors, if they are different.
     """
@@ -54,7 +54,8 @@ class Dataset:
     Attributes:
         name: Name of the data set.
         x_train: Training samples.
-        y_train: Their labels: int64 class numbers into `classes`, or floats (regression).
+        y_train: Their labels: int64 class numbers into `classes`, rows of 0 and 1 (several labels), or floats
+            (regression).
         x_test: Test samples.
         y_test: Their labels.
         classes: Names of the classes; empty for regression.
@@ -135,14 +136,13 @@ def scale_features(
         x: Samples as stored.
         scale: Constants of their data set. Without them, bytes are divided by 255 and floats are unchanged.
         dtype: Type of the inputs, float32 or float64.
-        flat: True if images become rows, in the order of (C, H, W) as torch flattens them. Otherwise they are
-            (N, C, H, W).
-        normalise: `unit` divides by the largest value that can be stored; `standard` then subtracts the published mean
-            and divides by the published deviation, channel by channel; `authors` does so with the constants in the
-            code of the paper's authors.
+        flat: True to flatten each image to one row, in torch's order (C, H, W).
+        normalise: `unit` divides by the largest value that can be stored. `standard` then subtracts the published mean
+            and divides by the published deviation, channel by channel. `authors` is like `standard`, with the constants
+            in the code of the paper's authors.
 
     Returns:
-        The inputs.
+        One row of inputs per sample, or images (N, C, H, W) if `flat` is False.
 
     Raises:
         InputError: If the samples, the type or the normalisation do not fit the constants.
@@ -200,7 +200,7 @@ def channels_first(x: Array) -> Array:
 
 
 def _scale_bytes(images: Array, scale: Scale, dtype: np.dtype[Any], normalise: Normalise) -> Array:
-    """Look up every byte in a table of 256 values, which are computed in float64 and rounded to `dtype`."""
+    """Return the scaled value of every byte, looked up in a table computed in float64 and rounded to `dtype`."""
     levels = np.arange(256, dtype=np.float64) / scale.largest
     if normalise == "unit":
         return np.ascontiguousarray(levels.astype(dtype)[images])
@@ -274,11 +274,13 @@ def check_labels(owner: str, y: Array, classes: int) -> None:
 
 
 PIECE_BYTES = 1 << 24
-"""Number of bytes hashed at once, so that an array that is in a file or must be converted is not copied as a whole."""
+"""Number of bytes hashed at once, so that a memory-mapped or converted array is never copied as a whole."""
 
 
 def sample_digest(client: Any) -> str:
-    """Return SHA-256 over type, shape and bytes of `x` and `y`, or of the samples before a feature map and `y`.
+    """Return the SHA-256 of the types, shapes and bytes of a client's samples and labels.
+
+    For a client that keeps only features, the digests of its samples in `mapped_from` are hashed instead.
 
     >>> from types import SimpleNamespace
     >>> x, y = np.arange(6.0).reshape(3, 2), np.array([0, 1, 1])
@@ -298,7 +300,7 @@ def sample_digest(client: Any) -> str:
 
 
 def row_digests(x: Array) -> Array:
-    """Return SHA-256 of each sample as rows of 32 bytes, to keep when features replace the samples."""
+    """Return the SHA-256 of each sample, as bytes of shape (N, 32), for clients that keep only features."""
     stored = x.dtype.newbyteorder("<")
     rows = (hashlib.sha256(np.ascontiguousarray(row, dtype=stored).data).digest() for row in x)
     return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(x), hashlib.sha256().digest_size)

@@ -1,8 +1,7 @@
 """8x8 handwritten digits, shipped with this package.
 
-1,797 images of 8x8 pixels, whose values are whole numbers in 0..16, in the order of scikit-learn: the test part of
-"Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak 1998, UCI Machine Learning Repository, CC BY
-4.0).
+The 1,797 images have pixels in 0..16 and the order of scikit-learn. They are the test part of "Optical Recognition of
+Handwritten Digits" (E. Alpaydin and C. Kaynak 1998, UCI Machine Learning Repository, CC BY 4.0).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def read_digits() -> Dataset:
 
 @cache
 def stored_digits() -> tuple[Array, Integers]:
-    """Return images (1797, 8, 8) of bytes and labels in the order of the file."""
+    """Return the images, as bytes of shape (1797, 8, 8), and their labels, in the order of the file."""
     arrays = read_arrays(FILE)
     return arrays["images"], arrays["labels"].astype(np.int64)
 

@@ -2,8 +2,8 @@
 
 A module may keep state: a step counter, a memory bank, a running maximum in a gradient hook. Every client therefore
 starts with a copy of the original module, with random generators seeded by its position in the run, and with the
-original settings of the process. No state thus passes from one client to the next through them (docs/theory.md, section
-6.6).
+original settings of the process. State in attributes of the module, its functions and its hooks then cannot pass from
+one client to the next (docs/theory.md, section 6.6); `shared_state` and `forked` are for state in other places.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def fresh_copy(module: AnyModule) -> AnyModule:
 
 
 def fresh_loss(loss: Loss) -> Loss:
-    """Return a copy of a loss: a module, any other object, or a function with its closure.
+    """Return a copy of a loss, which may be a module, a function with its closure, or any other object.
 
     Raises:
         InputError: If a part of the loss cannot be copied.
@@ -67,8 +67,8 @@ def fresh_loss(loss: Loss) -> Loss:
     if isinstance(loss, nn.Module):
         return fresh_copy(loss)
     with _refused_copies("loss"):
-        copied: Any = _copied_function(loss, {}) if isinstance(loss, FunctionType) else copy.deepcopy(loss)
-    return copied  # type: ignore[no-any-return]
+        copied: Loss = _copied(loss, {})
+    return copied
 
 
 @contextmanager
@@ -91,6 +91,11 @@ def _renew_functions(holder: MutableMapping[Any, Any], memo: dict[int, Any]) -> 
             _renew_functions(value, memo)
 
 
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a deep copy of any object, including the closure of a function."""
+    return _copied_function(value, memo) if isinstance(value, FunctionType) else copy.deepcopy(value, memo)
+
+
 def _copied_function(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
     """Return a function with the same code and copies of its closure, defaults and attributes."""
     if id(function) in memo:
@@ -100,11 +105,8 @@ def _copied_function(function: FunctionType, memo: dict[int, Any]) -> FunctionTy
     for cell in function.__closure__ or ():
         if id(cell) not in memo:
             memo[id(cell)] = CellType()
-            content = _content(cell)
-            if isinstance(content, FunctionType):
-                memo[id(cell)].cell_contents = _copied_function(content, memo)
-            elif content is not _EMPTY:
-                memo[id(cell)].cell_contents = copy.deepcopy(content, memo)
+            if cell != CellType():  # a variable that is not assigned yet has an empty cell
+                memo[id(cell)].cell_contents = _copied(cell.cell_contents, memo)
         cells.append(memo[id(cell)])
     defaults = copy.deepcopy(function.__defaults__, memo)
     copied = FunctionType(
@@ -117,25 +119,15 @@ def _copied_function(function: FunctionType, memo: dict[int, Any]) -> FunctionTy
     return copied
 
 
-_EMPTY = object()
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # the cell is still empty
-        return _EMPTY
-
-
 @contextmanager
 def fixed_generators(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seed the generators of torch (also on a GPU), numpy and Python; restore them and `kept_settings` afterwards."""
+    """Seed the torch, numpy and Python generators for the block; restore them and the process settings afterwards."""
     place = torch.device(device)
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     with kept_settings(), torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         if torch.accelerator.is_available():
             torch.manual_seed(seed)
-        else:  # torch.manual_seed sets the same state, but formats the stack for each missing kind of device
+        else:  # same state; torch.manual_seed would format a stack trace for each missing kind of device
             torch.default_generator.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         random.seed(seed)
@@ -148,7 +140,7 @@ def fixed_generators(seed: int, device: torch.device | str = "cpu") -> Iterator[
 
 @contextmanager
 def fixed_algorithms() -> Iterator[None]:
-    """Restrict cuDNN to algorithms that depend only on shapes and always give the same bits."""
+    """Restrict cuDNN, within the block, to deterministic algorithms that are chosen by shapes alone."""
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
     cudnn.deterministic, cudnn.benchmark = True, False

@@ -1,8 +1,8 @@
-"""A user's own data in one numpy file.
+"""Data sets in a user's own npz files.
 
 The file has `x` and `y`, and optionally `client` (the client of each sample), `x_test`, `y_test` and `classes`. Or it
 has `x_train`, `y_train`, `x_test` and `y_test`, and optionally `classes`, `identity_train` and `identity_test` (the
-person that a sample shows). Nothing is ever unpickled.
+person shown in each sample). Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LARGEST_FILE = 16 << 30
 """Largest total size of the unpacked arrays of a file, in bytes."""
 
 LARGEST_RATIO = 250
-"""Largest ratio of unpacked to stored bytes. Real data stay far below it; zeros reach a thousand."""
+"""Largest ratio of unpacked to stored bytes. Real data stay far below it; an array of zeros reaches a thousand."""
 ALWAYS_UNPACKED = 256 << 20
 """Unpacked size up to which `LARGEST_RATIO` does not apply, in bytes."""
 
@@ -94,7 +94,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
 
 
 def stored_samples(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and type of one sample of a file; read only a header."""
+    """Return the shape and type of one sample of a file; only the header of the array is read."""
     try:
         with zipfile.ZipFile(path) as file:
             name = next(member for member in ("x.npy", "x_train.npy") if member in file.namelist())
@@ -106,7 +106,7 @@ def stored_samples(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and type of an array and leave the stream at its data."""
+    """Return the shape and type of an array, and leave the stream at its data."""
     version = np.lib.format.read_magic(stream)
     if version == (1, 0):
         shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
@@ -116,7 +116,7 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _check_members(path: Path) -> None:
-    """Refuse arrays of objects, and headers with a size that differs from the member's, before any allocation."""
+    """Refuse oversized files, arrays of objects, and headers with a wrong size, before anything is allocated."""
     total = 0
     with zipfile.ZipFile(path) as file:
         for member in file.infolist():
@@ -154,7 +154,7 @@ def _check_samples(arrays: dict[str, Array], path: Path) -> None:
 
 
 def _labels(y: Array) -> Array:
-    """Return whole numbers as int64 and other types unchanged; unsupported types are refused later by name."""
+    """Return whole numbers as int64 and other types unchanged; `Dataset` refuses unsupported types."""
     return y.astype(np.int64) if y.dtype.kind in "biu" else y
 
 

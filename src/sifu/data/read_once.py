@@ -1,6 +1,6 @@
 """Cache of parsed tables for a command that needs the same table several times.
 
-The cache ends with the block `reading_once`, because rows of clients must not stay in the memory of a service.
+The cache is dropped at the end of the block `reading_once`, because clients' rows must not stay in a service's memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _parsed: ContextVar[list[tuple[Any, Dataset]] | None] = ContextVar("parsed", def
 
 @contextmanager
 def reading_once() -> Iterator[None]:
-    """Parse a table only once within the block, as long as its bytes and its coding stay the same."""
+    """Parse each table only once within the block, unless its bytes or its coding change."""
     if _parsed.get() is not None:
         yield
         return
@@ -47,7 +47,7 @@ def read_again(path: Path, coding: TableCoding, **options: Any) -> Dataset:
 
 
 def _digests(path: Path | None) -> list[tuple[str, bytes]]:
-    """Return name and digest of each file of a table; empty if there is none."""
+    """Return the name and digest of each file of a table; an empty list if the path is None or does not exist."""
     if path is None or not path.exists():
         return []
     files = table_files(path) if path.is_dir() else [path]

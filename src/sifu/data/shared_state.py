@@ -3,7 +3,10 @@
 A deep copy of a module and the original share class variables, module-level variables, default arguments, caches and
 objects that cannot be copied (docs/theory.md, section 6.6). A value stored there would pass from one client to the
 next. The original module is only copied, never run. Its attributes, and the variables that its code names, are read
-before training and compared afterwards. A variable that cannot be read is refused.
+before use and compared afterwards. A module with a variable that cannot be read is refused.
+
+The check serves features, which must not depend on a client's other records, and rounds on a GPU. Rounds on the CPU
+run in forked processes instead, which leave no state behind (`sifu.data.forked`).
 """
 
 from __future__ import annotations
@@ -11,18 +14,21 @@ from __future__ import annotations
 import contextvars
 import copyreg
 import functools
+import gc
 import hashlib
+import importlib
 import io
 import logging
 import mmap
 import os
 import pickle
+import re
 import sys
-import sysconfig
 import threading
 import weakref
+from _abc import _get_dump  # type: ignore[import-not-found]
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import (
     CellType,
     CodeType,
@@ -37,25 +43,30 @@ from types import (
 )
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from torch._library.custom_ops import OPDEFS
+from torch._library.custom_ops import OPDEFS, CustomOpDef
+from torch.library import Library
 from torch.optim import optimizer
 
 from sifu.data.process_settings import settings
+from sifu.data.users_code import OWN_PACKAGES, is_users, is_users_own, package_of
 from sifu.errors import InputError
 
-INSTALLED = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "purelib", "platlib")})
-"""Folders of installed packages. Their modules are not searched, because they fill their own caches during use."""
 _CACHE = type(functools.lru_cache(lambda: None))
-_ANY_VARIABLE = {"globals", "vars", "setattr", "modules", "import_module", "__import__", "__dict__"}
+_ANY_VARIABLE = {"globals", "vars", "setattr", "modules", "import_module", "__import__", "__dict__", "eval", "exec"}
 """Names with which code can reach every variable of its file."""
-_PLAIN = (bool, int, float, complex, str, bytes, list, dict, set, tuple, torch.Tensor)
-"""Types of variables in installed packages that are compared."""
+_PLAIN = (bool, int, float, complex, str, bytes, bytearray, list, dict, set, tuple, deque, np.ndarray, torch.Tensor)
+"""Types of variables in installed packages that are compared; objects and functions of the user are compared too."""
 _OF_FILES = {"__builtins__", "__cached__", "__file__", "__loader__", "__name__", "__package__", "__path__", "__spec__"}
 """Names that Python itself sets in every file."""
 _OF_CLASSES = {"__annotations__", "__dict__", "__module__", "__slotnames__", "__slots__", "__weakref__", "_abc_impl"}
 """Names in a class that Python itself sets, some of them during use."""
+_OF_LOGGERS = vars(logging.Logger("")).keys() | {"manager", "parent"}
+"""Attributes that every logger has."""
+_NAME = re.compile(r"[^\W\d]\w*")
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def shared_state(module: nn.Module, *others: Any) -> dict[str, str]:
@@ -71,16 +82,17 @@ def shared_state(module: nn.Module, *others: Any) -> dict[str, str]:
     Raises:
         InputError: If a variable of the user cannot be read.
     """
+    OWN_PACKAGES.add(package_of(type(module).__module__))
     search = _Search()
     for path, part in module.named_modules():
         search.reach(type(part))
         held = {name: value for name, value in vars(part).items() if name != "_modules"}
-        if not _is_users(type(part).__module__):
+        if not is_users(type(part).__module__):
             search.read(path or type(part).__name__, held, users=False)
             continue
         for name, value in held.items():
             search.read(f"{path}.{name}".lstrip("."), value)
-    for value in (*others, *filter(_is_users_own, _called_for_every_module())):
+    for value in (*others, *filter(is_users_own, _called_for_every_module())):
         search.read(getattr(value, "__qualname__", type(value).__qualname__), value)
     search.read("the settings of torch and numpy", settings(), users=False)
     search.follow()
@@ -134,7 +146,7 @@ class _Search:
         self._tensors: dict[int, tuple[torch.Tensor, str]] = {}
 
     def read(self, name: str, value: Any, *, users: bool = True) -> None:
-        """Record the digest of a variable, combined with earlier digests of its name; queue the code it reaches.
+        """Record the digest of a variable, combined with earlier digests of the same name; queue the code it reaches.
 
         Raises:
             InputError: If `users` is True and the variable cannot be read.
@@ -157,7 +169,7 @@ class _Search:
 
     def reach(self, code: Any) -> None:
         """Queue a user's function or class for `follow`, unless it was queued before."""
-        if id(code) not in self._seen and _is_users(code.__module__):
+        if id(code) not in self._seen and is_users(code.__module__):
             self._seen[id(code)] = code
             self._waiting.append(code)
 
@@ -173,7 +185,9 @@ class _Search:
     def _search_class(self, owner: type) -> None:
         for base in (*owner.__mro__[1:], type(owner)):
             self.reach(base)
-        said = owner.__name__, owner.__bases__, vars(owner).get("__annotations__") or {}
+        said = [owner.__name__, owner.__bases__, vars(owner).get("__annotations__") or {}]
+        if "_abc_impl" in vars(owner):
+            said.append(sorted(str(each()) for each in _get_dump(owner)[0]))  # registered classes, without the caches
         self.read(f"the name, bases and annotations of {owner.__qualname__}", said)
         for name, value in list(vars(owner).items()):
             if name not in _OF_CLASSES and not isinstance(value, GetSetDescriptorType | MemberDescriptorType):
@@ -189,13 +203,21 @@ class _Search:
         for cell, held in _closure(function).items():
             self.read(f"{cell} of {function.__qualname__}", held)
         names = set(_names(function.__code__))
-        if {"environ", "getenv", "putenv"} & names:
+        if {"environ", "environb", "getenv", "putenv"} & names:
+            importlib.import_module("torch._dynamo")  # sets a variable that the first optimizer would otherwise set
             self.read("os.environ", dict(os.environ))
         reached = function.__globals__ if _ANY_VARIABLE & names else names & function.__globals__.keys()
         for name in sorted(reached):
             if name not in _OF_FILES:
                 self._read_variable(f"{function.__module__}.{name}", function.__globals__[name], names)
-        for name in sorted(names & sys.modules.keys()):  # imported inside the function
+        if "ops" in names:  # operators of torch: search the files that define some
+            for file in [vars(file) for name, file in list(sys.modules.items()) if is_users(name)]:
+                if any(isinstance(value, Library | CustomOpDef) for value in file.values()):
+                    for value in file.values():
+                        self._reach_value(value)
+        parents = ["", *_packages(function.__globals__.get("__package__") or "")]
+        imported = {parent + name for parent in parents for name in names} & sys.modules.keys()
+        for name in sorted(imported):  # imported inside the function
             self._read_variable(name, sys.modules[name], names)
 
     def _read_variable(self, name: str, value: Any, names: set[str]) -> None:
@@ -203,25 +225,27 @@ class _Search:
             self._read_package(name, value, names, {id(value)})
         elif not isinstance(value, type | FunctionType):
             self.read(name, value)
+        elif is_users(value.__module__):
+            self.reach(value)
         else:
-            self._reach_value(value)
+            self._read_package(name, value, names, {id(value)})
 
     def _reach_value(self, value: Any) -> None:
         if isinstance(value, type | FunctionType):
             self.reach(value)
 
     def _read_package(self, path: str, owner: Any, names: set[str], seen: set[int]) -> None:
-        """Read the values stored under these `names` in a package, its modules and its classes."""
-        users = isinstance(owner, ModuleType) and _is_users(owner.__name__)
+        """Read the values stored under these `names` in a package, its modules, its classes and its functions."""
+        users = isinstance(owner, ModuleType) and is_users(owner.__name__)
         for name in sorted(names & vars(owner).keys()):
             value = vars(owner)[name]
-            if isinstance(value, ModuleType) or (isinstance(value, type) and not users):
+            if isinstance(value, ModuleType) or (isinstance(value, type | FunctionType) and not is_users_own(value)):
                 if id(value) not in seen:
                     seen.add(id(value))
                     self._read_package(f"{path}.{name}", value, names, seen)
             elif users:
                 self._read_variable(f"{path}.{name}", value, names)
-            elif isinstance(value, _PLAIN):
+            elif isinstance(value, _PLAIN) or is_users_own(value):
                 self.read(f"{path}.{name}", value, users=False)
 
 
@@ -234,11 +258,23 @@ def _closure(function: FunctionType) -> dict[str, Any]:
 def _names(code: CodeType) -> Iterator[str]:
     """Yield the names in a code object and in functions it defines, including strings that could name a variable."""
     yield from code.co_names
+    runs_text = bool({"eval", "exec"} & set(code.co_names))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
-        elif isinstance(constant, str) and constant.isidentifier():
-            yield constant
+        elif isinstance(constant, str) and (runs_text or _DOTTED.fullmatch(constant)):
+            yield from (constant, *_NAME.findall(constant))
+
+
+def _packages(package: str) -> Iterator[str]:
+    """Yield the prefixes of relative imports inside a package.
+
+    >>> list(_packages("a.b"))
+    ['a.b.', 'a.']
+    """
+    while package:
+        yield f"{package}."
+        package = package.rpartition(".")[0]
 
 
 def _content(code: CodeType) -> tuple[Any, ...]:
@@ -247,50 +283,38 @@ def _content(code: CodeType) -> tuple[Any, ...]:
     return code.co_code, code.co_names, code.co_freevars, constants
 
 
-@functools.cache
-def _is_installed(file: str) -> bool:
-    return str(Path(file).resolve()).startswith(INSTALLED)
-
-
-def _is_users(name: Any) -> bool:
-    """Return whether a Python module of this name is the user's own: neither installed nor part of sifu."""
-    if not isinstance(name, str):
-        return False
-    if name.partition(".")[0] in ("sifu", "builtins", *sys.stdlib_module_names) or name.startswith("_cython_"):
-        return name == "__main__"
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return file is None or not _is_installed(file)
-
-
-def _is_users_own(value: Any) -> bool:
-    """Return whether a function, or the class of any other object, belongs to the user and not to torch."""
-    function = getattr(value, "func", getattr(value, "__func__", value))
-    return _is_users(function.__module__ if isinstance(function, FunctionType) else type(function).__module__)
+def _logger_state(logger: logging.Logger) -> tuple[Any, ...]:
+    """Return the settings of a logger, and the attributes that the user added."""
+    added = {name: value for name, value in vars(logger).items() if name not in _OF_LOGGERS}
+    return logger.level, logger.disabled, logger.propagate, logger.filters, len(logger.handlers), added
 
 
 _READERS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (torch.Generator, lambda value: value.get_state()),
     (threading.local, vars),
     (contextvars.ContextVar, lambda value: value.get(None)),
-    ((weakref.WeakKeyDictionary, weakref.WeakValueDictionary), lambda value: list(value.values())),
+    ((weakref.WeakKeyDictionary, weakref.WeakValueDictionary), lambda value: list(value.items())),
     (weakref.WeakSet, list),
     (weakref.ref, lambda value: value()),
-    (_CACHE, lambda value: (value.cache_info().currsize, value.__wrapped__)),
+    (_CACHE, lambda value: (value.cache_info().currsize, value.cache_info().misses, value.__wrapped__)),
     (staticmethod | classmethod, lambda value: value.__func__),
     (property, lambda value: (value.fget, value.fset, value.fdel)),
     (functools.cached_property, lambda value: value.func),
     (MappingProxyType, dict),
-    (GeneratorType, lambda value: value.gi_frame and (value.gi_frame.f_lasti, value.gi_frame.f_locals)),
+    (GeneratorType, lambda value: value.gi_frame and (value.gi_frame.f_lasti, gc.get_referents(value))),
+    (CodeType, _content),
     (CellType, lambda value: None if value == CellType() else (value.cell_contents,)),
     (memoryview, bytes),
     (mmap.mmap, lambda value: value[:]),
     (type(threading.Lock()), lambda value: value.locked()),
     (type(threading.RLock()), repr),
-    (logging.Logger, lambda value: (value.level, value.disabled, value.propagate, value.filters, len(value.handlers))),
+    (logging.Logger, _logger_state),
+    (io.TextIOWrapper, lambda value: value.buffer),
+    ((io.BufferedReader, io.BufferedWriter, io.BufferedRandom), lambda value: value.raw),
 )
 """Functions that return the contents of objects whose pickle fails or lacks their state."""
 _OUTSIDE = (io.IOBase, FrameType, TracebackType)
-"""Types of objects whose contents are not variables of the module; certificates trust that files pass on no data."""
+"""Types of objects whose contents are not variables of the module; that files pass on no data is an assumption."""
 
 
 class _Reader(pickle.Pickler):
@@ -319,13 +343,14 @@ class _Reader(pickle.Pickler):
                 self._reach(value)
             return str, (f"{getattr(value, '__module__', '')} {getattr(value, '__qualname__', value.__name__)}",)
         if isinstance(value, torch.Tensor):
+            self._reach(type(value))
             return str, (self._digest(value),), (vars(value) if hasattr(value, "__dict__") else None)
         for kind, read in _READERS:
             if isinstance(value, kind):
                 return str, (type(value).__qualname__,), read(value)
         owner = type(value)
         self._reach(owner)
-        if isinstance(value, nn.Module) or _is_users(owner.__module__):
+        if isinstance(value, nn.Module) or is_users(owner.__module__):
             slots = {name: getattr(value, name, None) for base in owner.__mro__ for name in _slots(base)}
             return str, (owner.__qualname__,), (getattr(value, "__dict__", {}), slots, self._inherited(value))
         if owner in copyreg.dispatch_table:
@@ -349,25 +374,26 @@ class _Reader(pickle.Pickler):
         for base in type(value).__mro__:
             if base is object:
                 return None
-            for name in ("__reduce_ex__", "__reduce__", "__getstate__") if not _is_users(base.__module__) else ():
+            for name in ("__reduce_ex__", "__reduce__", "__getstate__") if not is_users(base.__module__) else ():
                 if name in vars(base):
                     written = getattr(base, name)(value, *((5,) if name == "__reduce_ex__" else ()))
                     return [list(part) if isinstance(part, Iterator) else part for part in written or ()]
         return None
 
     def _digest(self, tensor: torch.Tensor) -> str:
-        """Return the digest of a tensor's values, and of its attributes and gradient."""
+        """Return the digest of a tensor's type, shape, values and gradient."""
         if id(tensor) not in self._tensors:
-            header = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad} "
-            content = header.encode() + _values(tensor)
-            if tensor.is_leaf and tensor.grad is not None:
-                content += self._digest(tensor.grad).encode()
+            with torch._C.DisableTorchFunctionSubclass():  # reading must not run a user's code
+                header = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad} "
+                content = header.encode() + _values(tensor)
+                if tensor.is_leaf and tensor.grad is not None:
+                    content += self._digest(tensor.grad).encode()
             self._tensors[id(tensor)] = tensor, hashlib.sha256(content).hexdigest()
         return self._tensors[id(tensor)][1]
 
 
 def _values(tensor: torch.Tensor) -> bytes:
-    """Return the bytes of a tensor's values; none before it is initialised."""
+    """Return the bytes of a tensor's values; empty for a lazy tensor that is not initialised."""
     if nn.parameter.is_lazy(tensor):
         return b""
     plain = tensor.detach().cpu()

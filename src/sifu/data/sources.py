@@ -30,7 +30,7 @@ class NamedData:
     """A data set that a spec can name: its reader, and facts about it that depend on no client.
 
     Attributes:
-        read: Function that returns the data set, given the user's folder (None for the default places) and the spec's
+        read: Function that returns the data set, given the user's folder (None for the default folders) and the spec's
             `data.held_out_by`, for data sets that hold out rows themselves.
         classes: Number of classes.
         scale: Constants for stored bytes; None leaves numbers unchanged.
@@ -82,7 +82,7 @@ def load(name: str, folder: Path | str | None = None, *, held_out_by: str = "con
 
 
 def find_data(name: str) -> NamedData | None:
-    """Return the facts about a named data set; None for other names, such as `npz` and `table`.
+    """Return the data set that a spec calls `name`; None for other names, such as `npz` and `table`.
 
     Raises:
         InputError: If the data set belongs to the paper's package, which is not installed.
@@ -102,7 +102,8 @@ def find_data(name: str) -> NamedData | None:
 def has_fixed_constants(name: str) -> bool:
     """Return whether a named data set, the digits or one of the paper's, is preprocessed with constants only.
 
-    The reader of any other package sees the rows of all clients, so its preprocessing may depend on them.
+    Data sets of other packages do not count, because their readers see the rows of all clients and may use them for
+    preprocessing.
     """
     if name not in ("digits", *OF_THE_PAPER):
         return False

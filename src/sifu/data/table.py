@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,8 +16,9 @@ import numpy as np
 
 from sifu.data.dataset import Dataset
 from sifu.data.held_out import contents_of, held_out_rows, numbers_of
+from sifu.data.swallowed_rows import possible_rows, refuse_swallowed_rows
 from sifu.data.table_coding import FAR_OUTSIDE, NO_TEXT, TableCoding, TableFile
-from sifu.data.table_values import Place, stripped
+from sifu.data.table_values import Place, is_missing, stripped
 from sifu.errors import InputError, SifuWarning, install_extra
 from sifu.theory.arrays import Array
 
@@ -44,44 +46,29 @@ MOST_NAMED = 12
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
-def read_table(
-    path: Path,
-    coding: TableCoding,
-    *,
-    held_out: float = 0.0,
-    held_out_by: str = "content",
-    test_file: Path | None = None,
-    seed: int = 0,
-    owner: str = "",
-    columns: Sequence[str] = (),
-) -> Dataset:
+def read_table(path: Path, coding: TableCoding, *, owner: str = "", **options: Any) -> Dataset:
     """Return the data set in a file with a column for the client, or in a folder with one file per client.
 
     Args:
         path: File or folder.
         coding: Role of every column.
-        held_out: Share of each client's rows to hold out for testing, drawn by `seed` and the key of each row.
-        held_out_by: Key of rows if there is no column of identities: their content or their number.
-        test_file: File whose rows are used for testing instead.
-        seed: Seed of the run.
         owner: Name of the only client of a file that names no client; empty otherwise.
-        columns: Required features in their order, whatever the order in the file.
+        options: Other keyword arguments of `_dataset`.
 
     Raises:
         InputError: If a file or a column is missing, or a value cannot be coded.
     """
     tables = _read_tables(path, coding, one_file=bool(owner))
-    testing: dict[str, Any] = {"held_out": held_out, "held_out_by": held_out_by, "test_file": test_file, "seed": seed}
-    return _dataset(f"table:{path.stem}", tables, coding, owner=owner, columns=columns, **testing)
+    return _dataset(f"table:{path.stem}", tables, coding, owner=owner, **options)
 
 
-def read_frame(frame: Any, coding: TableCoding, **testing: Any) -> Dataset:
+def read_frame(frame: Any, coding: TableCoding, **options: Any) -> Dataset:
     """Return the data set in a pandas or polars frame, a pyarrow table or a Hugging Face data set.
 
     Args:
         frame: Frame, table or data set to read.
         coding: Role of every column.
-        testing: Arguments of `read_table` about testing: `held_out`, `held_out_by` and `seed`, or `test_file`.
+        options: Keyword arguments of `_dataset`.
     """
     if not coding.client:
         raise InputError("the frame holds all clients: name the column with the client of each row (data.client)")
@@ -98,7 +85,7 @@ def read_frame(frame: Any, coding: TableCoding, **testing: Any) -> Dataset:
     table = TableFile("the frame", columns, separator=NO_TEXT)
     if not columns or not table.rows:
         raise InputError("the frame has no rows")
-    return _dataset("frame", [table], coding, **testing)
+    return _dataset("frame", [table], coding, **options)
 
 
 def _values(column: Any) -> list[Any]:
@@ -121,6 +108,19 @@ def _dataset(
     owner: str = "",
     columns: Sequence[str] = (),
 ) -> Dataset:
+    """Return the data set in tables with equal columns.
+
+    Args:
+        name: Name of the data set.
+        tables: Tables as read.
+        coding: Role of every column.
+        held_out: Share of each client's rows to hold out for testing, drawn by `seed` and the key of each row.
+        held_out_by: Key of rows if there is no column of identities: their content or their number.
+        test_file: File whose rows are used for testing instead.
+        seed: Seed of the run.
+        owner: Name of the only client, if the tables name none.
+        columns: Required features in their order, whatever the order in the tables.
+    """
     features = _feature_columns(tables, coding)
     other = sorted(set(columns) ^ set(features)) if columns else []
     if other:
@@ -132,6 +132,7 @@ def _dataset(
     features = list(columns) or features
     samples, labels, owners, identities = [], [], [], []
     for table in tables:
+        refuse_swallowed_rows(table, coding, features)
         samples.append(coding.features(table, features))
         labels.append(coding.labels(table))
         owners += [owner] * table.rows if owner else _owners(table, coding)
@@ -140,7 +141,7 @@ def _dataset(
     x, y = np.concatenate(samples), np.concatenate(labels)
     client = np.array(owners)
     identity = np.array(identities) if coding.identity else numbers_of(owners)
-    different = np.unique(identity).size  # rows of one client may share an identity: they belong to the same person
+    different = np.unique(identity).size  # rows of one person share an identity
     if coding.identity and len(identity) > 20 and different * 10 < len(identity):
         _warn(
             f"data.id has only {different} different values in {len(identity)} rows: a request for one of them takes "
@@ -181,13 +182,13 @@ def first_row(path: Path) -> list[str]:
     """Return the fields of a CSV file's first line, which should be the names of its columns."""
     text = _decoded(path)
     try:
-        return next((fields for _, fields in _csv_rows(text, _separator(text))), [])
+        return next((fields for _, fields, _ in _csv_rows(text, _separator(text))), [])
     except csv.Error as error:
         raise _not_csv(path, error) from error
 
 
 def column_names(path: Path, coding: TableCoding) -> list[str]:
-    """Return the columns of a table, or of the first file of a folder, in order; CSV rows are not read."""
+    """Return the columns of a table, or of the first file of a folder, in order; rows of a CSV file are not parsed."""
     if path.is_dir():
         path = next(iter(table_files(path)), path / "none")
     if path.suffix.lower() not in CSV_ENDINGS or not path.is_file():
@@ -209,7 +210,7 @@ def read_features(
         path: The file.
         coding: Coding of the clients' rows.
         names: Columns of the features, in the order of the result; None for all feature columns of the file.
-        refused: Receives the reason for each row with a value that cannot be coded, instead of an exception.
+        refused: If given, it receives the reason for each row that cannot be coded, and no exception is raised.
 
     Returns:
         The features, and the identities; the latter are empty if no column holds them.
@@ -255,8 +256,8 @@ def warn_of_table(x: Array, y: Array, columns: Sequence[str], coding: TableCodin
         if far_outside:
             counts = [f"{name!r} ({count} of {len(x)} rows)" for name, count in far_outside.items()]
             _warn(
-                f"{len(far_outside)} of {numbers} columns of numbers have {what} beyond {FAR_OUTSIDE:g} and drown the "
-                f"others: {some(counts)}; {advice}, from constants that no client's data decided"
+                f"{len(far_outside)} of {numbers} columns of numbers have {what} beyond {FAR_OUTSIDE:g} and "
+                f"outweigh the others: {some(counts)}; {advice}, from constants that no client's data decided"
             )
     if unlike:
         _warn(
@@ -279,7 +280,7 @@ def warn_of_table(x: Array, y: Array, columns: Sequence[str], coding: TableCodin
 
 
 def some(names: Sequence[str]) -> str:
-    """Join the first few names for a sentence.
+    """Join names for a sentence; at most `MOST_NAMED` are written out.
 
     >>> some(["a", "b"]), len(some([str(number) for number in range(1000)]))
     ('a, b', 49)
@@ -293,11 +294,11 @@ def _warn(sentence: str) -> None:
 
 
 def table_files(folder: Path) -> list[Path]:
-    """Return the files of a folder that hold tables, in order."""
+    """Return the files of a folder that hold tables, sorted by name."""
     return sorted(file for file in folder.iterdir() if file.suffix.lower() in ENDINGS and file.is_file())
 
 
-def _read_tables(path: Path, coding: TableCoding, *, one_file: bool = False) -> list[TableFile]:
+def _read_tables(path: Path, coding: TableCoding, *, one_file: bool) -> list[TableFile]:
     if not path.is_dir():
         if not coding.client and not one_file:
             raise InputError(f"{path} holds all clients: name the column with the client of each row (data.client)")
@@ -334,8 +335,9 @@ def _owners(table: TableFile, coding: TableCoding) -> list[str]:
 
 
 def _filled(table: TableFile, column: str, trouble: str) -> list[str]:
-    """Return the texts of a column in which no row may be empty."""
-    texts = ["" if value is None else stripped(str(value)) for value in table.columns[column]]
+    """Return the texts of a column in which no row may be empty; a text such as NA counts as a name."""
+    values = table.columns[column]
+    texts = [stripped(value) if isinstance(value, str) else "" if is_missing(value) else str(value) for value in values]
     if "" in texts:
         raise InputError(f"{table.place(texts.index(''))}: column {column!r}, {trouble}")
     return texts
@@ -349,7 +351,7 @@ def read_columns(path: Path, header: Sequence[str] = ()) -> TableFile:
         raise InputError(f"{path} has {path.stat().st_size} bytes; files of up to {LARGEST_FILE} bytes are read")
     ending = path.suffix.lower()
     if ending not in ENDINGS:
-        raise InputError(f"{path} must end in {', '.join(ENDINGS)}")
+        raise InputError(f"the name of {path} must end in {', '.join(ENDINGS)}")
     table = _read_parquet(path) if ending == ".parquet" else _read_csv(path, tuple(header))
     if not table.columns or not table.rows:
         raise InputError(f"{path} has no rows: give a table with a line of names and a line per row")
@@ -358,19 +360,19 @@ def read_columns(path: Path, header: Sequence[str] = ()) -> TableFile:
 
 def _read_csv(path: Path, header: tuple[str, ...]) -> TableFile:
     text = _decoded(path)
-    rows: list[tuple[int, list[str]]] = []
+    rows: list[tuple[int, list[str], list[str]]] = []
     try:
         separator = _separator(text)
         rows.extend(_csv_rows(text, separator))
     except csv.Error as error:
         raise _not_csv(path, error, f" after line {rows[-1][0]}" if rows else "") from error
     if not rows:
-        raise InputError(f"{path} has no rows: give a table with a line of names and a line per row")
+        return TableFile(str(path), {})
     names, first = header, 0
     if header and [stripped(field) for field in rows[0][1]] == list(header):
         rows = rows[1:]  # skip the file's own header line
     elif not header:
-        first, fields = rows.pop(0)
+        first, fields, _ = rows.pop(0)
         names = tuple(map(stripped, fields))
         while names and not names[-1]:  # the line ends with a separator
             names = names[:-1]
@@ -382,7 +384,7 @@ def _read_csv(path: Path, header: tuple[str, ...]) -> TableFile:
             "(pandas: index=False leaves its index out), or for a file without such a line name the columns in "
             "data.header"
         )
-    for row, (line, fields) in enumerate(rows):
+    for row, (line, fields, _) in enumerate(rows):
         if len(fields) != len(names) and (len(fields) < len(names) or any(map(str.strip, fields[len(names) :]))):
             hint = (
                 f"the file's first line, {names[0][:60]!r}, does not name them: remove the lines above the names"
@@ -394,27 +396,37 @@ def _read_csv(path: Path, header: tuple[str, ...]) -> TableFile:
                 f"columns are {len(names)}: {hint}"
             )
     # A separator at the end of a line makes an empty field, which has no name.
-    lines, every = zip(*rows, strict=True) if rows else ((), ())
+    lines, every, _ = zip(*rows, strict=True) if rows else ((), (), ())
     columns: dict[str, list[Any]] = {name: list(map(itemgetter(number), every)) for number, name in enumerate(names)}
-    return TableFile(str(path), columns, lines, separator)
+    long = (possible_rows(line, further, len(names), separator) for line, _, further in rows if further)
+    return TableFile(str(path), columns, lines, separator, tuple(itertools.chain.from_iterable(long)))
 
 
 def _not_csv(path: Path, error: csv.Error, where: str = "") -> InputError:
     return InputError(f"{path} is not a CSV file{where} ({error}): look for a quote that is not closed")
 
 
-def _csv_rows(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield each row that is not blank, with the line it ends on."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
+def _csv_rows(text: str, separator: str) -> Iterator[tuple[int, list[str], list[str]]]:
+    """Yield each row that is not blank: the number of its last line, its fields, and its lines after the first."""
+    lines: list[str] = []
+
+    def noted() -> Iterator[str]:
+        for line in io.StringIO(text, newline=""):
+            lines.append(line)
+            yield line
+
+    reader = csv.reader(noted(), delimiter=separator, skipinitialspace=True)
     for fields in reader:
+        further = lines[1:]
+        lines.clear()
         if reader.line_num == 1 and re.fullmatch(r"sep=.?", separator.join(fields).strip()):
             continue  # Excel's line that declares the separator
         if any(field.strip() for field in fields):
-            yield reader.line_num, fields
+            yield reader.line_num, fields, further
 
 
 def _separator(text: str) -> str:
-    """Return the separator that splits the first line into the most fields; a comma if none does."""
+    """Return the separator that splits the first line into the most fields; ties go to the comma."""
     first = next((line for line in text.splitlines() if line.strip() and not line.startswith("sep=")), "")
     fields = {mark: len(next(csv.reader([first], delimiter=mark))) for mark in SEPARATORS}
     return max(SEPARATORS, key=lambda mark: (fields[mark], mark == ","))
@@ -443,7 +455,7 @@ def _decoded(path: Path) -> str:
         except UnicodeDecodeError:
             if encoding == "utf-8-sig":
                 _refuse_two_encodings(path, content)
-    raise InputError(f"{path} is not a text file in UTF-8, UTF-16 or Latin-1")
+    raise InputError(f"{path} is not a text file in UTF-8, UTF-16, UTF-32 or Windows-1252: save it as UTF-8")
 
 
 def _refuse_two_encodings(path: Path, content: bytes) -> None:

@@ -30,20 +30,20 @@ from sifu.theory.arrays import Array
 
 FAR_OUTSIDE = 10.0
 """Largest plausible scaled number: beyond it, the constants or the value are probably wrong, and a warning is given."""
-
-
 NO_TEXT = ""
 """Separator of formats that are not text: Parquet, frames."""
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """One file as read: its columns as texts (CSV) or values (Parquet), and the line of each row."""
+    """Columns of one file, as texts (CSV) or values (Parquet), and the line of each row."""
 
     name: str
     columns: dict[str, list[Any]]
     lines: tuple[int, ...] = ()
     separator: str = ","
+    inside_quotes: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    """Lines inside quoted fields that have a field for every column, with these fields."""
 
     @property
     def rows(self) -> int:
@@ -62,7 +62,7 @@ class TableFile:
 
 @dataclass(frozen=True)
 class TableCoding:
-    """Role of every column; a column without another role is a number."""
+    """Roles of a table's columns and constants of their coding; a column without another role is a number."""
 
     label: str
     client: str = ""
@@ -75,19 +75,19 @@ class TableCoding:
     scales: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Middle and spread of each column of numbers."""
     missing: Mapping[str, float | None] = field(default_factory=dict)
-    """Filler of a missing number; None for a missing category."""
+    """Filler for missing values of a column: a number, or None for a category."""
     header: tuple[str, ...] = ()
     """Names of the columns of files without a header line."""
     missing_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Further texts that mean a missing value, by column."""
     regression: bool = False
-    """True if labels are numbers to predict; whole numbers are then not classes."""
+    """True for regression: labels that are whole numbers may then exceed the largest class number."""
     text: str = ""
-    """Column of texts, which is the only feature if it is given."""
+    """Column of texts; if given, it is the only feature."""
     model: str = ""
     """Model whose tokenizer reads texts."""
     tokens: int = 0
-    """Number of tokens that are read of a text."""
+    """Number of tokens read from each text; 0 for the default."""
 
     @classmethod
     def from_spec(
@@ -96,8 +96,8 @@ class TableCoding:
         """Return the coding that a spec declares.
 
         Args:
-            data: Section on data.
-            features: Section that names the model for texts.
+            data: Section `[data]` of the spec.
+            features: Section `[features]`, which names the model for texts.
             regression: True if labels are numbers to predict.
         """
         classes = parse_classes(data.classes) if data.classes.strip() else {}
@@ -121,7 +121,7 @@ class TableCoding:
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the coding of features as plain values, for the description of an exported model."""
+        """Return the coding, without `regression`, as plain values for the description of an exported model."""
         mapping = asdict(self)
         del mapping["regression"]
         return mapping if self.missing_words else {key: mapping[key] for key in mapping if key != "missing_words"}
@@ -201,8 +201,8 @@ class TableCoding:
 
         Args:
             table: Table as read.
-            names: Its columns that are features.
-            refused: Receives the reason for each row with a value that cannot be coded, instead of an exception.
+            names: Columns of the table that are features.
+            refused: If given, it receives the reason for each row that cannot be coded, and no exception is raised.
 
         Returns:
             The features; the features of a refused row are meaningless.
@@ -277,7 +277,7 @@ class TableCoding:
         Without declared classes, nonnegative whole numbers are class numbers, and other numbers are targets.
 
         Raises:
-            InputError: If a label is missing, not listed, or too large for a class number.
+            InputError: If a label is missing, not a number or a listed class, or too large for a class number.
         """
         values, words = table.columns[self.label], {word for words in self.classes for word in words}
         plain = None if self.classes else plain_numbers(values)
@@ -290,17 +290,12 @@ class TableCoding:
         if self.classes:
             positions = {word: number for number, words in enumerate(self.classes) for word in words}
             return np.array(self._classes(table, values, positions), dtype=np.int64)
-        numbers = (
-            plain
-            if plain is not None
-            else np.array(
-                [
-                    number_of(table.place(row), self.label, value, table.decimal_commas, "data.classes")
-                    for row, value in enumerate(values)
-                ]
-            )
-        )
-        whole = bool(numbers.size) and bool((numbers == np.round(numbers)).all()) and bool((numbers >= 0).all())
+        numbers = plain
+        if numbers is None:
+            commas, key = table.decimal_commas, "data.classes"
+            read = [number_of(table.place(row), self.label, value, commas, key) for row, value in enumerate(values)]
+            numbers = np.array(read)
+        whole = bool(numbers.size) and bool(((numbers == np.round(numbers)) & (numbers >= 0)).all())
         if whole and numbers.max() >= MOST_WORDS:
             if self.regression:
                 return numbers

@@ -12,7 +12,7 @@ MOST_WORDS = 1000
 
 
 def split_names(text: str, key: str) -> list[str]:
-    """Split a text into names at commas or line breaks; names with such a character are written in double quotes.
+    """Split a string into names at commas or line breaks; a name that contains either is written in double quotes.
 
     >>> split_names('age, "weight, in kg"', "data.ignore")
     ['age', 'weight, in kg']
@@ -24,7 +24,7 @@ def split_names(text: str, key: str) -> list[str]:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join names into a text that `split_names` reads.
+    """Join names into a string that `split_names` parses.
 
     >>> split_names(join_names(["age", "weight, in kg"]), "data.columns")
     ['age', 'weight, in kg']

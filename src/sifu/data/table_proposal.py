@@ -19,7 +19,7 @@ import numpy as np
 
 from sifu.data.table import CSV_ENDINGS, ENDINGS, first_row, read_columns, some, table_files
 from sifu.data.table_coding import TableFile
-from sifu.data.table_keys import MOST_WORDS, quoted
+from sifu.data.table_keys import MOST_WORDS, join_names, quoted
 from sifu.data.table_values import is_missing, looks_like_a_date, looks_like_a_number, whole_number
 from sifu.errors import InputError
 
@@ -31,7 +31,7 @@ MOSTLY = 0.9
 SEVERAL_WORDS = 4
 """Smallest number of words for a text to count as a sentence."""
 MANY_ROWS = 20
-"""Number of rows above which a column with a different whole number in every row is an identity."""
+"""Number of rows above which a column with a different whole number in every row is taken as an identity."""
 PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
     r"age": {"years": (50, 20)},
     r"trestbps|sbp|systolic(_?(bp|blood_?pressure))?|ap_?hi|restingbp|blood_?pressure": {
@@ -94,12 +94,10 @@ def propose_spec(
             "--text COLUMN and --model FOLDER belong together: the column of texts, and the Hugging Face model that "
             f"reads them; found {'--text' if text else '--model'} alone"
         )
-    first = path
-    if path.is_dir():
-        files = table_files(path)
-        if not files:
-            raise InputError(f"{path} has no file that ends in {', '.join(ENDINGS)}")
-        first = files[0]
+    files = table_files(path) if path.is_dir() else [path]
+    if not files:
+        raise InputError(f"{path} has no file that ends in {', '.join(ENDINGS)}")
+    first = files[0]
     if not header and first.suffix.lower() in CSV_ENDINGS and first.is_file():
         fields = first_row(first)
         if any(looks_like_a_number(field.strip()) or (field.strip() and is_missing(field)) for field in fields):
@@ -107,20 +105,20 @@ def propose_spec(
                 f"the first line of {first} holds values, not names of columns: name all {len(fields)} columns with "
                 "--columns A,B,..."
             )
-    tables = [read_columns(file, header) for file in ([first] if first is path else files)]
+    tables = [read_columns(file, header) for file in files]
     return _proposal(path, _Roles.guess(tables, label, client, identity, path.is_dir(), text), header, model)
 
 
 @dataclass(frozen=True)
 class _Column:
-    """Content of a column: how often each text other than a missing value occurs, and the total number of rows."""
+    """Content of a column: the count of each text, without missing values, and the number of all rows."""
 
     words: Counter[str]
     odd: Counter[str]
     """Texts that are not numbers."""
     rows: int
     differs: bool
-    """True if all rows of a file have different texts, and none is missing."""
+    """True if no value is missing and all rows of each file have different texts."""
 
     @classmethod
     def read(cls, parts: Sequence[Sequence[Any]], commas: bool) -> _Column:
@@ -144,7 +142,7 @@ class _Column:
 
     @property
     def sorted_words(self) -> list[str]:
-        """Different texts, with numbers sorted by size."""
+        """Distinct texts: numbers in ascending order, then other texts in alphabetical order."""
         return sorted(self.words, key=lambda word: (float(word) if looks_like_a_number(word) else math.inf, word))
 
     @property
@@ -154,22 +152,22 @@ class _Column:
 
     @property
     def are_sentences(self) -> bool:
-        """True if most texts have several words."""
+        """True if most of the different texts have at least `SEVERAL_WORDS` words."""
         return 2 * sum(len(word.split()) >= SEVERAL_WORDS for word in self.odd) > len(self.words)
 
     @property
     def is_mostly_numbers(self) -> bool:
-        """True if the column holds many different numbers and only a few texts."""
+        """True if the column holds many different numbers and only a few other texts."""
         different = len(self.words) - len(self.odd)
         return different > FEW_WORDS and self.numbers >= MOSTLY * self.words.total()
 
     @property
     def is_identity(self) -> bool:
-        """True if every row has a different whole number."""
+        """True if every row has a different whole number and there are more than `MANY_ROWS` rows."""
         return self.differs and self.rows > MANY_ROWS and all(map(str.isdecimal, self.words))
 
     def lies_outside(self, scale: tuple[float, float]) -> bool:
-        """Return whether most numbers are far from a range, as if measured in another unit."""
+        """Return whether most of the different numbers are far from a range, as if measured in another unit."""
         values = np.array([float(word.replace(",", ".")) for word in self.words if word not in self.odd])
         return bool(values.size) and bool(np.median(np.abs(values - scale[0])) > 4 * scale[1])
 
@@ -243,6 +241,11 @@ class _Roles:
         return column.sorted_words if few else []
 
     @property
+    def scales(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """Published ranges, by unit, of each column of numbers that has any."""
+        return {name: units for name in self.numbers if (units := _published(name)) is not None}
+
+    @property
     def gaps(self) -> list[str]:
         """Features with missing values, or with texts among numbers."""
         return [
@@ -278,7 +281,7 @@ class _Roles:
                     f"missing: {name!r}: {self.columns[name].numbers} of {self.columns[name].rows} are numbers; the "
                     f"others: {some(texts)}; they are proposed as missing"
                 )
-        scales = {name: scale for name in self.numbers if (scale := _published(name)) is not None}
+        scales = self.scales
         if scales:
             assumed = [f"{name} in {next(iter(units))}" for name, units in scales.items()]
             yield f"scale: published ranges by name; in which units? Assumed: {', '.join(assumed)}"
@@ -303,37 +306,34 @@ class _Roles:
 
 
 def _proposal(path: Path, roles: _Roles, header: Sequence[str], model: str) -> Proposal:
-    scales = {name: units for name in roles.numbers if (units := _published(name)) is not None}
-    ignored = [*roles.identities, *roles.dates, *roles.wordy]
-    constants = {name: next(iter(units.values())) for name, units in scales.items()}
+    constants = {name: next(iter(units.values())) for name, units in roles.scales.items()}
     scaled = [f"{quoted(name)}={middle:g},{spread:g}" for name, (middle, spread) in constants.items()]
-    units_to_check = [f"# CHECK the unit: {_in_units(name, units)}" for name, units in scales.items()]
-    filled = [
-        "|".join(
-            (
-                f"{quoted(name)}=" + (f"{constants.get(name, (0, 1))[0]:g}" if name in roles.numbers else ""),
-                *map(quoted, sorted(roles.odd_texts(name))),
-            )
-        )
-        for name in roles.gaps
-    ]
+    filled = []
+    for name in roles.gaps:
+        filler = f"{constants.get(name, (0, 1))[0]:g}" if name in roles.numbers else ""
+        filled.append("|".join((f"{quoted(name)}={filler}", *map(quoted, sorted(roles.odd_texts(name))))))
     words = [f"{quoted(name)}={_word_list(roles.columns[name].sorted_words)}" for name in roles.categories]
-    regression = ["", "[ridge]", 'task = "regression"', "shift = 0.0  # CHECK: middle of the target"]
-    regression += ["scale = 1.0  # CHECK: spread of the target"]
+    regression = [
+        "",
+        "[ridge]",
+        'task = "regression"',
+        "shift = 0.0  # CHECK: middle of the target",
+        "scale = 1.0  # CHECK: spread of the target",
+    ]
     features = [
-        *units_to_check,
+        *(f"# CHECK the unit: {_in_units(name, units)}" for name, units in roles.scales.items()),
         f"scale = {_lines(scaled)}  # CHECK",
         f"categories = {_lines(words)}  # CHECK",
         f"missing = {_lines(filled)}  # CHECK",
-        f"ignore = {_toml(', '.join(map(quoted, ignored)))}  # CHECK",
+        f"ignore = {_toml(join_names([*roles.identities, *roles.dates, *roles.wordy]))}  # CHECK",
     ]
     network = [
         "",
         "[features]",
         'kind = "transformers"',
         f"model = {_toml(model)}  # CHECK: no client's data shaped it",
+        "size = 128  # tokens of a text that are read",
     ]
-    network += ["size = 128  # tokens of a text that are read"]
     lines = [
         f"# A spec for {path.name}, proposed from its header and types. Lines marked CHECK are yours to confirm:",
         "# constants and lists must be known without looking at the clients' rows, or a client leaves a trace in them.",
@@ -346,7 +346,7 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str], model: str) -> P
         f"label = {_toml(roles.label)}  # CHECK",
         f"client = {_toml(roles.client)}  # CHECK",
         *([f"id = {_toml(roles.identity)}  # CHECK"] if roles.identity else []),
-        *([f"header = {_toml(', '.join(map(quoted, header)))}"] if header else []),
+        *([f"header = {_toml(join_names(header))}"] if header else []),
         *([f"classes = {_toml(_word_list(roles.classes))}  # CHECK, in their order"] if roles.classes else []),
         *(features if not roles.text else [f"text = {_toml(roles.text)}  # the only feature"]),
         "held_out = 0.2  # share of each client's rows that is kept for testing",
@@ -383,7 +383,7 @@ def _plain_unit(text: str) -> str:
 
 
 def _in_units(name: str, units: dict[str, tuple[float, float]]) -> str:
-    """Return the constants of a column in each unit."""
+    """Return the constants of a column in each unit, as text."""
     first, *others = [f"{middle:g},{spread:g} in {unit}" for unit, (middle, spread) in units.items()]
     return f"{name} is {first}" + (f"; use {' or '.join(others)}" if others else "")
 

@@ -15,28 +15,16 @@ from sifu.theory.arrays import Array
 
 MISSING_WORDS = frozenset({"", "?", "na", "n/a", "#n/a", "nan", "null", "none", "<na>", "nat", "-", "."})
 """Texts that mean a missing value, in lower case."""
-
-
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
-
-
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
-
-
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}([,.'\u2019 \u00a0\u202f]\d{3})+([.,]\d+)?")
-
-
 _WITH_A_SIGN = re.compile(
     r"[<>=~\u2264\u2265$\u20ac\u00a3]*\s*[+-]?\d[\d.,]*\s*(%|[^\W\d_]{1,6}(/\w{1,6})?|[$\u20ac\u00a3])?"
 )
-
-
 _DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([T ].*)?"
     r"|\d{1,2}[-. ]*[^\W\d_]{3,9}[-., ]*\d{2,4}|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 )
-
-
 _INVISIBLE = "\ufeff\u200b\u200c\u200d\u200e\u200f\u2060"
 """Invisible characters that programs leave at the ends of texts."""
 
@@ -74,7 +62,7 @@ def plain_numbers(values: Sequence[Any]) -> Array | None:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value stands for a missing value.
+    """Return whether a value is missing: None, NaN, or a text that stands for a missing value.
 
     >>> [is_missing(value) for value in (None, "?", " NA ", float("nan"), "0", 0)]
     [True, True, True, True, False, False]
@@ -108,7 +96,7 @@ def stripped(text: str) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a value as a text without white space at its ends; empty for None."""
+    """Return a value as a string without white space at its ends; an empty string for None."""
     return "" if value is None else stripped(str(value))
 
 
@@ -162,7 +150,7 @@ def _why_no_number(text: str, words_key: str) -> str:
 
 
 def position_of(place: Place, column: str, value: Any, positions: Mapping[str, int], key: str) -> int:
-    """Return the class or category of a value, found by its text, as a whole number (1.0 is 1), or as a truth value."""
+    """Return the position of a value among the listed words; 1.0 also matches 1, and true and false match 1 and 0."""
     text = text_of(value)
     for word in (text, whole_number(value), {"true": "1", "false": "0"}.get(text.lower(), text)):
         if word in positions:
@@ -174,7 +162,7 @@ def position_of(place: Place, column: str, value: Any, positions: Mapping[str, i
 
 
 def whole_number(value: Any) -> str:
-    """Return a value as a text, with 1.0 as 1.
+    """Return a value as a string, in which 1.0 is written as 1.
 
     >>> whole_number("1.0"), whole_number(2.5), whole_number(" red ")
     ('1', '2.5', 'red')

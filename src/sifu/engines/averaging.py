@@ -1,10 +1,9 @@
-"""Mean of all replies of a round, and every drift, in one pass over the replies.
+"""Mean of the clients' models in a round and each client's drift, computed in one pass over the models.
 
-Replies are read in place, in blocks that fit into the processor's cache. A block's mean is computed and every client's
-distance to it is accumulated before the next block is read. Computing the drifts thus costs arithmetic on cached
-numbers, but no second pass through memory. Threads share the blocks, and partial sums are combined in the order of the
-blocks, so the bits do not depend on the number of threads. The bounds are the same as for `RowUpdates` in
-`sifu.engines.sim.client_updates`.
+The models are read in place, in blocks that fit into the processor's cache. Before the next block is read, the mean of
+the block is computed and every client's distance to it is accumulated. The drifts thus need no second pass through
+memory. Threads share the blocks, and partial sums are combined in the order of the blocks, so results do not depend on
+the number of threads. The bounds are the same as for `RowUpdates` in `sifu.engines.sim.client_updates`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -24,11 +22,9 @@ from sifu.theory.arrays import Floats, Integers
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement, norm_up, root_up, sum_of_squares, up
 
 BLOCK_WORDS = 2**19
-"""Numbers per block over all replies: four megabytes."""
+"""Number of float64 values in a block over all replies (four megabytes)."""
 MOST_THREADS = 4
-"""Maximum number of threads; more would wait for memory."""
-
-
+"""Maximum number of threads; more threads would only wait for memory."""
 WeightedMean = Callable[..., Floats]
 """Function of weights and rows that writes the weighted mean to its argument `out`."""
 
@@ -58,15 +54,14 @@ def average_replies(
         start: The model that the round started from.
         samples: Number of samples of each participant.
         want_gram: True to compute the Gram matrix.
-        in_order: True to add the weighted replies one by one, with the same rounding as the loop of the embedded
-            engine.
+        in_order: True to add the weighted replies one by one, so that rounding is the same as in the embedded engine.
     """
     rows = [reply if isinstance(reply, ModelPieces) else ModelPieces((reply,)) for reply in replies]
     count, size = len(rows), start.size
     weights = samples / samples.sum()
     step = np.empty(size)
     weighted_mean = _one_by_one if in_order else np.matmul
-    blocks = _in_threads(rows, weights, start, step, want_gram, weighted_mean)
+    blocks = _sum_blocks(rows, weights, start, step, want_gram, weighted_mean)
     distances, gram = np.zeros(count), np.zeros((count, count)) if want_gram else None
     with np.errstate(over="ignore", invalid="ignore"):
         for block in blocks:
@@ -96,7 +91,7 @@ def average_replies(
     return Average(step, drifts, up(step_norm + error), gram, (), gram_errors=np.full(count, error))
 
 
-def _in_threads(
+def _sum_blocks(
     rows: Sequence[ModelPieces],
     weights: Floats,
     start: Vector,
@@ -105,37 +100,27 @@ def _in_threads(
     weighted_mean: WeightedMean,
 ) -> list[_BlockSums]:
     """Return the sums of all blocks in order; write mean - start into `step`."""
-    width = _width(rows, start.size)
-    firsts = range(0, start.size, width)
-    work = partial(_walk, rows, weights, start, step, want_gram, weighted_mean)
-    threads = min(len(firsts), len(os.sched_getaffinity(0)), MOST_THREADS)
+
+    def add_up(firsts: range) -> list[_BlockSums]:
+        sums = []
+        with np.errstate(over="ignore", invalid="ignore"):
+            for first, block, mean in _blocks(rows, weights, start.size, weighted_mean, firsts):
+                here = slice(first, first + mean.size)
+                np.subtract(mean, start[here].astype(np.float64), out=step[here])
+                lengths = sum_of_squares(mean), sum_of_squares(step[here])
+                block -= mean
+                distances = np.matmul(block[:, None, :], block[:, :, None])[:, 0, 0]
+                sums.append(_BlockSums(distances, *lengths, block @ block.T if want_gram else None))
+        return sums
+
+    firsts = range(0, start.size, _width(rows, start.size))
     if len(firsts) < 2:
-        return work(firsts)
+        return add_up(firsts)
+    threads = min(len(firsts), len(os.sched_getaffinity(0)), MOST_THREADS)
     share = -(-len(firsts) // threads)
     shares = [firsts[begin : begin + share] for begin in range(0, len(firsts), share)]
     with threadpool_limits(limits=1), ThreadPoolExecutor(threads) as pool:
-        return [block for blocks in pool.map(work, shares) for block in blocks]
-
-
-def _walk(
-    rows: Sequence[ModelPieces],
-    weights: Floats,
-    start: Vector,
-    step: Floats,
-    want_gram: bool,
-    weighted_mean: WeightedMean,
-    firsts: range,
-) -> list[_BlockSums]:
-    sums = []
-    with np.errstate(over="ignore", invalid="ignore"):
-        for first, block, mean in _blocks(rows, weights, start.size, weighted_mean, firsts):
-            here = slice(first, first + mean.size)
-            np.subtract(mean, start[here].astype(np.float64), out=step[here])
-            lengths = sum_of_squares(mean), sum_of_squares(step[here])
-            block -= mean
-            distances = np.matmul(block[:, None, :], block[:, :, None])[:, 0, 0]
-            sums.append(_BlockSums(distances, *lengths, block @ block.T if want_gram else None))
-    return sums
+        return [block for blocks in pool.map(add_up, shares) for block in blocks]
 
 
 def _blocks(

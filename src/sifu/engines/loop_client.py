@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 
 from sifu.core.engine import Position
 from sifu.engines.masked_updates import prepared_update
-from sifu.engines.masks import counted_words, mask, networks_digest, new_secret, public_part
+from sifu.engines.masks import counted_words, mask, mask_context, networks_digest, new_secret, public_part
 from sifu.engines.plans import KEY, MASKED, NETWORK, ROW_FEATURES, ROW_TARGETS, WORDS, Arrays, Instruction, Origin
 from sifu.engines.ready import ReadyClient
 from sifu.errors import InputError
 from sifu.theory.arrays import Words
-from sifu.theory.closed_form import Rows, Statistics
+from sifu.theory.closed_form import Rows
 
 
 @dataclass
 class _Prepared:
-    """Words prepared for a masked sum; `secret` is None once they have been sent.
+    """Words prepared for a masked sum; `secret` is None once the words have been sent.
 
-    Statistics have an `origin`, and the digest of the `networks` that made their features.
+    For statistics, `origin` is set, and `networks` is the digest of the networks that computed their features.
     """
 
     place: tuple[Position, str]
@@ -39,12 +39,12 @@ class _Prepared:
 
 
 class LoopClient:
-    """Client with its data: `x` (n, ...) and `y`, as for training in one process.
+    """Client of a server loop, with its data.
 
     Args:
         name: Name of the client in the server loop.
-        x: Samples.
-        y: Labels or targets.
+        x: Samples, of shape (n, ...), as for training in one process.
+        y: Labels or targets, one per sample.
         cache: Folder for features of the samples.
         masked_only: True to refuse to send unmasked statistics or models.
     """
@@ -91,29 +91,25 @@ class LoopClient:
             raise InputError(f"this client sends masked {what} only: the server must use masked_{what}=True")
         if kind == "train":
             return self._client.train(model, told)[0]
-        statistics, origin = self._statistics(told)
+        statistics, origin = self._client.statistics(told)
         if isinstance(statistics, Rows):
             return {ROW_FEATURES: statistics.features, ROW_TARGETS: statistics.targets, **asdict(origin)}
         return {WORDS: statistics.words, **asdict(origin)}
 
-    def _statistics(self, told: Instruction) -> tuple[Statistics | Rows, Origin]:
-        statistics, features = self._client.statistics(told)
-        return statistics, Origin(statistics.samples, features, statistics.fixed.describe())
-
     def _prepare(self, told: Instruction) -> dict[str, Any]:
-        """Compute the statistics, or reuse them if the sum is repeated, and make a key for the sum."""
+        """Prepare the statistics for a masked sum, reusing them if the sum is repeated; return a new public key."""
         place, networks = (told.position, told.plan), networks_digest(told.networks)
         kept = self._prepared.get("masked")
         if kept is None or kept.origin is None or (kept.place, kept.networks) != (place, networks):
-            statistics, origin = self._statistics(told)
+            statistics, origin = self._client.statistics(told)
             kept = _Prepared(place, counted_words(statistics), networks=networks, origin=origin)
             self._prepared["masked"] = kept
-        assert kept.origin is not None  # statistics have one
+        assert kept.origin is not None  # statistics always have an origin
         kept.secret = new_secret()
         return {KEY: public_part(kept.secret).hex(), **asdict(kept.origin)}
 
     def _prepare_update(self, model: Arrays, told: Instruction, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        """Train, keep the update, and make a key for the sum."""
+        """Train, keep the update for a masked sum, and return a new public key."""
         trained, samples = self._client.train(model, told)
         _, words = prepared_update(model, trained, samples, numbers)
         secret = new_secret()
@@ -124,7 +120,7 @@ class LoopClient:
         return {KEY: public_part(secret).hex(), "samples": samples, "fits": words is not None}
 
     def _send_masked(self, kind: str, told: Instruction, keys: Mapping[int, str]) -> dict[str, Any]:
-        """Return the prepared words, masked with the keys of all participants; works once per preparation."""
+        """Return the prepared words, masked with the keys of all participants; refuse to send them twice."""
         kept, place = self._prepared.get(kind), told.position
         if kept is None or kept.place != (place, told.plan) or kept.secret is None:
             what = "statistics are" if kind == "masked" else "update is"
@@ -134,5 +130,5 @@ class LoopClient:
             )
         secret, kept.secret = kept.secret, None  # no task can make this client mask twice with one key
         public = {client: bytes.fromhex(key) for client, key in keys.items()}
-        label = (b"statistics " if kind == "masked" else b"") + b"%d.%d" % (place.branch, place.round)
-        return {MASKED: mask(np.asarray(kept.words), secret, told.client, public, label)}
+        context = mask_context(place, of_statistics=kind == "masked")
+        return {MASKED: mask(np.asarray(kept.words), secret, told.client, public, context)}

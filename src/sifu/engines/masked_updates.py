@@ -1,4 +1,4 @@
-"""Masked updates of a round, whatever the transport: their number format, and the parts of client and server.
+"""Rounds of masked updates over any transport: the number format, and the computations of client and server.
 
 The server learns the participants and the mean of their updates (docs/theory.md, section 11). A client that is not
 ready in time counts as absent. From then on every ready client is needed, because the masks cancel only in the sum over
@@ -29,6 +29,7 @@ from sifu.theory.rounding import norm_up, up
 HEADROOM_BITS = 10
 """Headroom in doublings: an update's entries may reach 2^10 times max(1, largest parameter of the starting model)."""
 SUM_BITS = 61
+"""Number of bits for the sum of all participants' scaled updates, without its sign."""
 
 
 @dataclass(frozen=True)
@@ -40,29 +41,24 @@ class FixedPoint:
 
     @staticmethod
     def of(start: Vector, total_samples: int) -> FixedPoint:
-        """Choose the format of a round.
-
-        Args:
-            start: The model that the round starts from.
-            total_samples: Number of samples of all participants.
+        """Return the format of a round, given its starting model and the number of samples of all participants.
 
         >>> FixedPoint.of(np.array([0.5, -3.0]), 1000)
         FixedPoint(reach_bits=12, scale_bits=39)
         """
         largest = float(np.max(np.abs(start), initial=1.0))
         if not math.isfinite(largest) or total_samples < 1:
-            raise InputError(f"no range fits a model with {largest} in it and {total_samples} samples")
+            raise InputError(f"no range fits a model with the value {largest} and {total_samples} samples")
         reach = math.ceil(math.log2(max(1.0, largest))) + HEADROOM_BITS
         return FixedPoint(reach, SUM_BITS - reach - math.ceil(math.log2(total_samples)))
 
-    def fits(self, update: Vector) -> bool:
-        """Return whether every entry is a number within the range."""
-        return bool(np.max(np.abs(update), initial=0.0) <= 2.0**self.reach_bits)  # False for NaN
+    def words(self, update: Vector, samples: int) -> Words | None:
+        """Return round(2^`scale_bits` `samples` update) modulo 2^64, followed by a 1 that counts the summands.
 
-    def words(self, update: Vector, samples: int) -> Words:
-        """Return round(2^`scale_bits` `samples` update) modulo 2^64, followed by a 1 that counts the summands."""
-        if not self.fits(update):
-            raise InputError(f"the update has entries beyond 2^{self.reach_bits}, or NaN: it was not sent")
+        An update with an entry that is NaN or out of range gives None.
+        """
+        if not np.max(np.abs(update), initial=0.0) <= 2.0**self.reach_bits:  # NaN fails every comparison
+            return None
         scaled = np.rint(np.ldexp(samples * update.astype(np.float64), self.scale_bits))
         return np.append(scaled.astype(np.int64).view(np.uint64), np.uint64(1))
 
@@ -85,13 +81,13 @@ class FixedPoint:
         return np.ldexp(entries.astype(np.float64), -self.scale_bits) / total_samples
 
     def error(self, size: int, total_samples: int, participants: int) -> float:
-        """Bound the norm of the mean's error: each participant rounds every entry by at most half a unit."""
+        """Return a bound on the norm of the mean's error: each participant rounds an entry by at most half a unit."""
         return math.sqrt(size) * participants * 2.0 ** (-self.scale_bits - 1) / total_samples
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Reply of a client that has trained for a masked round: samples, whether its update fits the range, its key."""
+    """Reply of a client ready for a masked round: number of samples, whether its update fits the range, and key."""
 
     samples: int
     fits: bool
@@ -118,9 +114,9 @@ def prepared_update(
     fixed = FixedPoint(int(numbers["reach-bits"]), int(numbers["scale-bits"]))
     before, local = in_order(start), in_order(trained)
     if local.shape != before.shape:
-        raise InputError(f"training made {local.size} parameters of {before.size}")
+        raise InputError(f"training returned {local.size} parameters, but the model has {before.size}")
     update = local.astype(np.float64) - before.astype(np.float64)
-    return local, fixed.words(update, samples) if fixed.fits(update) else None
+    return local, fixed.words(update, samples)
 
 
 def masked_facts(blueprint: Blueprint, facts: TrainingFacts, unmasked: str) -> TrainingFacts:
@@ -129,10 +125,10 @@ def masked_facts(blueprint: Blueprint, facts: TrainingFacts, unmasked: str) -> T
     Args:
         blueprint: Description of the training.
         facts: Its facts without masks.
-        unmasked: Setting of the caller without masks, for messages.
+        unmasked: Setting that turns masking off, for error messages.
 
     Raises:
-        InputError: If the training needs single updates, or parameters that cannot be masked.
+        InputError: If the training needs the updates of individual clients, or has parameters that cannot be masked.
     """
     if blueprint.carried:
         raise InputError(
@@ -141,7 +137,7 @@ def masked_facts(blueprint: Blueprint, facts: TrainingFacts, unmasked: str) -> T
         )
     if blueprint.clipping or blueprint.replies.update_bound:
         raise InputError(f"clipping and server.update_bound need the update of each client: set {unmasked}")
-    # Fixed-point numbers may have another range in the counterfactual, so no allowance is claimed as proven.
+    # The fixed-point range may differ in the counterfactual, so no rounding allowance is claimed as proven.
     return replace(facts, outside=(*facts.outside, DROPPED_MASKED_ROUND), rounding_bounded=False)
 
 
@@ -170,10 +166,10 @@ class MaskedRound(RemoteRound):
         return np.array(sorted(self._ready), dtype=np.int64)
 
     def settle(self, answers: Mapping[int, Ready]) -> dict[int, bytes]:
-        """Decide who takes part; return the keys of all participants, or nothing if the round is dropped.
+        """Determine the participants and return their keys by client; return no keys if the round is dropped.
 
-        A client takes part if its number of samples matches its profile and its key is usable. An update that does not
-        fit the range drops the round.
+        A client takes part if its number of samples matches its profile and its key is valid and unique. The round is
+        dropped if an update does not fit the range or if there are too few participants.
         """
         note, position, least = self._engine.note, self._setup.position, self._engine.least
         ready: dict[int, Ready] = {}
@@ -201,7 +197,7 @@ class MaskedRound(RemoteRound):
         """Sum the masked updates of all ready clients; drop the round if one is missing."""
         sent = [answers[client] for client in self._ready if client in answers]
         if len(sent) < len(self._ready):
-            dropped = f"{len(sent)} of {len(self._ready)} masked updates came: the round was dropped"
+            dropped = f"{len(sent)} of {len(self._ready)} masked updates arrived: the round was dropped"
             self._engine.note(self._setup.position, None, dropped)
         elif sent:
             self._total = np.zeros(self.layout.size + 1, dtype=np.uint64)
@@ -215,11 +211,11 @@ class MaskedRound(RemoteRound):
     def gate(
         self, setup: RoundSetup, drawn: ClientIndices, collected: Words | None
     ) -> tuple[MaskedRound | None, tuple[Rejection, ...]]:
-        """Accept the sum: the participants were decided before updates were sent."""
+        """Accept the sum, if there is one; `settle` has checked the participants."""
         return (None if collected is None else self), ()
 
     def average(self, setup: RoundSetup, accepted: MaskedRound) -> Average | None:
-        """Return the mean of the masked updates, with the drift that each participant reports."""
+        """Return the mean of the masked updates and each participant's drift; None if the round is dropped."""
         assert self._total is not None  # guaranteed by `gate`
         participants, fixed = self.participants, self._fixed
         samples = self.samples[participants]
@@ -231,13 +227,13 @@ class MaskedRound(RemoteRound):
         step = _in_layout(mean, self.layout)
         drifts = self._drifts(setup.start.astype(np.float64) + step)
         error = fixed.error(self.layout.size, int(samples.sum()), participants.size)
-        # Both models are rounded; the counterfactual has fewer samples, and its range may be twice as wide.
+        # Both models have rounding errors; the counterfactual has fewer samples, and its range may be twice as wide.
         others = samples.sum() / (samples.sum() - samples.max())
         rounding = up(self.facts.server_rate * error * (1.0 + 2.0 * float(others)))
         return Average(step, drifts, up(norm_up(step) + error), None, (), rounding)
 
     def _drifts(self, mean: Floats) -> Floats:
-        """Return each participant's distance to the mean: infinite, because nobody is asked."""
+        """Return an infinite drift for each participant, because this class does not ask clients for their drifts."""
         return np.full(len(self._ready), np.inf)
 
 

@@ -1,4 +1,8 @@
-"""Pairwise masks modulo 2^64 that cancel in the sum over all participants (docs/theory.md, section 11)."""
+"""Pairwise masks modulo 2^64 that cancel in the sum over all participants (docs/theory.md, section 11).
+
+Every two participants of a round share a secret (X25519, with keys made for this round only) and expand it to a vector
+(HKDF-SHA256, then ChaCha20). One participant adds the vector to its numbers and the other subtracts it.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
+from sifu.core.engine import Position
 from sifu.errors import InputError
 from sifu.theory.arrays import Words
 from sifu.theory.closed_form import Rows, Statistics, total
@@ -34,7 +39,7 @@ def public_part(secret: bytes) -> bytes:
 
 
 def is_usable(key: bytes) -> bool:
-    """Return whether a public key gives a shared secret; every other client refuses a round with a key of low order.
+    """Return whether a public key is valid and not of low order; clients refuse a round with an unusable key.
 
     >>> is_usable(public_part(new_secret())), is_usable(bytes(32))
     (True, False)
@@ -53,7 +58,7 @@ def refused_keys(keys: Mapping[int, bytes]) -> list[int]:
 
 
 def mask(words: Words, secret: bytes, own: int, keys: Mapping[int, bytes], context: bytes) -> Words:
-    """Add to the words one mask for each other participant.
+    """Mask the words with one mask per other participant.
 
     Args:
         words: The numbers to mask.
@@ -91,8 +96,13 @@ def mask(words: Words, secret: bytes, own: int, keys: Mapping[int, bytes], conte
     return masked
 
 
+def mask_context(position: Position, *, of_statistics: bool) -> bytes:
+    """Return the identifier of a masked sum for `mask`; it differs between sums of updates and of statistics."""
+    return (b"statistics " if of_statistics else b"") + b"%d.%d" % (position.branch, position.round)
+
+
 def _add_stream(words: Words, seed: bytes, plus: bool) -> None:
-    """Add or subtract the keystream of a seed, in pieces."""
+    """Add the keystream of a seed to `words` in place, or subtract it if `plus` is false."""
     stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
     step = _KEYSTREAM_BYTES // 8
     for first in range(0, words.size, step):
@@ -111,12 +121,12 @@ def in_order(arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
 
 def counted_words(statistics: Statistics | Rows) -> Words:
     """Return the words of statistics for a masked sum, followed by a 1, so that the sum counts its summands."""
-    words = total(statistics.fixed, [statistics]).words  # converts rows
+    words = total(statistics.fixed, [statistics]).words  # `total` also converts rows
     return np.append(words.view(np.uint64), np.uint64(1))
 
 
 def networks_digest(networks: Mapping[int, Mapping[str, NDArray[Any]]]) -> str:
-    """Return a digest of the networks tuned by groups; statistics depend on them."""
+    """Return the SHA-256 digest of the networks that groups tuned, which determine the statistics."""
     hashed = hashlib.sha256()
     for group, arrays in sorted(networks.items()):
         hashed.update(b"%d" % group + in_order(arrays).tobytes())

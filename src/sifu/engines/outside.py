@@ -1,7 +1,7 @@
 """Engine whose clients are reached by the operator's own program, over any transport.
 
-The engine hands out a `Task` and receives replies by client. It trusts the program to return the clients' replies to
-this task unchanged, as it trusts Flower's nodes.
+The engine passes a `Task` to the program and receives a reply for each client. It trusts the program to return the
+clients' replies to this task unchanged.
 """
 
 from __future__ import annotations
@@ -18,31 +18,29 @@ from numpy.typing import NDArray
 from sifu.core.engine import Evaluation, Incident, Position, RoundResult
 from sifu.core.layout import Vector, model_pieces
 from sifu.core.replies import Reply, printable
-from sifu.core.round import RoundSetup, listed, run_round
+from sifu.core.round import RoundSetup, run_round
 from sifu.engines.plans import Instruction
-from sifu.engines.remote import NO_SCORE, Blueprint, OpenRound, RemoteFederation, Score, evaluation_of
-from sifu.errors import InputError, NoClientResponseError
+from sifu.engines.remote import NO_SCORE, NOWHERE, Blueprint, OpenRound, RemoteFederation, Score, evaluation_of
+from sifu.errors import InputError
 from sifu.theory.facts import TrainingFacts
 from sifu.theory.participation import ClientIndices
 
 Arrays = Mapping[str, NDArray[Any]]
 Kind = Literal["train", "evaluate", "statistics", "prepare", "masked", "prepare_train", "masked_train"]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-LOST_IN_A_ROW = 5
-"""Number of consecutive rounds without a usable reply after which training stops; it can be continued later."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Work for the clients; `models` holds the model of each client as named, read-only arrays.
+    """Work for the clients; `models` maps each client to its model, which consists of named, read-only arrays.
 
     `kind` is "train" (each client answers with its trained arrays) or "evaluate" (each answers with its number of
     correct predictions and its summed loss). `branch` and `round` identify a round: after a request, rounds restart at
     0 on the next branch. Groups that train separately have their own models in the same task.
 
     Tasks of a closed-form head also have `instructions`, plain values for each client. Their kind may also be
-    "statistics", or, with masks, "prepare" and then "masked". Instead of "train" it may be "prepare_train" and then
-    "masked_train". A `sifu.LoopClient` answers every kind.
+    "statistics", or, with masks, "prepare" and then "masked". If updates are masked, "prepare_train" and then
+    "masked_train" replace "train". A `sifu.LoopClient` answers every kind.
     """
 
     kind: Kind
@@ -61,44 +59,39 @@ class OutsideFederation(RemoteFederation):
 
     def __init__(self, blueprint: Blueprint, exchange: Exchange, facts: TrainingFacts | None = None) -> None:
         super().__init__(blueprint, facts or blueprint.facts)
-        self._exchange, self._lost_in_a_row = exchange, 0
+        self._exchange = exchange
 
     def run_together(self, setups: Sequence[RoundSetup], *, separate: bool) -> list[RoundResult]:
         """Run the rounds of all setups in one task; a model without any usable reply is unchanged."""
         position, models, drawn = setups[0].position, dict[str, Arrays](), list[ClientIndices]()
         for setup in setups:
             drawn.append(np.array(self.may_ask(self.draw(setup)), dtype=np.int64))
-            models |= dict.fromkeys(self._names(drawn[-1]), self._arrays(setup.start))
+            models |= dict.fromkeys(self._names(drawn[-1].tolist()), self._arrays(setup.start))
         replies = self._ask("train", position, models)
         results: list[RoundResult] = []
         for setup, members in zip(setups, drawn, strict=True):
-            of_group = set(self._names(members))
+            of_group = set(self._names(members.tolist()))
             if not results:  # the first round also refuses and records replies that were not requested
                 of_group |= set(replies) - set(models)
             handed_in = [self._reply(position, name, replies[name]) for name in replies if name in of_group]
             results.append(run_round(OpenRound(self, handed_in), setup, members))
-        self._count_lost(results, asked=bool(models))
+        self._check_lost(results, asked=bool(models))
         return results
 
-    def _count_lost(self, results: Sequence[RoundResult], *, asked: bool) -> None:
-        """Count consecutive rounds without a usable reply; raise `NoClientResponseError` after several."""
+    def _check_lost(self, results: Sequence[RoundResult], *, asked: bool) -> None:
+        """Raise `NoClientResponseError` after several consecutive rounds with messages but without a usable reply."""
         lost = asked and not any(result.participants.size for result in results)
-        self._lost_in_a_row = self._lost_in_a_row + 1 if lost else 0
-        if self._lost_in_a_row >= LOST_IN_A_ROW:
-            why = [f"{refused.client}: {refused.reason}" for result in results for refused in result.rejections]
-            raise NoClientResponseError(
-                f"{self._lost_in_a_row} rounds in a row were lost because no client's training could be used "
-                f"({listed(why) or 'no replies were submitted'}): every round is saved; check the clients and start "
-                "the server loop again to continue"
-            )
+        why = [f"{refused.client}: {refused.reason}" for result in results for refused in result.rejections]
+        self._count_lost(lost, why, "the server loop")
 
     def _reply(self, position: Position, name: str, arrays: Any) -> Reply:
-        """Return a reply with its client's number of samples; arrays are copied, as the sender may change them."""
-        samples = self.samples_of.get(name, 0)
+        """Return a client's arrays as a reply; the arrays are copied, because the sender may change them."""
+        client = self.index_of.get(name)
+        samples = 0 if client is None else self.clients[client].samples
         # Anything but a mapping of arrays is passed on and refused later.
         if isinstance(arrays, Mapping) and all(type(array) is np.ndarray for array in arrays.values()):
             arrays = np.asarray(model_pieces(arrays, self.layout))
-        return Reply(name, position, samples, arrays, owned=True)
+        return Reply(name if client is None else client, position, samples, arrays, owned=True)
 
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
@@ -111,14 +104,12 @@ class OutsideFederation(RemoteFederation):
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """Evaluate `model` on the clients that reply; others count with zero samples."""
         if not self.evaluates:
-            nothing = np.zeros(len(clients))
-            counts = nothing.astype(np.int64)
-            return Evaluation(np.array(clients, dtype=np.int64), counts, counts, nothing)
+            return evaluation_of(clients, [NO_SCORE] * len(clients))
         there = self.may_ask(clients)
         models = dict.fromkeys(self._names(there), self._arrays(self.layout.own_copy(model)))
-        replies = self._ask("evaluate", Position(0, 0), models)
-        scores = {client: self._score(client, replies.get(self.clients[client].name)) for client in there}
-        return evaluation_of(clients, [scores.get(int(client), NO_SCORE) for client in clients])
+        replies = self._ask("evaluate", NOWHERE, models)
+        scores = {client: self._score(client, replies.get(name)) for client, name in zip(there, models, strict=True)}
+        return evaluation_of(clients, [scores.get(client, NO_SCORE) for client in clients.tolist()])
 
     def _score(self, client: int, reply: Any) -> Score:
         samples = self.clients[client].samples
@@ -129,7 +120,7 @@ class OutsideFederation(RemoteFederation):
         if 0 <= correct <= samples and math.isfinite(loss):
             return samples, correct, loss
         if reply is not None:
-            self.note(Position(0, 0), client, "its evaluation cannot be used")
+            self.note(NOWHERE, client, "its evaluation cannot be used")
         return NO_SCORE
 
     def _replies(
@@ -148,7 +139,7 @@ class OutsideFederation(RemoteFederation):
             {name: more[client] for name, client in asked.items()},
         )
         for name in replies.keys() - asked.keys():
-            why = "not asked" if name in self.samples_of else "unknown client"
+            why = "not asked" if name in self.index_of else "unknown client"
             self.incidents.append(
                 Incident(position.branch, position.round, printable(name), f"its reply was refused: {why}")
             )
@@ -162,10 +153,10 @@ class OutsideFederation(RemoteFederation):
             return {}
         instructions, plan = {}, self.blueprint.plan
         if plan:
-            for number, client in enumerate(self.clients):
-                if client.name in models:
-                    told = Instruction(position, number, client.local_steps, plan).to_values()
-                    instructions[client.name] = {"kind": kind, **told, **more.get(client.name, {})}
+            for name in models:
+                number = self.index_of[name]
+                told = Instruction(position, number, self.clients[number].local_steps, plan).to_values()
+                instructions[name] = {"kind": kind, **told, **more.get(name, {})}
         replies = self._exchange(Task(kind, position.branch, position.round, models, instructions))
         doing = "evaluation: " if kind == "evaluate" else ""
         self.incidents += [
@@ -175,8 +166,8 @@ class OutsideFederation(RemoteFederation):
         ]
         return replies
 
-    def _names(self, clients: Iterable[int] | ClientIndices) -> list[str]:
-        return [self.clients[int(client)].name for client in clients]
+    def _names(self, clients: Iterable[int]) -> list[str]:
+        return [self.clients[client].name for client in clients]
 
     def _arrays(self, model: Vector) -> Arrays:
         """Return a model as named arrays, read-only because all clients share them."""

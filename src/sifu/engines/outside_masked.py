@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from sifu.core.engine import RoundResult
+from sifu.core.engine import Position, RoundResult
 from sifu.core.round import RoundSetup, run_round
 from sifu.engines.masked_updates import MaskedRound, Ready, masked_facts
 from sifu.engines.outside import NOTHING, Arrays, Exchange, OutsideFederation
@@ -18,7 +18,7 @@ from sifu.theory.facts import LEAST_MASKED
 
 
 class MaskedOutsideFederation(OutsideFederation):
-    """An `OutsideFederation` that sees the mean of a group's updates but no single update."""
+    """Variant of `OutsideFederation` that sees the mean of a group's updates but no single update."""
 
     least = LEAST_MASKED
 
@@ -45,19 +45,14 @@ class MaskedOutsideFederation(OutsideFederation):
         keys: dict[int, Mapping[str, Any]] = {}
         for masked_round, members in zip(rounds, drawn, strict=True):
             settled = masked_round.settle(ready) if members.size else {}
-            more = {"clients": list(settled), "keys": [key.hex() for key in settled.values()]}
-            keys |= dict.fromkeys(settled, more)
-        words = {}
-        for client, reply in self._replies("masked_train", position, dict.fromkeys(keys, NOTHING), keys).items():
-            if (sent := read_masked(reply, self.layout.size + 1)) is None:
-                self.note(position, client, f"its reply was refused: not {self.layout.size + 1} masked words")
-            else:
-                words[client] = sent
+            keys |= dict.fromkeys(settled, named_keys(settled))
+        replies = self._replies("masked_train", position, dict.fromkeys(keys, NOTHING), keys)
+        words = dict(masked_words(self, position, replies, self.layout.size + 1))
         results = []
         for masked_round, setup, members in zip(rounds, setups, drawn, strict=True):
             masked_round.add_up(words)
             results.append(run_round(masked_round, setup, members))
-        self._count_lost(results, asked=bool(models))
+        self._check_lost(results, asked=bool(models))
         return results
 
 
@@ -70,7 +65,7 @@ def read_ready(reply: Any) -> Ready | None:
 
 
 def read_key(reply: Any) -> bytes | None:
-    """Return the 32-byte key for a masked sum in a reply; None if it has none."""
+    """Return the 32-byte key for a masked sum in a reply; None if the reply has no valid key."""
     try:
         key = bytes.fromhex(reply[KEY])
     except (TypeError, KeyError, ValueError):
@@ -78,8 +73,18 @@ def read_key(reply: Any) -> bytes | None:
     return key if len(key) == 32 else None
 
 
-def read_masked(reply: Any, size: int) -> Words | None:
-    """Return a copy of the masked words in a reply; None if there are not `size` of them."""
-    words = reply.get(MASKED) if isinstance(reply, Mapping) else None
-    usable = type(words) is np.ndarray and words.dtype == np.uint64 and words.shape == (size,)
-    return np.array(words) if usable else None
+def named_keys(keys: Mapping[int, bytes]) -> dict[str, Any]:
+    """Return the participants and their keys as plain values, for the instructions of every participant."""
+    return {"clients": list(keys), "keys": [key.hex() for key in keys.values()]}
+
+
+def masked_words(
+    engine: OutsideFederation, position: Position, replies: Mapping[int, Any], size: int
+) -> Iterator[tuple[int, Words]]:
+    """Yield each client with a copy of its masked words; record an incident if a reply does not hold `size` words."""
+    for client, reply in replies.items():
+        words = reply.get(MASKED) if isinstance(reply, Mapping) else None
+        if type(words) is np.ndarray and words.dtype == np.uint64 and words.shape == (size,):
+            yield client, np.array(words)
+        else:
+            engine.note(position, client, f"its reply was refused: not {size} masked words")

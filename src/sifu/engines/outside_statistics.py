@@ -15,17 +15,8 @@ from sifu.core.engine import Position, Reason
 from sifu.core.layout import Vector
 from sifu.core.operator_words import LOOP, unmasked_setting
 from sifu.engines.outside import NOTHING, Arrays, Exchange, Kind, OutsideFederation
-from sifu.engines.outside_masked import MaskedOutsideFederation, read_key, read_masked
-from sifu.engines.plans import (
-    FEATURES,
-    NETWORK,
-    NUMBERS,
-    ROW_FEATURES,
-    ROW_TARGETS,
-    WORDS,
-    Origin,
-    Sent,
-)
+from sifu.engines.outside_masked import MaskedOutsideFederation, masked_words, named_keys, read_key
+from sifu.engines.plans import FEATURES, NETWORK, NUMBERS, ROW_FEATURES, ROW_TARGETS, WORDS, Origin, Sent
 from sifu.engines.remote import Blueprint
 from sifu.engines.remote_statistics import MaskedRemoteStatistics, RemoteStatistics, TunedRemoteStatistics
 from sifu.errors import InputError
@@ -43,7 +34,7 @@ class OutsideStatistics(RemoteStatistics, OutsideFederation):
         self._silent: set[int] = set()
 
     def reachable(self, clients: Sequence[int]) -> list[int]:
-        """Return the clients that may be asked and that gave a usable reply when they were last asked."""
+        """Return the clients that may be asked, except those that did not reply when they were last asked."""
         return [client for client in self.may_ask(clients) if client not in self._silent]
 
     def _ask_statistics(self, clients: Sequence[int], position: Position) -> dict[int, tuple[Origin, Sent] | Reason]:
@@ -52,7 +43,7 @@ class OutsideStatistics(RemoteStatistics, OutsideFederation):
     def _request(
         self, kind: Kind, clients: Sequence[int], position: Position, more: Mapping[str, Any] = NOTHING
     ) -> dict[int, Any]:
-        """Return the replies of `clients`, and remember who sent none."""
+        """Return the replies of `clients`, and record which clients did not reply."""
         asked = self.may_ask(clients)
         arrays = NOTHING if kind == "masked" else self._networks  # clients received the networks with "prepare"
         replies = self._replies(kind, position, dict.fromkeys(asked, arrays), dict.fromkeys(asked, more))
@@ -72,16 +63,12 @@ class MaskedOutsideStatistics(MaskedRemoteStatistics, OutsideStatistics):
         return {client: _read_key(reply) for client, reply in self._request("prepare", clients, position).items()}
 
     def _ask_masked(self, keys: Mapping[int, bytes], position: Position, total: Words) -> list[int]:
-        order, came = sorted(keys), []
-        more = {"clients": order, "keys": [keys[client].hex() for client in order]}
-        for client, reply in self._request("masked", order, position, more).items():
-            words = read_masked(reply, total.size)
-            if words is None:
-                self.note(position, client, f"its reply was refused: not {total.size} masked words")
-                self._silent.add(client)
-            else:
-                total += words
-                came.append(client)
+        came = []
+        replies = self._request("masked", list(keys), position, named_keys(keys))
+        for client, words in masked_words(self, position, replies, total.size):
+            total += words
+            came.append(client)
+        self._silent |= keys.keys() - set(came)
         return came
 
 
@@ -104,22 +91,22 @@ class TunedOutsideStatistics(TunedRemoteStatistics, OutsideStatistics):
 
 
 class MaskedTunedOutsideStatistics(TunedOutsideStatistics, MaskedOutsideStatistics):
-    """A `TunedOutsideStatistics` in which the server learns only the sum of statistics."""
+    """Variant of `TunedOutsideStatistics` in which the server learns only the sum of statistics."""
 
 
 def outside_federation(
     blueprint: Blueprint, exchange: Exchange, *, masked_statistics: bool, masked_updates: bool
 ) -> OutsideFederation:
-    """Make the engine of a blueprint.
+    """Return the engine for a blueprint.
 
     Args:
         blueprint: Description of the training.
         exchange: Function that passes a task to the clients.
-        masked_statistics: True if single clients' statistics are hidden from the server.
-        masked_updates: True if single clients' updates are hidden from the server while groups tune a network.
+        masked_statistics: True to hide the statistics of individual clients from the server.
+        masked_updates: True to hide the updates of individual clients from the server while groups tune a network.
 
     Raises:
-        InputError: If updates are to be masked, and no network is tuned.
+        InputError: If `masked_updates` is true but no network is tuned.
     """
     if blueprint.head is not None and blueprint.head.tuning is not None:
         tuned = MaskedTunedOutsideStatistics if masked_statistics else TunedOutsideStatistics
@@ -150,8 +137,8 @@ def _origin(reply: Any) -> Origin | None:
 
 def _read(reply: Any) -> tuple[Origin, Sent] | Reason:
     """Return the statistics or rows in a reply, or the reason why they are unreadable; values are not checked."""
-    origin, words, rows = _origin(reply), _array(reply, WORDS), _array(reply, ROW_FEATURES)
-    targets = _array(reply, ROW_TARGETS)
+    origin = _origin(reply)
+    words, rows, targets = (_array(reply, name) for name in (WORDS, ROW_FEATURES, ROW_TARGETS))
     if origin is not None and words is not None:
         return origin, words
     if origin is not None and rows is not None and targets is not None:

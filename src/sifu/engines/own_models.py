@@ -1,4 +1,4 @@
-"""Training of users' own models, known only to the clients: initial models, and the facts about the training."""
+"""Blueprint of training whose code only the clients have: its initial models and the facts about it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from sifu.theory.facts import MADE_BY_OPERATOR, NO_NOISE, ClientProfile, Trainin
 from sifu.theory.participation import Participation, base_key, place_key
 
 CARRIED = "keeping whole numbers of the model ({}) at their initial values"
+"""Assumption stated in the certificates of a model with integer arrays; the placeholder is for their names."""
 
 
 def fresh_model(initial: Callable[..., Any], branch: int, seed: int) -> dict[str, NDArray[Any]]:
     """Make an initial model as named arrays.
 
     Args:
-        initial: Function that returns a torch module, a mapping of arrays, or a list of arrays. It may take the branch.
-        branch: Branch that the model is for.
-        seed: Seed of the run. A torch module is created under a seed per branch, so that a branch always starts from
-            the same model.
+        initial: Function that returns a torch module, a mapping or a list of arrays; it takes the branch or nothing.
+        branch: Branch that starts from the model.
+        seed: Seed of the run. PyTorch is seeded per branch, so that a branch always starts from the same torch module.
 
     Raises:
         InputError: If `initial` returns an object of another type.
@@ -58,10 +58,9 @@ def fresh_model(initial: Callable[..., Any], branch: int, seed: int) -> dict[str
 class FreshModels:
     """Initial models of one layout, one vector per branch, made by the user's function.
 
-    A function that returns a trained model is detected if possible.
-
-    In every call, the model of branch 0 is made again and compared with the original. A function whose models always
-    differ cannot be distinguished from a function that returns trained models; it is trusted, as certificates state.
+    Every call makes the model of branch 0 again and raises `InputError` if it differs from the first one, because the
+    function then probably returned a trained model. This check is skipped for a function whose models always differ;
+    such a function is trusted, as certificates state.
     """
 
     def __init__(self, initial: Callable[..., Any], seed: int, layout: ModelLayout) -> None:
@@ -92,13 +91,13 @@ def own_training(
     preprocessing: str,
     **more: Any,
 ) -> Blueprint:
-    """Describe a training whose function only the clients have; `initial` makes its initial model (`fresh_model`).
+    """Return the blueprint of training whose code only the clients have.
 
     Nothing is proven about a user's training function. Certificates are therefore `conditional` at best, and the spec
     must state the assumed expansion (`regularity.kind = "assumed"`).
 
     Args:
-        initial: Function that makes an initial model independent of any data.
+        initial: Function that makes an initial model independent of any data, as in `fresh_model`.
         spec: Spec of the run.
         clients: Profiles of the clients.
         identity: Method of identifying clients.
@@ -146,7 +145,7 @@ def own_training(
 
 
 RATE_KEYS = ("lr", "learning-rate", "learning_rate")
-"""Names of the local rate in the configuration of a message."""
+"""Names under which the configuration of a message may contain the local rate."""
 OUR_KEYS = frozenset({"branch", "round", "server-round", "client", "steps", "plan", "networks"})
 """Keys of every message on Flower (`sifu.engines.plans.Instruction`)."""
 
@@ -160,7 +159,7 @@ def own_blueprint(
     evaluate_config: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> tuple[Blueprint, Spec]:
-    """Describe a training as `own_training` does, for clients on Flower.
+    """Return the blueprint of `own_training` for clients on Flower, and the unchanged spec.
 
     Args:
         initial: Function that makes an initial model.

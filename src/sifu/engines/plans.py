@@ -25,7 +25,7 @@ ROW_FEATURES, ROW_TARGETS = "row-features", "row-targets"
 KEY, MASKED = "key", "masked"
 """Names of the values in a client's reply for a closed-form head."""
 BOUNDS = ("smoothness", "curvature", "batch_ratio", "energy", "target_norm")
-"""Optional bounds on the client's loss in a profile, each a number or None."""
+"""Names of the optional bounds in a client's profile; each bound is a number or None."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class WirePlan:
 
 @dataclass(frozen=True)
 class Instruction:
-    """Instructions that accompany the model in a message: position in the run, number of local steps, and plan.
+    """Instructions sent with a model: position in the run, number of local steps, and plan.
 
     `client` is the client's index in the federation, which seeds its batches. `plan` is empty unless the model is built
     in. `networks` maps each group to the network parameters that it tuned.
@@ -126,7 +126,7 @@ class WireProfile:
 
     @property
     def client(self) -> ClientProfile:
-        """The part of the profile that every engine uses."""
+        """Profile without the values that only built-in models need."""
         return ClientProfile(self.name, self.samples, self.local_steps, self.smoothness, self.curvature)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class WireProfile:
         """
         try:
             shape = tuple(int(length) for length in values["input_shape"])
-            # The store's JSON writes 1.0 as 1.
+            # Bounds may arrive as integers, because the store's JSON writes 1.0 as 1.
             bounds = {key: values.get(key) for key in BOUNDS}
             numbers = {key: float(bound) if type(bound) is int else bound for key, bound in bounds.items()}
             profile = WireProfile(**{**values, **numbers, "input_shape": shape})

@@ -19,11 +19,11 @@ from sifu.core.closed_form_engine import head_facts, head_layout, head_profile, 
 from sifu.core.engine import Engine
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import Spec
-from sifu.core.spec.regime import ClosedForm, Regime, TunedNetworks, by_regime, penalty_of
+from sifu.core.spec.regime import penalty_of
 from sifu.core.spec.sections import FeaturesSpec, RidgeSpec, recorded_features
 from sifu.data.feature_maps import CachedFeatures, FeatureMap, fixed_point
 from sifu.data.feature_maps.build import specified_map, texts_as_tokens, tuned_map
-from sifu.engines.plans import Arrays, Instruction, WirePlan, WireProfile
+from sifu.engines.plans import Arrays, Instruction, Origin, WirePlan, WireProfile
 from sifu.engines.remote import Blueprint, HeadPlan
 from sifu.engines.sim import (
     LinearModel,
@@ -47,7 +47,7 @@ from sifu.theory.regularity import automatic_rate, certified_rates
 
 
 def common_shape(profiles: Sequence[WireProfile]) -> tuple[int, ...]:
-    """Return the shape of a sample; raise `InputError` if clients differ."""
+    """Return the shape of a sample; raise `InputError` if it differs between clients."""
     shapes = {profile.input_shape for profile in profiles}
     if len(shapes) != 1 or () in shapes:
         raise InputError(f"the clients' samples have different shapes, {sorted(shapes)[:3]}: they must agree")
@@ -55,8 +55,8 @@ def common_shape(profiles: Sequence[WireProfile]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=8)
-def travelled_map(text: str, shape: tuple[int, ...]) -> FeatureMap:
-    """Make the feature map of a section received in a message; cached, because drawing a map takes time."""
+def received_map(text: str, shape: tuple[int, ...]) -> FeatureMap:
+    """Return the feature map of a `[features]` section received as JSON; cached, because making a map takes time."""
     return specified_map(_section(text), shape)
 
 
@@ -66,13 +66,13 @@ def _section(text: str) -> FeaturesSpec:
 
 @lru_cache(maxsize=32)
 def reading_tokens(client: ReadyClient, features: str) -> ReadyClient:
-    """Return a client with token ids instead of texts; cached, because heads and federations are cached by client."""
+    """Return the client with token ids instead of texts; cached, because other caches use the object as a key."""
     x = texts_as_tokens(client.x, _section(features)) if features else client.x
     return client if x is client.x else replace(client, x=x)
 
 
-def head_wire_profile(client: ReadyClient, plan: WirePlan) -> WireProfile:
-    """Return the profile of a client of a closed-form head: only the shape and the counts of its data."""
+def _head_profile(client: ReadyClient, plan: WirePlan) -> WireProfile:
+    """Return the profile for a closed-form head, which contains only the shape and the counts of the client's data."""
     ridge = RidgeSpec(**json.loads(plan.ridge))
     labels = np.asarray(client.y)
     if ridge.task == "classification":
@@ -95,7 +95,7 @@ def head_of(client: ReadyClient, plan: WirePlan, outputs: int, number: int = 0) 
         outputs: Number of outputs of the head.
         number: Index of the client, which keys its batches if groups tune the network under the head.
     """
-    features, ridge = travelled_map(plan.features, input_shape([client])), RidgeSpec(**json.loads(plan.ridge))
+    features, ridge = received_map(plan.features, input_shape([client])), RidgeSpec(**json.loads(plan.ridge))
     targets = targets_of(ridge, outputs)
     if plan.groups:
         features = tuned = tuned_map(_section(plan.features), features, outputs, plan.groups, plan.stretch)
@@ -106,7 +106,7 @@ def head_of(client: ReadyClient, plan: WirePlan, outputs: int, number: int = 0) 
 
 
 def _asked_head(client: ReadyClient, instruction: Instruction) -> ClosedFormFederation:
-    """Return the federation of `head_of`, with features computed by the networks in a message."""
+    """Return the federation of `head_of`; its features are computed with the networks in the instruction."""
     plan = WirePlan.of_text(instruction.plan)
     head = head_of(reading_tokens(client, plan.features), plan, plan.outputs, instruction.client)
     if isinstance(head, TunedFederation):
@@ -118,46 +118,14 @@ def _asked_head(client: ReadyClient, instruction: Instruction) -> ClosedFormFede
 def _blueprint_of_head(
     spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
 ) -> tuple[Blueprint, Spec]:
-    """Describe a closed-form head; see `blueprint`."""
-    return _on_features(spec, profiles, specified_map(spec.features, common_shape(profiles)), identity, preprocessing)
-
-
-def _blueprint_of_tuned_head(
-    spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
-) -> tuple[Blueprint, Spec]:
-    """Describe a closed-form head on networks that groups tune; see `blueprint`."""
-    outputs, features = _outputs_of_head(spec, profiles), specified_map(spec.features, common_shape(profiles))
-    tuned = tuned_map(spec.features, features, outputs, spec.groups.count, spec.groups.stretch)
-    of_head, settled = _on_features(spec, profiles, tuned, identity, preprocessing)
-    assert of_head.head is not None
-    tuning = replace(
-        of_head,
-        layout=tuned_model(tuned.network).layout(number_format(tuned.network)),
-        clients=tuple(ClientProfile(profile.name, profile.samples, spec.local.steps) for profile in profiles),
-        initial_model=lambda branch: tuned.network.flat(),
-        replies=ReplyRules(spec.server.rejected, spec.server.update_bound),
-        evaluates=False,
-        head=None,
-        in_order=True,
-    )
-    return replace(of_head, head=replace(of_head.head, tuning=tuning, networks=tuned.networks)), settled
-
-
-def _outputs_of_head(spec: Spec, profiles: Sequence[WireProfile]) -> int:
-    """Return the number of outputs of a head; refuse a `model.outputs` that does not fit the clients' labels."""
-    counted = {profile.outputs for profile in profiles}
+    """Return the result of `blueprint` for a closed-form head, possibly on networks that groups tune."""
+    ridge, counted = spec.ridge, {profile.outputs for profile in profiles}
     outputs = spec.model.outputs or max(counted)
-    if outputs < max(counted) or (spec.ridge.task != "classification" and counted != {outputs}):
+    if outputs < max(counted) or (ridge.task != "classification" and counted != {outputs}):
         raise InputError(f"model.outputs = {outputs}, but the clients' labels need {sorted(counted)}")
-    return outputs
-
-
-def _on_features(
-    spec: Spec, profiles: Sequence[WireProfile], features: FeatureMap, identity: str, preprocessing: str
-) -> tuple[Blueprint, Spec]:
-    """Describe a closed-form head on these features, and resolve the open settings of its spec."""
-    ridge, outputs = spec.ridge, _outputs_of_head(spec, profiles)
-    plan = plan_of(spec, outputs)
+    plan, features = plan_of(spec, outputs), specified_map(spec.features, common_shape(profiles))
+    if plan.groups:
+        features = tuned = tuned_map(spec.features, features, outputs, plan.groups, plan.stretch)
     fixed = fixed_point(
         features, targets_of(ridge, outputs), feature_bits=ridge.feature_bits, target_bits=ridge.target_bits
     )
@@ -170,6 +138,7 @@ def _on_features(
         preprocessing=preprocessing,
         identity=identity,
     )
+    head = HeadPlan(fixed, penalty_of(ridge, fixed.features))
     of_head = Blueprint(
         layout,
         tuple(head_profile(profile.name, profile.samples) for profile in profiles),
@@ -178,9 +147,20 @@ def _on_features(
         spec.seed,
         plan.to_text(),
         several=all(profile.several for profile in profiles),
-        head=HeadPlan(fixed, penalty_of(ridge, fixed.features)),
     )
-    return of_head, replace(spec, **spec.regime.settled(plan.rate, "sum", fixed.features))
+    if plan.groups:
+        tuning = replace(
+            of_head,
+            layout=tuned_model(tuned.network).layout(number_format(tuned.network)),
+            clients=tuple(ClientProfile(profile.name, profile.samples, spec.local.steps) for profile in profiles),
+            initial_model=lambda branch: tuned.network.flat(),
+            replies=ReplyRules(spec.server.rejected, spec.server.update_bound),
+            evaluates=False,
+            in_order=True,
+        )
+        head = replace(head, tuning=tuning, networks=tuned.networks)
+    resolved = replace(spec, **spec.regime.settled(plan.rate, "sum", fixed.features))
+    return replace(of_head, head=head), resolved
 
 
 STEPS = ("steps", "batch", "momentum", "nesterov", "weight_decay", "clip")
@@ -235,7 +215,7 @@ class ReadyClient:
         plan = WirePlan.of_text(instruction.plan)
         client = reading_tokens(self, plan.features)
         if plan.ridge:
-            return head_wire_profile(client, plan)
+            return _head_profile(client, plan)
         outputs = count_outputs([client], OBJECTIVES[plan.model if plan.model in OBJECTIVES else "softmax"])
         shape = input_shape([client])
         profile = WireProfile(self.name, int(np.shape(client.x)[0]), plan.steps, None, None, shape, outputs)
@@ -243,7 +223,7 @@ class ReadyClient:
             return profile
         federation = _federation_of(client, replace(plan, outputs=max(outputs, plan.outputs)), 0)
         sizes, own = federation.sizes, federation.clients[0]
-        assert sizes is not None  # every linear model has them
+        assert sizes is not None  # every linear model has sizes
         return replace(
             profile,
             smoothness=own.smoothness,
@@ -254,7 +234,7 @@ class ReadyClient:
         )
 
     def train(self, model: Arrays, instruction: Instruction) -> tuple[Arrays, int]:
-        """Take the local steps on batches keyed by this client's number; return the model and the number of samples."""
+        """Return the client's model after the local steps, and its number of samples; its index keys the batches."""
         plan = WirePlan.of_text(instruction.plan)
         client = reading_tokens(self, plan.features)
         head = head_of(client, plan, plan.outputs, instruction.client) if plan.groups else None
@@ -266,7 +246,7 @@ class ReadyClient:
         return dict(federation.layout.unflatten(moved)), federation.clients[0].samples
 
     def evaluate(self, model: Arrays, instruction: Instruction) -> tuple[int, int, float]:
-        """Evaluate a model on the client's data; return samples, correct predictions and summed loss."""
+        """Return the numbers of samples and of correct predictions, and the summed loss, on the client's data."""
         plan = WirePlan.of_text(instruction.plan)
         federation: Engine = (
             _asked_head(self, instruction)
@@ -276,23 +256,21 @@ class ReadyClient:
         evaluation = federation.evaluate(federation.layout.flatten(model), np.array([0]))
         return int(evaluation.samples[0]), int(evaluation.correct[0]), float(evaluation.loss_sum[0])
 
-    def statistics(self, instruction: Instruction) -> tuple[Statistics | Rows, str]:
-        """Return the client's message for a closed-form head, and the digest of the feature map.
-
-        The message holds the statistics (G, H, n, q) of the data, or its rows.
-        """
+    def statistics(self, instruction: Instruction) -> tuple[Statistics | Rows, Origin]:
+        """Return the statistics (G, H, n, q) of the data, or its rows, for a closed-form head, and their origin."""
         plan = WirePlan.of_text(instruction.plan)
         if not plan.ridge:
             raise InputError(f"statistics need a closed-form head, but the model of this plan is {plan.model!r}")
         head = _asked_head(self, instruction)
-        return head.sent_by(0), head.facts.features
+        sent = head.sent_by(0)
+        return sent, Origin(sent.samples, head.facts.features, sent.fixed.describe())
 
 
 @lru_cache(maxsize=32)
 def _federation_of(client: ReadyClient, plan: WirePlan, number: int) -> SimulatedFederation:
-    """Return a federation of one client; cached, because Flower's simulation serves a client repeatedly."""
+    """Return a federation of one client; cached, because a process may answer several messages for a client."""
     if plan.features:
-        features = travelled_map(plan.features, input_shape([client]))
+        features = received_map(plan.features, input_shape([client]))
         if client.cache is not None:
             features = CachedFeatures(features, Path(client.cache))
         rows = np.concatenate([phi for _, phi in features.chunks(np.asarray(client.x))])
@@ -313,7 +291,7 @@ def _federation_of(client: ReadyClient, plan: WirePlan, number: int) -> Simulate
 def blueprint(
     spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
 ) -> tuple[Blueprint, Spec]:
-    """Describe the training of a spec on clients with these profiles.
+    """Return the server's description of the training of a spec on clients with these profiles.
 
     Args:
         spec: Spec of the run.
@@ -327,14 +305,14 @@ def blueprint(
     Raises:
         InputError: If the spec does not fit the clients' data.
     """
-    describe = by_regime(BLUEPRINTS, spec.regime)
+    describe = _blueprint_of_head if spec.regime.solves else _blueprint_of_rounds
     return describe(spec, profiles, identity=identity, preprocessing=preprocessing)
 
 
 def _blueprint_of_rounds(
     spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
 ) -> tuple[Blueprint, Spec]:
-    """Describe training in rounds; see `blueprint`."""
+    """Return the result of `blueprint` for training in rounds."""
     shape = common_shape(profiles)
     features = None if spec.features.kind == "none" else specified_map(spec.features, shape)
     counted = max(profile.outputs for profile in profiles)
@@ -392,13 +370,6 @@ def _blueprint_of_rounds(
     return training_blueprint, spec
 
 
-BLUEPRINTS: dict[type[Regime], Callable[..., tuple[Blueprint, Spec]]] = {
-    Regime: _blueprint_of_rounds,
-    ClosedForm: _blueprint_of_head,
-    TunedNetworks: _blueprint_of_tuned_head,
-}
-
-
 def _rounding(
     model: LinearModel | ModuleModel,
     training: LocalTraining,
@@ -406,7 +377,7 @@ def _rounding(
     profiles: Sequence[WireProfile],
     dtype: str,
 ) -> Callable[[float, ClientIndices], float] | None:
-    """Return the rounding allowance from the clients' reported bounds; None if nothing is proven."""
+    """Return `Blueprint.rounding` from the bounds that clients report; None if no bound is proven."""
     needed = [(profile.smoothness, profile.batch_ratio, profile.energy, profile.target_norm) for profile in profiles]
     if not isinstance(model, LinearModel) or any(None in row for row in needed):
         return None

@@ -1,7 +1,7 @@
-"""Base of the engines with remote clients: the training configuration, and rounds over returned models.
+"""Base class of engines with remote clients, their training configuration, and rounds that average returned models.
 
 A client that sends no reply counts as absent from the round. Every reply is checked before it affects the model
-(`sifu.core.replies`). Deviations from the request are recorded as incidents (`take_incidents`).
+(`sifu.core.replies`). Missing replies and dropped rounds are recorded as incidents (`take_incidents`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from sifu.core.engine import (
 )
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.replies import Reply, ReplyRules
-from sifu.core.round import AcceptedModels, Average, RoundSetup, draw, gate_replies
+from sifu.core.round import AcceptedModels, Average, RoundSetup, draw, gate_replies, listed
 from sifu.engines.averaging import average_replies
 from sifu.engines.sim.client_updates import Clipping
-from sifu.errors import InputError
+from sifu.errors import InputError, NoClientResponseError
 from sifu.theory.arrays import Integers
 from sifu.theory.closed_form import FixedPoint
 from sifu.theory.facts import ClientProfile, TrainingFacts
@@ -45,6 +45,10 @@ Score = tuple[int, int, float]
 NO_SCORE: Score = (0, 0, 0.0)
 ATTEMPTS = 3
 """Number of attempts to get a reply that the run cannot continue without."""
+LOST_IN_A_ROW = 5
+"""Number of consecutive lost rounds after which training stops; it can be continued later."""
+NOWHERE = Position(0, 0)
+"""Position of messages that belong to no round, such as evaluations."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,6 @@ class MetricNames:
 
     loss: str = ""
     accuracy: str = ""
-
-
-USUAL_METRICS = MetricNames()
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Blueprint:
     `rounding` bounds the floating-point error of a round, given the norm of its starting model and its participants
     (None: no bound is proven). `plan` is part of every message. `several` means that all clients can evaluate several
     models per message. `head` is set if clients send statistics for a closed-form head instead of models. `in_order`
-    means that models are averaged in the order of the embedded engine, so that both engines make the same bits.
+    means that models are averaged in the order of the embedded engine, so that both engines compute identical means.
 
     The remaining fields serve clients that were not written for sifu. `carried` holds integer arrays that accompany the
     model unchanged. `config` is added to every message; evaluations use `evaluate_config` instead if it is given.
@@ -100,7 +101,7 @@ class Blueprint:
     carried: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     evaluate_config: Mapping[str, Any] | None = None
-    metrics: MetricNames = USUAL_METRICS
+    metrics: MetricNames = MetricNames()
     evaluates: bool = True
     head: HeadPlan | None = None
     in_order: bool = False
@@ -111,22 +112,25 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
 
     least = 0
     """Minimum number of replies; a round with fewer is dropped."""
+    pause = 0.0
+    """Seconds between two attempts."""
 
     def __init__(self, blueprint: Blueprint, facts: TrainingFacts) -> None:
         self._facts = facts
         self.participation_key = base_key(blueprint.seed, "participation")
         self.left_out: frozenset[int] = frozenset()
+        self._lost_in_a_row = 0
         self.incidents: list[Incident] = []
         self._use(blueprint)
 
     def _use(self, blueprint: Blueprint) -> None:
         self.blueprint, self.layout, self.clients = blueprint, blueprint.layout, blueprint.clients
         self.samples: Integers = np.array([client.samples for client in blueprint.clients], dtype=np.int64)
-        self.samples_of = {client.name: client.samples for client in blueprint.clients}
+        self.index_of = {client.name: index for index, client in enumerate(blueprint.clients)}
 
     @property
     def facts(self) -> TrainingFacts:
-        """Description of a round, and the facts proven about it."""
+        """Facts about the training that certificates rely on."""
         return self._facts
 
     @property
@@ -139,10 +143,7 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
         return self.blueprint.initial_model(branch)
 
     def renew(self, blueprint: Blueprint) -> None:
-        """Continue with a blueprint that contains additional clients.
-
-        Args:
-            blueprint: The new blueprint. Its first clients must be the present clients, in the same order.
+        """Continue with a blueprint in which additional clients follow the present ones.
 
         Raises:
             InputError: If the present clients, the layout or the facts would change.
@@ -160,16 +161,11 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
 
     def may_ask(self, clients: Iterable[int] | ClientIndices) -> list[int]:
         """Return the `clients` that are not excluded."""
-        return [int(client) for client in clients if int(client) not in self.left_out]
+        asked = clients.tolist() if isinstance(clients, np.ndarray) else map(int, clients)
+        return [client for client in asked if client not in self.left_out]
 
     def note(self, position: Position, client: int | None, what: str) -> None:
-        """Record an incident.
-
-        Args:
-            position: Branch and round.
-            client: Index of the client; None for an incident of the whole round.
-            what: Description of the incident.
-        """
+        """Record an incident of a client, or of the whole round if `client` is None."""
         name = "" if client is None else self.clients[client].name
         self.incidents.append(Incident(position.branch, position.round, name, what))
 
@@ -191,7 +187,7 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
-        """Return theta_i - model of each client after `steps` local steps."""
+        """Return one row theta_i - model per client, where theta_i is the client's model after `steps` local steps."""
 
     @abstractmethod
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
@@ -227,23 +223,38 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
 
         A draw of too few clients does not count as a loss.
         """
-        drawn = self.draw(RoundSetup(np.zeros(0), position, active))
-        return not participants.size and drawn.size >= max(1, self.least)
+        if participants.size:
+            return False
+        return self.draw(RoundSetup(np.zeros(0), position, active)).size >= max(1, self.least)
+
+    def _count_lost(self, lost: bool, why: Sequence[str], restart: str) -> None:
+        """Count consecutive lost rounds, and raise an error after `LOST_IN_A_ROW` of them.
+
+        The error names the reasons `why` the last round was lost, and the program that the operator has to `restart`.
+        """
+        self._lost_in_a_row = self._lost_in_a_row + 1 if lost else 0
+        if self._lost_in_a_row >= LOST_IN_A_ROW:
+            raise NoClientResponseError(
+                f"{self._lost_in_a_row} rounds in a row were lost because no client's training could be used "
+                f"({listed(why) or 'no replies were submitted'}): every round is saved; check the clients and start "
+                f"{restart} again to continue"
+            )
 
 
 def evaluation_of(clients: ClientIndices, scores: Sequence[Score]) -> Evaluation:
-    """Return the evaluation made of the clients' scores, in the order of `clients`."""
-    samples, correct, losses = np.array(scores, dtype=np.float64).reshape(-1, 3).T
-    return Evaluation(np.array(clients, dtype=np.int64), samples.astype(np.int64), correct.astype(np.int64), losses)
+    """Combine the clients' scores, in the order of `clients`, into an evaluation."""
+    samples, correct, losses = zip(*scores, strict=True) if scores else ((), (), ())
+    counts = np.array(samples, dtype=np.int64), np.array(correct, dtype=np.int64)
+    return Evaluation(np.array(clients, dtype=np.int64), *counts, np.array(losses, dtype=np.float64))
 
 
 class RemoteRound:
-    """Attributes shared by all remote rounds (`sifu.core.round.RoundSteps`)."""
+    """Base class of rounds with remote clients; it sets the attributes of `sifu.core.round.RoundSteps`."""
 
     def __init__(self, engine: RemoteFederation) -> None:
         self._engine = engine
         self.layout, self.clients, self.facts = engine.layout, engine.clients, engine.facts
-        self.samples, self.participation_key = engine.samples, engine.participation_key
+        self.samples = engine.samples
 
 
 class OpenRound(RemoteRound):
@@ -279,7 +290,7 @@ class OpenRound(RemoteRound):
         return accepted, rejections
 
     def average(self, setup: RoundSetup, accepted: AcceptedModels) -> Average:
-        """Compute the mean of the accepted models and all drifts in one pass."""
+        """Return the mean of the accepted models and each participant's drift."""
         blueprint, participants, start = self._engine.blueprint, accepted.participants, setup.start
         rounding = blueprint.rounding(norm_up(start), participants) if blueprint.rounding else 0.0
         if blueprint.clipping:

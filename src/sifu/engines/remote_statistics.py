@@ -3,7 +3,7 @@
 `RemoteStatistics` sees and checks every client's statistics. `MaskedRemoteStatistics` sees only their sum. Masks are
 pairwise and modulo 2^64 (`masks`), so int64 statistics are masked without loss. The masks cancel only in the sum over
 all clients that prepared statistics. If one of them sends nothing, the sum cannot be decoded and is repeated without
-that client; a wrong sum is never returned.
+that client; a partial sum is never returned.
 """
 
 from __future__ import annotations
@@ -110,22 +110,20 @@ class RemoteStatistics(RemoteFederation):
 
 
 class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
-    """A `RemoteStatistics` that is also a `MaskedStatisticsEngine`: the server learns only the sum of statistics."""
+    """Base class of engines whose server learns only the sum of the clients' statistics."""
 
-    pause = 0.0
-    """Seconds between two attempts."""
     unmasked: str
-    """Setting of the caller with which each client's statistics are visible."""
+    """Setting that turns masking off, for error messages."""
 
     @property
     def facts(self) -> TrainingFacts:
-        """Training facts, including that single clients' statistics could not be checked."""
+        """Training facts, including that the statistics of individual clients could not be checked."""
         facts = super().facts
         return replace(facts, outside=(*facts.outside, MASKED_STATISTICS))
 
     @abstractmethod
     def _ask_keys(self, clients: Sequence[int], position: Position) -> Mapping[int, tuple[Origin, bytes] | Reason]:
-        """Make clients prepare statistics; return each client's origin of statistics and public key."""
+        """Ask clients to prepare statistics; return each client's origin and public key, or why they are unreadable."""
 
     @abstractmethod
     def _ask_masked(self, keys: Mapping[int, bytes], position: Position, total: Words) -> list[int]:
@@ -156,7 +154,7 @@ class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
                 statistics = self._sum(total, sorted(keys))
                 return MaskedSum(statistics, tuple(sorted(keys)), tuple(rejections.values()), sent)
             missing |= set(keys) - set(came)
-            again = f"{len(came)} of {len(keys)} masked statistics came: the sum is done again without the others"
+            again = f"{len(came)} of {len(keys)} masked statistics arrived: the sum is repeated without the others"
             self.note(position, None, again)
         raise NoClientResponseError(
             f"no masked sum of statistics was completed in {ATTEMPTS} attempts (it needs {LEAST_MASKED} clients that "
@@ -199,10 +197,10 @@ class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
 
 
 class TunedRemoteStatistics(RemoteStatistics, TunedEngine):
-    """A `RemoteStatistics` that is also a `TunedEngine`: members of each group tune its network.
+    """Base class of engines in which the members of each group tune the group's network.
 
-    Later messages contain only the tuned parameters of the networks. An excluded client is excluded from both kinds of
-    rounds.
+    Later messages contain only the tuned parameters of the networks. `leave_out` excludes clients from tuning and from
+    statistics.
     """
 
     tuning: RemoteFederation
@@ -225,7 +223,7 @@ class TunedRemoteStatistics(RemoteStatistics, TunedEngine):
 
     @abstractmethod
     def _send_networks(self, networks: Mapping[int, Vector]) -> None:
-        """Include these networks of groups in every message of statistics or evaluation from now on."""
+        """Include the groups' networks in every later message that asks for statistics or an evaluation."""
 
     def use_backbones(self, backbones: Sequence[GroupNetwork]) -> None:
         """Compute features with these networks from now on."""
@@ -234,16 +232,16 @@ class TunedRemoteStatistics(RemoteStatistics, TunedEngine):
         self._send_networks({group: networks[group] for group in sorted(networks)})
 
     def renew(self, blueprint: Blueprint) -> None:
-        """Continue with additional clients."""
+        """Continue with a blueprint in which additional clients follow the present ones."""
         super().renew(blueprint)
         self.tuning.renew(self.tuning_blueprint())
 
     def leave_out(self, clients: Iterable[int]) -> None:
-        """Exclude these clients from rounds of both kinds."""
+        """Exclude these clients from tuning and from statistics."""
         chosen = list(clients)
         super().leave_out(chosen)
         self.tuning.leave_out(chosen)
 
     def take_incidents(self) -> list[Incident]:
-        """Return the incidents of rounds of both kinds, and clear them."""
+        """Return the incidents of tuning and of statistics since the last call, and clear them."""
         return [*self.tuning.take_incidents(), *super().take_incidents()]

@@ -1,4 +1,4 @@
-"""A usable released model: a torch module from raw samples to scores, and the resulting predictions."""
+"""Exported models as torch modules that compute scores and predictions from raw samples."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sifu.core.closed_form_engine import GroupNetwork
 from sifu.core.layout import ModelLayout
 from sifu.core.operator_words import PYTHON
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, Spec
-from sifu.core.spec.sections import HEAD_KINDS, ROW_KINDS, recorded_features
+from sifu.core.spec.sections import HEAD_KINDS, ROW_KINDS, FeaturesSpec, recorded_features
 from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap
 from sifu.data.feature_maps.build import texts_as_tokens, tuned_map
-from sifu.data.feature_maps.feature_map import LARGEST_INPUT
+from sifu.data.feature_maps.row_maps import LARGEST_INPUT
 from sifu.data.npz import REAL_KINDS, read_arrays
 from sifu.data.sources import scale_of
 from sifu.data.table import read_features
@@ -30,13 +30,13 @@ from sifu.data.table_coding import TableCoding
 from sifu.engines.sim.models import TORCH_TYPES, Model, evaluated_module, make_model
 from sifu.engines.sim.networks import CONV_NETS
 from sifu.errors import InputError
-from sifu.run.clients_and_engine import map_for
+from sifu.run.features import map_for
 from sifu.theory.arrays import Array
 from sifu.theory.closed_form import Targets
 
 BATCH = 256
 LARGEST_SIDE = 1024
-"""Largest side of images whose shape is unknown."""
+"""Largest side that is tried for images of unknown shape."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PredictedRow:
 
     Attributes:
         id: Identity of the row (`data.id`), or its number, counted from 0.
-        prediction: A class (its name if the spec names the classes), a number, or a list of them for several outputs.
+        prediction: A class (its name if the spec names the classes), a number, or a list of these for several outputs.
         scores: Scores of the outputs, by class.
         reason: Reason why the row cannot be predicted.
     """
@@ -60,7 +60,7 @@ class PredictedRow:
     def to_mapping(self) -> dict[str, Any]:
         """Return the row as plain values, ready for JSON.
 
-        The prediction is called `class`, `value`, `labels` or `values`.
+        The key of the prediction is `class`, `value`, `labels` or `values`.
         """
         if self.reason:
             return {"id": self.id, "reason": self.reason}
@@ -71,9 +71,7 @@ class PredictedRow:
 
 
 class LoadedModel(nn.Module):
-    """A usable released model of any named kind, including on features that its description defines.
-
-    It is a torch module: `model(x)` returns the scores of a batch.
+    """A released model with the feature map that its description names; `model(x)` returns the scores of a batch.
 
     Args:
         parameters: Arrays of the model file.
@@ -114,8 +112,9 @@ class LoadedModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores of raw samples `x`, one row each.
 
-        Bytes are scaled like the clients' bytes; other numbers are used unchanged. Images may have their channels
-        first, or in the position of the data file. Rows of a table must have the form that `inputs_of` returns.
+        Bytes are scaled like the clients' bytes; other numbers are used unchanged. The channels of images may be the
+        first axis, or the axis that holds them in the data file. Rows of a table must have the form that `inputs_of`
+        returns.
         """
         samples = self._mapped(self._samples(x))
         try:
@@ -130,17 +129,14 @@ class LoadedModel(nn.Module):
         return scores.flatten(1)
 
     def features(self, x: Any) -> Array:
-        """Return the inputs of the model after its feature map, for raw samples `x` as in `forward`."""
-        samples = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
-        return np.asarray(self._mapped(self._samples(samples)).numpy())
+        """Return the features that the model receives for raw samples `x`, which are given as in `forward`."""
+        return np.asarray(self._mapped(self._samples(_tensor(x))).numpy())
 
     def scores(self, x: Any) -> Array:
         """Return the scores of raw samples `x`, which may be texts, as an array; see `forward`."""
         if self.description["features"].get("kind") == "transformers":
-            x = texts_as_tokens(
-                x, Spec.from_mapping({"features": self.description["features"] | {"tune": "none"}}).features
-            )
-        samples = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
+            x = texts_as_tokens(x, _public_features(self.description["features"]))
+        samples = _tensor(x)
         with torch.no_grad():
             parts = [self(batch).numpy() for batch in torch.split(samples, self._batch)] if len(samples) else []
         return np.concatenate(parts) if parts else np.zeros((0, int(self.description["outputs"])))
@@ -182,11 +178,11 @@ class LoadedModel(nn.Module):
 
         Args:
             path: An npz, CSV or Parquet file.
-            refused: Receives the reason for each row of a table with a value that cannot be coded, instead of an
-                exception.
+            refused: If given, it receives the reason for each row of a table that cannot be coded, and no exception is
+                raised.
 
         Returns:
-            The samples, and the identities if the table has them.
+            The samples, and their identities; these are empty if the file has none.
 
         Raises:
             InputError: If the file cannot be read, or if `refused` is None and a row cannot be coded.
@@ -226,23 +222,26 @@ class LoadedModel(nn.Module):
         return [classes[index] if index < len(classes) else str(index) for index in predicted]
 
     def _score_names(self, outputs: int) -> list[str]:
-        """Return the names of the outputs; the one output of a logistic model is the score of the second class."""
+        """Return the names of the outputs; the single output of a logistic model is the score of the second class."""
         classes = list(self.description["classes"] or ())
         classes += [str(number) for number in range(len(classes), max(outputs, 2))]
         return classes[1:2] if outputs == 1 and self._decides_as == "logistic" else classes[:outputs]
 
     def _mapped(self, samples: Tensor) -> Tensor:
         """Return the features of prepared samples; the samples themselves if there is no feature map."""
-        mapping = self._map(tuple(samples.shape[1:]))
-        if mapping is None:
+        if not self._has_map:
             return samples
+        shape = tuple(samples.shape[1:])
+        if shape not in self._maps:
+            self._maps[shape] = described_map(self.description, self.networks, shape)
+        mapping = self._maps[shape]
         rows = [features for _, features in mapping.chunks(samples.detach().cpu().numpy())]
         return torch.from_numpy(np.concatenate(rows) if rows else np.zeros((0, mapping.features))).to(samples)
 
     def _samples(self, x: Tensor) -> Tensor:
-        """Return samples in the type and shape that the model accepts, as far as these are known."""
+        """Return samples in the type and, if it is known, the shape that the model accepts."""
         dtype, expected = self.description["dtype"], self.description["input_shape"] or self._row_shape()
-        handed_over = self.description["data"] == PYTHON  # samples given by a program are used unchanged
+        handed_over = self.description["data"] == PYTHON  # samples of clients passed from Python are used unchanged
         if x.dtype == torch.uint8 and not handed_over:
             scale, normalise = scale_of(self.description["data"]), self.description["normalise"]
             scaled = scale_features(x.cpu().numpy(), scale, dtype=dtype, flat=self.takes_rows, normalise=normalise)
@@ -260,24 +259,20 @@ class LoadedModel(nn.Module):
         return samples
 
     @property
+    def _has_map(self) -> bool:
+        """True if a feature map computes the model's inputs; a head in closed form always has one."""
+        return self.description["features"].get("kind") != "none" or self.description["task"] is not None
+
+    @property
     def _largest_input(self) -> float:
         """Largest number in a row that the feature map accepts or, without one, that the model's type represents."""
-        mapped = self.description["features"].get("kind") != "none" or self.description["task"] is not None
-        return LARGEST_INPUT if mapped else float(np.finfo(self.description["dtype"]).max)
+        return LARGEST_INPUT if self._has_map else float(np.finfo(self.description["dtype"]).max)
 
     def _row_shape(self) -> list[int] | None:
-        """Return the length of a row, if the parameters determine it."""
+        """Return the shape of a row, if the parameters determine it; None otherwise."""
         if self.kind in LINEAR_KINDS and self.description["features"].get("kind") == "none":
             return [int(self.network.get_parameter("weight").shape[0])]
         return [int(self.network.get_parameter("1.weight").shape[1])] if self.kind == "mlp" else None
-
-    def _map(self, shape: tuple[int, ...]) -> FeatureMap | None:
-        """Return the feature map for samples of a shape, checked to be the one the run was trained on."""
-        if self.description["features"].get("kind") == "none" and self.description["task"] is None:
-            return None
-        if shape not in self._maps:
-            self._maps[shape] = described_map(self.description, self.networks, shape)
-        return self._maps[shape]
 
 
 def described_map(description: dict[str, Any], networks: Mapping[str, Array], shape: tuple[int, ...]) -> FeatureMap:
@@ -289,11 +284,10 @@ def described_map(description: dict[str, Any], networks: Mapping[str, Array], sh
         shape: Shape of one sample.
 
     Raises:
-        InputError: If the map is not the one the model was trained on.
+        InputError: If the map differs from the map that the model was trained on.
     """
     described = recorded_features(description["features"])
-    # A spec with `tune` would need groups and a head; the description holds these in other fields.
-    public = Spec.from_mapping({"features": described | {"tune": "none"}}).features
+    public = _public_features(described)
     mapping, tuned = map_for(public, shape), description.get("networks")
     if tuned is not None:
         groups, stretch = int(tuned["groups"]), float(tuned["stretch"])
@@ -321,6 +315,18 @@ def described_map(description: dict[str, Any], networks: Mapping[str, Array], sh
             "same weights"
         )
     return mapping
+
+
+def _public_features(section: dict[str, Any]) -> FeaturesSpec:
+    """Return the section `[features]` of a description, without tuning.
+
+    A spec with `tune` would need groups and a head, which the description holds in other fields.
+    """
+    return Spec.from_mapping({"features": section | {"tune": "none"}}).features
+
+
+def _tensor(x: Any) -> Tensor:
+    return x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
 
 
 def _channels_first(x: Tensor, expected: list[int] | None) -> Tensor:

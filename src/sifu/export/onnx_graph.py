@@ -1,14 +1,14 @@
 """A released model as an ONNX graph, written node by node; networks are exported by torch.
 
-The graph is the whole path from a raw sample to a class. For a table, its inputs are the columns by name, each one
+The graph covers all steps from a raw sample to a class. For a table, its inputs are the columns by name: each is one
 column of doubles (NaN for a missing number) or of texts. Otherwise the input is `x`, bytes or numbers in the shape of
 the data file. The outputs are `scores`, `prediction`, and `class` if the spec names the classes. A row that `sifu
-predict` refuses has the scores NaN, the prediction -1 (NaN for regression) and no class. The metadata of the file holds
-the description, under `sifu`.
+predict` refuses has the scores NaN, the prediction -1 (NaN for regression) and an empty class. The metadata of the file
+holds the description, under the key `sifu`.
 
-Networks that groups tuned share their frozen layers: a node with the inputs and constants of an earlier one is reused
-(`Graph.add`). So the layers below the first tuned one are stored, and computed, once for all S + 1 copies of a
-backbone.
+Networks that groups tuned share their frozen layers: a node with the inputs and constants of an earlier one is not
+added again (`Graph.add`). The layers below the first tuned layer are therefore stored and computed once for all S + 1
+copies of a backbone.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def onnx_bytes(
 def _prediction(
     graph: Graph, description: dict[str, Any], prepared: Prepared, scores: str, element: np.dtype[Any], kind: str
 ) -> str:
-    """Add the prediction as in `LoadedModel.predict`; return its kind: class, labels or values."""
+    """Add the prediction that `LoadedModel.predict` makes; return its kind: class, labels or values."""
     task = description["task"] or {}
     if kind == "least_squares":
         graph.add("Identity", scores, output="prediction")
@@ -162,15 +162,15 @@ def _network_features(graph: Graph, mapping: FeatureMap, samples: str) -> str:
     """Add the features that a map's networks compute, concatenated in block order, as doubles; return their name."""
     if isinstance(mapping, NetworkFeatures):
         return _scaled(graph, mapping, samples, _exported_map(mapping))
-    assert isinstance(mapping, TunedFeatures)  # no other map uses several networks
+    assert isinstance(mapping, TunedFeatures)  # only this map uses several networks
     public, networks = mapping.parts
     parts = [_scaled(graph, public, samples, _exported_map(public))]
-    # Groups' networks differ only in their parameters.
+    # The groups' networks differ only in their parameters, so one export serves all of them.
     exported = _exported_map(next(iter(networks.values()))) if networks else None
     for group in range(mapping.blocks.count):
         if group in networks:
             parts.append(_scaled(graph, networks[group], samples, exported))
-        else:  # a dropped block: as many zeros as it has features
+        else:  # a dropped block is replaced by zeros
             first = graph.add("Slice", parts[0], *(graph.constant(np.array([at], np.int64)) for at in (0, 1, 1)))
             zeros = graph.constant(np.zeros((1, mapping.blocks.block)))
             parts.append(graph.add("Mul", first, zeros))
@@ -183,7 +183,7 @@ def _exported_map(mapping: NetworkFeatures) -> Any:
 
 
 def _scaled(graph: Graph, mapping: NetworkFeatures, samples: str, exported: Any) -> str:
-    """Add rows of a network's output, each scaled to the length `norm`; a row of zeros stays zero."""
+    """Add a network's output, with each row scaled to the length `norm`; a row of zeros stays zero."""
     rows = graph.cast(_nodes(graph, exported, mapping.module, samples), np.float64)
     length = graph.add("Sqrt", graph.sums(graph.add("Mul", rows, rows)))
     nothing = graph.add("Equal", length, graph.constant(0.0))
@@ -192,7 +192,7 @@ def _scaled(graph: Graph, mapping: NetworkFeatures, samples: str, exported: Any)
 
 
 def _nodes(graph: Graph, exported: Any, module: torch.nn.Module, samples: str) -> str:
-    """Add an exported network with the parameters of a module, its output flattened."""
+    """Add an exported network with the parameters of a module; return the name of its flattened output."""
     parameters = {name: value.detach().cpu().numpy() for name, value in module.state_dict().items()}
     return graph.add("Flatten", graph.copy(exported, samples, parameters), axis=1)
 
@@ -207,14 +207,14 @@ def _exported(module: torch.nn.Module, example: torch.Tensor) -> tuple[Any, int]
         raise InputError(f"{NEEDED} (torch {torch.__version__} is installed)")
     exporter = logging.getLogger("torch.onnx")
     level = exporter.level
-    exporter.setLevel(logging.ERROR)  # it warns about each optional library that is missing
+    exporter.setLevel(logging.ERROR)  # hides warnings about missing optional libraries
     try:
         with warnings.catch_warnings(action="ignore"):
             exported = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("samples")},))
             exported = exported.run_decompositions({torch.ops.aten.batch_norm.default: _normalised})
             if any("norm_legit_functional" in str(node.target) for node in exported.graph.nodes):
                 raise ValueError("it normalises with the batch's statistics and keeps running ones")
-            # Optimisation would fold normalisation into convolutions, and other parameters would no longer fit.
+            # Optimisation would fold normalisation into convolutions; parameters of other networks would not fit then.
             program = torch.onnx.export(exported, dynamo=True, opset_version=OPSET, optimize=False, verbose=False)
             assert program is not None
             program.model.graph.inputs.extend(program.model.graph.initializers.values())  # prevents folding
@@ -243,7 +243,7 @@ def _normalised(
     epsilon: float,
     cudnn: bool,
 ) -> Any:
-    """Return batch normalisation by the batch's statistics; the exporter would use the running ones."""
+    """Return values normalised by the batch's statistics; the exporter would use running statistics."""
     if not training:
         return NotImplemented
     axes, sizes = [axis for axis in range(values.dim()) if axis != 1], [-1, *[1] * (values.dim() - 2)]

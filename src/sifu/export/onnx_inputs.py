@@ -1,9 +1,9 @@
-"""First part of an ONNX graph: from a raw row or image to the features that a model takes.
+"""Nodes of an ONNX graph that compute a model's features from a raw row or image.
 
 Columns of a table are coded, bytes are looked up in a table of their 256 possible values, and rows are passed to the
 feature map, all with the operations of `TableCoding`, `scale_features` and the map itself. Inputs that these operations
-refuse (an unlisted word, a missing value without a constant, infinity, a number too large) have the score NaN and no
-class.
+refuse (an unlisted category, a missing value without a filler, infinity, a number that is too large) get the score NaN
+and an empty class.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from sifu.core.operator_words import PYTHON
 from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap, PlainInputs, Projection, RandomFourier
-from sifu.data.feature_maps.feature_map import FREQUENCY_BITS, INPUT_BITS, LARGEST_INPUT, LARGEST_WHOLE, TURN_BITS
+from sifu.data.feature_maps.row_maps import FREQUENCY_BITS, INPUT_BITS, LARGEST_INPUT, LARGEST_WHOLE, TURN_BITS
 from sifu.data.sources import scale_of
 from sifu.data.table_coding import TableCoding
 from sifu.data.table_values import MISSING_WORDS
@@ -27,7 +27,7 @@ from sifu.errors import InputError
 from sifu.export.loaded_model import described_map
 
 OPSET, LABELS_OPSET, IR_VERSION = 18, 3, 9
-"""Versions that existing runtimes support: ONNX 1.14 and later read them."""
+"""Versions of the operator sets and of the file format, which ONNX 1.14 and later read."""
 OUTPUTS = ("scores", "prediction", "class")
 WRITTEN_MAPS = ("none", "projection", "random_fourier")
 NETWORK_MAPS = ("module", "pretrained", "transformers")
@@ -47,7 +47,7 @@ class Graph:
         self._added: dict[Any, str] = {}
 
     def input(self, name: str, element: int, shape: list[int]) -> str:
-        """Add an input, one row per sample; return its name, which differs from all outputs' names."""
+        """Add an input with one row per sample; return its name, which differs from the names of all outputs."""
         own = f"column {name}" if name in OUTPUTS else name
         self.inputs.append(self.helper.make_tensor_value_info(own, element, ["samples", *shape]))
         return own
@@ -66,7 +66,7 @@ class Graph:
     def add(
         self, kind: str, *inputs: str, output: str = "", domain: str = "", outputs: int = 1, **attributes: Any
     ) -> str:
-        """Add a node, or reuse an earlier one that computes the same; return the name of its first output.
+        """Add a node, or reuse an equal one with the same inputs and attributes; return the name of its first output.
 
         Further outputs are called NAME/1, NAME/2, ...
 
@@ -91,8 +91,8 @@ class Graph:
         """Add the nodes of another graph; return the name of its output.
 
         Args:
-            other: The graph.
-            samples: Name of its first input.
+            other: Graph to copy.
+            samples: Name of the value that becomes its first input.
             parameters: Values of its parameters, by name.
         """
         given = other.input[0]
@@ -126,7 +126,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Inputs of the model itself, and a column that is true for rows that may be predicted."""
+    """Names of the model's inputs, and of a column that is true for the rows that can be predicted."""
 
     features: str
     valid: str
@@ -140,7 +140,7 @@ def prepared_inputs(graph: Graph, description: dict[str, Any], width: int | None
     Args:
         graph: Graph to extend.
         description: Description of the model.
-        width: Length of a row, if the model has a feature map or is linear; None for images.
+        width: Number of inputs of a linear model or MLP, which takes flat rows; None for other networks.
     """
     kind = description["features"]["kind"]
     if kind not in WRITTEN_MAPS:
@@ -157,15 +157,39 @@ def prepared_inputs(graph: Graph, description: dict[str, Any], width: int | None
 def raw_samples(graph: Graph, description: dict[str, Any], width: int | None) -> tuple[str, tuple[int, ...]]:
     """Add samples in the form that a model or its feature map accepts; return their name and shape.
 
-    The arguments are the same as for `prepared_inputs`.
+    Images are scaled and have their channels first, or are flat if `width` is given. The arguments are the same as for
+    `prepared_inputs`.
     """
     if description["table"] is not None:
         return _coded_table(graph, description)
-    return _stored_samples(graph, description, width)
+    stored, dtype = description["stored"], np.dtype(description["dtype"])
+    if stored is None:
+        if width is None or description["data"] == "npz" or description["features"]["kind"] != "none":
+            remedy = "put the data file back where the spec says (data.file) and export again"
+            if description["data"] == PYTHON:
+                remedy = "export from a run that has its clients, sifu.open_run(folder, clients=..., model=...)"
+            raise InputError(
+                f"the shape of the samples is not known, so the model cannot be written as ONNX: {remedy}, or {INSTEAD}"
+            )
+        stored = {"shape": [width], "bytes": False}
+    shape = list(stored["shape"])
+    element = np.dtype(np.uint8 if stored["bytes"] else np.float64)
+    samples = graph.input("x", graph.helper.np_dtype_to_tensor_dtype(element), shape)
+    moves = description["data"] != PYTHON  # samples of clients passed from Python are used unchanged
+    if moves and len(shape) == 2:
+        shape = [1, *shape]
+        samples = graph.add("Unsqueeze", samples, graph.constant(np.array([1], np.int64)))
+    elif moves and len(shape) == 3 and shape[2] <= 4:  # the same rule as in `channels_first`
+        shape = [shape[2], *shape[:2]]
+        samples = graph.add("Transpose", samples, perm=[0, 3, 1, 2])
+    samples = _levels(graph, description, samples, shape) if stored["bytes"] else graph.cast(samples, dtype)
+    if width is not None and len(shape) > 1:
+        samples, shape = graph.add("Flatten", samples, axis=1), [math.prod(shape)]
+    return samples, tuple(shape)
 
 
 def at_most(graph: Graph, rows: str, largest: Any) -> str:
-    """Add a column that says whether the absolute values of a row sum to at most `largest`; false for NaN."""
+    """Add a column that is true if the absolute values of a row sum to at most `largest`; false for NaN."""
     return graph.add("LessOrEqual", graph.sums(graph.add("Abs", rows)), graph.constant(largest))
 
 
@@ -182,7 +206,7 @@ def _coded_table(graph: Graph, description: dict[str, Any]) -> tuple[str, tuple[
 
 
 def _number(graph: Graph, name: str, coding: TableCoding) -> str:
-    """Add a column of numbers, shifted and scaled, with its indicator of missing values (NaN)."""
+    """Add a column of numbers, shifted and scaled, and an indicator of missing values (NaN) if it has a filler."""
     source = graph.input(name, graph.helper.np_dtype_to_tensor_dtype(np.dtype(np.float64)), [1])
     middle, spread = coding.scales.get(name, (0.0, 1.0))
     scaled = graph.add("Div", graph.add("Sub", source, graph.constant(middle)), graph.constant(spread))
@@ -195,9 +219,9 @@ def _number(graph: Graph, name: str, coding: TableCoding) -> str:
 
 
 def _category(graph: Graph, name: str, coding: TableCoding) -> str:
-    """Add a categorical column: one feature per listed word, and the indicator of a missing value, if any.
+    """Add a categorical column: one feature per listed category, and an indicator of missing values if it has one.
 
-    For an unlisted word, all these features are NaN.
+    For an unlisted category, all these features are NaN.
     """
     from onnx import TensorProto
 
@@ -219,7 +243,7 @@ def _category(graph: Graph, name: str, coding: TableCoding) -> str:
 
 
 def _spellings(words: tuple[str, ...], missing: int, also_missing: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """Yield each text that `TableCoding.coded` accepts, and its word's position; later texts take precedence."""
+    """Yield each accepted spelling of a category or missing value, with its feature; later pairs replace earlier."""
     position = {word: number for number, word in enumerate(words)}
     for word, number in position.items():
         if word.lstrip("-").isdecimal() and str(int(word)) == word:
@@ -233,40 +257,12 @@ def _spellings(words: tuple[str, ...], missing: int, also_missing: tuple[str, ..
 
 
 def _cases(word: str) -> Iterator[str]:
-    """Return a word in every mixture of cases, in a fixed order, so that graphs are reproducible bit for bit."""
-    return map("".join, itertools.product(*(dict.fromkeys((message, message.upper())) for message in word)))
-
-
-def _stored_samples(graph: Graph, description: dict[str, Any], width: int | None) -> tuple[str, tuple[int, ...]]:
-    """Add rows or images as a file holds them, scaled and with channels first, or flat if the model takes rows."""
-    stored, dtype = description["stored"], np.dtype(description["dtype"])
-    if stored is None:
-        if width is None or description["data"] == "npz" or description["features"]["kind"] != "none":
-            remedy = "put the data file back where the spec says (data.file) and export again"
-            if description["data"] == PYTHON:
-                remedy = "export from a run that has its clients, sifu.open_run(folder, clients=..., model=...)"
-            raise InputError(
-                f"the shape of the samples is not known, so the model cannot be written as ONNX: {remedy}, or {INSTEAD}"
-            )
-        stored = {"shape": [width], "bytes": False}
-    shape = list(stored["shape"])
-    element = np.dtype(np.uint8 if stored["bytes"] else np.float64)
-    samples = graph.input("x", graph.helper.np_dtype_to_tensor_dtype(element), shape)
-    moves = description["data"] != PYTHON  # samples given by a program are used unchanged
-    if moves and len(shape) == 2:
-        shape = [1, *shape]
-        samples = graph.add("Unsqueeze", samples, graph.constant(np.array([1], np.int64)))
-    elif moves and len(shape) == 3 and shape[2] <= 4:  # the same rule as in `channels_first`
-        shape = [shape[2], *shape[:2]]
-        samples = graph.add("Transpose", samples, perm=[0, 3, 1, 2])
-    samples = _levels(graph, description, samples, shape) if stored["bytes"] else graph.cast(samples, dtype)
-    if width is not None and len(shape) > 1:
-        samples, shape = graph.add("Flatten", samples, axis=1), [math.prod(shape)]
-    return samples, tuple(shape)
+    """Return every mixture of upper and lower case of a word, in a fixed order, so that graphs are reproducible."""
+    return map("".join, itertools.product(*(dict.fromkeys((letter, letter.upper())) for letter in word)))
 
 
 def _levels(graph: Graph, description: dict[str, Any], samples: str, shape: list[int]) -> str:
-    """Add a lookup of bytes among their 256 possible values, channel by channel."""
+    """Add a lookup of the scaled value of each byte, channel by channel."""
     channels = shape[0] if len(shape) == 3 else 1
     every = np.arange(256, dtype=np.uint8).reshape(256, 1, 1, 1).repeat(channels, axis=3)  # images of one pixel
     values = scale_features(
@@ -278,7 +274,7 @@ def _levels(graph: Graph, description: dict[str, Any], samples: str, shape: list
 
 
 def _mapped(graph: Graph, mapping: FeatureMap, samples: str) -> Prepared:
-    """Add the features of a map of rows, from integers as the map computes them."""
+    """Add the features of a map of rows, computed with the integer arithmetic of the map itself."""
     whole = graph.add("Round", graph.add("Mul", samples, graph.constant(2.0**INPUT_BITS)))
     if isinstance(mapping, PlainInputs):
         shortened = _shortened(graph, whole, mapping.norm, 2.0**INPUT_BITS)
@@ -301,7 +297,7 @@ def _mapped(graph: Graph, mapping: FeatureMap, samples: str) -> Prepared:
 
 
 def _shortened(graph: Graph, rows: str, norm: float, unit: float) -> str:
-    """Add rows of integers / unit, scaled down to length `norm` if longer, as `scaled` in the feature maps does."""
+    """Add rows of integers divided by `unit` and shortened to length `norm` if longer (see `scaled`)."""
     length = graph.add("Sqrt", graph.sums(graph.add("Mul", rows, rows)))
     # A nonzero row of integers has at least length 1.
     at_least_one = graph.add("Max", length, graph.constant(1.0))

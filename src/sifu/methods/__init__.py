@@ -1,1 +1,1 @@
-"""Unlearning methods: each decides what a request does, and uses only an engine and the store."""
+"""Unlearning methods, which plan requests and make the models that retraining starts from."""

@@ -1,7 +1,7 @@
-"""Base of all methods: a method plans a request from the record and makes the model that retraining starts from.
+"""Base class of unlearning methods, which plan a request and make the model that retraining starts from.
 
-docs/new-method.md shows how to write one and how sifu finds it. This module also holds the parts that the plans of all
-methods share: the source, the subjects, and the premises of the certificate.
+docs/new-method.md shows how to write a method and how sifu finds it. `plan_from` makes a complete plan, in which a
+method replaces the fields that it decides itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sifu.theory.participation import ClientIndices
 from sifu.theory.rollback import Exposure, Subject, charge, largest_psi_on_the_way
 
 TOLERANCE = 1e-9
-"""Relative amount by which a charge may exceed its budget, as in verification, because noise is rounded."""
+"""Relative amount by which a charge may exceed its budget, because noise is rounded; verification allows the same."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Claim:
     Attributes:
         view: View of the run.
         clients: Clients that the request forgets, under every index they have had.
-        exposures: Subjects with their Psi along the path.
-        depth: Depth of the model.
+        exposures: Psi of each subject along the active path.
+        depth: Depth of the model on the active path.
         terms: Terms of the request.
-        earlier: Clients forgotten before.
+        earlier: Clients that earlier requests forgot.
         noise_std: Standard deviation of the noise on the model.
         rules: Version of the rules that the premises follow (`sifu.core.certificate_words.WORDING`).
     """
@@ -68,23 +68,23 @@ class Claim:
 
     @property
     def gone(self) -> set[int]:
-        """Clients of the request and, under the current rules, all clients forgotten before."""
+        """Clients of the request and, under the current rules, all clients that earlier requests forgot."""
         return {*self.clients, *(self.earlier if self.rules >= RULES_COUNT_ALL else ())}
 
     @property
     def is_initial(self) -> bool:
-        """True if the model is the unchanged initial model, which makes the claim one of Scratch."""
+        """True if, under the current rules, the model is the initial model without noise, as in Scratch."""
         unchanged = self.depth == 0 and self.noise_std == 0.0 and self.view.path.nodes[0].kind == "initial"
         return unchanged and self.rules >= RULES_COUNT_ALL
 
 
 def is_scratch(info: MethodInfo, claim: Claim) -> bool:
-    """Return whether a rollback method ended at the initial model without noise, which makes it Scratch."""
+    """Return whether a rollback method starts from the initial model without noise, which is equivalent to Scratch."""
     return info.starts_from in ("rule", "current") and info.protection == "noise" and claim.is_initial
 
 
 def premises_of(method: Method, claim: Claim) -> tuple[Premise, ...]:
-    """Return the premises of a method's claim; for records, add the premise on how held-out rows were drawn."""
+    """Return the premises of a method's claim; if it is about records, add the premise on the draw of held-out rows."""
     premises = method.premises(claim)
     if claim.terms.records and claim.view.draws_rows_by_number and claim.rules >= RULES_COUNT_ALL:
         return (*premises, Premise("held-out rows", "assumed"))
@@ -92,12 +92,15 @@ def premises_of(method: Method, claim: Claim) -> tuple[Premise, ...]:
 
 
 def noised_premises(claim: Claim) -> tuple[Premise, ...]:
-    """Return the premises of a noised release (docs/theory.md, section 12.1); for the initial model, Scratch's."""
+    """Return the premises of a noised release (docs/theory.md, section 12.1).
+
+    The initial model without noise needs only the premises about the steps before training, as in Scratch.
+    """
     view, terms = claim.view, claim.terms
     if claim.is_initial:
         before = before_training_premises(view.facts, view.rate_source(claim.gone))
         return (*record_premises(view.record_history), *before)
-    # Stated only if it matters: the path to the rollback target may contain a merge.
+    # The path to the rollback target may contain a merge of groups. Their number matters only if it depends on `gone`.
     grouping = (grouping_premise(view.spec.groups.count, depends=True),) if view.groups_depend_on(claim.gone) else ()
     return grouping + collect_premises(
         view.facts,
@@ -114,7 +117,7 @@ def noised_premises(claim: Claim) -> tuple[Premise, ...]:
 
 
 def noised_model(view: RunView, plan: Plan, model: Vector) -> Vector:
-    """Return the model plus N(0, sigma^2 I) from the run's source of noise."""
+    """Return the model plus noise N(0, sigma^2 I) drawn from the run's noise source, with sigma from the plan."""
     if plan.noise_std == 0.0:
         return model
     return add_noise(model, plan.noise_std, noise_source(view.spec.privacy.noise, view.spec.seed, plan.order))
@@ -122,7 +125,7 @@ def noised_model(view: RunView, plan: Plan, model: Vector) -> Vector:
 
 @dataclass(frozen=True)
 class RoundUpdates:
-    """Updates of one round, one row per client; with their `salts` if they were stored before."""
+    """Updates of one round, one row per client; `salts` is set if the updates were already stored."""
 
     clients: ClientIndices
     values: NDArray[np.floating]
@@ -135,12 +138,12 @@ class Start:
 
     Attributes:
         model: Parameters of the model, noise included.
-        rounds: Rounds that clients ran to make it.
-        local_steps: Local steps of all clients together.
-        bytes_sent: Traffic in both directions.
+        rounds: Number of rounds that clients ran to make it.
+        local_steps: Number of local steps of all clients together.
+        bytes_sent: Number of bytes sent in both directions.
         replayed: Stored updates that the model was made from, round by round. They replace the files of updates stored
             so far. No client's influence on such a model is known, so its node is of kind `heuristic`.
-        merged: Parts of a merge of groups.
+        merged: Merge of group models that made the model; None for other models.
     """
 
     model: Vector
@@ -153,15 +156,15 @@ class Start:
 
 @dataclass(frozen=True)
 class RecordedReplay:
-    """A recorded request that made its model from stored updates, as verification passes it to the method.
+    """Recorded request that made its model from stored updates, as verification passes it to the method.
 
     Attributes:
         view: View of the run just before the request.
         stored: The stored updates at that time, in the order of the active history.
         gone: Clients whose requests had been filed by then and were not refused or withdrawn.
-        terms: The terms of the request.
-        order: Its place in the order of requests.
-        written: The rows of files that it wrote.
+        terms: Terms of the request.
+        order: Position of the request in the order of requests.
+        written: Rows of the update files that the request wrote.
     """
 
     view: RunView
@@ -174,7 +177,13 @@ class RecordedReplay:
 
 @dataclass(frozen=True)
 class Replay:
-    """Expected content of a model made from stored updates: the clients of each replayed round, and the rounds."""
+    """Expected replay of stored updates.
+
+    Attributes:
+        parts: Clients of each replayed round.
+        rounds: Number of rounds that clients ran again.
+        problems: Reasons why the request was not allowed to replay the updates.
+    """
 
     parts: tuple[tuple[int, ...], ...] = ()
     rounds: int = 0
@@ -182,12 +191,12 @@ class Replay:
 
 
 class Method(Protocol):
-    """Unlearning method, which decides what a request does; it receives an engine and never imports one."""
+    """Interface of an unlearning method; a method receives its engine as an argument and never imports one."""
 
     info: ClassVar[MethodInfo]
 
     def check_run(self, view: RunView) -> None:
-        """Check that the method can work with a run, before a request is received.
+        """Check that the method can work with a run, before a request is accepted.
 
         Raises:
             InputError: If the method cannot work with the run.
@@ -195,11 +204,11 @@ class Method(Protocol):
         return
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """Return the plan of a request, without changing anything."""
+        """Return the plan of a request; the run is not changed."""
         ...
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
-        """Return the premises of a certificate of this claim, which determine its level.
+        """Return the premises of the claim's certificate; they determine its level.
 
         The default is the premises of a noised release, or the premises of a heuristic if the method does not certify.
         """
@@ -209,15 +218,15 @@ class Method(Protocol):
         return (heuristic_premise(self.info.name), *before)
 
     def training_noise(self, view: RunView, subjects: Sequence[Subject], terms: RequestTerms) -> TrainingNoise | None:
-        """Return the guarantee of noise in training for the subjects; None for methods that do not rely on it."""
+        """Return the guarantee that noise in training gives the subjects; None if the method does not rely on it."""
         return None
 
     def bytes_kept(self, view: RunView) -> int:
-        """Return the bytes on disk, beyond the current model, that the next request needs."""
+        """Return the size in bytes of the files, except the current model, that the next request needs."""
         return 0
 
     def expected_replay(self, recorded: RecordedReplay) -> Replay:
-        """Return the expected content of a recorded `Start.replayed`; for methods that make such models."""
+        """Return the expected content of a recorded `Start.replayed`; methods that replay updates override this."""
         return Replay(problems=(f"method {self.info.name} makes no model from stored updates",))
 
     def check_replayed_model(self, view: RunView, node: int, parts: Sequence[UpdatesRow]) -> Iterator[str]:
@@ -227,7 +236,7 @@ class Method(Protocol):
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """Return the model that retraining starts from, noise included, and the cost of making it.
 
-        The default is the model of the plan's source, or a fresh model of this branch, plus the plan's noise.
+        The default is the model of the plan's source, or a fresh model of the plan's branch, plus the plan's noise.
         """
         source = plan.source_node
         model = engine.initial_model(plan.order) if source is None else view.reader.load_model(source)
@@ -235,9 +244,9 @@ class Method(Protocol):
 
 
 def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | None, noise_std: float = 0.0) -> Plan:
-    """Return the plan that continues from the model at `depth` with noise of this size.
+    """Return the plan that continues from the model at `depth` with noise of standard deviation `noise_std`.
 
-    A method replaces the fields in which it differs.
+    A method replaces the fields that it decides itself.
 
     Args:
         method: Method to plan for.
@@ -255,7 +264,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
     claim = Claim(view, view.leaving(terms.clients), exposures, place, terms, view.forgotten, noise_std)
     premises = premises_of(method, claim)
     fresh = depth is None or is_scratch(method.info, claim)
-    # Nobody influenced the initial model.
+    # No client influenced the initial model, at place 0.
     hidden = {exposure.subject: exposure.psi_to_hide(place) for exposure in exposures if place}
     untouched = not any(hidden.values()) and (depth is None or not view.were_refused(terms.clients, place))
     psi_of = dict.fromkeys(subjects, 0.0) | hidden

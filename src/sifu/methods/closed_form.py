@@ -1,9 +1,9 @@
 """Method `closed_form`: a head solved again from the sum without the client's statistics (docs/theory.md, section 14).
 
-Integer sums have no rounding, so the sum equals, bit for bit, the sum of a federation that never had the client. The
-head is a function of the sum. The result is exact, without noise. It takes no round if every client's statistics are
-kept, and one otherwise. If groups tune the network under the head, the networks of groups that the client belonged to
-are erased (section 15.5).
+Integer sums have no rounding error, so the sum equals, bit for bit, the sum of a federation that never had the client.
+The head depends only on the sum, so the result is exact without noise. A request needs no round if the statistics of
+every remaining client are kept, and one round otherwise. If groups tune the network under the head, the networks of
+groups that the client belonged to are erased (section 15.5).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sifu.run.run_view import RunView
 
 
 class ClosedForm(Scratch):
-    """Scratch for a closed-form head: solve it again from the sum without the clients that leave."""
+    """Scratch for a closed-form head, which is solved again from the sum without the leaving clients."""
 
     info: ClassVar[MethodInfo] = METHOD_INFOS["closed_form"]
 
@@ -55,7 +55,7 @@ class ClosedForm(Scratch):
         )
 
     def _rounds(self, view: RunView, networks_hit: int) -> int:
-        """Return the rounds of communication: 0 if all statistics needed are stored, 1 otherwise."""
+        """Return the number of communication rounds: 0 if all necessary statistics are stored, 1 otherwise."""
         if networks_hit and view.spec.features.tune == "merge":
             return 1
         return 0 if set(view.active.tolist()) <= own_statistics(view).complete else 1
@@ -65,7 +65,7 @@ class ClosedForm(Scratch):
             return ()
         left = len(current_networks(view)) - len(hit)
         done = "dropped from everyone's statistics" if view.spec.features.tune == "blocks" else "left out of the merge"
-        said = [f"the networks that {left} of {view.spec.groups.count} groups tuned never held anyone forgotten"]
+        said = [f"the networks that {left} of {view.spec.groups.count} groups tuned never included a forgotten client"]
         if hit:
             named = ", ".join(map(str, hit))
             said.append(f"the network of group {named} is erased and {done}; {REBUILT[view.spec.groups.rebuild]}")
@@ -83,13 +83,13 @@ class ClosedForm(Scratch):
         return f"the {staying} clients that stay send their statistics again: one round, no training"
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
-        """Return the premises about what preceded the sum, and about the statistics that clients sent."""
+        """Return the premises about the run's record, the features, the statistics and, if any, the grouping."""
         view = claim.view
         tuned = group_premises(view.spec, depends=view.groups_depend_on(claim.gone)) if has_groups(view) else ()
         return (*record_premises(view.record_history), *closed_form_premises(view.facts), *tuned)
 
     def bytes_kept(self, view: RunView) -> int:
-        """Return the size of the kept statistics and of the networks that groups tuned."""
+        """Return the size in bytes of the kept statistics and of the networks that groups tuned."""
         on_disk = view.reader.models()
         networks = [on_disk[row.node].bytes for row in available_group_models(view.reader).values()]
         return sum(row.bytes for row in view.reader.statistics().values()) + sum(networks)

@@ -1,9 +1,9 @@
-"""Method `groups`: an exact restart from the merged models of the groups that never held the client.
+"""Method `groups`: an exact restart from the merged models of the groups that the client never belonged to.
 
-Clients first trained separately in groups, and the groups' models were kept (docs/theory.md, section 15). The mean of
-the models that never held a forgotten client, stretched by a fixed factor, is a function of the remaining clients'
-data, whatever the loss and the optimiser. Rounds of all remaining clients that start from this mean are exact without
-any noise. If every group held a forgotten client, only a fresh model is left.
+Clients first train separately in groups, and the groups' models are kept (docs/theory.md, section 15). A request
+averages the models of groups that no forgotten client belonged to, and stretches the mean by a fixed factor. The result
+depends only on the remaining clients' data, whatever the loss and the optimiser, so training that starts from it is
+exact without noise. If every group had a forgotten client, training starts from a fresh model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sifu.theory.merging import expected_groups_left
 
 
 class Groups(Method):
-    """Method that leaves out the groups that held the client."""
+    """Method that merges the models of groups to which the client never belonged."""
 
     info: ClassVar[MethodInfo] = METHOD_INFOS["groups"]
 
@@ -40,7 +40,7 @@ class Groups(Method):
             )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """Plan the merge of the groups that are left, or a fresh model if none is left."""
+        """Plan the merge of the groups without a forgotten client, or a fresh model if there is no such group."""
         merged, hit = self._split(view, terms)
         forecast = Forecast(view, terms)
         expected, predicted = forecast.expected(0, 0.0), forecast.scratch()
@@ -57,7 +57,7 @@ class Groups(Method):
         )
 
     def _split(self, view: RunView, terms: RequestTerms) -> tuple[list[int], list[int]]:
-        """Return the groups that are merged, and the groups that held a client that leaves now."""
+        """Return the groups to merge, and the groups that a leaving client belonged to."""
         leaving = set(view.leaving(terms.clients))
         models = group_state.available_group_models(view.reader)
         if group_state.are_separate(view):  # the groups finish before the request is executed
@@ -70,10 +70,7 @@ class Groups(Method):
         return merged, [group for group, row in sorted(models.items()) if group_state.is_hit(row, leaving)]
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
-        """Return the premises about the grouping and the steps before training.
-
-        The merged models held no forgotten client.
-        """
+        """Return the premises about the run's record, the grouping and the steps before training."""
         view = claim.view
         return (
             *record_premises(view.record_history, merge=True),
@@ -82,12 +79,12 @@ class Groups(Method):
         )
 
     def bytes_kept(self, view: RunView) -> int:
-        """Return the size of the groups' models on disk."""
+        """Return the size in bytes of the groups' models on disk."""
         on_disk = view.reader.models()
         return sum(on_disk[row.node].bytes for row in group_state.available_group_models(view.reader).values())
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """Return the merge of the groups that never held a leaving client, or a fresh model if there is none."""
+        """Return the merged model of the groups that no leaving client belonged to, or a fresh model if none exists."""
         leaving = {client for subject in plan.subjects for client in subject.clients}
         parts = parts_without(group_state.available_group_models(view.reader), view.spec.groups.rounds, leaving)
         if not parts:
@@ -103,7 +100,9 @@ def _notes(view: RunView, merged: Sequence[int], hit: Sequence[int]) -> list[str
         notes.append("the groups still train separately: the request is executed when they are done")
     if merged:
         moved = "" if stretch == 1.0 else f", their mean moved on from the fresh model by {stretch:g}"
-        notes.append(f"the models of {_listed(merged)} of {count} are merged{moved}; they never held anyone forgotten")
+        notes.append(
+            f"the models of {_listed(merged)} of {count} are merged{moved}; they never included a forgotten client"
+        )
     else:
         notes.append("every group held a forgotten client: nothing is left to merge, this is Scratch")
     if hit:

@@ -1,11 +1,11 @@
-"""Methods by name, and the plan of a request: by the method it names, or by the one that `auto` chooses.
+"""Registry of methods by name, and plans of requests, made by the named method or the one that `auto` chooses.
 
 Methods of other packages are found through entry points (`sifu.core.extensions`, docs/new-method.md).
 
 A plan also predicts the accuracy of the released model, from recorded evaluations. If retraining is expected to reach
 its target, the prediction is the target. If the terms end retraining earlier, or release the model at once, the
-prediction is the accuracy on the recorded curve after the same number of rounds, minus the remaining harm of the new
-noise (`planning.measure`).
+prediction is the accuracy on the recorded curve after the same number of rounds, minus the accuracy that the added
+noise still costs by then (`planning.measure`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sifu.methods.scratch import Scratch
 from sifu.methods.sifu import Sifu
 from sifu.planning.forecast import Forecast
 from sifu.planning.plan import AutoChoice, MethodOption, Plan, choose_method, least_level, reason_of, strongest_option
-from sifu.planning.solve_time import request_seconds, start_seconds
+from sifu.planning.solve_time import measured_speed, request_seconds
 from sifu.run.few_clients import consequences, staying_without
 from sifu.run.releases import guarantee_of_all, waiting_note
 from sifu.run.run_view import RunView
@@ -49,7 +49,7 @@ METHODS: dict[str, type[Method]] = {method.info.name: method for method in (Sifu
 
 
 def method_named(name: str) -> Method:
-    """Return the method of this name, of sifu or of an installed package."""
+    """Return an instance of the method `name`, from sifu or from an installed package."""
     info = method_info(name)
     if info.name not in METHODS and (method := provided(EXTENSION_METHODS, name)) is not None:
         METHODS[info.name] = method
@@ -57,14 +57,14 @@ def method_named(name: str) -> Method:
 
 
 def all_methods() -> dict[str, type[Method]]:
-    """Return every method of sifu, of installed packages and of this process, by name."""
+    """Return all method classes by name: built-in, from installed packages, and registered in this process."""
     for info in all_method_infos():
         method_named(info.name)
     return METHODS
 
 
 def method_for(view: RunView, name: str) -> Method:
-    """Return the method of this name, after checking that it can work with this run."""
+    """Return the method `name`; raise `InputError` if it cannot work with this run."""
     method = method_named(name)
     view.regime.check_method(name)
     method.check_run(view)
@@ -72,7 +72,7 @@ def method_for(view: RunView, name: str) -> Method:
 
 
 def register(method: type[Method]) -> None:
-    """Add a method for this process, as an entry point of the group `sifu.methods` would for every process."""
+    """Register a method in this process; an entry point of the group `sifu.methods` registers it in every process."""
     METHOD_INFOS[method.info.name] = method.info
     METHODS[method.info.name] = method
 
@@ -112,15 +112,15 @@ RELEASED_NOW = ("the model it starts from is released at once; it is less accura
 
 
 def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None) -> Plan:
-    """Return the plan of a request: by its method, or by the one that `auto` chooses.
+    """Return the plan of a request, made by its method or by the method that `auto` chooses.
 
-    If no method reaches the lowest accepted level, the strongest method is planned, and the plan's reason says so. A
-    note warns if only one client is left.
+    If no method reaches the lowest accepted level, `auto` chooses the strongest method, and the plan's reason says so.
+    Notes of the plan warn if too few clients remain.
 
     Args:
         view: View of the run.
         terms: Terms of the request.
-        floor: Lowest accepted level; by default the level of the terms or the method.
+        floor: Lowest level that `auto` accepts, unless the terms demand a higher one.
     """
     plan = _planned(view, terms, floor)
     staying = set(view.active.tolist()) - set(view.indices(terms.clients))
@@ -139,7 +139,7 @@ def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None)
 
 
 def also_left_out(view: RunView, terms: RequestTerms) -> str:
-    """Describe what other approved requests leave out of this request's release; return "" if nothing."""
+    """Describe the clients and records that other approved requests leave out of the release; "" if there are none."""
     others = [row for row in leaving_requests(view.reader) if set(row.clients).isdisjoint(terms.clients)]
     words = [
         f"{forgotten_words(plain_names(view.reader, row.clients), len(row.records) or None)} (request {row.request})"
@@ -153,28 +153,34 @@ def _planned(view: RunView, terms: RequestTerms, floor: Level | None) -> Plan:
         return method_for(view, terms.method).plan(view, terms)
     view.new_subjects(terms, view.next_order)
     plans: dict[str, Plan] = {}
-    ways = []
+    options = []
     for name in [name for name, method in all_methods().items() if not method.info.control]:
         try:
             method = method_for(view, name)
             plans[name] = method.plan(view, replace(terms, method=name))
         except (InputError, NotCertifiableError) as error:
-            ways.append(MethodOption(name, summary=method_info(name).summary, refused=str(error)))
+            options.append(MethodOption(name, summary=method_info(name).summary, refused=str(error)))
         else:
-            ways.append(_way(view, method, plans[name]))
+            options.append(_option(view, method, plans[name]))
     # Allowed methods come first; among them, certified methods; among these, methods with fewer rounds.
-    ways.sort(key=lambda way: (bool(way.refused), way.level == "none", math.inf if way.rounds is None else way.rounds))
+    options.sort(
+        key=lambda option: (
+            bool(option.refused),
+            option.level == "none",
+            math.inf if option.rounds is None else option.rounds,
+        )
+    )
     least = least_level(terms, floor)
-    allowed = [way for way in ways if not way.refused]
+    allowed = [option for option in options if not option.refused]
     if not allowed:
-        raise InputError(f"no method can execute this request in this run: {ways[0].refused}")
-    compared = tuple(way for way in allowed if way.may_be_chosen) or tuple(allowed)
+        raise InputError(f"no method can execute this request in this run: {options[0].refused}")
+    compared = tuple(option for option in allowed if option.may_be_chosen) or tuple(allowed)
     chosen = choose_method(compared, least) or strongest_option(compared)
     choice = AutoChoice(chosen, least, compared, reason_of(chosen, compared, least))
-    return replace(plans[chosen], ways=tuple(ways), auto=choice)
+    return replace(plans[chosen], ways=tuple(options), auto=choice)
 
 
-def _way(view: RunView, method: Method, plan: Plan) -> MethodOption:
+def _option(view: RunView, method: Method, plan: Plan) -> MethodOption:
     info, terms = method.info, plan.terms
     rounds = plan.expected_rounds if plan.predicted_rounds is None else float(plan.predicted_rounds)
     rounds = rounds if rounds is None or math.isfinite(rounds) else None
@@ -224,24 +230,25 @@ def _kept(view: RunView, info: MethodInfo, plan: Plan) -> str:
 
 
 def _seconds(view: RunView, plan: Plan, rounds: float | None) -> float | None:
-    """Return the expected duration of a solve from kept statistics, or of rounds at the speed of the first training.
+    """Return the expected duration of the request in seconds; None if it cannot be predicted.
 
-    A command that executes rounds also takes time to start; a server of remote clients has started already.
+    Rounds take as long as in the first training, plus the start of the command unless a server is already running.
     """
     if plan.terms.method == CLOSED_FORM and rounds == 0.0 and not plan.terms.records:
         return request_seconds(view, set(view.leaving(plan.terms.clients)))
     pace = _seconds_a_round(view)
     if not rounds or pace is None:
         return None
-    return rounds * pace + (0.0 if view.spec.data.name in (FLOWER, LOOP) else start_seconds())
+    return rounds * pace + (0.0 if view.spec.data.name in (FLOWER, LOOP) else measured_speed().start)
 
 
 def _seconds_a_round(view: RunView) -> float | None:
-    """Return the seconds per round of the first training; None if it took less than a second."""
+    """Return the seconds per round of the first training; None if it is not done or took less than a second."""
     rows = view.reader.query("SELECT time FROM events WHERE kind IN ('run created', 'training done') ORDER BY seq")
     times = [datetime.datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ") for (time,) in rows]
-    nodes = (row.node for row in view.reader.nodes_by_number().values())
-    rounds = sum(1 for node in nodes if node.kind == "round" and node.branch == 0)
+    first = [node for node in view.reader.nodes() if node.branch == 0]
+    # All groups train their separate rounds at the same time, so a merge counts as these rounds (its position).
+    rounds = sum(node.position if node.kind == "merge" else node.kind == "round" for node in first)
     if len(times) < 2 or rounds == 0:
         return None
     seconds = (times[-1] - times[0]).total_seconds()

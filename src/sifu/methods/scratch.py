@@ -15,7 +15,7 @@ from sifu.theory.calibration import hidden_sensitivity
 
 
 class Scratch(Method):
-    """Method that restarts from a model that nobody's data influenced."""
+    """Method that restarts from a model that no client's data influenced."""
 
     info: ClassVar[MethodInfo] = METHOD_INFOS["scratch"]
 
@@ -25,11 +25,10 @@ class Scratch(Method):
         return replace(plan_from(self, view, terms, None), psi_star=psi_star)
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
-        """Return the premises about what preceded training: nobody's data influenced the fresh model.
+        """Return the premises about the steps before training; no client's data influenced the fresh model.
 
-        An automatic rate is recomputed from the remaining clients, whichever client leaves, so it reveals nothing about
-        the clients that left.
+        An automatic rate that is recomputed from the remaining clients reveals nothing about the clients that left.
         """
         view = claim.view
-        source = "anew" if view.finds_rate_anew(claim.terms) else view.rate_source(claim.gone)
+        source = "anew" if view.recomputes_rate(claim.terms) else view.rate_source(claim.gone)
         return (*record_premises(view.record_history), *before_training_premises(view.facts, source))

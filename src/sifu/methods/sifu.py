@@ -1,8 +1,8 @@
-"""SIFU (algorithm 3 of the paper): roll back as far as the budget demands, add noise, continue without the client.
+"""Method `sifu` (algorithm 3 of the paper): a rollback as far as the budget demands, noise, and retraining.
 
 IFU (algorithm 2) is the special case of one request. Differences from the paper (docs/theory.md, section 16): budgets
-are charged over all releases by default, the noise is calibrated exactly, and clients are weighted by the samples of
-the round, not of the whole federation.
+are charged over all releases by default, the noise is calibrated exactly, and a client's weight is its share of the
+samples in the round, not in the whole federation.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import ClassVar
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Claim, Method, plan_from, premises_of
-from sifu.planning.forecast import Forecast, budget_lines, outlook
-from sifu.planning.plan import Plan, both_units, choose_noise, noise_options
+from sifu.planning.forecast import Forecast
+from sifu.planning.noise_options import choose_noise, noise_options
+from sifu.planning.outlook import budget_lines, outlook
+from sifu.planning.plan import Plan, both_units
 from sifu.run.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.rollback import Choice, choose_node
@@ -28,7 +30,7 @@ class Sifu(Method):
     info: ClassVar[MethodInfo] = METHOD_INFOS["sifu"]
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
-        """Plan the latest allowed node, with the requested noise or one chosen from the recorded scalars."""
+        """Plan a rollback to the latest kept model that the budget allows; choose the noise if `sigma` is "auto"."""
         order, clients = view.next_order, view.leaving(terms.clients)
         new = view.exposures(view.new_subjects(terms, order))
         earlier = view.exposures(view.earlier_subjects())
@@ -51,7 +53,7 @@ class Sifu(Method):
         )
 
     def bytes_kept(self, view: RunView) -> int:
-        """Return the size of the models that a later request may roll back to."""
+        """Return the size in bytes of the kept models, except the current one, that a request may roll back to."""
         return sum(row.bytes for row in view.reader.models().values() if row.kept and row.node != view.reader.tip)
 
 
@@ -64,8 +66,8 @@ def _notes(view: RunView, plan: Plan, node: Choice) -> Iterator[str]:
         )
     if view.path.unbounded_from <= view.path.tip:
         yield (
-            "a heuristic's model lies on this history: no client's influence is known after it, so only the initial "
-            "model can be gone back to"
+            "this history contains a heuristic's model, after which no client's influence is known: only a rollback to "
+            "the initial model is possible"
         )
     if plan.terms.scope == "latest":
         yield "scope latest counts the latest release only; someone who keeps several releases learns more"

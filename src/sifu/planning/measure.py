@@ -1,21 +1,21 @@
-"""Quantities that a forecast follows to their goal, the harm that noise does to them, and how training undoes it.
+"""Quantities that training must bring down to a goal, the harm that noise does to them, and their recovery.
 
-**Learning curves.** The loss of the first training is known round by round. Past its end it is continued by a power law
-with a floor,
+**Learning curves.** The loss of the first training is known round by round. Beyond its end, the curve is extrapolated
+by a power law with a floor,
 
     f(n) = floor + (f(T) - floor) (n / T)^-p,
 
-fitted to the last three quarters. The same curve tells how fast training undoes a disturbance. The share of the gain
-still to come after k rounds, F(k) = (f(k) - floor) / (f(0) - floor), measures how much of theta_0's distance to the
-optimum is left after k rounds. Noise is another such distance.
+fitted to the last three quarters of the rounds. The same curve shows how fast training undoes a disturbance. The share
+of the gain still to come after k rounds, F(k) = (f(k) - floor) / (f(0) - floor), measures how much of theta_0's
+distance to the optimum is left after k rounds. The distance that noise adds is assumed to shrink in the same way.
 
 A target is an accuracy, and close to the target the loss is a poor predictor of accuracy. The share of wrong
-predictions follows a power law, e(n) = e_T (n / T)^-p. Fitted to the last two thirds of the rounds, it extrapolates the
-curve and smooths it, since the first round that reaches a target does so partly by chance.
+predictions follows a power law, e(n) = e_T (n / T)^-p. It is fitted to the last two thirds of the rounds, and both
+extrapolates and smooths the curve, since the first round that reaches a target does so partly by chance.
 
-**Harm of noise, from the rehearsal.** Noise of the rehearsed size s on the last model of the training, of T rounds,
-adds l_k to the loss after k rounds, k up to K = 2 or 1 (`RecoveredNoise`). Noise of size sigma on the model of round c
-adds, k rounds later,
+**Harm of noise, from the rehearsal.** Noise of the rehearsed size s, added to the last model of the training (round T),
+raises the loss by l_k after k rounds, for k up to K = 2 or 1 (`RecoveredNoise`). Noise of size sigma, added to the
+model of round c, raises the loss k rounds later by
 
     (sigma / s)^2 l_k (f(c + k) / f(T + k))^q                       for k <= K,
     (sigma / s)^2 l_K (k / K)^-1/3 (f(c + k) / f(T + K))^q          after that,
@@ -23,17 +23,19 @@ adds, k rounds later,
 where q is 2 for linear models and 6 for networks, and f is the loss of the training, extrapolated beyond its end
 (`LearningCurve`). The power of k is typical of a sum over directions of very unequal curvature: the steep directions
 recover first. The remaining harm matters less as training progresses, because margins grow; f measures the progress.
-The exponents are the only constants (docs/noise.md lists the data they were chosen on). Most of the difference between
+The exponents are its only constants (docs/noise.md lists the data they were chosen on). Most of the difference between
 two draws of noise lies in the few steepest directions, and these recover within the rehearsed rounds.
 
-Loss is converted to errors by the ratio of the two, pooled over all measurements up to s, since a single measurement
-may depend on a few predictions. For a rise as large as the largest rehearsed noise causes, the ratio measured at that
-noise applies. Far from the trained model, the loss of a network is not quadratic, and noise can destroy the model.
-Beyond three times the largest rehearsed noise, every prediction counts as wrong.
+Loss is converted to errors by the ratio of the two. Up to the rise that noise s causes, this ratio is pooled over all
+measurements with noise of at most s, since a single measurement may depend on a few predictions. From the rise that
+the largest rehearsed noise causes, it is the ratio measured for that noise. Between the two rises, it is interpolated
+on logarithmic scales. Far from the trained model, the loss of a network is not quadratic, and noise can destroy the
+model. Beyond three times the largest rehearsed noise, every prediction of a network counts as wrong.
 
-**Choice of the quantity.** If the end of training rehearsed rounds with noise, the forecast follows wrong predictions
-with the measured harm (`Recovery`). Without such rounds (fewer than 12 rounds of training, noise in training, different
-participants in the rehearsed rounds, regression), the forecast follows the loss, which is less accurate:
+**Choice of the quantity.** If rounds with noise were rehearsed at the end of training, the forecast follows the share
+of wrong predictions, with the measured harm (`Recovery`). Without such rounds (fewer than 12 rounds of training, noise
+in training, different participants in the rehearsed rounds, regression), the forecast follows the loss, which is less
+accurate:
 
     harm(sigma, k) = 1.8 rise(sigma) F(k),
 
@@ -159,9 +161,7 @@ class FirstTraining:
         nodes: list[PathNode] = self._reader.remembered(
             "first training",
             lambda: [
-                row.node
-                for row in self._reader.nodes_by_number().values()
-                if row.node.branch == 0 and row.node.kind in ("initial", "merge", "round")
+                node for node in self._reader.nodes() if node.branch == 0 and node.kind in ("initial", "merge", "round")
             ],
         )
         return nodes
@@ -179,7 +179,7 @@ class FirstTraining:
 
     @cached_property
     def rehearsed(self) -> dict[float, tuple[EvaluationRow, EvaluationRow]]:
-        """Evaluations of the same model with and without noise, by sigma."""
+        """Evaluations of the same model with noise and without noise, by sigma."""
         return {
             noise_std: (noised, self.evaluated[node])
             for node, noises in rehearsed_noises(self.evaluations).items()
@@ -200,12 +200,12 @@ class FirstTraining:
 
     @cached_property
     def length(self) -> int:
-        """T if the target was reached, otherwise the number of all rounds, which suffices for comparing noises."""
+        """T if the target was reached, otherwise the total number of rounds, which suffices to compare noise sizes."""
         return max(1, self.nodes[-1].position if self.rounds_to_target is None else self.rounds_to_target)
 
     @cached_property
     def points(self) -> list[tuple[int, EvaluationRow]]:
-        """(round, evaluation) until the target was reached."""
+        """Pairs (round, evaluation) up to round `length`."""
         return [(position, row) for position, row in self._all_points if position <= self.length]
 
     @cached_property
@@ -222,7 +222,7 @@ class FirstTraining:
 
 OF_ROUNDS = 1.0 / 3.0
 OF_LOSS = {"linear": 2.0, "network": 6.0}
-"""Exponent q by kind of model; in a network, continued training undoes most of the harm of noise."""
+"""Exponent q by kind of model; it is larger for networks, where further training undoes most of the harm of noise."""
 
 FARTHEST = 3.0
 """Largest noise whose harm to a network is predicted, as a multiple of the largest rehearsed noise."""
@@ -232,7 +232,7 @@ FARTHEST = 3.0
 class Recovery:
     """Harm of noise and its decay, from the rehearsal (see the module's docstring).
 
-    `losses` are the amounts that noise of `noise_std` adds after 0, 1, ... rounds; `training` is f.
+    `losses` are the amounts that noise of `noise_std` adds to the loss after 0, 1, ... rounds; `training` is f.
     """
 
     noise_std: float
@@ -252,7 +252,7 @@ class Recovery:
         training: LearningCurve,
         linear: bool = True,
     ) -> Recovery | None:
-        """Return the law of decay; None if the rehearsal does not determine it.
+        """Return the harm and its decay; None if the rehearsal does not determine them.
 
         Args:
             recovered: Harm left after the rehearsed rounds.
@@ -281,7 +281,7 @@ class Recovery:
         )
 
     def rise(self, noise_std: float, rounds: Floats, position: Floats) -> Floats:
-        """Return the rise of the loss that is left some rounds after noise.
+        """Return the rise of the loss that is left some rounds after noise was added.
 
         Args:
             noise_std: Size of the noise.
@@ -295,7 +295,7 @@ class Recovery:
         return (noise_std / self.noise_std) ** 2 * np.exp(rehearsed) * slower * fallen**self.of_loss
 
     def errors(self, noise_std: float, rounds: Floats, position: Floats) -> Floats:
-        """Return the share of predictions that are still wrong because of the noise; arguments as for `rise`."""
+        """Return the share of predictions that are wrong because of the noise; the arguments are those of `rise`."""
         if noise_std == 0.0:
             return np.zeros_like(rounds)
         if noise_std > self.largest_noise:
@@ -310,13 +310,16 @@ class Recovery:
 
 
 HARM_OF_LOSS = 1.8
-"""Factor by which the harm of noise exceeds the harm of an equal share of theta_0's distance."""
+"""Factor of the rise in the formula for harm without rehearsed rounds (see the module's docstring)."""
 SPREAD_OF_LUCK, LARGEST_SPREAD = 0.53, 1.5
-"""Standard deviation of luck at the rehearsed noise size (proportional to 1 / sigma), and the limit of the spread."""
+"""Standard deviation of relative harm at the rehearsed noise size (falls as 1 / sigma), and the largest total spread.
+
+Relative harm is the harm of one draw of noise divided by the mean harm; `planning.forecast` calls it f.
+"""
 SPREAD_OF_LAW = 0.3
-"""Standard deviation of a run's harm around the law, at any noise size; its variance adds to the variance of luck."""
+"""Standard deviation of a run's harm around `Recovery`, at any noise size; its variance adds to relative harm's."""
 SPREAD_UNREHEARSED = 0.7
-"""Standard deviation of luck, at any size, if no rounds were rehearsed."""
+"""Standard deviation of relative harm, at any noise size, if no rounds were rehearsed."""
 
 
 @dataclass(frozen=True)
@@ -326,10 +329,10 @@ class Measure:
     Attributes:
         of_errors: True if the quantity is the share of wrong predictions.
         scatter: Standard deviation of single evaluations around the curve.
-        curve: The quantity after a number of rounds, without noise.
+        curve: The quantity after a given number of rounds, without noise.
         goal: Value that the quantity must fall to.
-        harm: Amount that noise of a size still adds after some rounds, at a position on the path.
-        spread: Standard deviation of the luck of noise, by its size.
+        harm: Amount that noise still adds to the quantity, by its size, its age and the position on the path.
+        spread: Standard deviation of the relative harm f of noise (`planning.forecast`), by the size of the noise.
     """
 
     of_errors: bool
@@ -359,11 +362,11 @@ def _measure_of_errors(first: FirstTraining, target: float, linear: bool) -> Mea
         return None
     goal = errors.at_end
     if first.rounds_to_target is not None:
-        # A round that reaches the target does so partly by chance. Assume the same deviation when it is reached again.
+        # The first round that reaches the target does so partly by chance. Assume the same deviation for retraining.
         goal += (1.0 - target) - errors.last
 
     def spread(noise_std: float) -> float:
-        """Return the relative spread of the harm; the random part grows like sigma, the mean like sigma^2."""
+        """Return the relative spread of the harm: its random part grows like sigma, its mean like sigma^2."""
         if noise_std == 0.0:
             return 0.0
         return min(LARGEST_SPREAD, math.hypot(SPREAD_OF_LUCK * recovery.noise_std / noise_std, SPREAD_OF_LAW))
@@ -384,13 +387,13 @@ def _measure_of_loss(first: FirstTraining) -> Measure | None:
 
 
 def rises_of_loss(first: FirstTraining) -> dict[float, float]:
-    """Return the rise of the loss directly after noise of each rehearsed size, if positive."""
+    """Return the rise of the loss directly after noise, by rehearsed noise size; only positive rises are included."""
     rises = {size: noised.loss - plain.loss for size, (noised, plain) in first.rehearsed.items()}
     return {size: rise for size, rise in sorted(rises.items()) if rise > 0.0}
 
 
 def rise_of_loss(rises: dict[float, float], noise_std: float) -> float:
-    """Return the rise of the loss at any size: its ratio to sigma^2 is interpolated in logarithms."""
+    """Return the rise of the loss for any noise size: its ratio to sigma^2 is interpolated on logarithmic scales."""
     if noise_std == 0.0:
         return 0.0
     sizes = [math.log(size) for size in rises]

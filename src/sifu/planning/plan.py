@@ -1,23 +1,15 @@
-"""Plans of requests, and the comparison of all methods that could execute one.
+"""Plans of requests, and the comparison of all methods that could execute a request.
 
 `--method auto` chooses in two steps (docs/theory.md, section 9.7). First, one exact method is selected by the structure
-of the run, never by a prediction: a closed-form head is solved again, remaining groups are merged, and a fresh model is
-the last resort. If the request demands `exact`, this method is used, so no client's data influence the choice.
-Otherwise it is compared with the methods that are not exact: the fewest predicted rounds win, and on a tie the stronger
-guarantee. The certificate's promise holds for the plan that was executed, including its method.
+of the run, never by a prediction: solving a closed-form head again, else merging the remaining groups, else training a
+fresh model. If the request demands `exact`, this method is used, so no client's data influence the choice. Otherwise it
+is compared with the methods that are not exact: the fewest predicted rounds win, and on a tie the stronger guarantee.
+The certificate's promise holds for the plan that was executed, including its method.
 
-The joint Psi of a set of clients is exact for rounds whose Gram matrix was kept, and bounded by the triangle inequality
-from the same scalars otherwise (docs/theory.md, section 3.2). A plan shows the request for both units, each client
-separately and all clients jointly, so that the cost of joint protection is known in advance.
-
-`--sigma auto` chooses node and noise together, from recorded scalars (docs/noise.md; docs/theory.md, section 9.1). Each
-kept node needs a minimum of noise, which follows from the Psi curves of the subjects to hide and their remaining
-budgets. A forecast predicts the rounds for each pair of node and noise. The pair with the fewest is chosen, or the
-initial model if no pair is clearly better than Scratch.
-
-A later request starts after this noise edge, where all subjects forgotten so far are covered, with noise chosen at that
-time. More noise now would not cover clients that ask later, because noise edges added before a client's request never
-cover that client. So a request adds only the noise it needs. The forecast includes the effect of earlier noise.
+The joint Psi of a set of clients is exact for rounds whose Gram matrix was kept. For other rounds, the triangle
+inequality bounds it from recorded scalars (docs/theory.md, section 3.2). A plan shows the Psi and the noise of a
+request for both units of protection, each client separately and all clients jointly, so that the cost of joint
+protection is known in advance.
 """
 
 from __future__ import annotations
@@ -36,15 +28,16 @@ from sifu.core.method_info import (
     method_info,
 )
 from sifu.core.observers import BeforeAfter, Observers, observers_of
-from sifu.core.premises import Premise, level_of
+from sifu.core.premises import Premise
 from sifu.core.request_terms import AUTO, RequestTerms
-from sifu.planning.forecast import WORTH_IT, BudgetLine, Forecast, Outlook
+from sifu.planning.noise_options import NoiseOption
+from sifu.planning.outlook import BudgetLine, Outlook
 from sifu.run.run_view import RunView
 from sifu.theory.calibration import TrainingNoise
-from sifu.theory.rollback import Exposure, Subject, choose_node, least_noise, least_noises
+from sifu.theory.rollback import Exposure, Subject, choose_node, least_noise
 
 NOT_INSTALLED = 25
-"""Rank of a recorded method whose package is not installed; it lies between scratch and sifu."""
+"""Rank of a recorded method whose package is not installed, between the ranks of scratch and sifu."""
 
 
 @dataclass(frozen=True)
@@ -54,25 +47,25 @@ class MethodOption:
     Attributes:
         method: Name of the method.
         level: Level that a certificate would have.
-        rounds: Figure that `auto` compares: predicted rounds to the target or, if the first training reached none, to
-            the accuracy at its end.
+        rounds: Predicted rounds to the target, which `auto` compares. If the first training did not reach the target,
+            the prediction is for the accuracy at the end of that training.
         summary: Description of the method in one line.
         refused: Reason why this run does not allow the method; empty if it does.
         predicted_rounds: Predicted rounds to the target; None if unknown.
         predicted_interval: Interval around the predicted rounds.
         noise_std: Standard deviation of the noise.
-        client_rounds: Participants summed over all rounds.
-        rebuild_client_rounds: Participants summed over the rounds that rebuild groups of leaving clients.
-        bytes_sent: Traffic of all these rounds.
-        seconds: Duration of the command, with rounds at the speed of the run so far or a solve from kept statistics
-            at the speed of this machine; None if it is unknown.
+        client_rounds: Number of participants, summed over all rounds.
+        rebuild_client_rounds: Number of participants, summed over the rounds that rebuild groups of leaving clients.
+        bytes_sent: Traffic of all these rounds, in bytes.
+        seconds: Duration of the command in seconds, from the speed of earlier rounds of this run or, for a solve from
+            kept statistics, from the speed of this machine; None if unknown.
         attacker_rate: Upper bound on the true positive rate of an attacker with 1 % false alarms (0.01 is a blind
             guess); None means no bound.
         kept: Description of the data that the operator keeps.
         bytes_kept: Size of the files kept for later requests.
         earlier_charged: Number of subjects forgotten earlier that lose budget.
-        largest_charge: Largest share of a budget that one of them loses.
-        may_be_chosen: False for methods that ignore the request's sigma and for controls of experiments.
+        largest_charge: Largest share of its budget that one of these subjects loses.
+        may_be_chosen: False for methods that ignore the request's sigma, and for experimental controls.
         notes: Remarks for the operator.
     """
 
@@ -108,14 +101,14 @@ class AutoChoice:
 
     def to_mapping(self) -> dict[str, object]:
         """Return the choice as the ledger records it."""
-        ways = [{"method": way.method, "level": way.level, "rounds": way.rounds} for way in self.compared]
-        return {"least_level": self.least_level, "ways": ways}
+        options = [
+            {"method": option.method, "level": option.level, "rounds": option.rounds} for option in self.compared
+        ]
+        return {"least_level": self.least_level, "ways": options}
 
 
 def least_level(terms: RequestTerms, floor: Level | None = None) -> Level:
-    """Return the lowest accepted level: the higher of the request's level and `floor`.
-
-    Without either, it is the usual level of the method.
+    """Return the lowest accepted level: the higher of the request's level and `floor`, or the method's usual level.
 
     >>> least_level(RequestTerms(("a",), 10.0, 0.01)), least_level(RequestTerms(("a",), 10.0, 0.01, level="exact"))
     ('conditional', 'exact')
@@ -126,46 +119,51 @@ def least_level(terms: RequestTerms, floor: Level | None = None) -> Level:
 
 
 def choose_method(compared: Sequence[MethodOption], least: Level) -> str | None:
-    """Return the method that `auto` chooses among the options; None if none reaches the lowest accepted level.
+    """Return the method that `auto` chooses; None if no option reaches the lowest accepted level.
 
-    >>> ways = [MethodOption("sifu", "proven", 9.0), MethodOption("scratch", "exact", 90.0)]
-    >>> choose_method(ways, "conditional"), choose_method(ways, "exact")
+    >>> options = [MethodOption("sifu", "proven", 9.0), MethodOption("scratch", "exact", 90.0)]
+    >>> choose_method(options, "conditional"), choose_method(options, "exact")
     ('sifu', 'scratch')
     >>> choose_method([MethodOption("sifu", "proven", 90.0), MethodOption("scratch", "exact", 90.0)], "conditional")
     'scratch'
     """
-    enough = [way for way in compared if LEVELS.index(way.level) >= LEVELS.index(least)]
-    exact = sorted((way for way in enough if way.level == "exact"), key=lambda way: _place(way.method))[:1]
-    candidates = exact if least == "exact" else [*exact, *(way for way in enough if way.level != "exact")]
+    enough = [option for option in compared if LEVELS.index(option.level) >= LEVELS.index(least)]
+    exact = sorted((option for option in enough if option.level == "exact"), key=lambda option: _place(option.method))[
+        :1
+    ]
+    candidates = exact if least == "exact" else [*exact, *(option for option in enough if option.level != "exact")]
     if not candidates:
         return None
-
-    return min(candidates, key=lambda way: (_cost(way), -LEVELS.index(way.level), _place(way.method))).method
+    return min(
+        candidates, key=lambda option: (_cost(option), -LEVELS.index(option.level), _place(option.method))
+    ).method
 
 
 def strongest_option(compared: Sequence[MethodOption]) -> str:
-    """Return the method with the strongest guarantee; it is planned, then refused, if every method is too weak."""
-    return min(compared, key=lambda way: (-LEVELS.index(way.level), _cost(way), _place(way.method))).method
+    """Return the method with the strongest guarantee; it is planned if no method reaches the required level."""
+    return min(compared, key=lambda option: (-LEVELS.index(option.level), _cost(option), _place(option.method))).method
 
 
-def _cost(way: MethodOption) -> float:
-    return math.inf if way.rounds is None else way.rounds
+def _cost(option: MethodOption) -> float:
+    return math.inf if option.rounds is None else option.rounds
 
 
 def _place(method: str) -> int:
-    """Return the rank of a method among exact ones; methods that preserve more of the training come first."""
+    """Return the sort key of a method among exact ones; methods that preserve more of the training come first."""
     info = find_method_info(method)
     return -NOT_INSTALLED if info is None else -info.preserves
 
 
 def reason_of(method: str, compared: Sequence[MethodOption], least: Level) -> str:
     """Return the reason for choosing a method, as a sentence."""
-    taken = next(way for way in compared if way.method == method)
+    taken = next(option for option in compared if option.method == method)
     if LEVELS.index(taken.level) < LEVELS.index(least):
         return f"{method}, the strongest one here: no method reaches level {least}, so a request would be refused"
     if least == "exact":
         return f"{method}: exact was asked for, and among the exact methods this one preserves most of the training"
-    others = [way for way in compared if way.method != method and LEVELS.index(way.level) >= LEVELS.index(least)]
+    others = [
+        option for option in compared if option.method != method and LEVELS.index(option.level) >= LEVELS.index(least)
+    ]
     if not others:
         return f"{method}: the only method that reaches at least the required level ({least}); it is {taken.level}"
     rounds = "an unknown number of" if taken.rounds is None else f"{taken.rounds:.3g}"
@@ -177,13 +175,13 @@ def reason_of(method: str, compared: Sequence[MethodOption], least: Level) -> st
 
 @dataclass(frozen=True)
 class UnitView:
-    """Result of a request for one choice of unit (each client separately, or all jointly), with the plan's noise.
+    """Figures of a request for one unit of protection, with the plan's noise.
 
     Attributes:
-        unit: Clients to hide: `client` for each separately, `joint` for all together.
+        unit: `client` if each client is hidden separately, `joint` if all are hidden together.
         psi_now: Largest Psi to hide at the current model.
         noise_now: Noise needed at the current model.
-        rollback_to: Rounds of the latest kept model that the plan's noise allows.
+        rollback_to: Number of rounds that led to the latest kept model that the plan's noise allows.
         gram_rounds: Number of shared rounds whose Gram matrix was kept; Psi of the others is bounded.
         shared_rounds: Number of rounds that two or more of the clients took part in.
     """
@@ -233,23 +231,6 @@ class PlannedCharge:
 
 
 @dataclass(frozen=True)
-class NoiseOption:
-    """A noise that could be used, and its predicted effect.
-
-    Options are compared by `expected`, which is in rounds if the first training reached its target.
-    """
-
-    noise_std: float
-    depth: int
-    rounds: int
-    noise_to_signal: float
-    expected: float
-    predicted_rounds: int | None
-    predicted_interval: tuple[int, int] | None = None
-    level: Level = "none"
-
-
-@dataclass(frozen=True)
 class Plan:
     """Node, noise, cost and level of a request.
 
@@ -271,21 +252,25 @@ class Plan:
         level: Level of the certificate.
         predicted_rounds: Predicted rounds to the target; None if unknown.
         scratch_rounds: Predicted rounds of Scratch; None if unknown.
-        options: Noises that were compared.
+        options: Noise options that were compared.
         notes: Remarks for the operator.
-        protection: Means by which the method hides subjects.
+        protection: Basis of the method's guarantee.
         untouched: True if no subject to hide influenced the source, and no reply of the clients was refused on the path
-            to it.
+            to the source.
         training_noise: Guarantee of noise in training, if the method relies on it.
-        predicted_interval: Interval that holds the rounds to the target in most cases.
+        predicted_interval: Interval around the predicted rounds.
         units: Figures of a request of several clients in each unit, `client` and `joint`.
         budgets: Budgets of the subjects forgotten earlier.
         outlook: Outlook for later requests.
-        expected_rounds: Prediction before rounding; if no target was reached, the rounds to regain the accuracy at the
-            end of training.
-        rebuild_client_rounds: Participants summed over the rounds that rebuild groups of leaving clients.
+        expected_rounds: Unrounded prediction of the rounds to the target. If the first training did not reach the
+            target, the prediction is for the accuracy at the end of that training.
+        rebuild_client_rounds: Number of participants, summed over the rounds that rebuild groups of leaving clients.
         ways: Options of all methods, if `auto` chose the method.
         auto: Choice of `auto` and its reason.
+        before_after: Guarantee against an observer of all releases; None means not protected.
+        predicted_accuracy: Accuracy of the final model on the remaining clients; None if the record does not determine
+            it.
+        squared_error_now: Mean squared error of the current model on training data, for regression.
     """
 
     terms: RequestTerms
@@ -319,11 +304,8 @@ class Plan:
     ways: tuple[MethodOption, ...] = ()
     auto: AutoChoice | None = None
     before_after: BeforeAfter | None = None
-    """The guarantee against an observer of all releases; None means not protected."""
     predicted_accuracy: float | None = None
-    """Accuracy of the final model on the clients that stay; None if the record does not determine it."""
     squared_error_now: float | None = None
-    """Mean squared error of the current model on training data, for regression."""
 
     @property
     def method(self) -> str:
@@ -348,107 +330,3 @@ class Plan:
         """Guarantee against an observer of later releases, and against one who kept earlier releases."""
         rate = attacker_rate(self.level, self.multiplier)
         return observers_of(self.level, rate, self.terms.scope, self.before_after, untouched=self.untouched)
-
-
-LARGEST_NOISE_TO_SIGNAL = 0.5
-"""Largest worthwhile ratio of noise to distance travelled (docs/theory.md, section 13, for advice)."""
-SIGMA_LADDER = 1.1
-"""Base of the powers to which an automatic sigma is rounded up.
-
-Sigma is stated in public certificates; rounding sigma up hides most of the information about the Psi that sigma was
-chosen from.
-"""
-
-
-def noise_options(
-    view: RunView, exposures: Sequence[Exposure], order: int, forecast: Forecast, premises: Sequence[Premise]
-) -> tuple[NoiseOption, ...]:
-    """Return the least noise of each kept node, rounded up, with its predicted effect; latest node first.
-
-    Rounding up may allow a later node than the one the noise was computed for, so every option uses the latest node
-    that its noise allows.
-
-    Args:
-        view: View of the run.
-        exposures: Subjects to hide, of this request and earlier ones.
-        order: Order of the request.
-        forecast: Forecast of the rounds.
-        premises: Premises of the method, which determine the level.
-    """
-    before = _needed_by_earlier(view, [exposure for exposure in exposures if exposure.subject.order < order], order)
-    new = [exposure for exposure in exposures if exposure.subject.order >= order]
-    needed = {depth: max(least_noise(new, depth, order), before[depth]) for depth in sorted(view.kept, reverse=True)}
-    starts_fresh = view.path.nodes[0].kind == "initial"
-    options: dict[tuple[int, float], NoiseOption] = {}
-    for least in needed.values():
-        if not math.isfinite(least):
-            continue
-        noise_std = on_ladder(least)
-        reached = next(d for d, other in needed.items() if other <= noise_std)
-        noise_std = noise_std if needed[reached] > 0.0 else 0.0
-        prediction = forecast.predict(reached, noise_std)
-        options[reached, noise_std] = NoiseOption(
-            noise_std=noise_std,
-            depth=reached,
-            rounds=view.path.rounds_until(reached),
-            noise_to_signal=noise_to_signal(view, reached, noise_std),
-            expected=forecast.expected(reached, noise_std),
-            predicted_rounds=prediction.rounds if prediction else None,
-            predicted_interval=prediction.interval if prediction else None,
-            level=level_of(premises, exact=noise_std == 0.0, fresh=reached == 0 and starts_fresh),
-        )
-    return tuple(options.values())
-
-
-def _needed_by_earlier(view: RunView, earlier: Sequence[Exposure], order: int) -> dict[int, float]:
-    """Return the least noise of each kept node for the subjects forgotten earlier, cached until the run changes."""
-    remembered: dict[object, dict[int, float]] = view.reader.remembered("least noise of those forgotten earlier", dict)
-    key = (view.path.nodes[-1].node, order, tuple(exposure.subject for exposure in earlier), tuple(sorted(view.kept)))
-    if key not in remembered:
-        remembered[key] = least_noises(earlier, view.kept, order)
-    return remembered[key]
-
-
-def choose_noise(
-    options: Sequence[NoiseOption], forecast: Forecast, least: Level | None = None
-) -> tuple[float, tuple[str, ...]]:
-    """Return the noise of the option with the fewest expected rounds, and notes on the choice.
-
-    If Scratch is as fast, the returned noise is less than any option needs, so that the initial model is chosen.
-    Options below the level `least` are ignored unless there are no others.
-
-    Args:
-        options: Options of noise to choose from.
-        forecast: Forecast of the rounds.
-        least: Lowest accepted level; by default any.
-    """
-    enough = [option for option in options if LEVELS.index(option.level) >= LEVELS.index(least or "none")]
-    best = min(enough or options, key=lambda option: option.expected)
-    if best.noise_std > 0.0 and best.expected <= WORTH_IT * forecast.expected(0, 0.0):
-        return best.noise_std, ()
-    # Less noise than any node needs leads to the latest node that needs none: theta_0, or one the subjects never
-    # touched.
-    too_little = 0.5 * min((option.noise_std for option in options if option.noise_std > 0.0), default=1.0)
-    if best.noise_std == 0.0 and best.depth > 0:
-        return too_little, ()
-    return too_little, (
-        "no kept model with its noise promises clearly fewer rounds than Scratch, so training starts again from "
-        "the initial model: exact, and as slow as Scratch. More clients, or a larger epsilon, would help",
-    )
-
-
-def on_ladder(noise_std: float) -> float:
-    """Return the smallest power of `SIGMA_LADDER` that is at least `noise_std`; 0 for no noise."""
-    if noise_std <= 0.0:
-        return 0.0
-    rung = SIGMA_LADDER ** math.ceil(math.log(noise_std) / math.log(SIGMA_LADDER))
-    return rung if rung >= noise_std else rung * SIGMA_LADDER
-
-
-def noise_to_signal(view: RunView, depth: int, noise_std: float) -> float:
-    """Return sigma sqrt(d) / ||theta - theta_0||, with earlier noise subtracted from the squared distance."""
-    size = view.parameters
-    signal = math.sqrt(max(view.rows[depth].distance ** 2 - view.path.noise_energy(depth) * size, 0.0))
-    if noise_std == 0.0:
-        return 0.0
-    return noise_std * math.sqrt(size) / signal if signal > 0.0 else math.inf

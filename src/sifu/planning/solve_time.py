@@ -1,13 +1,14 @@
 """Prediction of the time of a request on a closed-form head, from recorded sizes and the speed of this machine.
 
-A request reads the sum and the statistics of the leaving clients, subtracts, writes the new sum, and solves for the
-head. With K features it takes
+A request reads the sum, subtracts the statistics of the leaving clients, writes the new sum, and solves for the head.
+With K features it takes
 
     START_STEPS / steps + K^2 (8 PASSES / bytes + 2 n / factors) + K^3 / (3 factors)
 
-seconds, where n is the number of samples that leave as rows. The speeds `steps`, `bytes` and `factors` are measured
-once per process, in a few milliseconds, on the machine that plans the request; the speed of training is irrelevant.
-The other constants are amounts of work, not times.
+seconds, where n is the number of samples that leave as rows and `factors` counts all threads (`Speed.seconds` has the
+exceptions for narrow heads and for cross-validation). The speeds `steps`, `bytes` and `factors` are measured once per
+process, in a few milliseconds, on the machine that plans the request; the speed of training is irrelevant. The other
+constants are amounts of work, not times.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from sifu.run.run_view import RunView
 from sifu.theory.closed_form.ridge import WIDE
 
 START_STEPS = 7e6
-"""Work of a command besides statistics (loading, planning, signing and recording), in steps of `_steps`."""
+"""Work of a command besides statistics (loading, planning, signing and recording), counted in steps of `_steps`."""
 STEPS = 20_000
 """Number of steps executed to measure the speed of Python."""
 PASSES = 16.0
@@ -34,7 +35,7 @@ PASSES = 16.0
 CROSS_VALIDATION = 8.0
 """Cost of choosing the penalty by cross-validation, in factorisations."""
 SHARE = 0.8
-"""Speed that each further thread adds, relative to the first."""
+"""Speed that each further thread adds, as a fraction of the speed of the first thread."""
 SIZE = 1024
 """Size of the matrices that speeds are measured on."""
 
@@ -47,7 +48,7 @@ class Speed:
         factors: Operations per second of a factorisation in float32 on one thread.
         threads: Number of threads of a factorisation.
         bytes: Bytes per second of a pass over a matrix.
-        steps: Steps of Python per second.
+        steps: Steps of `_steps` per second.
     """
 
     factors: float
@@ -112,13 +113,8 @@ def _shortest(action: Callable[[], Any]) -> float:
     return max(min(seconds), 1e-9)
 
 
-def start_seconds() -> float:
-    """Return the expected seconds of a command on this machine, besides rounds and statistics."""
-    return measured_speed().start
-
-
 def request_seconds(view: RunView, leaving: set[int]) -> float | None:
-    """Return the expected seconds to forget clients by their kept statistics; None if their sum is not stored."""
+    """Return the expected seconds to forget the clients `leaving`, from kept statistics; None if no sum is stored."""
     stored = list(view.reader.statistics().values())
     if not any(row.is_sum for row in stored):
         return None

@@ -1,1 +1,1 @@
-"""The common style of all figures, and their drawing helpers."""
+"""Common style and drawing helpers of all figures."""

@@ -1,4 +1,4 @@
-"""The common style of all figures: colours for colour-blind readers, one font, and reproducible bytes."""
+"""Common style of all figures: a palette for colour-blind readers, drawing helpers, and reproducible image files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY = "#0072B2", "#D55E00", "#009E73", 
 BRANCH_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 INK, GREY, FAINT = "#1f2430", "#6b7280", "#d8dce3"
 WIDE, NARROW = 7.6, 3.6
-"""Width of a figure in inches, on paper or a large screen, and on a phone; text has the same size in both."""
+"""Widths of a figure in inches: for paper or a large screen, and for a phone. Text has the same size in both."""
 _width: ContextVar[float] = ContextVar("_width", default=WIDE)
 DOTS_PER_INCH = 160
 
@@ -56,7 +56,7 @@ _one_at_a_time = threading.RLock()  # matplotlib's settings are global to the pr
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Apply the common style instead of the user's settings, and restore them afterwards."""
+    """Apply the common style inside the `with` block, in place of the user's matplotlib settings."""
     import matplotlib.style
 
     with _one_at_a_time, matplotlib.style.context(["default", STYLE]):
@@ -76,7 +76,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 @contextmanager
 def narrow_figures() -> Iterator[None]:
-    """Draw figures for phones inside this block: narrow, with panels and legends stacked."""
+    """Draw figures for phones inside the `with` block: narrow, with panels and legends stacked."""
     before = _width.set(NARROW)
     try:
         yield
@@ -90,14 +90,14 @@ def is_narrow() -> bool:
 
 
 def new_figure(height: float, **options: Any) -> Figure:
-    """Return an empty figure of the common width."""
+    """Return an empty figure of the current width and of this height in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(_width.get(), height), layout="constrained", **options)
 
 
 def headline(figure: Figure, message: str) -> None:
-    """Write the message of a figure above it, left-aligned."""
+    """Write a message above the figure, left-aligned."""
     lines = textwrap.wrap(message, 38 if is_narrow() else 84)
     figure.suptitle("\n".join(lines), x=0.008, ha="left", fontsize=11, fontweight="bold", parse_math=False)
     _make_room(figure, len(lines) - 1)
@@ -111,13 +111,13 @@ def legend_below(figure: Figure, handles: Sequence[Any], **options: Any) -> None
 
 
 def _make_room(figure: Figure, lines: int) -> None:
-    """Enlarge a narrow figure by lines of text, so that they take no space from the drawing."""
+    """Increase the height of a narrow figure by this number of lines of text; leave a wide figure unchanged."""
     if is_narrow():
         figure.set_figheight(figure.get_figheight() + 0.19 * lines)
 
 
 def empty_figure(message: str, sentence: str) -> Figure:
-    """Return a small figure with its message and the reason why there is nothing to show."""
+    """Return a small figure with a message and a sentence that explains why there is nothing to show."""
     figure = new_figure(1.6)
     headline(figure, message)
     return say_instead(figure, f"Nothing to show: {sentence}.")
@@ -131,7 +131,7 @@ def say_instead(figure: Figure, sentence: str) -> Figure:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun.
+    """Return a number followed by its noun, in the plural unless the number is 1.
 
     >>> counted(1, "round"), counted(2500, "round")
     ('1 round', '2,500 rounds')
@@ -157,8 +157,8 @@ def note(axes: Axes, text: str, place: tuple[float, float], offset: tuple[float,
     Args:
         axes: The axes to draw on.
         text: Text to write.
-        place: Coordinates in the data.
-        offset: Distance from the place, in points.
+        place: Data coordinates of the annotated point.
+        offset: Distance of the text from this point, in points (1/72 inch).
         **options: Further options of matplotlib's `annotate`.
     """
     chosen: dict[str, Any] = {"fontsize": 8, "color": GREY, "parse_math": False} | options
@@ -176,14 +176,14 @@ def whole_numbers(axes: Axes, most: int = 9) -> None:
 
 
 def only_ticks(axes: Axes, *, grid: str) -> None:
-    """Remove tick marks, and draw faint grid lines along one direction."""
+    """Remove tick marks but keep their labels, and draw faint grid lines (`grid`: "x", "y" or "both")."""
     axes.tick_params(length=0)
     axes.grid(True, axis=grid, color=FAINT, linewidth=0.6)  # type: ignore[arg-type]
     axes.set_axisbelow(True)
 
 
 def branch_colour(branch: int) -> str:
-    """Return the colour of a branch: blue for the training, then a cycle."""
+    """Return the colour of a branch: blue for the first training, and the other colours in turn for later branches."""
     return BRANCH_COLOURS[0] if branch == 0 else BRANCH_COLOURS[1 + (branch - 1) % (len(BRANCH_COLOURS) - 1)]
 
 
@@ -195,7 +195,7 @@ def _has_glyph() -> Callable[[int], int]:
 
 
 def plain(name: str, length: int = 18) -> str:
-    """Return a name from the run for a figure: on one line, short, and only with letters the font has."""
+    """Return a name for a figure: at most `length` characters, with "?" for characters that the font lacks."""
     shown = "".join(letter if letter.isprintable() and _has_glyph()(ord(letter)) else "?" for letter in name)
     return shown if len(shown) <= length else shown[: length - 1] + "…"
 
@@ -219,7 +219,7 @@ def inline_svg(svg: str, name: str, label: str) -> str:
 
     Args:
         svg: Content of the SVG file.
-        name: Name of the figure; prefixed to all ids, so that two figures on a page never share one.
+        name: Name of the figure; it prefixes all ids, so that two figures on a page never share an id.
         label: Text for screen readers, already escaped.
     """
     body = svg[svg.index("<svg") :]

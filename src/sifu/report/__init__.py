@@ -5,7 +5,7 @@
     write_report(Path("my-run"))              # my-run/report/index.html, and the figures as files
     write_evidence("my-run", "case-5", "case-5.zip")   # a file for a client to keep and check
 
-To get the figures alone, `collect` a run, then pass the data to a function of `sifu.report.collect`.
+To draw a figure alone, `collect` a run, then pass the data to `draw` of an entry of `sifu.report.figures.FIGURES`.
 """
 
 from sifu.report.collect import collect

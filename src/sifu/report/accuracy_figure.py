@@ -1,4 +1,4 @@
-"""Figures of the results: accuracy before and after requests and over all rounds, and rounds compared with Scratch."""
+"""Figures of accuracy before and after requests and over all rounds, and of rounds compared with Scratch."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ MOST_LINES = 40
 
 @styled
 def draw_before_after(data: ReportData) -> Figure:
-    """Draw a dumbbell for each request: forgotten clients at the left, remaining ones at the right."""
-    done = [request for request in data.done if request.measured.forgotten_before or request.measured.remaining_before]
+    """Draw the accuracy before and after each request as dumbbells: forgotten clients left, remaining ones right."""
+    done = [request for request in data.done if request.measured.has_accuracy]
     if not done:
         return empty_figure(before_after_message(data), "no request has been executed yet")
     shown = done[-MOST_ROWS:]
@@ -75,7 +75,7 @@ def draw_before_after(data: ReportData) -> Figure:
 
 
 def before_after_message(data: ReportData) -> str:
-    """Return the message of the dumbbells in one sentence."""
+    """Return a sentence that sums up the change of accuracy on the remaining clients."""
     changes = [
         after.accuracy - before.accuracy
         for request in data.done
@@ -175,12 +175,12 @@ def draw_accuracy(data: ReportData) -> Figure:
 
 
 def accuracy_message(data: ReportData) -> str:
-    """Return the title of the accuracy curve: a sentence that says what it shows."""
+    """Return a sentence that sums up the accuracy curve."""
     if data.status.accuracy is None:
         return "Accuracy over the rounds"
     now = f"{100 * data.status.accuracy:.1f} %"
     if len(data.branches) > 1 and data.status.phase == "ready":
-        if data.status.target <= 0:
+        if data.status.target <= 0 or not any(branch.noise_std for branch in data.branches):
             return f"After {counted(len(data.branches) - 1, 'request')} the model is at {now} accuracy"
         if data.status.accuracy < data.status.target:
             return f"Noise costs accuracy; training on has not won all of it back: {now} now"
@@ -191,7 +191,7 @@ def accuracy_message(data: ReportData) -> str:
 
 
 def _lower_end(data: ReportData, percent: np.ndarray) -> float:
-    """Return the lower end of the axis; it is below every drop after noise, but the first rounds may be below it."""
+    """Return the lower limit of the axis; only the accuracy of the first rounds may be below it."""
     later = percent[data.trace.x >= 0.06 * data.trace.x[-1]] if percent.size > 10 else percent
     after_noise = percent[data.trace.branch > 0]
     lowest = min(later.min(), after_noise.min(initial=100.0))
@@ -214,7 +214,7 @@ def _mark_requests(axes: Axes, data: ReportData) -> None:
         note(axes, names[branch], (x, 1.0), (0, 2), color=branch_colour(branch), **at_the_top)
 
 
-TOTAL_BESIDE_UP_TO = 8  # with more requests the total gets its own scale
+TOTAL_BESIDE_UP_TO = 8  # number of requests above which the total has its own scale
 SCRATCH_COLOUR = "#b4bac4"
 
 
@@ -256,21 +256,20 @@ def draw_rounds(data: ReportData) -> Figure:
     else:
         axes, total = figure.subplots(2, 1, height_ratios=[len(shown), 1.6])
     for line, request in enumerate(shown):
-        words = _comparison(request)
-        _draw_pair(axes, -line, request.rounds, request.scratch_rounds, words, more=not request.scratch_reached)
+        more = not request.scratch_reached
+        _draw_pair(axes, -line, request.rounds, request.scratch_rounds, comparison(request), more=more)
     longest = max(max(request.rounds, request.scratch_rounds or 0) for request in shown)
     _finish(axes, [plain(request.request) for request in shown], longest, bold=False)
     if len(done) > 1:
         compared = data.compared
-        rounds = sum(request.rounds for request in compared or done)
-        scratch = sum(request.scratch_rounds or 0 for request in compared) if compared else None
-        more = not all(request.scratch_reached for request in compared)
-        ratio = fewer(rounds, scratch, at_least=more) if scratch is not None else ""
-        _draw_pair(total, 0, rounds, scratch, ratio, more=more, many=True)
-        words = "total" if not compared or len(compared) == len(done) else f"total of {len(compared):,}\ncompared"
-        _finish(
-            total, [words], max(longest if len(shown) <= TOTAL_BESIDE_UP_TO else 1, rounds, scratch or 0), bold=True
-        )
+        rounds, scratch, more = data.total_compared
+        if compared:
+            _draw_pair(total, 0, rounds, scratch, fewer(rounds, scratch, at_least=more), more=more, many=True)
+        else:
+            rounds = sum(request.rounds for request in done)
+            _draw_pair(total, 0, rounds, None, "", more=False)
+        words = "total" if len(compared) in (0, len(done)) else f"total of {len(compared):,}\ncompared"
+        _finish(total, [words], max(longest if len(shown) <= TOTAL_BESIDE_UP_TO else 1, rounds, scratch), bold=True)
         axes.tick_params(labelbottom=not axes.get_shared_x_axes().joined(axes, total))
     note = f" (the latest {len(shown)} above, all in the total)" if hidden else ""
     total.set_xlabel(f"Rounds{note}")
@@ -291,23 +290,21 @@ def _finish(axes: Axes, labels: list[str], longest: int, *, bold: bool) -> None:
 
 
 def rounds_message(data: ReportData) -> str:
-    """Return the message of the bars in one sentence."""
-    done, compared = data.done, data.compared
-    if not done:
+    """Return a sentence that sums up the rounds of requests compared with Scratch."""
+    if not data.done:
         return "Rounds spent on forgetting"
-    if not compared:
-        total = sum(request.rounds for request in done)
+    if not data.compared:
+        total = sum(request.rounds for request in data.done)
         if data.status.target <= 0:
             return f"Forgetting took {counted(total, 'round')}, a fixed number for each request: no target was set"
-        return f"Forgetting took {counted(total, 'round')}; there is no training from scratch to compare with"
-    rounds = sum(request.rounds for request in compared)
-    scratch = sum(request.scratch_rounds or 0 for request in compared)
-    at_least = not all(request.scratch_reached for request in compared)
+        return f"Forgetting took {counted(total, 'round')}; they are not compared with training from scratch"
+    rounds, scratch, at_least = data.total_compared
+    takes = f"at least {scratch:,}" if at_least else f"{scratch:,}"
     ratio = fewer(rounds, scratch, at_least=at_least)
-    return f"Forgetting took {counted(rounds, 'round')}, from scratch it takes {scratch:,}: {ratio}"
+    return f"Forgetting took {counted(rounds, 'round')}, from scratch it takes {takes}: {ratio}"
 
 
-def _comparison(request: ReportedRequest) -> str:
+def comparison(request: ReportedRequest) -> str:
     """Return a phrase that compares a request's rounds with those of Scratch; empty if they cannot be compared."""
     if request.reached is False:
         return "target not reached"
@@ -319,7 +316,7 @@ def _comparison(request: ReportedRequest) -> str:
 def _draw_pair(
     axes: Axes, place: float, rounds: int, scratch: int | None, words: str, *, more: bool, many: bool = False
 ) -> None:
-    """Draw a pair of bars with `words` next to the upper one; `more` marks Scratch as stopped at its limit."""
+    """Draw a pair of bars with `words` next to the upper one; `more` marks Scratch's rounds as a lower bound."""
     height = 0.36
     upper = place + height / 2 if scratch is not None else place
     axes.barh(upper, rounds, height=height, color=BLUE, linewidth=0)

@@ -1,170 +1,26 @@
-"""Collection of a report's data from one read-only snapshot of a run, even while another process writes."""
+"""Data of a report, read from one snapshot of the run while other processes may write to it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sifu.api.status import RunStatus, status_of
 from sifu.core.method_info import CLOSED_FORM, method_info
-from sifu.report.accuracy_figure import (
-    accuracy_message,
-    before_after_message,
-    draw_accuracy,
-    draw_before_after,
-    draw_rounds,
-    rounds_message,
-)
-from sifu.report.psi_figure import draw_history, draw_psi, history_message, psi_message
 from sifu.report.run_data import AccuracyTrace, Branch, PsiPanel, ReportData, ReportedRequest
-from sifu.requests.outcome import Measured, accuracy_of, cost_of
+from sifu.requests.outcome import Measured, cost_of
 from sifu.run.run_view import ACTIVE, RunView
-from sifu.store.kept_outside import check_known_key
+from sifu.store.known_keys import check_known_key
 from sifu.store.projection import EvaluationRow, RequestRow, SubjectRow
-from sifu.store.reader import RunReader
+from sifu.store.reader import RunReader, readable
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.history import PathNode
 from sifu.theory.rollback import Subject
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 MOST_POINTS = 400
-
-
-def psi_panel(reader: RunReader, row: RequestRow, subjects: Sequence[SubjectRow]) -> PsiPanel:
-    """Return the panel of one request, for at most `MOST_SUBJECTS` of its `subjects`."""
-    # The model just before the request was evaluated on the remaining clients.
-    before = Measured.of(reader, row).remaining_before
-    view = RunView(reader, tip=(row.noise_node or 1) - 1 if before is None else before.node)
-    path = view.path
-    terms, multiplier = row.terms, row.terms.multiplier
-    noise_std = row.noise_std or 0.0
-    psi_star = hidden_sensitivity(noise_std, multiplier)
-    rounds = np.cumsum([0 if node.kind != "round" else 1 for node in path.nodes])
-    source = path.depth_of[row.source_node or 0]
-    depths = _some_depths(path.tip, source)
-    drawn = [
-        Subject(subject.subject, subject.clients, multiplier, terms.scope, row.request_order or 0, 0.0, terms.reserve)
-        for subject in subjects[:MOST_SUBJECTS]
-    ]
-    psi_curves = [view.curve(subject) for subject in drawn]
-    at_source = np.array([curve.one(source) for curve in psi_curves])
-    by_size = np.argsort(-at_source, kind="stable")
-    limit = psi_star * np.sqrt(1.0 - terms.reserve)
-    next_psi = max((curve.one(min(source + 1, path.tip)) for curve in psi_curves), default=0.0)
-    held_back = ""
-    if row.wanted_node is not None and row.wanted_node != row.source_node:
-        held_back = "the latest allowed model was not kept"
-    elif source < path.tip and noise_std > 0.0 and next_psi <= limit:
-        held_back = "held back by clients forgotten earlier"
-    largest = drawn[int(by_size[0])].clients
-    return PsiPanel(
-        request=row.request,
-        clients=len(row.clients),
-        joint=terms.unit == "joint",
-        x=rounds[depths].astype(np.int64),
-        curves=np.array([psi_curves[int(index)].at(depths) for index in by_size]),
-        largest="" if terms.unit == "joint" else view.clients[largest[0]].name,
-        psi_star=psi_star,
-        limit=float(limit),
-        noise_std=noise_std,
-        source_x=int(rounds[source]),
-        source_psi=float(at_source.max()),
-        tip_x=int(rounds[-1]),
-        noise_edges=tuple(int(rounds[depth]) for depth, _ in path.noise_depths),
-        held_back=held_back,
-    )
-
-
-def _some_depths(tip: int, source: int) -> np.ndarray:
-    """Return all depths, or a selection that keeps a figure small and includes the ends and the source."""
-    spread = np.linspace(0, tip, min(tip + 1, MOST_POINTS)).round().astype(np.int64)
-    return np.unique(np.append(spread, source))
-
-
-__all__ = ["FIGURES", "FigureKind", "draw_accuracy", "draw_before_after", "draw_history", "draw_psi", "draw_rounds"]
-
-
-@dataclass(frozen=True)
-class FigureKind:
-    """A figure of the page: its file name, its message in one sentence, and its caption."""
-
-    name: str
-    draw: Callable[[ReportData], Figure]
-    message: Callable[[ReportData], str]
-    caption: str
-    caption_without_scratch: str = ""
-
-    def explained(self, data: ReportData) -> str:
-        """Return the caption that fits the recorded data."""
-        scratch = any(request.measured.scratch is not None for request in data.done)
-        return self.caption if scratch or not self.caption_without_scratch else self.caption_without_scratch
-
-
-FIGURES: tuple[FigureKind, ...] = (
-    FigureKind(
-        "history",
-        draw_history,
-        history_message,
-        "Each lane is one stretch of training, from left to right. To forget clients, the operator continues from a "
-        "kept model, the current one or an earlier one, adds random noise where something needs hiding (dotted arrow), "
-        "and trains on without them; what came after that model is cut off and erased.",
-    ),
-    FigureKind(
-        "psi",
-        draw_psi,
-        psi_message,
-        "Ψ bounds how far a client can have moved the model, if what the certificates name as assumed holds. Noise of "
-        "size σ hides it up to the line Ψ*, so a request goes back to the latest kept model at which every client "
-        "concerned is below that line.",
-    ),
-    FigureKind(
-        "rounds",
-        draw_rounds,
-        rounds_message,
-        "The sure way to forget a client is to train again from scratch without it. The bars compare how many rounds "
-        "of training either way took to reach the same target.",
-        "How many rounds of training each request took. Training from scratch was not run for comparison.",
-    ),
-    FigureKind(
-        "before-after",
-        draw_before_after,
-        before_after_message,
-        "Forgetting does not mean being bad at the client's data: a model that never saw the client (diamond) is often "
-        "right about it too. What counts is that the filled dot is near the diamond.",
-        "How often the model is right before and after each request. Forgetting does not mean being bad at the "
-        "client's data: a model that never saw the client is often right about it too.",
-    ),
-    FigureKind(
-        "accuracy",
-        draw_accuracy,
-        accuracy_message,
-        "How often the model is right on the training data of the clients that take part, round after round. Dotted "
-        "lines mark the requests.",
-    ),
-)
-
-
-def figures_of(data: ReportData) -> list[FigureKind]:
-    """Return the figures that have something to show; a head in closed form has neither rounds nor noise."""
-    left_out = set[str]()
-    if data.status.closed_form:
-        left_out |= {"history", "psi", "rounds", "accuracy"}
-    if data.regression:
-        left_out |= {"before-after", "accuracy"}
-    if data.requests and not data.psi_panels:
-        left_out.add("psi")
-    if data.status.closed_form and not data.requests:
-        left_out.add("before-after")
-    return [kind for kind in FIGURES if kind.name not in left_out]
-
-
 MOST_PANELS = 6
 MOST_SUBJECTS = 24
 
@@ -173,15 +29,16 @@ def collect(run_folder: str | Path) -> ReportData:
     """Return the data of a report, from one snapshot of the run."""
     with RunReader(Path(run_folder)) as reader, reader.snapshot():
         check_known_key(reader)
-        return _collect(reader)
+        with readable(reader.folder):
+            return _collect(reader)
 
 
 def _collect(reader: RunReader) -> ReportData:
     view = RunView(reader)
     status = status_of(view)
-    solved = status.closed_form  # no solve counts as a round, not even a solve for new clients
-    nodes = {row.node.node: row.node for row in reader.node_rows()}
-    on_path = {row.node.node for row in view.rows}
+    solved = status.closed_form  # solves do not count as rounds, not even those for new clients
+    nodes = reader.nodes_by_number()
+    on_path = {node.node for node in view.nodes}
     evaluations = {evaluation.node: evaluation for evaluation in reader.evaluations() if evaluation.subset == ACTIVE}
     events = reader.events()
     return ReportData(
@@ -208,11 +65,11 @@ def _collect(reader: RunReader) -> ReportData:
 
 def _use(current: bool, on_path: bool) -> str:
     """Return the purpose of a model on disk."""
-    return "current model" if current else "kept to go back to" if on_path else "not in use"
+    return "current model" if current else "kept for rollbacks" if on_path else "not in use"
 
 
 def _separate_rounds(nodes: Iterable[PathNode]) -> int:
-    """Return the rounds of groups; rounds that groups train at the same time count once."""
+    """Return the number of the groups' rounds; rounds that groups train concurrently count once."""
     rounds: dict[int, int] = {}
     for node in nodes:
         if node.kind == "group":
@@ -221,7 +78,7 @@ def _separate_rounds(nodes: Iterable[PathNode]) -> int:
 
 
 def _rounds_before(nodes: Mapping[int, PathNode]) -> dict[int, int]:
-    """Return the rounds on the path from the initial model to each node; parents precede their children in `nodes`."""
+    """Return the number of rounds from the initial model to each node; parents precede their children in `nodes`."""
     result: dict[int, int] = {}
     for number, node in nodes.items():
         before = 0 if node.parent is None else result[node.parent]
@@ -236,7 +93,7 @@ def _branches(
     requests: Sequence[RequestRow],
 ) -> tuple[Branch, ...]:
     labels = {request.request_order: request.request for request in requests if request.request_order is not None}
-    # Group models are on no path; the merge of the first training is one of its nodes.
+    # Group models belong to no branch. The merge of the first training starts none: it belongs to branch 0.
     nodes = {number: node for number, node in nodes.items() if node.kind != "group"}
     starts = {
         node.branch: node
@@ -293,7 +150,6 @@ def _requests(
             noise_std=row.noise_std,
             rollback=None if source is None else (source.branch, source.position),
             rounds=_rounds_of(reader, row, last),
-            accuracy=accuracy_of(measured.remaining_after) if view.spec.regime.has_accuracy else None,
             target=status.target,
             measured=measured,
             certificate=auditor.get("body"),
@@ -304,14 +160,14 @@ def _requests(
 
 
 def _rounds_of(reader: RunReader, row: RequestRow, last: Mapping[int, int]) -> int:
-    """Return the rounds of a request so far; `last` is the position of the last node of each branch."""
+    """Return the number of rounds of a request so far; `last` is the position of the last node of each branch."""
     if row.method == CLOSED_FORM:
         return cost_of(reader, row).rounds if row.status == "done" else 0
     return last.get(row.request_order, 0) if row.request_order else 0
 
 
 def _psi_panels(reader: RunReader, view: RunView) -> tuple[PsiPanel, ...]:
-    """Return the panels of the latest requests that continued from a model of the history and hide by noise."""
+    """Return the panels of the latest requests that continued from a model of the history and hide clients by noise."""
     rows = [
         request
         for request in view.requests
@@ -326,5 +182,56 @@ def _psi_panels(reader: RunReader, view: RunView) -> tuple[PsiPanel, ...]:
     for row in rows:
         subjects = [subject for subject in reader.subjects() if subject.request == row.request]
         subjects.sort(key=lambda subject: -charged.get((row.noise_node or 0, subject.subject), 0.0))
-        panels.append(psi_panel(reader, row, subjects))
+        panels.append(_psi_panel(reader, row, subjects))
     return tuple(panels)
+
+
+def _psi_panel(reader: RunReader, row: RequestRow, subjects: Sequence[SubjectRow]) -> PsiPanel:
+    """Return the panel of one request, for at most `MOST_SUBJECTS` of its `subjects`."""
+    # The evaluation on the remaining clients identifies the model just before the request.
+    before = Measured.of(reader, row).remaining_before
+    view = RunView(reader, tip=(row.noise_node or 1) - 1 if before is None else before.node)
+    path = view.path
+    terms, multiplier = row.terms, row.terms.multiplier
+    noise_std = row.noise_std or 0.0
+    psi_star = hidden_sensitivity(noise_std, multiplier)
+    rounds = np.cumsum([0 if node.kind != "round" else 1 for node in path.nodes])
+    source = path.depth_of[row.source_node or 0]
+    depths = _some_depths(path.tip, source)
+    drawn = [
+        Subject(subject.subject, subject.clients, multiplier, terms.scope, row.request_order or 0, 0.0, terms.reserve)
+        for subject in subjects[:MOST_SUBJECTS]
+    ]
+    psi_curves = [view.curve(subject) for subject in drawn]
+    at_source = np.array([curve.one(source) for curve in psi_curves])
+    by_size = np.argsort(-at_source, kind="stable")
+    limit = psi_star * np.sqrt(1.0 - terms.reserve)
+    next_psi = max((curve.one(min(source + 1, path.tip)) for curve in psi_curves), default=0.0)
+    held_back = ""
+    if row.wanted_node is not None and row.wanted_node != row.source_node:
+        held_back = "the latest allowed model was not kept"
+    elif source < path.tip and noise_std > 0.0 and next_psi <= limit:
+        held_back = "held back by clients forgotten earlier"
+    largest = drawn[int(by_size[0])].clients
+    return PsiPanel(
+        request=row.request,
+        clients=len(row.clients),
+        joint=terms.unit == "joint",
+        x=rounds[depths].astype(np.int64),
+        curves=np.array([psi_curves[int(index)].at(depths) for index in by_size]),
+        largest="" if terms.unit == "joint" else view.clients[largest[0]].name,
+        psi_star=psi_star,
+        limit=float(limit),
+        noise_std=noise_std,
+        source_x=int(rounds[source]),
+        source_psi=float(at_source.max()),
+        tip_x=int(rounds[-1]),
+        noise_edges=tuple(int(rounds[depth]) for depth, _ in path.noise_depths),
+        held_back=held_back,
+    )
+
+
+def _some_depths(tip: int, source: int) -> np.ndarray:
+    """Return all depths, or a selection that keeps a figure small and includes the ends and the source."""
+    spread = np.linspace(0, tip, min(tip + 1, MOST_POINTS)).round().astype(np.int64)
+    return np.unique(np.append(spread, source))

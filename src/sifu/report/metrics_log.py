@@ -1,6 +1,6 @@
-"""Metrics of a run for other tools: one line per evaluation in CSV or JSON lines, or an MLflow experiment.
+"""Metrics of a run for other tools, as CSV or JSON lines with one line per evaluation, or as an MLflow experiment.
 
-All values are read from the ledger, so a file never disagrees with it, and missed rows are added at the next update.
+All values are read from the ledger, so a file never contradicts it. If an update fails, the next one adds its rows.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from sifu.core.ledger import read_json
 from sifu.errors import InputError, SifuError, install_extra
 from sifu.run.run_view import ACTIVE
 from sifu.store.files import is_locked, sync_folder
-from sifu.store.kept_outside import check_known_key
+from sifu.store.known_keys import check_known_key
 from sifu.store.reader import RunReader
 
 
@@ -88,27 +89,34 @@ def _times_after(reader: RunReader, step: int) -> dict[int, str]:
     return times
 
 
+def csv_text(rows: Sequence[MetricRow], *, header: bool = True) -> str:
+    """Return rows as CSV, by default after a line with the names of the columns."""
+    text, lines = io.StringIO(), [astuple(row) for row in rows]
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *lines] if header else lines)
+    return text.getvalue()
+
+
 BEFORE_THE_FIRST = -1
 
 
 class MetricsFile(ABC):
-    """A file of metrics to which each row is added once."""
+    """Base class of metrics files; each row is added once."""
 
     def __init__(self, path: Path, run: str) -> None:
         self.path, self.run = path, run
         content = path.read_bytes() if path.exists() else b""
         whole = content.rfind(b"\n") + 1
-        self.last_step = self.last(content[:whole]) if whole else BEFORE_THE_FIRST
+        self.last_step = self._last(content[:whole]) if whole else BEFORE_THE_FIRST
         if whole < len(content):
             os.truncate(path, whole)
 
     @abstractmethod
-    def last(self, content: bytes) -> int:
+    def _last(self, content: bytes) -> int:
         """Return the step of the last line."""
 
     @abstractmethod
-    def entries(self, rows: Sequence[MetricRow], beginning: bool) -> bytes:
-        """Return rows as file content; `beginning` says whether they start the file."""
+    def _entries(self, rows: Sequence[MetricRow], beginning: bool) -> bytes:
+        """Return rows as file content; `beginning` is true at the start of a file."""
 
     def append(self, rows: Sequence[MetricRow]) -> None:
         """Append rows that follow the existing ones, and wait until they are on disk."""
@@ -116,14 +124,14 @@ class MetricsFile(ABC):
             return
         beginning = not self.path.exists() or self.path.stat().st_size == 0
         with self.path.open("ab") as stream:
-            stream.write(self.entries(rows, beginning))
+            stream.write(self._entries(rows, beginning))
             stream.flush()
             os.fsync(stream.fileno())
         if beginning:
             sync_folder(self.path.absolute().parent)
         self.last_step = rows[-1].step
 
-    def refuse(self, what: str) -> InputError:
+    def _refusal(self, what: str) -> InputError:
         """Return an error for a file that belongs to another run or has another format."""
         return InputError(f"{self.path} {what}: give another file for the metrics of this run")
 
@@ -131,47 +139,40 @@ class MetricsFile(ABC):
 class CsvFile(MetricsFile):
     """CSV file with one line per evaluation after a header."""
 
-    def last(self, content: bytes) -> int:
-        """Return the step of the last row."""
+    def _last(self, content: bytes) -> int:
         try:
             rows = list(csv.reader(io.StringIO(content.decode("utf-8", "replace"))))
         except csv.Error as error:
-            raise self.refuse("is not a file of metrics") from error
+            raise self._refusal("is not a file of metrics") from error
         if not rows or tuple(rows[0]) != COLUMNS:
-            raise self.refuse("is not a file of metrics")
+            raise self._refusal("is not a file of metrics")
         if len(rows) == 1:
             return BEFORE_THE_FIRST
         row = dict(zip(COLUMNS, rows[-1], strict=False))
-        if row.get("run") != self.run or not row.get("step", "").isdigit():
-            raise self.refuse("belongs to another run")
-        return int(row["step"])
+        step = row.get("step", "")
+        if row.get("run") != self.run or not (step.isascii() and step.isdecimal() and len(step) < 16):
+            raise self._refusal("belongs to another run")
+        return int(step)
 
-    def entries(self, rows: Sequence[MetricRow], beginning: bool) -> bytes:
-        """Return the rows as CSV, after a header at the beginning."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(
-            ([COLUMNS] if beginning else []) + [astuple(row) for row in rows]
-        )
-        return text.getvalue().encode()
+    def _entries(self, rows: Sequence[MetricRow], beginning: bool) -> bytes:
+        return csv_text(rows, header=beginning).encode()
 
 
 class JsonLinesFile(MetricsFile):
     """File with one JSON object per line."""
 
-    def last(self, content: bytes) -> int:
-        """Return the step of the last object."""
+    def _last(self, content: bytes) -> int:
         try:
-            row = json.loads(content.splitlines()[-1])
+            row = read_json(content.splitlines()[-1])
             step, run = int(row["step"]), row["run"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise self.refuse("is not a file of metrics") from error
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise self._refusal("is not a file of metrics") from error
         if run != self.run:
-            raise self.refuse("belongs to another run")
+            raise self._refusal("belongs to another run")
         return step
 
-    def entries(self, rows: Sequence[MetricRow], beginning: bool) -> bytes:
-        """Return the rows as JSON lines."""
-        return b"".join(json.dumps(dict(zip(COLUMNS, astuple(row), strict=True))).encode() + b"\n" for row in rows)
+    def _entries(self, rows: Sequence[MetricRow], beginning: bool) -> bytes:
+        return b"".join(json.dumps(asdict(row)).encode() + b"\n" for row in rows)
 
 
 TAG = "sifu.run"
@@ -180,16 +181,14 @@ MOST_AT_ONCE = 400
 
 
 class MlflowLog:
-    """Target that adds new rows to the MLflow experiment at MLFLOW_TRACKING_URI."""
+    """MLflow experiment, on the server at MLFLOW_TRACKING_URI, to which new rows are added."""
 
-    def __init__(self, experiment: str, run: str, name: str, client: Any = None) -> None:
-        if client is None:
-            try:
-                from mlflow.tracking import MlflowClient
-            except ModuleNotFoundError as error:
-                raise InputError(f"to log to MLflow, install it: {install_extra('mlflow')}") from error
-            client = MlflowClient()
-        self._client = client
+    def __init__(self, experiment: str, run: str, name: str) -> None:
+        try:
+            from mlflow.tracking import MlflowClient
+        except ModuleNotFoundError as error:
+            raise InputError(f"to log to MLflow, install it: {install_extra('mlflow')}") from error
+        self._client: Any = MlflowClient()
         existing = self._client.get_experiment_by_name(experiment)
         number = existing.experiment_id if existing else self._client.create_experiment(experiment)
         runs = self._client.search_runs([number], filter_string=f"tags.`{TAG}` = '{run}'")
@@ -198,7 +197,7 @@ class MlflowLog:
         else:
             self._run = self._client.create_run(number, tags={TAG: run, "mlflow.runName": name}).info.run_id
         history = self._client.get_metric_history(self._run, VALUES[0])
-        self.last_step = max((int(metric.step) for metric in history), default=-1)
+        self.last_step = max((int(metric.step) for metric in history), default=BEFORE_THE_FIRST)
 
     def append(self, rows: Sequence[MetricRow]) -> None:
         """Send rows that follow the existing ones."""

@@ -1,4 +1,4 @@
-"""The page of a report: the template `report.html`, written after its figures, each file atomically."""
+"""The page of a report, rendered from the template `report.html` and written after its figures."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from markupsafe import Markup
 from sifu.core import certificate_words
 from sifu.core.held_out_figures import TRAINING_DATA
 from sifu.core.operator_words import forgotten_words
-from sifu.core.request_terms import terms_words
 from sifu.errors import InputError
 from sifu.plots.style import byte_size, counted, figure_bytes, inline_svg, narrow_figures
 from sifu.report import report_words as words
-from sifu.report.collect import collect, figures_of
+from sifu.report.collect import collect
+from sifu.report.figures import figures_of
 from sifu.report.run_data import ReportData, ReportedRequest
 from sifu.store.files import private_folder, write_atomically
 from sifu.store.projection import ModelRow
 from sifu.theory.history import PathNode
 from sifu.version import __version__
 
-OPEN_UP_TO = 3  # with more requests, repeated parts of certificates are collapsed
+OPEN_UP_TO = 3  # number of requests above which repeated parts of certificates are collapsed
 
 
 def render_page(data: ReportData, drawings: Mapping[str, str]) -> str:
@@ -32,7 +32,7 @@ def render_page(data: ReportData, drawings: Mapping[str, str]) -> str:
     environment = words.templates("sifu.report")
     environment.filters.update(moment=words.moment, counted=counted, number=words.number, subject_row=words.subject_row)
     environment.filters.update(model_row=_model_row)
-    environment.globals.update(words=words, certificate_words=certificate_words, terms_words=terms_words)
+    environment.globals.update(words=words, certificate_words=certificate_words)
     environment.globals["forgotten_words"] = forgotten_words
     return environment.get_template("report.html").render(
         data=data,
@@ -48,7 +48,7 @@ def render_page(data: ReportData, drawings: Mapping[str, str]) -> str:
 
 
 def _facts(data: ReportData) -> list[tuple[str, str, str]]:
-    """Return the name, value and note of each number at the top."""
+    """Return the name, value and note of each number at the top of the page."""
     target = f"target {100 * data.status.target:g} %" if data.status.target > 0 else "no target"
     rounds = sum(request.rounds for request in data.requests)
     stored = sum(row.bytes for row, _, _ in data.models)
@@ -138,11 +138,11 @@ def _model_name(branch: int, position: int) -> str:
     return f"{where}, round {position:,}"
 
 
-NOISE_COLUMNS = ("#ε", "#δ", "#σ", "#Ψ", "#Ψ*", "Went back to")
+NOISE_COLUMNS = ("#ε", "#δ", "#σ", "#Ψ", "#Ψ*", "Rolled back to")
 
 
 def _request_table(data: ReportData) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of the table of requests; a head in closed form has no noise and no source model."""
+    """Return the header and rows of the table of requests; a head in closed form has no noise and no source model."""
     figure = "mean squared error" if data.regression else "accuracy"
     heads = ["Request", "Forgotten", "Level", *NOISE_COLUMNS, "#Rounds", "#From scratch", f"#Training {figure}"]
     rows = [[*_request_row(request), data.fit(request.measured.remaining_after)] for request in data.requests]

@@ -80,19 +80,19 @@ def draw_history(data: ReportData) -> Figure:
 
 
 def history_message(data: ReportData) -> str:
-    """Return the message of the history in one sentence."""
+    """Return a sentence that sums up the history."""
     active = sum(max(0, branch.active_until) for branch in data.branches)
     cut = data.rounds_in_all - active
-    carried_out = len(data.branches) - 1
+    executed = len(data.branches) - 1
     rounds = f"{counted(active, 'round')} {'leads' if active == 1 else 'lead'}"
-    if carried_out == 0:
+    if executed == 0:
         return f"{rounds} to the current model; no client has been forgotten"
     gone = "none was cut off" if cut == 0 else f"{cut:,} {'was' if cut == 1 else 'were'} cut off"
-    return f"After {counted(carried_out, 'request')}, {rounds} to the current model; {gone}"
+    return f"After {counted(executed, 'request')}, {rounds} to the current model; {gone}"
 
 
 def mark_step(rounds: int) -> int:
-    """Return a round distance between marks that keeps the number of marks small.
+    """Return the number of rounds between two marks, so that there are at most `MOST_MARKS` of them.
 
     >>> mark_step(75), mark_step(160), mark_step(5000)
     (1, 2, 50)
@@ -187,7 +187,7 @@ LINEAR_UP_TO = 8.0  # Psi beyond this many Psi* is drawn on a logarithmic axis
 
 @styled
 def draw_psi(data: ReportData) -> Figure:
-    """Draw a small panel for each of the latest requests."""
+    """Draw Psi and Psi* in a small panel for each of the latest requests."""
     panels = data.psi_panels
     if not panels:
         return empty_figure(psi_message(data), "no request has rolled back the history yet")
@@ -210,13 +210,15 @@ def draw_psi(data: ReportData) -> Figure:
 
 
 def psi_message(data: ReportData) -> str:
-    """Return the message of the panels in one sentence."""
+    """Return a sentence that sums up the panels."""
     panels = data.psi_panels
     if not panels:
         return "Sensitivity of the clients to be forgotten"
     stayed = sum(1 for panel in panels if panel.source_x == panel.tip_x)
-    if stayed == len(panels):
+    if stayed == len(panels) and any(panel.noise_std for panel in panels):
         return "Noise hides the forgotten clients at the current model: nothing had to be undone"
+    if stayed == len(panels):
+        return "The forgotten clients never touched the current model: nothing had to be undone"
     return "Training went back to where the noise hides what each client had left in the model"
 
 

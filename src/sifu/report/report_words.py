@@ -1,4 +1,4 @@
-"""Descriptions of a run and its certificates for readers without statistics; they claim no more than is recorded."""
+"""Descriptions of a run and its certificates in plain words; they claim no more than is recorded."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from markupsafe import Markup
 from sifu.core.certificate_words import exact_words
 from sifu.core.observers import EXACT_LIMIT, observers_in
 from sifu.plots.style import counted
-from sifu.report.accuracy_figure import fewer
+from sifu.report.accuracy_figure import comparison
 from sifu.report.run_data import ReportData, ReportedRequest
 from sifu.requests.outcome import Measured, accuracy_of
 
 LEVEL_WORDS = {
-    "exact": "Exact: the forgotten data had no influence on the model that training resumed from.",
+    "exact": "Exact: the forgotten data have no influence on the models released from this request on.",
     "proven": "Proven: every premise of the theorem is met; what clients report about themselves is trusted.",
     "conditional": "Conditional: the guarantee holds if what is marked as assumed is true.",
     "none": "No guarantee: at least one premise does not hold.",
@@ -32,7 +32,7 @@ def templates(package: str, folder: str = "", spaces: str = "") -> Environment:
     def printable(value: object) -> object:
         if isinstance(value, Markup):  # already safe
             return value
-        return "".join(message if message.isprintable() or message in spaces else "\ufffd" for message in str(value))
+        return "".join(letter if letter.isprintable() or letter in spaces else "\ufffd" for letter in str(value))
 
     return Environment(
         loader=PackageLoader(package, folder),
@@ -50,9 +50,8 @@ def verdict(data: ReportData) -> str:
     parts = [_done_words(done)] if done else []
     compared = data.compared
     if compared:
-        rounds = sum(request.rounds for request in compared)
-        scratch = sum(request.scratch_rounds or 0 for request in compared)
-        instead = "at least " if not all(request.scratch_reached for request in compared) else ""
+        rounds, scratch, at_least = data.total_compared
+        instead = "at least " if at_least else ""
         scope = "" if len(compared) == len(done) else f" (for {len(compared):,} of the {len(done):,})"
         parts.append(f"{counted(rounds, 'round')} instead of {instead}{scratch:,}{scope}")
     text = "; ".join(parts) + "." if parts else ""
@@ -81,15 +80,11 @@ def verdict(data: ReportData) -> str:
 
 def _done_words(done: tuple[ReportedRequest, ...]) -> str:
     levels = Counter(request.level or "none" for request in done)
-    certified, removed = list[ReportedRequest](), list[ReportedRequest]()
-    for request in done:
-        (removed if (request.level or "none") == "none" else certified).append(request)
-    who = []
-    if certified:
-        who.append(f"{_subjects(certified)} forgotten")
-    if removed:
-        who.append(f"{_subjects(removed)} removed without any guarantee")
-    first = f"{counted(len(done), 'request')}, {' and '.join(who)}"
+    removed = [request for request in done if (request.level or "none") == "none"]
+    certified = [request for request in done if (request.level or "none") != "none"]
+    groups = ((certified, "forgotten"), (removed, "removed without any guarantee"))
+    who = " and ".join(f"{_subjects(requests)} {words}" for requests, words in groups if requests)
+    first = f"{counted(len(done), 'request')}, {who}"
     named = {level: levels[level] for level in ("exact", "proven", "conditional") if levels[level]}
     if not named:
         return first
@@ -101,7 +96,7 @@ def _done_words(done: tuple[ReportedRequest, ...]) -> str:
 
 
 def _subjects(requests: Sequence[ReportedRequest]) -> str:
-    """Return how many clients and records requests forget; a client that stays with fewer records does not count."""
+    """Return the numbers of clients forgotten entirely, and of records forgotten from clients that stay."""
     clients = sum(len(request.clients) for request in requests if request.records is None)
     records = sum(request.records or 0 for request in requests)
     parts = [counted(count, word) for count, word in ((clients, "client"), (records, "record")) if count]
@@ -161,14 +156,9 @@ def status_words(request: ReportedRequest) -> str:
 
 
 def rounds_words(request: ReportedRequest) -> str:
-    """Return the rounds of a request, with their ratio to Scratch's if known."""
-    if request.scratch_rounds is None:
-        return f"{request.rounds:,}"
-    if request.reached is False:
-        return f"{request.rounds:,} (target not reached)"
-    if not request.compared:
-        return f"{request.rounds:,}"
-    return f"{request.rounds:,} ({fewer(request.rounds, request.scratch_rounds, at_least=not request.scratch_reached)})"
+    """Return the number of rounds of a request as text, compared with Scratch's if that is known."""
+    compared = "" if request.scratch_rounds is None else comparison(request)
+    return f"{request.rounds:,}" + (f" ({compared})" if compared else "")
 
 
 def percent(value: float | None) -> str:
@@ -220,5 +210,5 @@ def subject_row(subject: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def number(value: object, digits: int = 6) -> str:
-    """Return a number with `digits` significant digits, or a dash if unknown."""
+    """Return a number with `digits` significant digits, a text unchanged, or a dash if unknown."""
     return f"{value:.{digits}g}" if isinstance(value, int | float) else str("–" if value is None else value)

@@ -1,4 +1,4 @@
-"""The data of a report as frozen values: collected once, then drawn and written without the run."""
+"""The data of a report as frozen values, which are drawn and written without the run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ class ReportedRequest(RequestStatus):
     noise_std: float | None
     rollback: tuple[int, int] | None
     rounds: int
-    accuracy: float | None
     target: float
     measured: Measured
     certificate: Mapping[str, Any] | None
@@ -130,7 +129,7 @@ class ReportData:
     ledger_head: str
     public_key: str
     squared_error_per_loss: float | None = None
-    """Factor from the mean loss to the mean squared error for regression, else None."""
+    """Factor that converts the mean loss to the mean squared error, for regression only."""
 
     @property
     def regression(self) -> bool:
@@ -168,3 +167,10 @@ class ReportData:
     def compared(self) -> tuple[ReportedRequest, ...]:
         """Requests whose rounds can be compared with Scratch's."""
         return tuple(request for request in self.requests if request.compared)
+
+    @property
+    def total_compared(self) -> tuple[int, int, bool]:
+        """Total rounds of the compared requests and of Scratch, and whether Scratch's total is only a lower bound."""
+        rounds = sum(request.rounds for request in self.compared)
+        scratch = sum(request.scratch_rounds or 0 for request in self.compared)
+        return rounds, scratch, not all(request.scratch_reached for request in self.compared)

@@ -1,27 +1,23 @@
-"""Statements of a certificate, recomputed from the recorded scalars, and its issue as the last event of a request.
+"""Statements of a certificate, recomputed from the record of a run.
 
 A certificate has two forms (docs/theory.md, section 12.5). The auditor's form states everything and is confidential:
 exact Psi, drift, beta, the node, and any plain hash of an un-noised model are functions of the forgotten client's data.
-The public form omits them and has salted commitments instead of hashes.
+The public form omits these values and has salted commitments instead of hashes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
-
-from sifu.choices import Level, Retention
+from sifu.choices import Level
 from sifu.core.certificate_words import WORDING, Start
-from sifu.core.engine import Engine, evaluate_present
-from sifu.core.ledger import NONCE_BYTES, Event, finite_or_text
+from sifu.core.ledger import NONCE_BYTES, Event, commit, finite_or_text
 from sifu.core.method_info import CLOSED_FORM, attacker_rate, delta_of_budget, delta_of_charges
 from sifu.core.observers import BeforeAfter
 from sifu.core.premises import Premise, level_of
@@ -29,24 +25,16 @@ from sifu.core.request_terms import TERMS
 from sifu.errors import InputError
 from sifu.methods.base import Claim, is_scratch, premises_of
 from sifu.methods.registry import method_named
-from sifu.run.group_state import is_hit, nodes_always_kept
 from sifu.run.releases import guarantee_of_all
-from sifu.run.run_view import RunView, evaluation_row, measures_training_rows
-from sifu.store import keys
-from sifu.store.actors import actor_name
-from sifu.store.files import uninterrupted
-from sifu.store.last_failure import remove_failure
-from sifu.store.projection import NewEvent, RequestRow
-from sifu.store.reader import RunReader, plain_names, remainder_to_join
-from sifu.store.release_files import released_model, released_node
-from sifu.store.statistics_files import UpdatesRow
-from sifu.store.writer import SCRUB_FILE, RunWriter
+from sifu.run.run_view import RunView
+from sifu.store.projection import RequestRow
+from sifu.store.reader import RunReader, plain_names
 from sifu.theory.calibration import TrainingNoise, hidden_sensitivity
-from sifu.theory.rollback import Exposure, Subject, charge, depths_to_erase
+from sifu.theory.rollback import Exposure, Subject, charge
 
 FORMAT = "sifu-certificate-4"
 LACKING = {FORMAT: frozenset[str](), "sifu-certificate-3": frozenset(("terms",))}
-"""Readable formats, each with the fields of the current format that it lacks."""
+"""Readable formats, each with the fields that it lacks compared with the current format."""
 
 COMMON_FIELDS = frozenset((
     "format", "run", "request", "method", "clients", "records", "level", "protection", "untouched", "unit", "scope",
@@ -73,108 +61,34 @@ STATED_TERMS = tuple(name for name in TERMS if name not in ("clients", "records"
 Clients and the number of records have separate fields; only the ledger lists the rows of the records.
 """
 SOLVE_FIELDS = ("sum", "samples")
-"""Fields of a closed-form solve in the auditor's form: the digest of the summed statistics, and their samples."""
+"""Fields of a closed-form solve in the auditor's form: digest and number of samples of the summed statistics."""
 MODELS = ("source_model", "noised_model", "final_model")
 BOTH_ACCOUNTINGS = ("clip", "noise", "epsilon_one_round", "epsilon_composed")
-"""Statements about noise in training; of the two epsilons only the composed one counts."""
+"""Fields about noise in training; only the composed epsilon is guaranteed, not the epsilon of one round."""
 
 
 def public_form(auditor: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the public form of an auditor's form: without Psi, drift, beta, node or plain hash."""
+    """Return the public form of a certificate, which omits Psi, drift, beta, nodes and plain hashes."""
     premises = [{name: premise[name] for name in premise if name != "confidential"} for premise in auditor["premises"]]
     stated = COMMON_FIELDS | (OPTIONAL_FIELDS & auditor.keys())
     return {name: auditor[name] for name in stated} | {"form": "public", "premises": premises}
 
 
 def model_commitment(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model with the commitment that certificates name it by: SHA-256(nonce || digest), 32 bytes each."""
+    """Return the fields of a model with its commitment, SHA-256(nonce || digest), where both are 32 bytes long."""
     nonce, digest = str(row["nonce"]), str(row["digest"])
-    commitment = hashlib.sha256(bytes.fromhex(nonce) + bytes.fromhex(digest)).hexdigest()
+    commitment = commit(bytes.fromhex(nonce), bytes.fromhex(digest)).hex()
     return {"node": int(row["node"]), "digest": digest, "nonce": nonce, "commitment": commitment}
 
 
 def committed_model(node: int, digest: str) -> dict[str, Any]:
-    """Return a model for one certificate, with a fresh nonce, so that no two certificates can be linked."""
+    """Return the fields of a model with a fresh nonce, so that commitments in two certificates cannot be linked."""
     return {"node": node, "digest": digest, "nonce": secrets.token_hex(NONCE_BYTES)}
-
-
-def nodes_to_erase(
-    view: RunView, available: set[int], exposures: Sequence[Exposure], cut_after: int, retention: Retention
-) -> set[int]:
-    """Return the nodes whose models a request erases.
-
-    Args:
-        view: The history that the request is executed on.
-        available: Nodes with a stored model.
-        exposures: Subjects of the request.
-        cut_after: Depth of its source; -1 for a fresh initial model.
-        retention: Retention of the request.
-    """
-    depth_of = view.path.depth_of
-    depths = depths_to_erase(
-        sorted(depth_of[node] for node in available if node in depth_of),
-        cut_after,
-        retention,
-        lambda depth: any(exposure.psi_to_hide(depth) > 0.0 for exposure in exposures),
-    )
-    # Models of groups are on no path. Regardless of the source, the models of groups that held a client of the request
-    # are erased.
-    leaving = {client for exposure in exposures for client in exposure.subject.clients}
-    groups = view.reader.group_models()
-    off_path = {node for node in available - set(depth_of) if node not in groups or is_hit(groups[node], leaving)}
-    return ({view.path.nodes[depth].node for depth in depths} | off_path) - nodes_always_kept(view.reader)
-
-
-@dataclass(frozen=True)
-class UpdatesErased:
-    """Files of clients' updates that a request drops, and the shorter files that replace some of them.
-
-    `shortened` maps a dropped file to the clients that remain in its replacement.
-    """
-
-    dropped: tuple[str, ...]
-    shortened: dict[str, tuple[int, ...]]
-
-
-def updates_to_erase(
-    view: RunView, stored: Iterable[UpdatesRow], exposures: Sequence[Exposure], cut_after: int, retention: Retention
-) -> UpdatesErased:
-    """Return the files of clients' updates that a request drops or shortens.
-
-    Rounds that are cut off are dropped entirely. In the other rounds, the updates of the request's own clients are
-    removed; under `strict` retention, also every update computed from a model with uncovered influence of these
-    clients, since it is a function of that model.
-
-    Args:
-        view: The history that the request is executed on.
-        stored: Stored files of updates.
-        exposures: Subjects of the request.
-        cut_after: Depth of its source; -1 for a fresh initial model.
-        retention: Retention of the request.
-    """
-    depth_of, nodes = view.path.depth_of, view.path.nodes
-    gone = {client for exposure in exposures for client in exposure.subject.clients}
-    dropped, shortened = [], {}
-    for row in stored:
-        depth = depth_of.get(row.node)
-        if depth is not None and depth <= cut_after:
-            start = depth if nodes[depth].kind == "heuristic" else depth - 1
-            traced = retention == "strict" and any(exposure.psi_to_hide(start) > 0.0 for exposure in exposures)
-            stay = () if traced else tuple(sorted(set(row.clients) - gone))
-            if len(stay) == len(row.clients):
-                continue
-            if stay:
-                shortened[row.file] = stay
-        dropped.append(row.file)
-    return UpdatesErased(tuple(sorted(dropped)), shortened)
 
 
 @dataclass(frozen=True)
 class SubjectStatement:
-    """One subject of the request: its clients, Psi at the node, charge and budget.
-
-    `charge` is None if nothing is charged.
-    """
+    """Statement on one subject of a request; `charge` is None if the method adds no noise."""
 
     clients: tuple[str, ...]
     psi: float
@@ -189,7 +103,7 @@ class SubjectStatement:
 class RecordedRequest:
     """An executed request, with the history as it was when its noise was added.
 
-    Its statements follow the `rules` of its certificate, or the current rules if it has none yet.
+    `rules` is the version of the rules for its statements: the version that its certificate states, or the current one.
     """
 
     def __init__(self, reader: RunReader, request: RequestRow, rules: int | None = None) -> None:
@@ -199,7 +113,7 @@ class RecordedRequest:
         self.rules = rules or rules_of(reader, request.request)
         self.order: int = request.request_order
         self.noise_std: float = request.noise_std or 0.0
-        # Clients that joined later are not part of its statements.
+        # The statements ignore clients that joined after the rollback.
         self.rolled_back = reader.steps()["rolled back", request.request] if reader.joined() else None
         # Premises are evaluated at certification, so a restoration after the rollback counts as well.
         certified = reader.steps().get(("request done", request.request))
@@ -232,7 +146,7 @@ class RecordedRequest:
     def psi(self, exposure: Exposure) -> float:
         """Return the Psi that the noise had to hide for this subject at the source.
 
-        Psi is infinite for a model made from stored updates.
+        Psi is 0 for a fresh initial model, and infinite for a model made from stored updates.
         """
         if self.replayed:
             return math.inf
@@ -260,7 +174,10 @@ class RecordedRequest:
 
     @cached_property
     def untouched(self) -> bool:
-        """True if no client to be hidden influenced the source or had a reply refused on the path to it."""
+        """True if no subject has an influence on the source that earlier noise does not cover.
+
+        If the source is not a fresh model, no reply of the request's clients may have been refused before it.
+        """
         hidden = any(self.psi(exposure) > 0.0 for exposure in [*self.new_exposures, *self.earlier_exposures])
         fresh = self.request.source_node is None
         return not hidden and (fresh or not self.view.were_refused(self.request.clients, self.source_depth))
@@ -286,13 +203,14 @@ class RecordedRequest:
     @property
     def gone(self) -> set[int]:
         """Clients forgotten by this request or an earlier one."""
-        order_of = {request.request: request.request_order for request in self.reader.requests()}
-        done = [subject for subject in self.reader.subjects() if (order_of[subject.request] or 0) <= self.order]
-        return {client for subject in done for client in subject.clients}
+        return self.view.forgotten_until(self.order)
 
     @cached_property
     def before_after(self) -> BeforeAfter | None:
-        """Guarantee against an observer of all releases up to the request; later releases lack its clients."""
+        """Guarantee against an observer of all releases up to the request; None unless the head is in closed form.
+
+        Later releases do not depend on the request's clients.
+        """
         if self.method.info.name != CLOSED_FORM:
             return None
         rolled_back = self.reader.steps()["rolled back", self.request.request]
@@ -312,8 +230,8 @@ class RecordedRequest:
         """Return the auditor's form, which is confidential; `public_form` derives the public one from it.
 
         Args:
-            models: Rows of the source, noised and final model.
-            ledger: The event before the certificate.
+            models: Fields of the `source`, `noised` and `final` models (see `committed_model`).
+            ledger: The last event before the certificate is issued.
             ledger_signature: Signature of the certificate's key over that event.
             issued: Time of issue.
         """
@@ -321,8 +239,8 @@ class RecordedRequest:
         premises, noise, level = self.premises(), self.training_noise, self.level
         trained: Start = "fresh" if self.starts_fresh else "trained"
         new = [self.statement(exposure) for exposure in self.new_exposures]
-        # A request that adds no noise charges no budget: its starting model existed before it, and stored updates that
-        # would break an earlier promise are not replayed.
+        # A request without noise charges no budget: it continues from a model that already existed, or replays stored
+        # updates, which is refused if it would break an earlier guarantee.
         others = self.earlier_exposures if method.protection == "noise" else []
         earlier = [self.statement(exposure) for exposure in others if self.psi(exposure) > 0.0]
         rolled_back = payload_of_request(self.reader, request.request, "rolled back")
@@ -370,7 +288,7 @@ class RecordedRequest:
             "node": view.path.nodes[self.source_depth].node,
             "noise_node": request.noise_node or 0,
             "final_node": final_node,
-            "rounds": self.reader.nodes_by_number()[final_node].node.position,
+            "rounds": self.reader.nodes_by_number()[final_node].position,
             "models": committed,
             "commitments": {name: model["commitment"] for name, model in committed.items()}
             | ({"records": filed["commitments"]} if "commitments" in filed else {}),
@@ -391,7 +309,7 @@ class RecordedRequest:
 
 
 def rules_of(reader: RunReader, request: str) -> int:
-    """Return the version of the rules a request was certified by; the current version if it has no certificate yet."""
+    """Return the version of the rules that a request was certified under; the current version without a certificate."""
     for text in reader.certificates(request).values():
         stated = json.loads(text)["body"].get("wording")
         return stated if type(stated) is int and 1 <= stated <= WORDING else WORDING
@@ -399,7 +317,7 @@ def rules_of(reader: RunReader, request: str) -> int:
 
 
 def solves(reader: RunReader) -> dict[int, dict[str, Any]]:
-    """Return the record of each closed-form solve, by the node it made; r is None if it was erased."""
+    """Return the record of each closed-form solve, by the node of its head; an erased `relative_penalty` is None."""
     contents = (event.content for event in reader.events() if {"solve", "rows"} <= event.content.keys())
     return {
         int(content["rows"]["last"]): content["solve"] | {"relative_penalty": content.get("relative_penalty")}
@@ -417,100 +335,3 @@ def payload_of_request(reader: RunReader, request: str, kind: Literal["rolled ba
     if seq is not None:
         return reader.payload(seq)
     raise InputError(f"request {request} has no event {kind!r}: it was not executed")
-
-
-def issue_certificates(writer: RunWriter, engine: Engine | None, row: RequestRow, reason: str = "") -> None:
-    """Certify the current model for a request whose rounds are done.
-
-    Args:
-        writer: Writer of the run.
-        engine: Engine that evaluates the model on the request's clients; None evaluates nothing.
-        row: Row of the request.
-        reason: Reason why the request ended before its stop rule held; empty if it held.
-    """
-    request, final = row.request, writer.tip
-    recorded = RecordedRequest(writer, row)
-    asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)
-    rolled_back = payload_of_request(writer, request, "rolled back")
-    models = _certified_models(writer, row, rolled_back)
-    last, public_key = writer.events()[-1], writer.value("public_key")
-    # Sign again: if the last event is a key rotation, its own signature is by the old key.
-    signature = (writer.signer().sign(writer.value("run"), last) or b"").hex()
-    body = recorded.auditor_form(models, last, signature, writer.now())
-    certificates = {
-        (request, form["form"]): keys.sign(writer.folder, form, public_key) for form in (body, public_form(body))
-    }
-    payload = {
-        "request": request,
-        "actor": actor_name(),
-        "final_node": final,
-        "level": body["level"],
-        "run": {"phase": "ready"},
-        "certified_models": models,
-        "bytes_kept": recorded.method.bytes_kept(RunView(writer)),
-    } | ({"reason": reason} if reason else {})
-    # The final node may be the noised one, which was evaluated for this request already.
-    subset = f"forgotten:{request}"
-    is_new = not any((row.node, row.subset) == (final, subset) for row in writer.evaluations())
-    evaluations = []
-    # A strict request measures nothing on its clients' data; a head that was not released is not measured either.
-    measures = engine is not None and row.terms.retention != "strict" and measures_training_rows(recorded.view)
-    if engine is not None and is_new and measures and released_node(writer) == final:
-        evaluation = evaluate_present(engine, released_model(writer), asking)
-        # A failed measurement must not keep the request from being done.
-        measured = evaluation.samples.any() and math.isfinite(evaluation.loss)
-        evaluations = [evaluation_row(final, subset, evaluation)] if measured else []
-    with uninterrupted():
-        writer.record(NewEvent("request done", payload, evaluations=evaluations, certificates=certificates))
-        if (writer.folder / SCRUB_FILE).exists():  # another process was reading the run during the erasure
-            writer.scrub()
-
-
-def settle(writer: RunWriter, request: str, reason: str) -> str:
-    """End a running request with the model that it has reached, because its rounds cannot be finished.
-
-    The forgotten clients do not influence that model beyond what the certificate states; the model may be less
-    accurate.
-
-    Args:
-        writer: Writer of the run.
-        request: Id of the request.
-        reason: Reason why its rounds cannot be finished, for the ledger.
-
-    Returns:
-        The level of the request.
-
-    Raises:
-        InputError: If the request does not run, or its model cannot be certified yet.
-    """
-    rows = {row.request: row for row in writer.requests()}
-    status = rows[request].status if request in rows else "not in this run"
-    if status != "running":
-        raise InputError(f"only a running request can be settled, and request {request} is {status}")
-    if not reason.strip():
-        raise InputError("settling a request needs a reason: give one with --reason")
-    if not RunView(writer).regime.ends_early:
-        raise InputError(
-            f"request {request} has no head yet, so there is nothing to certify: run sifu forget again when the "
-            f"remaining clients answer, or end it with sifu requests decide DIR {request} withdrawn"
-        )
-    if remainder_to_join(writer) is not None:
-        raise InputError(
-            f"request {request} is about records, and its client has not rejoined with its remaining records: run sifu "
-            "forget again with the client's data"
-        )
-    issue_certificates(writer, None, rows[request], reason)
-    remove_failure(writer.folder)
-    level: str = next(row.level for row in writer.requests() if row.request == request) or "none"
-    return level
-
-
-def _certified_models(writer: RunWriter, row: RequestRow, rolled_back: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the three models that a certificate names; with a fresh start, the source is the start itself."""
-    noised = next(model for model in rolled_back["models"] if model["node"] == row.noise_node)
-    final = writer.tip
-    return {
-        "source": rolled_back["source_model"] or committed_model(noised["node"], noised["digest"]),
-        "noised": committed_model(noised["node"], noised["digest"]),
-        "final": committed_model(final, writer.models()[final].digest),
-    }

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from sifu.core import identity
+from sifu.core.ledger import read_json
 from sifu.errors import InputError, RunBusyError
 from sifu.run.run_view import RunView
 from sifu.store.database import CLIENTS_FILE, DATABASE
 from sifu.store.files import LOCK_FILE, WriterLock, private_folder, write_atomically
 from sifu.store.inbox import post
+from sifu.store.known_keys import check_known_key
 from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
@@ -75,7 +77,7 @@ def _clients_of_file(folder: Path) -> tuple[identity.Admitted, ...]:
     if not path.exists():
         return ()
     try:
-        return identity.admitted_of(json.loads(path.read_bytes()))
+        return identity.admitted_of(read_json(path.read_bytes()))
     except ValueError as error:
         raise InputError(f"{path} is not a list of clients: {error}") from error
 
@@ -130,7 +132,7 @@ def change_clients(writer: RunWriter, change: dict[str, Any]) -> None:
 def _check(reader: RunReader, change: dict[str, Any]) -> tuple[identity.Admitted, ...]:
     """Return the list of a run after a change.
 
-    A remote client without a key is listed only while it is blocked.
+    A remote client without a key enters the list only by being blocked.
 
     Raises:
         InputError: If the change is not possible.
@@ -185,6 +187,7 @@ def _changed(entries: tuple[identity.Admitted, ...], change: dict[str, Any]) -> 
         return tuple((listed | {name: identity.Admitted(name, listed[name].key, "blocked")}).values())
     if do == "add":
         identity.check_names([name])
+        identity.check_lookalikes([*listed, name])
     entry = identity.Admitted(name, identity.check_key(key))
     if do == "add" and listed.get(name) == entry:
         return entries
@@ -205,6 +208,7 @@ def described_clients(folder: Path) -> list[dict[str, str]]:
     if not (folder / DATABASE).exists():
         return listed
     with RunReader(folder) as reader:
+        check_known_key(reader)
         view, newcomers = RunView(reader), {entry.name for entry in joining(reader)}
         for entry in listed:
             client = view.index_of.get(entry["name"])

@@ -1,4 +1,4 @@
-"""Errors that interrupt a request: noted for people, with the command that continues the request."""
+"""Notes on errors that interrupt a request, with the command that continues it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sifu.store.writer import RunWriter
 
 @contextmanager
 def noting_failure(writer: RunWriter, row: RequestRow | None) -> Iterator[None]:
-    """Note an error that interrupts a request, and add to it how to continue the request.
+    """Record an error that interrupts a request, and add a note to the error on how to continue the request.
 
-    A waiting request that cannot be certified as requested is not noted: its plan states the reason.
+    For a waiting request that cannot be certified as requested, nothing is recorded: its plan states the reason.
 
     Args:
         writer: Writer of the run.
-        row: The request; None if nothing is to be noted.
+        row: The request; None if nothing is to be recorded.
     """
     if row is None:
         yield
@@ -41,7 +41,7 @@ def noting_failure(writer: RunWriter, row: RequestRow | None) -> Iterator[None]:
 
 def failure_of(reader: RunReader, row: RequestRow) -> str:
     """Return the last error that interrupted an open request, and how to continue it; empty if there is none."""
-    if not (row.waits or row.status == "running"):
+    if not row.is_open:
         return ""
     failure = last_failure(reader.folder, row.request)
     if failure is None:
@@ -51,7 +51,7 @@ def failure_of(reader: RunReader, row: RequestRow) -> str:
 
 
 def _way_out(reader: RunReader, row: RequestRow, *, damaged: bool) -> str:
-    """Return how to continue a request after an error, and how to end a running one if the error persists."""
+    """Return advice on continuing a request after an error, and on ending a running request if the error persists."""
     folder, spec = shlex.quote(str(reader.folder)), Spec.from_mapping(reader.spec)
     command, begun = _command(spec, folder), row.status == "running"
     sentence = (
@@ -86,7 +86,7 @@ def _command(spec: Spec, folder: str) -> str:
 
 
 def _data_hint(spec: Spec) -> str:
-    """Return where the files of the clients' data must be; empty if the run reads none."""
+    """Return a hint on where the clients' data files must be; empty if the run reads no data files."""
     if spec.data.name in (PYTHON, FLOWER, LOOP, "digits"):
         return ""
     if spec.data.name in OWN_FILES:

@@ -1,4 +1,4 @@
-"""Outcome and cost of a request, from the record."""
+"""Outcome and cost of a request, as the run recorded them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Cost:
 
     Attributes:
         rounds: Rounds of communication.
-        starting_rounds: Rounds among them that made the model from which retraining started.
+        starting_rounds: Number of these rounds that made the model from which retraining started.
         local_steps: Steps of gradient descent, summed over all participants.
         bytes_sent: Size of the models sent to all participants in all rounds, and of their updates.
         bytes_kept: Size of the files, besides the current model, that the method keeps for the next request.
@@ -40,11 +40,10 @@ class Cost:
 def cost_of(reader: RunReader, row: RequestRow) -> Cost:
     """Return the cost of a request that is done."""
     first, last = row.noise_node or 0, row.final_node or 0
-    rounds, replies, steps = reader.remembered("costs", lambda: _sums_until_each_node(reader))[
-        :, [first, last]
-    ].tolist()
     if row.method == CLOSED_FORM:
         return _cost_of_solve(reader, row)
+    sums = reader.remembered("costs", lambda: _sums_until_each_node(reader))
+    rounds, replies, steps = sums[:, [first, last]].tolist()
     layout, extra = reader.layout, payload_of_request(reader, row.request, "rolled back")["extra"]
     return Cost(
         rounds=rounds[1] - rounds[0] + extra["rounds"],
@@ -56,10 +55,10 @@ def cost_of(reader: RunReader, row: RequestRow) -> Cost:
 
 
 def _cost_of_solve(reader: RunReader, row: RequestRow) -> Cost:
-    """Return the cost of a closed-form solve: at most one round, if clients were asked for statistics, and no steps."""
+    """Return the cost of a closed-form solve: one round if clients were asked for statistics, and no local steps."""
     solve = solves(reader)[row.final_node or 0]
     return Cost(
-        rounds=int(solve["asked"] > (1 if row.records else 0)),  # a client that keeps some records sends one message
+        rounds=int(solve["asked"] > (1 if row.records else 0)),  # a client that rejoins is always asked
         starting_rounds=0,
         local_steps=0,
         bytes_sent=int(solve["bytes_sent"]),
@@ -68,10 +67,10 @@ def _cost_of_solve(reader: RunReader, row: RequestRow) -> Cost:
 
 
 def _sums_until_each_node(reader: RunReader) -> Integers:
-    """Return rounds, replies and local steps up to each node, one row each."""
+    """Return an array of shape (3, nodes): the numbers of rounds, replies and local steps up to each node."""
     nodes, everyone = reader.nodes_by_number(), reader.everyone()
     sums = np.zeros((3, 1 + max(nodes)), dtype=np.int64)
-    sums[0, [number for number, row in nodes.items() if row.node.kind == "round"]] = 1
+    sums[0, [number for number, node in nodes.items() if node.kind == "round"]] = 1
     steps = np.array([client.local_steps for client in reader.clients()], dtype=np.int64)
     np.add.at(sums[1], everyone.nodes, 1)
     np.add.at(sums[2], everyone.nodes, steps[everyone.clients])
@@ -93,6 +92,11 @@ class Measured:
     remaining_after: EvaluationRow | None
     scratch: ComparisonRow | None
 
+    @property
+    def has_accuracy(self) -> bool:
+        """True if the model before the request was evaluated."""
+        return self.forgotten_before is not None or self.remaining_before is not None
+
     @staticmethod
     def of(reader: RunReader, row: RequestRow) -> Measured:
         """Return the evaluations of a request so far."""
@@ -111,9 +115,9 @@ class Measured:
 
 
 def node_before(reader: RunReader, row: RequestRow) -> int | None:
-    """Return the node of the model that a request replaced, unless the request is strict.
+    """Return the node of the model before a request; None if the request is strict or the node is unknown.
 
-    For closed-form heads, whose requests do not evaluate training rows, it is the last head before the request.
+    For closed-form heads, whose requests do not evaluate training rows, the node is the last head before the request.
     """
     evaluated = Measured.of(reader, row).forgotten_before
     if evaluated is not None or row.terms.retention == "strict":
@@ -149,14 +153,14 @@ class Outcome:
         rounds: Rounds of retraining, including rounds that made the starting model.
         scratch_rounds: Rounds of training from scratch, if it was compared.
         accuracy: Accuracy on the training data of the active clients.
-        target: Accuracy that it should have reached; 0 means no target.
+        target: Accuracy that retraining should have reached; 0 means no target.
         accuracy_forgotten_before: Accuracy on the forgotten data before the request.
         accuracy_forgotten_after: Accuracy on the forgotten data after the request.
         cost: Cost of the request.
         training_noise: Guarantee of noise in training.
-        held_out: Figures of the released model on the held-out rows of the clients that stay, while it is the current
-            model.
-        mean_squared_error: Replaces `accuracy` for regression.
+        held_out: Figures of the released model on the held-out rows of the remaining clients; None once another model
+            is current.
+        mean_squared_error: Mean squared error on the same data as `accuracy`, for regression.
         held_out_before: Figures of the previous model on the same rows; known only to the command that executed the
             request.
     """
@@ -191,7 +195,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
     """Return the outcome of a finished request."""
     recorded = RecordedRequest(reader, row)
     statements = [recorded.statement(exposure) for exposure in recorded.new_exposures]
-    final = next((node_row for node_row in reader.node_rows() if node_row.node.node == row.final_node), None)
+    final = None if row.final_node is None else reader.nodes_by_number().get(row.final_node)
     measured, cost = Measured.of(reader, row), cost_of(reader, row)
 
     def accuracy(evaluation: EvaluationRow | None) -> float | None:
@@ -214,7 +218,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         psi=math.nan if is_erased else psi,
         psi_star=math.nan if is_erased else hidden_sensitivity(recorded.noise_std, recorded.multiplier),
         rollback_to=None if is_erased else back_to,
-        rounds=cost.rounds if row.method == CLOSED_FORM else final.node.position if final else 0,
+        rounds=cost.rounds if row.method == CLOSED_FORM else final.position if final else 0,
         scratch_rounds=measured.scratch.rounds if measured.scratch else None,
         accuracy=accuracy(measured.remaining_after),
         target=recorded.terms.stop(recorded.view.spec.stop).target,

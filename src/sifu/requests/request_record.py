@@ -1,60 +1,59 @@
-"""Records of requests for accountability: steps with time and actor, deadlines, and a public record.
+"""Records of requests for accountability: decisions, steps with time and actor, and a public record.
 
     received -> (verified) -> planned -> running -> done          each an event of the ledger with time and actor
     received, verified, planned -> refused or withdrawn           the client may take part again
-    running -> refused or withdrawn                               the same, in closed form while there is no head yet
+    running -> refused or withdrawn                               the same; only while a closed-form head is unsolved
 
-`verified` says that the requester's identity was checked. This step is optional, since not every operator needs it.
-Approvals (`requests/approvals.py`) do not change the status; if the spec demands them, a request waits for them.
+The optional step `verified` says that the requester's identity was checked.
+Approvals (`store/given_approvals.py`) do not change the status; if the spec demands them, a request waits for them.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from sifu.choices import Decision
-from sifu.core.certificate_words import exact_words, needs_budget, what_was_done, whom_words, words_of
+from sifu.core.certificate_words import exact_words, needs_budget, terms_asked_for, what_was_done, whom_words, words_of
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.observers import observers_in
 from sifu.core.operator_words import forgotten_words
-from sifu.core.request_terms import terms_words
 from sifu.errors import InputError
-from sifu.requests.approvals import deadline_of, is_overdue
+from sifu.requests.deadlines import deadline_of, is_overdue
 from sifu.store.actors import actor_name, same_person
 from sifu.store.given_approvals import APPROVED, approvals_of, restored_requests
 from sifu.store.last_failure import remove_failure
-from sifu.store.projection import UNDONE, NewEvent, RequestRow
+from sifu.store.projection import ENDED, STATUS_AFTER, UNDONE, WAITING, NewEvent, RequestRow
 from sifu.store.reader import RunReader, joined_remainders
 from sifu.store.salts import read_salts, recorded_digests
 from sifu.store.writer import RunWriter
 
 LONGEST_REASON = 1000
-STATUS_AFTER = {
-    "request received": "received",
-    "request verified": "verified",
-    "request planned": "planned",
-    "rolled back": "running",
-    "request done": "done",
-    "request refused": "refused",
-    "request withdrawn": "withdrawn",
-}
-"""Event kinds that change the status of a request, each with the new status."""
 MAY_FOLLOW = {
     "received": (None,),
     "verified": ("received",),
     "planned": ("received", "verified"),
-    "running": ("received", "verified", "planned"),
+    "running": WAITING,
     "done": ("running",),
-    "refused": ("received", "verified", "planned", "running"),
-    "withdrawn": ("received", "verified", "planned", "running"),
+    "refused": (*WAITING, "running"),
+    "withdrawn": (*WAITING, "running"),
 }
 """Statuses from which each status can be reached."""
-MAY_BE_APPROVED = ("received", "verified", "planned")
 STEPS = STATUS_AFTER | {APPROVED: "approved"}
 """Event kinds in the life cycle of a request, including approvals, each with the name of its step."""
+
+
+def row_of(reader: RunReader, request: str) -> RequestRow:
+    """Return the row of a request.
+
+    Raises:
+        InputError: If the request is not in the ledger.
+    """
+    rows = {row.request: row for row in reader.requests()}
+    if request not in rows:
+        raise InputError(f"there is no request {request!r} in this run; it has {', '.join(rows) or 'none'}")
+    return rows[request]
 
 
 def decide(
@@ -65,7 +64,7 @@ def decide(
     actor: str | None = None,
     terms: str | None = None,
 ) -> bool:
-    """Record a decision on a request that waits.
+    """Record a decision on a request that is not finished.
 
     Args:
         writer: Writer of the run.
@@ -87,7 +86,7 @@ def decide(
     content = {"request": request, "actor": name, "reason": reason}
     if decision == "approved":
         content["terms"] = approvals_of(writer)[request].terms
-    row = next(row for row in writer.requests() if row.request == request)
+    row = row_of(writer, request)
     running = row.status == "running"
     writer.record(NewEvent(f"request {decision}", content | (_undoing(writer, row) if running else {})))
     if running:
@@ -106,30 +105,19 @@ def _undoing(reader: RunReader, row: RequestRow) -> dict[str, Any]:
     return {"run": {"phase": "ready"}, UNDONE: undone}
 
 
-def check_decision(
-    reader: RunReader, request: str, decision: str, reason: str, actor: str, terms: str | None = None
-) -> bool:
-    """Check that a decision can be recorded; arguments as for `decide`.
-
-    Returns:
-        False if it was recorded before.
-
-    Raises:
-        InputError: If the decision cannot be recorded.
-    """
+def check_decision(reader: RunReader, request: str, decision: str, reason: str, actor: str, terms: str | None) -> bool:
+    """Check that a decision can be recorded; return False if it was recorded before (see `decide`)."""
     check_words(decision, reason)
-    rows = {row.request: row for row in reader.requests()}
-    if request not in rows:
-        raise InputError(f"there is no request {request!r} in this run; it has {', '.join(rows) or 'none'}")
-    check_digest(request, rows[request].terms.digest(request), terms)
-    status = rows[request].status
+    row = row_of(reader, request)
+    check_digest(request, row.terms.digest(request), terms)
+    status = row.status
     if decision == "approved":
         return _check_approval(reader, request, status, actor)
     if status == decision:
         return False
-    if status not in MAY_FOLLOW[decision] or (status == "running" and not can_be_undone(reader, rows[request])):
+    if status not in MAY_FOLLOW[decision] or (status == "running" and not can_be_undone(reader, row)):
         raise InputError(f"request {request} is {status}: it can no longer be {decision}")
-    if decision in ("refused", "withdrawn") and request in restored_requests(reader):
+    if decision in ENDED and request in restored_requests(reader):
         raise InputError(
             f"request {request} was executed before the run was restored, and its certificate says so: it cannot be "
             f"{decision}. Execute it again with sifu forget"
@@ -165,7 +153,7 @@ def check_digest(request: str, current: str, given: str | None) -> None:
 
 
 def check_words(decision: str, reason: str) -> None:
-    """Check that the decision is a known one and its reason not too long."""
+    """Check that the decision is one of `Decision` and that its reason is not too long."""
     if decision not in get_args(Decision):
         raise InputError(f"a decision must be one of {', '.join(get_args(Decision))}; found {decision!r}")
     if len(reason) > LONGEST_REASON:
@@ -173,14 +161,11 @@ def check_words(decision: str, reason: str) -> None:
 
 
 def _check_approval(reader: RunReader, request: str, status: str, actor: str) -> bool:
-    """Check an approval; return False if it is a repetition.
-
-    The request must wait, and the person who filed it may not approve it.
-    """
+    """Check that the request waits and another person filed it; return False if `actor` has approved it already."""
     approvals = approvals_of(reader)[request]
-    if same_person(actor) in map(same_person, approvals.approved_by):
+    if status not in ENDED and same_person(actor) in map(same_person, approvals.approved_by):
         return False
-    if status not in MAY_BE_APPROVED:
+    if status not in WAITING:
         raise InputError(f"request {request} is {status}: it can no longer be approved")
     if not approvals.may_approve(actor):
         raise InputError(f"{approvals.filed_by} filed request {request}, so another person must approve it")
@@ -201,13 +186,10 @@ def history_of(reader: RunReader, request: str) -> list[RequestStep]:
     """Return all steps in the life cycle of a request."""
     return [
         RequestStep(
-            STEPS[event.kind],
-            event.time,
-            event.content.get("actor", "unknown"),
-            event.content.get("reason", ""),
+            STEPS[event.kind], event.time, event.content.get("actor", "unknown"), event.content.get("reason", "")
         )
         for event in reader.events()
-        if event.kind in STEPS and _request_of(event.kind, event.content) == request
+        if event.kind in STEPS and request_of(event.kind, event.content) == request
     ]
 
 
@@ -215,12 +197,14 @@ def history_of(reader: RunReader, request: str) -> list[RequestStep]:
 class PublicRequest:
     """A request without personal data: no names, no actors, and no id, because an id may reveal a name.
 
+    `records` counts the records of its one client; None if clients are forgotten entirely.
     Counts and dates remain, so someone who knows when a request was made may recognise it.
     """
 
     number: int
     status: str
     clients: int
+    records: int | None
     received: str
     deadline: str
     finished: str | None
@@ -238,6 +222,7 @@ def public_record(reader: RunReader, now: datetime.datetime) -> list[PublicReque
             number=number,
             status=row.status,
             clients=len(row.clients),
+            records=len(row.records) or None,
             received=row.received[:10],
             deadline=deadline_of(row).strftime("%Y-%m-%d"),
             finished=row.finished[:10] if row.finished else None,
@@ -251,21 +236,8 @@ def public_record(reader: RunReader, now: datetime.datetime) -> list[PublicReque
     ]
 
 
-def check_lifecycles(reader: RunReader) -> Iterator[str]:
-    """Yield a problem for each step out of order, such as the execution of a refused request."""
-    status: dict[str, str] = {}
-    for event in reader.events():
-        if event.kind == APPROVED and status.get(str(event.content["request"])) not in MAY_BE_APPROVED:
-            yield f"request {event.content['request']}: event {event.seq} approves it, but it does not wait"
-        if event.kind not in STATUS_AFTER:
-            continue
-        request, new = _request_of(event.kind, event.content), STATUS_AFTER[event.kind]
-        if status.get(request) not in MAY_FOLLOW[new]:
-            yield f"request {request}: event {event.seq} makes it {new}, but it was {status.get(request)}"
-        status[request] = new
-
-
-def _request_of(kind: str, content: dict[str, Any]) -> str:
+def request_of(kind: str, content: dict[str, Any]) -> str:
+    """Return the id of the request that an event of its life cycle is about."""
     request = content["request"]["request"] if kind == "request received" else content["request"]
     return str(request)
 
@@ -279,12 +251,12 @@ def plain_answer(body: dict[str, Any]) -> list[str]:
     lines += [f"Erased: {words.erased}", f"Kept: {words.remains}", "Not covered:"]
     lines += [f"- {sentence}" for sentence in words.not_covered]
     if "terms" in body:
-        lines.append(f"Terms asked for: {terms_words(body['terms'], budget=needs_budget(body))}.")
+        lines.append(f"Terms asked for: {terms_asked_for(body)}.")
     return lines
 
 
 def in_short(body: dict[str, Any]) -> list[str]:
-    """Return the guarantee of a public certificate, and a summary of the rest."""
+    """Return the guarantee of a public certificate, and a summary of its other statements."""
     words = words_of(body)
     assumed = len(words.premises_that_are("assumed")) if body["level"] == "conditional" else 0
     told = f"{assumed} assumption{'' if assumed == 1 else 's'} without a proof, " if assumed else ""
@@ -326,9 +298,8 @@ def auditor_lines(body: dict[str, Any]) -> list[str]:
     psi, limit = body.get("psi"), body.get("psi_star")
     if isinstance(psi, int | float) and isinstance(limit, int | float) and limit > 0:
         lines.append(
-            "Psi, the most that they can have moved the model that training went on from if what is assumed below "
-            f"holds, is {psi:.4g}; noise of standard deviation {float(body['sigma']):.4g} hides up to Psi* = "
-            f"{limit:.4g}."
+            "Psi bounds the clients' influence on the model that training resumed from, if the assumptions below hold: "
+            f"{psi:.4g}. Noise of standard deviation {float(body['sigma']):.4g} hides up to Psi* = {limit:.4g}."
         )
     if body.get("rounds") is not None and body["method"] != CLOSED_FORM:  # a solve has no rounds of retraining
         lines.append(f"Rounds of retraining: {body['rounds']}.")

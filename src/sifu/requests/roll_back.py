@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from sifu.core.engine import Engine, evaluate_present
+from sifu.core.engine import Engine, Evaluation, evaluate_present
 from sifu.core.ledger import LOCAL_RATES, finite_or_text
+from sifu.core.request_terms import RequestTerms
 from sifu.core.round import noise_rounding
 from sifu.methods.base import Start
 from sifu.planning.plan import Plan
-from sifu.requests.certification import (
-    committed_model,
-    nodes_to_erase,
-    updates_to_erase,
-)
-from sifu.requests.erasure import statistics_to_erase, write_sum_left
+from sifu.requests.certification import committed_model
+from sifu.requests.files_to_erase import nodes_to_erase, statistics_to_erase, updates_to_erase, write_sum_left
 from sifu.run.group_state import merge_rows
-from sifu.run.group_training import LARGEST_PSI
+from sifu.run.psi_of_everyone import track_everyone
 from sifu.run.regimes import behaviour_of
 from sifu.run.run_view import RunView, evaluation_row, measures_training_rows
-from sifu.run.training import track_everyone
+from sifu.run.training import LARGEST_PSI, largest_psi
 from sifu.store.actors import actor_name
 from sifu.store.client_accuracy import remove_standing
-from sifu.store.history_tables import NodeRow
 from sifu.store.projection import EvaluationRow, NewEvent, NewModel, NewRows
 from sifu.store.release_files import released_model, released_node
 from sifu.store.statistics_files import NewUpdates, only_clients
@@ -35,11 +32,34 @@ from sifu.theory.history import NodeKind, PathNode
 from sifu.theory.rounding import norm
 
 
+def may_measure(writer: RunWriter, view: RunView, terms: RequestTerms) -> bool:
+    """Return whether a request may record evaluations on the data of its clients.
+
+    A strict request records none, and a model that was not released is not evaluated: both would record information
+    about the data to be forgotten.
+    """
+    released = released_node(writer) == writer.tip
+    return terms.retention != "strict" and released and measures_training_rows(view)
+
+
+def measured_rows(measured: Iterable[tuple[int, str, Evaluation]]) -> list[EvaluationRow]:
+    """Return the rows of the evaluations (node, subset, evaluation) that have samples and a finite loss.
+
+    Clients on other machines are not asked to evaluate once they have asked to be forgotten, so some evaluations have
+    no samples. A failed evaluation must not stop the request.
+    """
+    return [
+        evaluation_row(node, subset, evaluation)
+        for node, subset, evaluation in measured
+        if evaluation.samples.any() and math.isfinite(evaluation.loss)
+    ]
+
+
 @dataclass
 class RollBack:
-    """Content of a request's rollback event and the files it erases, derived from the plan and the starting model.
+    """Rollback of a request, derived from its plan and the starting model.
 
-    `local_rate` is the recomputed automatic rate, recorded in the ledger; None if it was not recomputed.
+    `local_rate` is the recomputed automatic rate, which the event records; None if it was not recomputed.
     """
 
     writer: RunWriter
@@ -86,9 +106,9 @@ class RollBack:
         remove_standing(self.writer.folder)
 
     def _rows(self) -> NewRows:
-        """Return the node of the new starting model, with its distance from the initial one, and members of a merge."""
+        """Return the row of the new starting model and, for a merge, the rows of its members."""
         plan, model, merged = self.plan, self.start.model, self.start.merged
-        root = model if self.fresh else self.writer.load_model(self.view.rows[0].node.node)
+        root = model if self.fresh else self.writer.load_model(self.view.nodes[0].node)
         distance = norm(model.astype(np.float64) - root.astype(np.float64))
         if merged is not None:
             row, members = merge_rows(self.view, merged, self.noise_node, plan.order, 0, plan.order, distance)
@@ -104,16 +124,17 @@ class RollBack:
             rounding=noise_rounding(model) if rounded else 0.0,
             noise_std=plan.noise_std,
             order=plan.order,
+            distance=distance,
         )
-        return NewRows(nodes=[NodeRow(node, distance)])
+        return NewRows(nodes=[node])
 
     def _models(self) -> list[NewModel]:
-        """Return the new starting model, and its source if that was not kept: later requests may roll back to it."""
+        """Return the new starting model, and also its source if the source was not kept; later requests may need it."""
         unknown = self.replayed or self.start.merged is not None
         psi_max = LARGEST_PSI if unknown else 0.0
         if not self.fresh and not unknown:
             at_source = track_everyone(RunView(self.writer, tip=self.plan.source_node))
-            psi_max = min(float(at_source.total(self.others).max(initial=0.0)), LARGEST_PSI)
+            psi_max = largest_psi(at_source.total(self.others))
         models = [NewModel(self.noise_node, self.start.model, kept=True, psi_max=psi_max)]
         source = self.source
         if source is not None and not source.kept and source.node not in self.erased_models:
@@ -121,7 +142,7 @@ class RollBack:
         return models
 
     def _updates(self) -> list[NewUpdates]:
-        """Return the files of updates without the forgotten clients, and the parts of a replayed model."""
+        """Return the updates for shortened files, and the stored updates from which a model was replayed."""
         order = self.plan.order
         shortened = [
             only_clients(self.writer.folder, self.stored_updates[file], stay)
@@ -134,29 +155,19 @@ class RollBack:
         ]
 
     def _evaluations(self) -> list[EvaluationRow]:
-        """Return evaluations of the current and the starting model on the request's clients and on the others.
-
-        Empty if the request is strict or the current head was not released, because such figures reveal something about
-        the data to be forgotten; also empty if requests of this run do not measure training rows.
-        """
-        tip = self.view.rows[-1].node.node
-        if not measures_training_rows(self.view):
+        """Return evaluations of the current and the new starting model; empty if the request may record none."""
+        if not may_measure(self.writer, self.view, self.plan.terms):
             return []
-        if self.plan.terms.retention == "strict" or released_node(self.writer) != tip:
-            return []
+        tip = self.writer.tip
         asking = np.array(self.view.indices(self.plan.terms.clients), dtype=np.int64)
         current, new = released_model(self.writer), self.start.model
-        measured = (
-            (tip, f"forgotten:{self.request}", evaluate_present(self.engine, current, asking)),
-            (tip, f"remaining:{self.request}", evaluate_present(self.engine, current, self.others)),
-            (self.noise_node, f"forgotten:{self.request}", evaluate_present(self.engine, new, asking)),
+        return measured_rows(
+            [
+                (tip, f"forgotten:{self.request}", evaluate_present(self.engine, current, asking)),
+                (tip, f"remaining:{self.request}", evaluate_present(self.engine, current, self.others)),
+                (self.noise_node, f"forgotten:{self.request}", evaluate_present(self.engine, new, asking)),
+            ]
         )
-        # Clients on other machines are not asked once they want to be forgotten, so some evaluations have no samples.
-        return [
-            evaluation_row(node, subset, evaluation)
-            for node, subset, evaluation in measured
-            if evaluation.samples.any() and math.isfinite(evaluation.loss)
-        ]
 
     def _payload(self) -> dict[str, Any]:
         plan, source, start = self.plan, self.source, self.start

@@ -1,4 +1,4 @@
-"""Places where a purged run still holds figures of forgotten clients, and copies that no request can erase."""
+"""Information about forgotten clients that is left after a purge: in the run folder, and in copies elsewhere."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sifu.core.ledger import canonical_json
+from sifu.core.ledger import canonical_json, read_json
 from sifu.core.spec.regime import Regime
+from sifu.requests import figures_policy
+from sifu.requests.files_to_erase import everyone_forgotten, influenced
+from sifu.run.run_view import RunView
+from sifu.store import erased_figures, sealed
 from sifu.store.clock import utc_now
 from sifu.store.files import append_line, linked_files, read_plain
+from sifu.store.keys import KEY_FILE
 from sifu.store.reader import RunReader
+from sifu.store.unfinished import unfinished_copies
 
 EXPORTS_FILE = "exports.jsonl"
 """Log of exported models, one per line: `node`, `path`, `time`. No certificate depends on it."""
+AUDIT = "audit"
+"""Default folder of `sifu audit`."""
 CONSOLE_STATE = ".sifu-console"
 """Folder of a console's own files, inside the folder of runs that it serves."""
 _FOLDERS_UP = 3
@@ -25,8 +33,7 @@ _FOLDERS_UP = 3
 
 def note_export(folder: Path, node: int, path: Path) -> None:
     """Log the path of an exported model; do nothing if the log cannot be written."""
-    now = utc_now()
-    line = canonical_json({"node": node, "path": str(path.resolve()), "time": now})
+    line = canonical_json({"node": node, "path": str(path.resolve()), "time": utc_now()})
     file = folder / EXPORTS_FILE
     try:
         if file.is_symlink():
@@ -39,7 +46,7 @@ def note_export(folder: Path, node: int, path: Path) -> None:
 
 
 def copies_elsewhere(reader: RunReader) -> Iterator[tuple[str, str]]:
-    """Yield copies outside the run's record that may still hold data about forgotten clients, and why."""
+    """Yield each copy outside the run's record that may hold data about forgotten clients, with advice."""
     for name, links in linked_files(reader.folder):
         yield (
             f"{links} hard {'link' if links == 1 else 'links'} to {name} elsewhere",
@@ -82,15 +89,15 @@ def _exports(folder: Path) -> list[tuple[int, str]]:
     exports = []
     for line in lines:
         try:
-            content = json.loads(line)
+            content = read_json(line)
             exports.append((int(content["node"]), str(content["path"])))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue
     return sorted(set(exports))
 
 
 def _console_outputs(folder: Path) -> list[Path]:
-    """Return the output files of console jobs; a console deletes them when the job ends."""
+    """Return the output files that console jobs left; a console normally deletes them when the job ends."""
     run = folder.resolve()
     states = [run.with_name(f"{run.name}.console"), *(place / CONSOLE_STATE for place in run.parents[:_FOLDERS_UP])]
     return sorted(path for state in states for path in (state / "jobs").glob("*.out"))
@@ -98,9 +105,10 @@ def _console_outputs(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class KeptFigure:
-    """Figures against which a guess of the forgotten data can still be tested.
+    """Recorded figure against which a guess of the forgotten data can still be tested.
 
-    `place` is table.column, or events.KIND and the path of a key in the payload (`*` stands for any kind).
+    `place` is table.column, or events.KIND and the path of a key in the payload (`*` stands for any kind). `what` is
+    the meaning of the figure, `why` the reason why it is kept.
     """
 
     place: str
@@ -116,10 +124,10 @@ AFTER_ALL = (
     KeptFigure("requests.level", "what a request promises; exact if Psi led back to the initial model", "it is signed"),
     KeptFigure("file standing.json", "how well the current model predicts those who stay, unless it is exact", _PLANS),
 )
-"""Figures left in runs trained in rounds after all figures were erased.
+"""Figures left in runs trained in rounds after `sifu purge --figures`.
 
-They are the promised level, and figures that follow from the current model and the remaining clients. If noise hides
-the forgotten clients in that model, it hides them in these figures as well.
+Except for the level, they follow from the current model and the remaining clients. If noise hides the forgotten clients
+in that model, it hides them in these figures as well.
 """
 KEPT_FIGURES = (
     KeptFigure("participation.drift", "how far each client's model was from the mean, round by round", _PSI),
@@ -170,9 +178,7 @@ COUNTS = (
     ),
     KeptFigure("requests.terms", "row numbers of forgotten records", "they leave the rows out of data read again"),
 )
-"""Figures left in every run: counts and numbers, without the content they refer to."""
-
-
+"""Counts and row numbers left in every run."""
 OF_RELEASES = (
     KeptFigure(
         "sealed.content.release_distances",
@@ -199,3 +205,114 @@ def kept_figures(
     if erased == "exact" or not regime.records_figures:
         return COUNTS
     return (*(AFTER_ALL if erased == "all" else KEPT_FIGURES), *COUNTS)
+
+
+def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
+    """Yield each kind of information that the folder still holds about forgotten clients, and the reason."""
+    view = RunView(reader)
+    forgotten = everyone_forgotten(view)
+    if not forgotten:
+        yield "everything", "no client was forgotten yet"
+        return
+    tip = view.path.tip
+    held = {client for exposure in forgotten if exposure.psi_to_hide(tip) > 0.0 for client in exposure.subject.clients}
+    uncovered = sorted(view.clients[client].name for client in held)
+    if uncovered:
+        names = ", ".join(uncovered[:5]) + (f" and {len(uncovered) - 5} more" if len(uncovered) > 5 else "")
+        yield (
+            f"the current model, which may hold the part of {names}",
+            "their request was executed by a method that adds no noise; sifu or scratch would hide it",
+        )
+    else:
+        yield "the current model", "it is released; no forgotten client is in it, or noise covers its part"
+    groups = reader.group_models()
+    kept = [row for row in reader.models().values() if row.kept and row.node != reader.tip and row.node not in groups]
+    of_groups = sum(1 for node in reader.models() if node in groups)
+    if of_groups:
+        yield f"{of_groups} models of groups", "no forgotten client was ever in them; models are made from them"
+    depth_of = view.path.depth_of
+    clean = [
+        row
+        for row in kept
+        if row.node not in depth_of  # the fresh model that groups start from
+        or not influenced(forgotten, depth_of[row.node])
+    ]
+    if clean:
+        yield (
+            f"kept models ({len(clean)})",
+            "no forgotten client touched them, or noise covers it; kept for later requests",
+        )
+    if len(kept) > len(clean):
+        yield (
+            f"kept models that hold an uncovered part ({len(kept) - len(clean)})",
+            "their requests keep them for later ones; sifu purge erases them",
+        )
+    grams = reader.query("SELECT COUNT(*) FROM grams")[0][0]
+    if grams:
+        yield f"{grams} Gram matrices in run.db", "joint certificates are recomputed from them; they are the auditor's"
+    statistics = len(reader.statistics())
+    if statistics:
+        yield (
+            f"files of statistics ({statistics})",
+            "no forgotten client is in any of them; the head is solved from them",
+        )
+    if not view.regime.records_figures:
+        yield "numbers of samples and clients in run.db and certificates", "certificates are recomputed from them"
+    elif why := figures_policy.why_figures_stay(reader):
+        stays = figures_policy.why_figures_stay(reader, by_choice=True)
+        by_choice = "" if stays else "; sifu purge --figures erases it if you choose"
+        yield (
+            "the auditor's record: drifts, smoothness, sample counts and Psi in run.db, certificates/*.auditor.json",
+            f"{why}; with all other clients' data it can confirm a guess of a forgotten record, so it is confidential "
+            f"(docs/store.md, section 5c, lists it){by_choice}",
+        )
+    else:
+        more = figures_policy.erases_more_by_choice(reader)
+        yield (
+            "numbers of samples, clients, rounds and kept models in run.db and certificates",
+            "the history is made of them; a guess that would have led to other numbers can be ruled out"
+            + ("; sifu purge --figures erases the list of kept models" if more else ""),
+        )
+    measured = len(sealed.erased_by_next_purge(reader.events()))
+    if measured:
+        yield (
+            f"what {measured} events measured on clients' data while the forgotten were among them",
+            "forecasts start from it; sifu purge erases it",
+        )
+    yield from copies_elsewhere(reader)
+    if (reader.folder / AUDIT).exists():
+        yield (
+            f"the folder {AUDIT}, with what sifu audit measured of the forgotten",
+            "it is evidence, and belongs to the auditor's record; delete it if it is no longer needed",
+        )
+    yield (
+        "clients' names, and ids, reasons and actors of requests, in run.db and certificates",
+        "they say whose request was executed, and who decided it",
+    )
+    if any(row.records for row in reader.requests()):
+        yield (
+            "row numbers of the records that requests name, in run.db",
+            "they leave the forgotten rows out when data are read again",
+        )
+    still = {*reader.models(), *reader.statistics()}
+    payloads = reader.query("SELECT seq, payload FROM events WHERE kind = 'backup made' ORDER BY seq")
+    erased = erased_figures.erasure_of_all(reader.events())
+    old = [
+        backup
+        for seq, backup in ((seq, json.loads(payload)) for seq, payload in payloads)
+        # Runs created before statistics existed have no `held_statistics`.
+        if {*backup["held_models"], *backup.get("held_statistics", [])} - still
+        or (erased is not None and seq < erased.seq)
+    ]
+    if old:
+        yield (
+            f"backups outside this folder that hold models, statistics or figures erased since ({len(old)}): "
+            + ", ".join(backup["backup"] for backup in old[:5]),
+            "sifu cannot reach them; destroy them or make new ones",
+        )
+    for copy in unfinished_copies(reader.folder):
+        yield (
+            f"{copy.path}, which an interrupted backup or restore may have left",
+            "it holds the operator's key and models, and could not be reached; delete it yourself",
+        )
+    yield KEY_FILE, "it signs certificates and holds nothing of any client"

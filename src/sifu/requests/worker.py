@@ -1,15 +1,16 @@
-"""The worker behind `train`, `forget` and the server: it trains, executes requests and ingests inbox messages.
+"""Worker of `train`, `forget` and the server: it trains, executes requests and ingests inbox messages.
 
 Each step of a request is one event of the ledger (received, planned, rolled back, done). The rollback event records the
-new starting model, the node it comes from, the charges, and all erased files. After a crash at any time, a new worker
-continues from the last event.
+new starting model, its source, the charges, and all erased files. After a crash at any time, a new worker continues
+from the last event.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
@@ -22,9 +23,12 @@ from sifu.core.spec import StopSpec
 from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
 from sifu.methods.registry import method_for, plan_request
 from sifu.planning.plan import Plan, least_level
-from sifu.requests.certification import RecordedRequest, issue_certificates
+from sifu.requests.certification import RecordedRequest
 from sifu.requests.failures import noting_failure
-from sifu.requests.messages import WatchedInbox, check_level
+from sifu.requests.filing import check_level
+from sifu.requests.issue import issue_certificates
+from sifu.requests.messages import WatchedInbox
+from sifu.requests.request_record import row_of
 from sifu.requests.roll_back import RollBack
 from sifu.run.coupled_replay import retrain_unrecorded
 from sifu.run.few_clients import consequences, staying_without
@@ -45,14 +49,20 @@ Tell = Callable[[str], None]
 """Callback that receives a progress message."""
 
 
-@dataclass(frozen=True)
-class HandedOn:
-    """A plan made before its request was received, and the state of the ledger right after the reception."""
+class BuildsEngines(Protocol):
+    """Builder of the engines that requests need, from the clients' data (`run.run_engines.RunEngines`)."""
 
-    plan: Plan
-    terms: RequestTerms
-    level: Level | None
-    state: tuple[int, str]
+    def prepare_records(self, reader: RunReader, terms: RequestTerms) -> None:
+        """Build the engine without the records of `terms`, before anything is rolled back."""
+
+    def again(self) -> Engine:
+        """Return the engine with the client that rejoins after some of its records were forgotten."""
+
+    def at_rate(self, reader: RunReader, rate: float, gone: Collection[int]) -> Engine:
+        """Return an engine for another local rate, without the clients `gone`."""
+
+    def digest_of(self, client: int) -> str | None:
+        """Return the digest of a client's samples; None if it is unknown."""
 
 
 class Worker:
@@ -63,12 +73,9 @@ class Worker:
         engine: Engine of the run.
         progress: Callback invoked after each round.
         inbox: Inbox of the run.
-        tell: Callback that receives messages for an observer.
-        engine_again: Function that builds the engine with the client that rejoins after some of its records were
-            forgotten.
-        prepare_records: Function that builds that engine in advance, before the records are forgotten.
-        digest_of: Returns the digest of a client's samples.
-        engine_at: Function that builds an engine for another local rate, without some clients.
+        tell: Callback that receives progress messages.
+        engines: Builder of engines with fewer records, or for another local rate; None if clients are on other
+            machines.
     """
 
     def __init__(
@@ -78,28 +85,24 @@ class Worker:
         progress: ProgressCallback | None = None,
         inbox: WatchedInbox | None = None,
         tell: Tell = log.info,
-        engine_again: Callable[[], Engine] | None = None,
-        prepare_records: Callable[[RunReader, RequestTerms], None] | None = None,
-        digest_of: Callable[[int], str | None] = lambda client: None,
-        engine_at: Callable[[RunReader, float, Collection[int]], Engine] | None = None,
+        engines: BuildsEngines | None = None,
     ) -> None:
-        self.writer, self.engine, self.progress, self._tell = writer, engine, progress, tell
-        self._engine_again, self._prepare_records, self._digest_of = engine_again, prepare_records, digest_of
-        self._engine_at = engine_at
+        self.writer, self.engine, self.progress, self._tell, self._engines = writer, engine, progress, tell, engines
         self.inbox = inbox or WatchedInbox(writer)
         self.done: list[str] = []
         """Requests this worker finished, in order."""
-        self._handed_on: dict[str, HandedOn] = {}
+        self._plans: dict[tuple[str, RequestTerms, Level | None, tuple[int, str]], Plan] = {}
+        """Plans made before their requests were received; the key ends with the last event of the run."""
         self._tried: set[int] = set()
-        """Clients that were asked in vain for the statistics a closed-form head lacks."""
+        """Clients already asked for their statistics, which the closed-form head lacks."""
         self.refused: dict[str, NotCertifiableError] = {}
-        """Requests that cannot be executed at the demanded level; they wait and do not block later ones."""
+        """Requests that cannot be executed at the demanded level; they wait and do not block later requests."""
 
     def step(self, level: Level | None = None) -> bool:
-        """Ingest inbox messages, then do the next piece of work: a request, or training until a message arrives.
+        """Ingest inbox messages, then do the most urgent work.
 
-        Args:
-            level: Lowest accepted level.
+        A request is executed at this `level` or above. First training, recovery, owed rounds and group rebuilds stop
+        when a message arrives; a running request continues.
 
         Returns:
             False if there was nothing to do.
@@ -111,7 +114,9 @@ class Worker:
         if self.writer.phase == "training":
             self.train(until_message=True)
             return True
-        if self._complete_head() or self.recover(until_message=True) or self.run_owed_rounds(until_message=True):
+        if self._complete_head() or self.recover(until_message=True):
+            return True
+        if self._run_more("release", behaviour_of(RunView(self.writer)).owed_stop(), until_message=True):
             return True
         return RunView(self.writer).spec.groups.rebuild != "never" and self.rebuild_groups(until_message=True) > 0
 
@@ -131,10 +136,7 @@ class Worker:
         return True
 
     def train(self, until_message: bool = False) -> None:
-        """Continue the first training until its stop rule holds.
-
-        With `until_message`, stop after a message was ingested.
-        """
+        """Continue the first training until its stop rule holds or, with `until_message`, a message was ingested."""
         if not self._merge_groups(until_message):
             return
         training = self._run_rounds("training", until_message=until_message)
@@ -153,7 +155,7 @@ class Worker:
         return True
 
     def rebuild_groups(self, until_message: bool = False) -> int:
-        """Rebuild the groups whose models were erased; return how many there were.
+        """Rebuild the groups whose models were erased, and return the number of such groups.
 
         With `until_message`, stop after a message was ingested.
         """
@@ -172,20 +174,17 @@ class Worker:
         return count
 
     def recover(self, until_message: bool = False) -> int:
-        """Train to the target after a request whose model was released at once; return the number of rounds."""
+        """Train to the target if the last request released its model at once; return the number of rounds."""
         done = [row for row in self.writer.requests() if row.request_order is not None]
         last = max(done, key=lambda row: row.request_order or 0, default=None)
         if self.writer.phase != "ready" or last is None or last.terms.release != "now":
             return 0
         view = RunView(self.writer)
-        before, stop = view.path.nodes[-1].position, last.terms.stop(view.spec.stop)
+        tip, stop = view.path.nodes[-1], last.terms.stop(view.spec.stop)
         evaluated = {row.node: row.accuracy for row in self.writer.evaluations() if row.subset == ACTIVE}
-        if should_stop(stop, before, evaluated.get(view.path.nodes[-1].node)):
+        if should_stop(stop, tip.position, evaluated.get(tip.node)):
             return 0
-        training = self._run_rounds(f"recovering {last.request}", stop, until_message)
-        if training is not None:
-            training.note_standing()
-        return RunView(self.writer).path.nodes[-1].position - before
+        return self._run_more(f"recovering {last.request}", stop, until_message)
 
     def finish_running(self) -> list[str]:
         """Continue requests that were interrupted; return their ids."""
@@ -195,9 +194,9 @@ class Worker:
         return running
 
     def execute_next(self, level: Level | None = None, among: Collection[str] | None = None) -> bool:
-        """Execute the first approved request that was not refused; return False if there is none.
+        """Execute the first approved request that is not in `refused`; return False if there is none.
 
-        A request that lacks approvals keeps waiting and does not block later ones.
+        A request that lacks approvals keeps waiting and does not block later requests.
 
         Args:
             level: Lowest accepted level.
@@ -216,22 +215,17 @@ class Worker:
             self._tell(f"request {row.request} is being executed")
             self._execute(row, level)
         except NotCertifiableError as error:
-            if not self._row(row.request).waits:
+            if not row_of(self.writer, row.request).waits:
                 raise
             self._tell(f"request {row.request} keeps waiting: {error}")
             self.refused[row.request] = error
         return True
 
     def execute_records(self, besides: str | None = None) -> list[str]:
-        """Execute the approved requests for records, so that the next release lacks exactly these records.
+        """Execute the approved requests to forget records, except `besides`, and return the executed ones.
 
-        A request that cannot be executed keeps waiting, its client stays in the model, and a warning gives the reason.
-
-        Args:
-            besides: Request to skip, which the caller executes.
-
-        Returns:
-            The requests that were executed.
+        The next release then lacks exactly the records of the executed requests. A request that cannot be executed
+        keeps waiting with a warning, and its client stays in the model.
         """
         executed = []
         for row in approved_requests(self.writer):
@@ -240,7 +234,7 @@ class Worker:
             try:
                 self._execute(row, None)
             except (InputError, NotCertifiableError) as error:
-                if not self._row(row.request).waits:
+                if not row_of(self.writer, row.request).waits:
                     raise
                 log.warning("request %s keeps waiting, and its client stays in: %s", row.request, error)
             else:
@@ -250,30 +244,20 @@ class Worker:
     def bring_up_to_date(self) -> int:
         """Bring the released model up to date with the clients that should be in it.
 
-        A closed-form head is solved again unless it already covers exactly the active clients. Other models get the
-        rounds they owe.
+        A closed-form head is solved again unless it already covers exactly the active clients. Other models are
+        trained for the rounds that they lack.
 
         Returns:
             The rounds or solves that were recorded; 0 if the model was up to date.
         """
-        return self._run_release(behaviour_of(RunView(self.writer)).release_stop())
+        return self._run_more("release", behaviour_of(RunView(self.writer)).release_stop())
 
-    def run_owed_rounds(self, until_message: bool = False) -> int:
-        """Run the rounds owed to clients whose request was refused or withdrawn (`run.owed_rounds`).
-
-        One round is owed for each round that the current branch ran without these clients.
-
-        Returns:
-            The number of rounds.
-        """
-        return self._run_release(behaviour_of(RunView(self.writer)).owed_stop(), until_message)
-
-    def _run_release(self, stop: StopSpec | None, until_message: bool = False) -> int:
-        """Run the rounds, or the solve, that a release needs; return how many were recorded."""
+    def _run_more(self, phase: str, stop: StopSpec | None, until_message: bool = False) -> int:
+        """Run rounds, or a solve, until `stop` holds, and return how many were recorded; 0 if `stop` is None."""
         if stop is None:
             return 0
         before, tip = RunView(self.writer).path.nodes[-1].position, self.writer.tip
-        training = self._run_rounds("release", stop, until_message)
+        training = self._run_rounds(phase, stop, until_message)
         if training is not None and self.writer.tip != tip:
             training.note_standing()
         return RunView(self.writer).path.nodes[-1].position - before
@@ -289,16 +273,17 @@ class Worker:
 
     def _execute(self, row: RequestRow, level: Level | None) -> None:
         """Plan a request, record its rollback with the new starting model, retrain and certify."""
-        if row.records and self._engine_again is None:
+        if row.records and self._engines is None:
             raise NotCertifiableError(
                 f"request {row.request} is about records, which need the client's data: execute it with sifu forget"
             )
         with noting_failure(self.writer, row):
-            if row.records and self._prepare_records is not None:
-                self._prepare_records(self.writer, row.terms)
+            if row.records and self._engines is not None:
+                self._engines.prepare_records(self.writer, row.terms)
             self._merge_groups()
             view = RunView(self.writer)
-            plan = self._plan(view, row, level)
+            plan = self._plans.pop((row.request, row.terms, level, self.writer.last_event()), None)
+            plan = plan or plan_request(view, row.terms, level)
             method = method_for(view, plan.terms.method)
             check_level(plan, level)
             if row.status != "planned":
@@ -315,7 +300,7 @@ class Worker:
             for warning in consequences(view, staying):
                 log.warning("request %s: %s", row.request, warning)
             use_backbones_of_head(self.engine, self.writer)
-            rate, engine = self._found_anew(view, plan)
+            rate, engine = self._recomputed_rate(view, plan)
             start = method.starting_model(view, plan, engine)
         RollBack(self.writer, self.engine, view, plan, row.request, start, rate).record()
         before, self.engine = self.engine, engine
@@ -323,71 +308,61 @@ class Worker:
         self._finish(row.request, before if engine is not before and rate is not None else None)
 
     def hand_on(self, request: str, plan: Plan, terms: RequestTerms, level: Level | None) -> None:
-        """Use a plan for a request that was just received, unless the run changes before it is executed.
+        """Use `plan` when the request is executed, unless the run changes in the meantime.
 
         Args:
-            request: Id of the request; its reception is the last event of the run.
-            plan: The plan that was made and checked before the reception.
-            terms: The terms that were planned.
+            request: Id of the request; its reception must be the last event of the run.
+            plan: Plan that was made and checked before the request was received.
+            terms: Terms that the plan was made for.
             level: Lowest accepted level.
         """
-        self._handed_on[request] = HandedOn(plan, terms, level, self.writer.last_event())
+        self._plans[request, terms, level, self.writer.last_event()] = plan
 
-    def _plan(self, view: RunView, row: RequestRow, level: Level | None) -> Plan:
-        """Return the given plan if the ledger has not changed since it was made; otherwise a new plan."""
-        given = self._handed_on.pop(row.request, None)
-        if given is not None and (given.terms, given.level, given.state) == (
-            row.terms,
-            level,
-            self.writer.last_event(),
-        ):
-            return given.plan
-        return plan_request(view, row.terms, level)
+    def _recomputed_rate(self, view: RunView, plan: Plan) -> tuple[float | None, Engine]:
+        """Return the automatic rate of the remaining clients and an engine for it, if the request recomputes the rate.
 
-    def _found_anew(self, view: RunView, plan: Plan) -> tuple[float | None, Engine]:
-        """Return the recomputed automatic rate and an engine for it, if training starts from a fresh model.
-
-        The rate is computed from the remaining clients. The engine is built before the rollback, so that nothing is
-        lost if it cannot be built. Otherwise, return None and the current engine.
+        Otherwise, return None and the current engine. The engine is built before the rollback, so that nothing is lost
+        if it cannot be built.
         """
-        if method_info(plan.terms.method).starts_from != "fresh" or not view.finds_rate_anew(plan.terms):
+        if method_info(plan.terms.method).starts_from != "fresh" or not view.recomputes_rate(plan.terms):
             return None, self.engine
         gone = view.forgotten.union(*(subject.clients for subject in plan.subjects))
         rate = view.rate_without(gone)
         if rate == self.engine.facts.local_rate:
             return rate, self.engine
-        if self._engine_at is None:
+        if self._engines is None:
             raise NotCertifiableError(
                 f"without {', '.join(plan.terms.clients)} the automatic rate is {rate:.6g}, and this engine cannot "
                 "change its rate: execute the request with sifu forget"
             )
-        return rate, self._engine_at(view.reader, rate, gone)
+        return rate, self._engines.at_rate(view.reader, rate, gone)
 
     def _join_again(self) -> None:
-        """Let a client rejoin with its remaining records, if some were forgotten, before any round."""
+        """Let the client of a request to forget records rejoin with its remaining records, before retraining starts."""
         remainder = remainder_to_join(self.writer)
         if remainder is None:
             return
-        if len(self.engine.clients) <= remainder.client and self._engine_again is not None:
-            self.engine = self._engine_again()
+        if len(self.engine.clients) <= remainder.client and self._engines is not None:
+            self.engine = self._engines.again()
         if len(self.engine.clients) <= remainder.client or self.engine.clients[remainder.client].name != remainder.name:
             raise InputError(
                 f"{remainder.name} cannot rejoin: the engine does not have its remaining records. Open the run with "
                 "its clients' data (sifu.open_run(folder, clients=...)), not with an engine, and forget again"
             )
-        profile, digest = self.engine.clients[remainder.client], self._digest_of(remainder.client)
+        profile = self.engine.clients[remainder.client]
+        digest = None if self._engines is None else self._engines.digest_of(remainder.client)
         payload = {"client": profile.name, "request": remainder.request}
         self.writer.record(NewEvent(JOINED, payload, joined=profile, joined_digest=digest))
 
     def _finish(self, request: str, measured_by: Engine | None = None) -> None:
-        """Finish a request after its rollback; record an error, and add how to continue the request."""
-        with noting_failure(self.writer, self._row(request)):
+        """Finish a request after its rollback; record an error together with the command that continues the request."""
+        with noting_failure(self.writer, row_of(self.writer, request)):
             self._join_again()
             self._retrain(request, measured_by)
 
     def _retrain(self, request: str, measured_by: Engine | None = None) -> None:
-        """Retrain without the clients, then issue the certificate."""
-        row = self._row(request)
+        """Retrain without the request's clients, then issue the certificate."""
+        row = row_of(self.writer, request)
         stop = row.terms.stop(RunView(self.writer).spec.stop)
         if row.terms.release == "now":
             stop = replace(stop, min_rounds=0, max_rounds=0)
@@ -404,7 +379,7 @@ class Worker:
             training.note_standing()
         issue_certificates(self.writer, measured_by or self.engine, row)
         self.done.append(request)
-        self._tell(f"request {request} is done: {self._row(request).level}")
+        self._tell(f"request {request} is done: {row_of(self.writer, request).level}")
 
     def _run_rounds(
         self, phase: str, stop: StopSpec | None = None, until_message: bool = False
@@ -427,7 +402,7 @@ class Worker:
         """Measure the rounds that Scratch takes for the same request, outside the run, and record them."""
         if any(row.request == request and row.method == "scratch" for row in self.writer.comparisons()):
             return
-        row = self._row(request)
+        row = row_of(self.writer, request)
         recorded = RecordedRequest(self.writer, row)
         if why := recorded.view.regime.why_not_compared():
             log.warning("request %s was not compared with Scratch: %s", request, why)
@@ -448,6 +423,3 @@ class Worker:
             if evaluation.samples.any():
                 payload["forgotten_accuracy"] = evaluation.accuracy
         self.writer.record(NewEvent("comparison", payload))
-
-    def _row(self, request: str) -> RequestRow:
-        return next(row for row in self.writer.requests() if row.request == request)

@@ -1,6 +1,7 @@
 """Construction of a federation from a spec: its data, its clients, and the embedded engine.
 
-If the spec names a public feature map, clients hold features instead of samples.
+If a model is trained on a public feature map, clients hold features instead of samples. A closed-form head maps the
+samples itself.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,24 +19,31 @@ from sifu.core.operator_words import FLOWER, LOOP, NPZ, OWN_FILES, PYTHON, TABLE
 from sifu.core.replies import ALL, ReplyRules
 from sifu.core.round import keyed_generator
 from sifu.core.spec import IMAGE_FEATURES, DataSpec, Spec
-from sifu.core.spec.regime import ClosedForm, Regime, TunedNetworks, by_regime, penalty_of
-from sifu.core.spec.sections import ROW_KINDS, FeaturesSpec
+from sifu.core.spec.regime import ClosedForm, Regime, by_regime, penalty_of
+from sifu.core.spec.sections import ROW_KINDS
 from sifu.data.client_data import ClientData
-from sifu.data.dataset import row_digests
 from sifu.data.sources import find_data, has_fixed_constants
 from sifu.data.table_keys import parse_classes
 from sifu.errors import InputError
+from sifu.run.features import map_of, with_features
 from sifu.theory.arrays import Array
-from sifu.theory.closed_form import FixedPoint, Targets
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
 from sifu.theory.participation import Participation
 from sifu.theory.regularity import automatic_rate, certified_rates
 
-if TYPE_CHECKING:
-    from sifu.data.feature_maps import FeatureMap
-
 REAL_OUTPUTS = ("logistic", "least_squares")
 """Model kinds that do not have one output per class."""
+
+
+WITHOUT_FILES = {
+    PYTHON: "this run was made from Python with its own data: continue it from Python with sifu.open_run(folder, "
+    "clients=...)",
+    FLOWER: "this run trains on Flower nodes, which keep their data: file requests with sifu request; its server "
+    "executes them while it runs, or when it is started again with flwr run",
+    LOOP: "your own program communicates with the clients of this run: file requests with sifu request; its "
+    "sifu.ServerLoop executes them while it runs, or when it is started again",
+}
+"""Error message for each value of `data.name` whose data sifu cannot read."""
 
 
 def executed_elsewhere(spec: Spec) -> str:
@@ -67,7 +75,7 @@ def clients_from_spec(
     device: str = "cpu",
     tested: bool = True,
 ) -> tuple[Any, ...]:
-    """Return the clients' data that a spec describes, as features if it has a feature map.
+    """Return the clients' data that a spec describes, as features if the run trains on features.
 
     Args:
         spec: Spec of the run.
@@ -75,46 +83,27 @@ def clients_from_spec(
         fresh_marks: True to draw new watermarks.
         dataset: The spec's data set, if it is already loaded.
         device: Device that features are computed on.
-        tested: False to accept that data.test_file cannot be read: no client trains on its rows.
+        tested: False to ignore a data.test_file that cannot be read; no client trains on its rows.
     """
-    from sifu.data import from_dataset, given_names, load, partition, watermarked
+    from sifu.data import from_dataset, given_names, partition, watermarked
 
     data = spec.data
-    if data.name == PYTHON:
-        raise InputError(
-            "this run was made from Python with its own data: continue it from Python with "
-            "sifu.open_run(folder, clients=...)"
-        )
-    if data.name == FLOWER:
-        raise InputError(
-            "this run trains on Flower nodes, which keep their data: file requests with sifu request; its server "
-            "executes them while it runs, or when it is started again with flwr run"
-        )
-    if data.name == LOOP:
-        raise InputError(
-            "your own program communicates with the clients of this run: file requests with sifu request; its "
-            "sifu.ServerLoop executes them while it runs, or when it is started again"
-        )
-    if dataset is not None:
-        pass
-    elif data.name in OWN_FILES:
-        dataset = _own_dataset(spec, tested=tested)
-    else:
-        dataset = load(data.name, data_folder or data.folder or None, held_out_by=data.held_out_by)
-    given = dataset.client_train
-    names = None
-    count = data.clients
-    kind = "given" if is_table(data) else data.partition
+    if data.name in WITHOUT_FILES:
+        raise InputError(WITHOUT_FILES[data.name])
+    if dataset is None:
+        dataset = _dataset(spec, data_folder, tested=tested)
+    given, kind = dataset.client_train, "given" if is_table(data) else data.partition
+    names, count, samples = None, data.clients, data.samples_per_client or None
     if kind == "given":
         if given is None:
             raise InputError('data.partition = "given" needs an npz file with an array client')
         names = given_names(given)
-        count = len(names)
+        count, samples = len(names), None
     indices = partition(
         kind,
         dataset.y_train,
         count,
-        None if kind == "given" else data.samples_per_client or None,
+        samples,
         keyed_generator(spec.seed, "partition"),
         alpha=data.alpha,
         identity=dataset.identity_train,
@@ -126,13 +115,15 @@ def clients_from_spec(
     return with_features(spec, clients, device)
 
 
-def _own_dataset(spec: Spec, *, tested: bool = True) -> Any:
-    """Return the data set in the user's own files; unless it is `tested`, without a test file that cannot be read."""
+def _dataset(spec: Spec, data_folder: str | Path | None, *, tested: bool = True) -> Any:
+    """Return the data set of a spec; without `tested`, a test file that cannot be read is ignored."""
     from sifu.data import load
     from sifu.data.read_once import read_again
     from sifu.data.table_coding import TableCoding
 
     data = spec.data
+    if data.name not in OWN_FILES:
+        return load(data.name, data_folder or data.folder or None, held_out_by=data.held_out_by)
     if not data.file:
         raise InputError(f'data.name = "{data.name}" needs data.file, the path of the file')
     if data.name == NPZ:
@@ -171,16 +162,15 @@ def framed(spec: Spec, frame: Any) -> dict[str, Any]:
     return {"spec": replace(spec, data=data), "dataset": dataset}
 
 
-def columns_of_features(data: DataSpec, frame: Any = None) -> str:
+def columns_of_features(data: DataSpec, frame: Any) -> str:
     """Return the feature columns of a table or a frame, joined as in a spec; empty for other data."""
     from sifu.data.client_data import is_frame
     from sifu.data.table import column_names, frame_names
     from sifu.data.table_coding import TableCoding
     from sifu.data.table_keys import join_names
 
-    if frame is not None and not is_frame(frame):
-        return ""
-    if frame is None and data.name != TABLE:
+    has_columns = data.name == TABLE if frame is None else is_frame(frame)
+    if not has_columns:
         return ""
     coding = TableCoding.from_spec(data)
     names = column_names(Path(data.file).expanduser(), coding) if frame is None else frame_names(frame)
@@ -236,16 +226,13 @@ def held_out_rows_from_spec(
     spec: Spec, data_folder: str | Path | None = None, *, dataset: Any = None
 ) -> HeldOutRows | None:
     """Return the test rows with the client of each; arguments as for `held_out_from_spec`."""
-    from sifu.data import ClientData, load
-
     data = spec.data
-    if data.name in (PYTHON, FLOWER, LOOP):
+    if data.name in WITHOUT_FILES:
         return None
     if data.name == TABLE and not data.held_out and not data.test_file:
         return None  # the table has no held-out rows, so it need not be read
     if dataset is None:
-        folder, own = data_folder or data.folder or None, data.name in OWN_FILES
-        dataset = _own_dataset(spec) if own else load(data.name, folder, held_out_by=data.held_out_by)
+        dataset = _dataset(spec, data_folder)
     if dataset.x_test.shape[0] == 0:
         return None
     x = dataset.features("test", dtype=spec.model.dtype, flat=takes_rows(spec), normalise=data.normalise)
@@ -277,81 +264,57 @@ def known_outputs(spec: Spec) -> int:
     return named.classes if named else 0
 
 
-@dataclass(frozen=True)
-class _Head:
-    """Targets of a closed-form head, and the map that its features come from."""
-
-    features: FeatureMap
-    targets: Targets
-    from_labels: bool
-
-    @staticmethod
-    def of(spec: Spec, clients: Any) -> _Head:
-        """Return the head; the number of outputs is counted from the clients' labels if the spec does not state it."""
-        ridge, outputs = spec.ridge, spec.model.outputs
-        columns = [np.shape(client.y)[1] if np.ndim(client.y) == 2 else 1 for client in clients]
-        if ridge.task == "classification":
-            outputs = known_outputs(spec)
-            counted = 1 + max(int(np.max(client.y)) for client in clients)
-            if outputs and outputs < counted:
-                raise InputError(f"model.outputs = {outputs}, but the clients' labels need {counted}")
-            from_labels, outputs = not outputs, max(outputs or counted, 2)
-        else:
-            from_labels, outputs = False, outputs or columns[0]
-        features = map_of(spec, clients)
-        assert features is not None  # a closed-form head always has a map
-        return _Head(features, targets_of(ridge, outputs), from_labels)
-
-    def numbers(self, spec: Spec, features: FeatureMap) -> tuple[FixedPoint, float | None]:
-        """Return the number format of the statistics, and the relative penalty."""
-        from sifu.data.feature_maps import fixed_point
-
-        ridge = spec.ridge
-        fixed = fixed_point(features, self.targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits)
-        return fixed, penalty_of(ridge, fixed.features)
-
-    def facts(self, spec: Spec, features: FeatureMap) -> dict[str, Any]:
-        """Return the facts about the data and the feature map that certificates depend on."""
-        return {
-            "preprocessing": preprocessing_of(spec),
-            "declared": features.is_declared,
-            "from_labels": self.from_labels,
-        }
-
-
 def closed_form_engine(
     spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
 ) -> tuple[Engine, Spec]:
-    """Return the engine of a closed-form head, and the spec with exactly one round, the solve."""
-    from sifu.engines.sim.embedded_heads import ClosedFormFederation
-
-    head = _Head.of(spec, clients)
-    fixed, relative = head.numbers(spec, head.features)
-    facts = head.facts(spec, head.features)
-    engine = ClosedFormFederation(clients, head.features, head.targets, fixed, relative, **facts)
-    return engine, replace(spec, **spec.regime.settled(0.0, features=fixed.features))
-
-
-def tuned_engine(
-    spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
-) -> tuple[Engine, Spec]:
-    """Return the engine of a head on networks that groups tune, and the spec with exactly one round, the solve.
+    """Return the engine of a closed-form head, and the spec with exactly one round, the solve.
 
     Args:
         spec: Spec of the run.
         clients: Clients with their data.
         model: Not used.
-        numbers: Indices that key the clients' mini-batches, if some clients of a run are left out.
+        numbers: Indices that key the clients' mini-batches if groups tune the network under the head, and some clients
+            of a run are left out.
     """
-    from sifu.data.feature_maps.build import tuned_map
-    from sifu.engines.sim.tuned_engine import TunedFederation
+    from sifu.data.feature_maps import fixed_point
 
-    head, groups = _Head.of(spec, clients), spec.groups
-    features = tuned_map(spec.features, head.features, head.targets.outputs, groups.count, groups.stretch)
-    fixed, relative = head.numbers(spec, features)
-    plan, facts = (local_training(spec, float(spec.local.rate)), spec.seed), head.facts(spec, features)
-    engine = TunedFederation(clients, features, head.targets, fixed, relative, *plan, numbers=numbers, **facts)
+    ridge, groups = spec.ridge, spec.groups
+    outputs, from_labels = _outputs_of_head(spec, clients)
+    targets, features = targets_of(ridge, outputs), map_of(spec, clients)
+    assert features is not None  # a closed-form head always has a map
+    if spec.regime.tunes:
+        from sifu.data.feature_maps.build import tuned_map
+
+        features = tuned = tuned_map(spec.features, features, outputs, groups.count, groups.stretch)
+    fixed = fixed_point(features, targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits)
+    penalty = penalty_of(ridge, fixed.features)
+    facts: dict[str, Any] = {
+        "preprocessing": preprocessing_of(spec),
+        "declared": features.is_declared,
+        "from_labels": from_labels,
+    }
+    if spec.regime.tunes:
+        from sifu.engines.sim.tuned_engine import TunedFederation
+
+        plan = local_training(spec, float(spec.local.rate)), spec.seed
+        engine: Engine = TunedFederation(clients, tuned, targets, fixed, penalty, *plan, numbers=numbers, **facts)
+    else:
+        from sifu.engines.sim.embedded_heads import ClosedFormFederation
+
+        engine = ClosedFormFederation(clients, features, targets, fixed, penalty, **facts)
     return engine, replace(spec, **spec.regime.settled(0.0, features=fixed.features))
+
+
+def _outputs_of_head(spec: Spec, clients: Any) -> tuple[int, bool]:
+    """Return the number of outputs of a closed-form head, and whether it was counted from the clients' labels."""
+    if spec.ridge.task != "classification":
+        labels = clients[0].y
+        return spec.model.outputs or (np.shape(labels)[1] if np.ndim(labels) == 2 else 1), False
+    known = known_outputs(spec)
+    counted = 1 + max(int(np.max(client.y)) for client in clients)
+    if known and known < counted:
+        raise InputError(f"model.outputs = {known}, but the clients' labels need {counted}")
+    return max(known or counted, 2), not known
 
 
 def local_training(spec: Spec, rate: float) -> Any:
@@ -418,8 +381,7 @@ def rounds_engine(
     if rate is None or spec.local.nesterov:
         raise InputError(
             'local.rate = "auto" needs a linear model without nesterov and local.clip, whose largest certified rate '
-            "can be computed: "
-            "give a number, for example local.rate = 0.05"
+            "can be computed: give a number, for example local.rate = 0.05"
         )
     return build(rate), replace(spec, local=replace(spec.local, rate=rate))
 
@@ -429,7 +391,6 @@ MakesEngine = Callable[[Spec, Any, Any, Sequence[int] | None], tuple[Engine, Spe
 ENGINES: dict[type[Regime], MakesEngine] = {
     Regime: rounds_engine,
     ClosedForm: closed_form_engine,
-    TunedNetworks: tuned_engine,
 }
 
 
@@ -450,52 +411,3 @@ def engine_from_spec(
             "all"
         )
     return by_regime(ENGINES, spec.regime)(spec, clients, model, numbers)
-
-
-@dataclass(frozen=True)
-class FeatureData(ClientData):
-    """Client with features instead of samples, the digest of their feature map, and digests of the original samples."""
-
-    features: str = ""
-    features_declared: bool = False
-    mapped_from: Array | None = None
-    sample_shape: tuple[int, ...] = ()
-
-
-def map_of(spec: Spec, clients: Sequence[Any]) -> FeatureMap | None:
-    """Return the spec's feature map for samples of the clients' shape; None if the run uses no feature map."""
-    if not spec.regime.maps_samples:
-        return None
-    return map_for(spec.features, tuple(np.shape(clients[0].x)[1:]))
-
-
-def map_for(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
-    """Return the feature map that a section `[features]` describes, for samples of one shape, with its cache."""
-    from sifu.data.feature_maps import CachedFeatures
-    from sifu.data.feature_maps.build import specified_map
-
-    mapping = specified_map(features, shape)
-    return CachedFeatures(mapping, Path(features.cache)) if features.cache else mapping
-
-
-def with_features(spec: Spec, clients: Sequence[Any], device: str = "cpu") -> tuple[Any, ...]:
-    """Return the clients with features instead of samples, if the run trains on features.
-
-    A closed-form head maps the samples itself, so its clients are returned unchanged.
-    """
-    if not spec.regime.maps_before_training:
-        return tuple(clients)
-    if all(isinstance(client, FeatureData) for client in clients):
-        return tuple(clients)
-    features = map_of(spec, clients)
-    assert features is not None  # this regime always has a feature map
-    if device != "cpu":
-        features = features.on(device)
-    digest, declared = features.digest(), features.is_declared
-    mapped = []
-    for client in clients:
-        x = np.asarray(client.x)
-        rows = np.concatenate([phi for _, phi in features.chunks(x)]).astype(spec.model.dtype)
-        ids = getattr(client, "ids", None)
-        mapped.append(FeatureData(client.name, rows, client.y, digest, declared, row_digests(x), x.shape[1:], ids=ids))
-    return tuple(mapped)

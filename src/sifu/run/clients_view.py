@@ -1,4 +1,4 @@
-"""Clients of a run at one instant: who takes part, who is forgotten, and the indices a client has had."""
+"""Clients of a run at one instant: active, waiting and forgotten clients, and the indices of each client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from sifu.choices import Unit
 from sifu.errors import InputError
-from sifu.store.given_approvals import leaving_requests
+from sifu.store.given_approvals import leaving_requests, unapproved
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, chain_of, names_now, plain_names
 from sifu.theory.facts import ClientProfile
@@ -18,7 +18,7 @@ from sifu.theory.participation import ClientIndices
 
 
 class ClientsView:
-    """Clients of a run, by index and by name; the part of `RunView` that needs no history."""
+    """Clients of a run, by index and by name; base of `RunView` that needs no history."""
 
     reader: RunReader
     clients: tuple[ClientProfile, ...]
@@ -43,22 +43,30 @@ class ClientsView:
         """Clients whose request was executed, or is being executed."""
         return {client for subject in self.reader.subjects() for client in subject.clients}
 
+    def forgotten_until(self, order: int) -> set[int]:
+        """Return the clients forgotten by the first `order` executed requests."""
+        done = {row.request for row in self.requests if 0 < (row.request_order or 0) <= order}
+        return {client for subject in self.reader.subjects() if subject.request in done for client in subject.clients}
+
     @cached_property
     def asking(self) -> set[int]:
         """Clients that a waiting request asks to forget entirely, approved or not."""
-        return self._named(request for request in self.requests if request.waits)
+        return self._named(row for row in self.requests if row.waits and not row.records)
 
     @cached_property
     def left_out(self) -> set[int]:
         """Clients that take part in no round because an approved request to forget them entirely waits.
 
-        A request that lacks approvals leaves no client out. A request for records does not exclude its client; the
-        worker executes it before the next release (`Worker.execute_records`).
+        A request that lacks approvals leaves no client out, unless a restoration filed it again. A request for records
+        does not exclude its client once it is approved; the worker executes it before the next release
+        (`Worker.execute_records`).
         """
-        return self._named(leaving_requests(self.reader))
+        leaving = leaving_requests(self.reader)
+        lacking = unapproved(self.reader) if leaving else {}
+        return self._named(row for row in leaving if not row.records or row.request in lacking)
 
     def _named(self, requests: Iterable[RequestRow]) -> set[int]:
-        return {self.index_of[name] for request in requests if not request.records for name in request.clients}
+        return {self.index_of[name] for request in requests for name in request.clients}
 
     @property
     def active(self) -> ClientIndices:

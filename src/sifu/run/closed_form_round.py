@@ -1,10 +1,10 @@
-"""The recorded round of a closed-form head: a sum over the remaining clients, and the head solved from it.
+"""Recorded solve of a closed-form head from the sum of the clients' statistics.
 
-If the spec keeps each client's statistics, only clients without stored statistics are asked. The new sum is the kept
-sum plus the statistics of clients that joined, minus the statistics of clients that left. Sums are exact integers, so
-the cost of forgetting does not depend on the number of clients. If only the sum is kept, all clients are asked again
+If the run keeps each client's statistics, only clients without stored statistics are asked. The new sum is the stored
+sum plus the statistics of clients that joined, minus the statistics of clients that left. Integer sums are exact, so
+forgetting costs the same for any number of clients. If only the sum is kept, all clients are asked again
 after one left; if statistics are masked, also after one joined. A client that does not answer is left out of the head
-until it answers in a later solve.
+until a later solve.
 
 If groups tune the network, clients compute their statistics from the features of the current networks (docs/theory.md,
 section 15.5). Statistics from other networks cannot be used: after a network is rebuilt, every client sends its
@@ -27,55 +27,44 @@ from sifu.core.closed_form_engine import (
     MaskedStatisticsEngine,
     StatisticsEngine,
     places_of_head,
-    recorded_blocks,
 )
-from sifu.core.engine import Engine, Position, Rejection, ShowsSamples, evaluate_present
-from sifu.core.identity import check_names
+from sifu.core.engine import LacksData, Position, Rejection, ShowsSamples, evaluate_present
 from sifu.core.round_stream import StreamedRound
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
-from sifu.run.group_state import current_networks, has_groups, use_backbones
+from sifu.run.group_state import current_networks, has_groups, own_statistics, use_backbones
 from sifu.run.releases import is_due, publish
-from sifu.run.run_view import RunView, measures_training_rows
+from sifu.run.run_view import measures_training_rows
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining
 from sifu.store.files import uninterrupted
+from sifu.store.own_statistics import OwnStatistics, can_be_used
 from sifu.store.projection import GroupModelRow, NewEvent
-from sifu.store.reader import JOINED, plain_name
-from sifu.store.statistics_files import OwnStatistics, StatisticsRow, can_be_used, read_statistics, write_statistics
-from sifu.store.writer import RunWriter
+from sifu.store.reader import plain_name
+from sifu.store.statistics_files import StatisticsRow, read_statistics, write_sum
 from sifu.theory.closed_form import Rows, Statistics, total
-from sifu.theory.closed_form.blocks import Blocks, Part, head_at
+from sifu.theory.closed_form.blocks import Part, head_at
 from sifu.theory.closed_form.sums import RunningSum
-from sifu.theory.facts import ClientProfile
 
 log = logging.getLogger(__name__)
 UNUSABLE = "unusable samples"
 HELD_BYTES = 1 << 29
-"""Limit on newcomers' statistics kept in memory between their check and the solve; the rest are asked for again."""
+"""Largest total size of newcomers' statistics kept in memory between check and solve; others are requested again."""
 SAME_STATISTICS = 1e-3
-"""Largest accepted relative difference between a client's statistics on two machines; far above rounding."""
-DigestOf = Callable[[int], str | None]
-"""Function that returns the digest of a client's samples; None if the engine does not expose it."""
+"""Largest accepted relative difference between a client's statistics on two machines; rounding is far smaller."""
 
 
 @dataclass
 class _Gathered:
-    """Result of asking clients for statistics.
-
-    Attributes:
-        rows: Rows of the files that were written.
-        clients_asked: Number of clients that were asked.
-        bytes_sent: Size of their statistics.
-        rejections: Replies that were refused.
-        absent: Clients that did not answer.
-        stored: The stored sum, if it was read.
-    """
+    """Replies of the clients that were asked for statistics."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
+    """Records of the statistics files that were written."""
     clients_asked: int = 0
     bytes_sent: int = 0
     rejections: list[Rejection] = field(default_factory=list)
     absent: set[int] = field(default_factory=set)
+    """Clients that did not answer."""
     stored: Statistics | None = None
+    """Stored sum, if it was read."""
 
 
 class RecordedSolve(RecordedTraining):
@@ -86,12 +75,9 @@ class RecordedSolve(RecordedTraining):
     """Statistics of newcomers that `check_newcomers` collected."""
 
     def check_newcomers(self) -> dict[int, Statistics | Rows]:
-        """Check the statistics of clients of the engine that are not recorded yet.
+        """Check the engine's clients that are not recorded yet, and return their statistics for `held`, by client.
 
         Once recorded, a client whose statistics cannot be used or added would block every later solve.
-
-        Returns:
-            Statistics for `held`, by client.
 
         Raises:
             InputError: If a client's samples cannot be used.
@@ -103,6 +89,8 @@ class RecordedSolve(RecordedTraining):
         if isinstance(engine, MaskedStatisticsEngine) or not new:
             return held
         whole = next((row for row in self.writer.statistics().values() if row.is_sum and self._is_through(row)), None)
+        if self._keeps or whole is not None:
+            self._check_features(own_statistics(self.view), None if self._keeps else whole)
         result, size = RunningSum(engine.fixed), 0
         if whole is not None:
             result.add(read_statistics(self.writer.folder, whole, engine.fixed))
@@ -124,13 +112,7 @@ class RecordedSolve(RecordedTraining):
     ) -> bool:
         """Solve if necessary, and release the head if the run adds noise to releases and a release is due.
 
-        Args:
-            phase: Name of the phase, for `progress`.
-            progress: Callback that receives the progress.
-            pause: Ignored: a solve is not interrupted.
-
-        Returns:
-            True.
+        Return True; `pause` is ignored, because a solve is not interrupted.
         """
         ended = super().run(phase, progress, pause)
         if self._noise_std > 0.0 and is_due(self.writer, self.view.spec, self._tip, phase):
@@ -156,6 +138,11 @@ class RecordedSolve(RecordedTraining):
     @cached_property
     def _noise_std(self) -> float:
         return self.view.spec.release.noise_std
+
+    @property
+    def _keeps(self) -> bool:
+        """True if each client's statistics are kept, and not only their sum."""
+        return self.view.spec.keep.statistics == "clients"
 
     def _until_stopped(self, phase: str, progress: ProgressCallback | None, pause: Callable[[], bool] | None) -> bool:
         self._progress = progress
@@ -205,28 +192,21 @@ class RecordedSolve(RecordedTraining):
         return row.trunks == tuple(backbone.node for backbone in self._backbone_rows)
 
     def _is_of_use(self, row: StatisticsRow) -> bool:
-        """Return whether a file can be part of the next sum; blocks of rebuilt networks can extend a sum of blocks."""
+        """Return whether the next sum can use a file; a sum of blocks can be extended by blocks of rebuilt networks."""
         nodes = [backbone.node for backbone in self._backbone_rows]
-        grows = row.is_sum and self._blocks is not None and set(row.trunks) <= set(nodes)
+        grows = row.is_sum and self.view.spec.features.tune == "blocks" and set(row.trunks) <= set(nodes)
         return grows or can_be_used(row, nodes)
 
-    @cached_property
-    def _blocks(self) -> Blocks | None:
-        """Positions of the groups' blocks; None if features have no blocks."""
-        spec = self.view.spec
-        return recorded_blocks(spec, self.writer.layout) if spec.features.tune == "blocks" else None
-
     def lacks_networks(self) -> bool:
-        """Return whether the current head was solved on other networks than the current ones."""
+        """Return whether the current networks differ from the networks that the current head was solved on."""
         rows = self.writer.statistics().values()
         return has_groups(self.view) and not any(row.is_sum and self._is_through(row) for row in rows)
 
     def _solve(self) -> None:
-        engine, everything = cast("StatisticsEngine", self.engine), list(self.writer.statistics().values())
+        everything = list(self.writer.statistics().values())
         use_backbones(self.engine, self.writer, self._backbone_rows)
         backbones = tuple(backbone.node for backbone in self._backbone_rows)
-        networks = {backbone.grp: backbone.node for backbone in self._backbone_rows}
-        own = OwnStatistics.among(everything, engine.fixed, self._blocks, networks)
+        own = own_statistics(self.view)
         whole = next((row for row in everything if row.is_sum and self._is_of_use(row)), None)
         gathered, seed = _Gathered(), self.writer.salt_seed()
         statistics = self._sum(own, whole, gathered)
@@ -239,7 +219,7 @@ class RecordedSolve(RecordedTraining):
             )
         if gathered.absent and not refused and set(taken.tolist()) == self._taken() and not self.lacks_networks():
             return  # the same clients are still missing
-        places = places_of_head(self.view.spec, self.writer.layout, networks.keys())
+        places = places_of_head(self.view.spec, self.writer.layout, own.networks.keys())
         head = head_at(statistics, places, self.view.regime.penalty)
         vector = head.weights.ravel()
         if whole is not None and gathered.stored is None and list(whole.clients) == taken.tolist():
@@ -247,9 +227,7 @@ class RecordedSolve(RecordedTraining):
         if whole is not None and list(whole.clients) == taken.tolist() and statistics == gathered.stored:
             digest = whole.digest
         else:
-            row = write_statistics(
-                self.writer.folder, self._next, taken.tolist(), statistics, is_sum=True, seed=seed, backbones=backbones
-            )
+            row = write_sum(self.writer.folder, self._next, taken.tolist(), statistics, seed=seed, backbones=backbones)
             digest = row["digest"]
             gathered.rows.append(row)
             if whole is not None:
@@ -278,9 +256,7 @@ class RecordedSolve(RecordedTraining):
                     taken,
                     sizes,
                     np.full(taken.size, np.inf),
-                    # Not recorded: nothing needs the distance, and it would permanently reveal something about the
-                    # data.
-                    np.inf,
+                    np.inf,  # the distance is not recorded: it would permanently reveal something about the data
                     0.0,
                     0.0,
                     lambda: vector,
@@ -300,6 +276,8 @@ class RecordedSolve(RecordedTraining):
         kept, there = own.parts(groups), set(whole.clients)
         gathered.stored = result = self._stored_sum(whole)
         came_back = tuple(part for part in own.parts() if part not in kept)
+        if not self._keeps and (there < wanted or (came_back and there == wanted)):
+            self._check_features(own, whole)
         if came_back:
             sent = total(engine.fixed, self._parts(sorted(there & wanted), own, came_back, gathered))
             result = result + own.only(sent, came_back)
@@ -331,7 +309,7 @@ class RecordedSolve(RecordedTraining):
     def _masked_sum(
         self, engine: MaskedStatisticsEngine, whole: StatisticsRow | None, wanted: set[int], gathered: _Gathered
     ) -> Statistics:
-        """Return the sum over all clients that answer; the stored sum if nobody left and no new client is reachable."""
+        """Return the sum over all clients that answer; the stored sum if no client left and no new one is reachable."""
         statistics = cast("StatisticsEngine", engine)
         if whole is not None and set(whole.clients) <= wanted and self._is_through(whole):
             new = sorted(wanted - set(whole.clients))
@@ -370,16 +348,16 @@ class RecordedSolve(RecordedTraining):
     def _parts(
         self, clients: list[int], own: OwnStatistics, parts: Sequence[Part], gathered: _Gathered
     ) -> Iterator[Statistics | Rows]:
-        """Yield the clients' statistics one by one, read from disk if kept, otherwise asked for and written."""
+        """Yield the statistics of each client: read from disk if they are stored, otherwise requested and written."""
         engine, seed = cast("StatisticsEngine", self.engine), self.writer.salt_seed()
-        keeps = self.view.spec.keep.statistics == "clients"
+        keeps = self._keeps
         lacking = {client: own.lacking(client, parts) if keeps else tuple(parts) for client in clients}
         for client in clients:
             if not lacking[client]:
                 yield own.read(self.writer.folder, client, parts)
         incomplete = [client for client in clients if lacking[client]]
         if keeps and incomplete:
-            self._check_features(own, parts)
+            self._check_features(own)
         held = self.held or {}
         to_ask = [client for client in incomplete if client not in held]
         available = ((client, held.pop(client)) for client in incomplete if client in held)
@@ -389,8 +367,7 @@ class RecordedSolve(RecordedTraining):
                 continue
             gathered.clients_asked += 1
             if self._progress:
-                told = Progress("statistics", gathered.clients_asked, math.nan, 0.0, len(incomplete), "client")
-                self._progress(told)
+                self._progress(Progress("statistics", gathered.clients_asked, math.nan, 0.0, len(incomplete), "client"))
             if isinstance(sent, Rejection):
                 self._refuse(sent, gathered)
                 continue
@@ -401,33 +378,40 @@ class RecordedSolve(RecordedTraining):
                 gathered.rows += own.write(self.writer.folder, self._next, client, sent, new, seed)
             yield own.completed(self.writer.folder, client, sent, parts, lacking[client])
 
-    def _check_features(self, own: OwnStatistics, parts: Sequence[Part]) -> None:
-        """Refuse a user's module that no longer computes the features behind the kept statistics.
+    def _check_features(self, own: OwnStatistics, whole: StatisticsRow | None = None) -> None:
+        """Refuse a user's module that no longer computes the features that the kept statistics were made of.
 
         The digest of a map covers the module's weights and its file, but not other files, the environment or libraries
-        that its code uses. The statistics of one client are therefore computed again, if its data can be read.
+        that its code uses. The check therefore computes the statistics of one available client again. If only the sum
+        `whole` is kept, it computes the sum again, provided that the data of all its clients are available.
         """
-        engine, folder = cast("StatisticsEngine", self.engine), self.writer.folder
-        if not self.view.facts.module or not isinstance(engine, ShowsSamples) or has_groups(self.view):
+        engine, folder, clients = cast("StatisticsEngine", self.engine), self.writer.folder, list[int]()
+        parts: Sequence[Part] = ()
+        if self.held is not None or not self.view.facts.module or not isinstance(engine, ShowsSamples):
             return
-        for client in self.active.tolist():
-            if own.lacking(client, parts):
-                continue
-            for _, sent in engine.collect([client], self._position):
-                if sent is None or isinstance(sent, Rejection):
-                    continue
-                kept, now = (
-                    total(engine.fixed, [each]).words.astype(np.float64)
-                    for each in (own.read(folder, client, parts), sent)
-                )
-                away = float(np.linalg.norm(now - kept)) / max(float(np.linalg.norm(kept)), 1.0)
-                if not away <= SAME_STATISTICS:
-                    raise InputError(
-                        f"the feature module no longer computes the features of this run: the statistics of client "
-                        f"{plain_name(self.writer, client)!r} are {away:.2g} of their length away from the kept ones. "
-                        "Put back the files, settings and libraries that its code uses"
-                    )
-                return
+        absent = engine.absent if isinstance(engine, LacksData) else frozenset()
+        if whole is None:
+            clients = [client for client in self.active.tolist() if client in own.rows and client not in absent][:1]
+            parts = [part for part in own.parts() for client in clients if not own.lacking(client, [part])]
+        elif absent.isdisjoint(whole.clients):
+            clients = list(whole.clients)
+            parts = own.parts(group for group, node in own.networks.items() if node in whole.trunks)
+        if not parts:
+            return
+        kept = own.read(folder, clients[0], parts) if whole is None else read_statistics(folder, whole, engine.fixed)
+        sent = [answer for _, answer in engine.collect(clients, self._position)]
+        found = [answer for answer in sent if answer is not None and not isinstance(answer, Rejection)]
+        if len(found) < len(clients):
+            return
+        before, now = (own.only(total(engine.fixed, some), parts).words.astype(np.float64) for some in ([kept], found))
+        away = float(np.linalg.norm(now - before)) / max(float(np.linalg.norm(before)), 1.0)
+        if not away <= SAME_STATISTICS:
+            whose = f"client {plain_name(self.writer, clients[0])!r}" if whole is None else "all clients"
+            raise InputError(
+                f"the feature module no longer computes the features of this run: the statistics of {whose} are "
+                f"{away:.2g} of their length away from the kept ones. Put back the files, settings and libraries that "
+                "its code uses"
+            )
 
 
 def _refusal(rejection: Rejection) -> RoundRejectedError:
@@ -435,55 +419,3 @@ def _refusal(rejection: Rejection) -> RoundRejectedError:
         f"the statistics of client {rejection.client!r} were refused and nothing was changed: "
         f"{rejection.reason}{f' ({rejection.detail})' if rejection.detail else ''}. See server.rejected"
     )
-
-
-def let_join(
-    writer: RunWriter, engine: Engine, digest_of: DigestOf, source: dict[str, str], progress: ProgressCallback | None
-) -> list[str]:
-    """Record the clients of an engine that the run does not know yet, and solve with them.
-
-    Args:
-        writer: Writer of the run.
-        engine: Engine with the new clients after the known ones.
-        digest_of: Returns the digest of a client's samples, by index.
-        source: Origin of the data, recorded with each new client.
-        progress: Callback that receives the progress of the solve.
-
-    Returns:
-        The names of the new clients.
-    """
-    count = len(writer.clients())
-    new = engine.clients[count:]
-    check_names([profile.name for profile in new])
-    _refuse_forgotten_samples(RunView(writer), digest_of, new)
-    held = RecordedSolve(engine, writer, RunView(writer)).check_newcomers()
-    for client, profile in enumerate(new, start=count):
-        payload = {"client": profile.name} | source
-        writer.record(NewEvent(JOINED, payload, joined=profile, joined_digest=digest_of(client)))
-    solve = RecordedSolve(engine, writer, RunView(writer))
-    solve.held = held
-    if solve.missing():  # `missing` excludes clients that wait to be forgotten
-        solve.run("joining", progress)
-        solve.note_standing()
-    return [profile.name for profile in new]
-
-
-def _refuse_forgotten_samples(view: RunView, digest_of: DigestOf, new: Sequence[ClientProfile]) -> None:
-    """Check that no newcomer brings exactly the samples of a forgotten client.
-
-    The run keeps nothing of forgotten clients that a newcomer could be compared with. If the source still has their
-    data, the complete sets of samples are compared. A newcomer with only some of their samples is not recognised, and
-    certificates say so.
-
-    Raises:
-        InputError: If a newcomer brings such samples.
-    """
-    names = {digest_of(client): plain_name(view.reader, client) for client in sorted(view.forgotten)}
-    names.pop(None, None)
-    for client, profile in enumerate(new, start=len(view.clients)):
-        forgotten = names.get(digest_of(client))
-        if forgotten is not None:
-            raise InputError(
-                f"{profile.name} has the samples of {forgotten}, which was forgotten: joining would restore the old "
-                "model and void the certificate. Nothing was changed"
-            )

@@ -1,4 +1,4 @@
-"""Replay of a recorded run together with counterfactual runs in which some clients never took part."""
+"""Replay of a recorded run, together with counterfactual runs in which some clients never took part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from sifu.core.closed_form_engine import GroupNetwork, StatisticsEngine, TunedEngine, places_of_head
-from sifu.core.engine import Engine, Position, Rejection, RoundResult
+from sifu.core.engine import Engine, Position, RoundResult
 from sifu.core.layout import Vector
 from sifu.core.round import add_noise, noise_source
 from sifu.core.round_stream import RoundsWanted, is_evaluated, should_stop, stream_rounds
@@ -35,11 +35,21 @@ class SolvedAgain(NamedTuple):
 
 
 class EngineWithout:
-    """Wrapper of an `engine` that has only the data of the clients `there` and leaves the others out of each round."""
+    """Wrapper of an `engine` that has only the data of the clients `there` and leaves the others out of each round.
 
-    def __init__(self, engine: Engine, there: ClientIndices) -> None:
-        self._engine, self._there = engine, there
+    Args:
+        engine: Engine with the data of these clients.
+        there: Indices, in the run, of the clients whose data the engine has.
+        kind: Kind of the engine (`run.devices.engine_kind`).
+    """
+
+    def __init__(self, engine: Engine, there: ClientIndices, kind: str = "") -> None:
+        self._engine, self._there, self._kind = engine, there, kind
         self.layout, self.facts, self.clients = engine.layout, engine.facts, engine.clients
+
+    def rounds_like(self, reader: RunReader) -> bool:
+        """Return whether the engine is of the recorded kind; results of other kinds may differ in the last bits."""
+        return bool(self._kind == reader.facts["engine"])
 
     def initial_model(self, branch: int) -> Vector:
         """Return a fresh model of the counterfactual run."""
@@ -51,10 +61,11 @@ class EngineWithout:
         return replace(result, participants=self._there[result.participants])
 
     def solved_again(self, reader: RunReader, solve: Mapping[str, Any], clients: ClientIndices) -> SolvedAgain | None:
-        """Repeat the solve of a head on networks that groups tune; return None if its networks were erased.
+        """Repeat the recorded `solve` of a head of `clients` on networks that groups tune.
 
         The members of each group that are present repeat the group's separate rounds. The head is then solved on the
-        features of the resulting networks (docs/theory.md, section 15.5).
+        features of the resulting networks (docs/theory.md, section 15.5). Return None if the record of a network was
+        erased.
 
         Args:
             reader: Reader of the run.
@@ -64,8 +75,8 @@ class EngineWithout:
         rows, tuned = reader.group_models(), cast("TunedEngine", self._engine)
         if not set(solve["trunks"]) <= rows.keys():
             return None
-        groups = ReplayedGroups(EngineWithout(tuned.tuning, self._there), reader, {})
-        models = {row.node.node: groups.replay(row.node).model for row in reader.node_rows() if row.node.node in rows}
+        groups = ReplayedGroups(EngineWithout(tuned.tuning, self._there), reader, {ACTUAL: ()})
+        models = {node.node: groups.replay(node).model for node in reader.nodes() if node.node in rows}
         backbones = []
         for node in solve["trunks"]:
             members = self._places(np.array(rows[node].members))
@@ -84,15 +95,8 @@ class EngineWithout:
 
     def sum_of(self, clients: ClientIndices) -> Statistics:
         """Return the sum of the statistics of the available `clients`."""
-
-        def parts() -> Iterator[Statistics | Rows]:
-            for _, sent in cast("StatisticsEngine", self._engine).collect(
-                self._places(clients).tolist(), Position(0, 0)
-            ):
-                if sent is not None and not isinstance(sent, Rejection):
-                    yield sent
-
-        return total(self.fixed, parts())
+        replies = cast("StatisticsEngine", self._engine).collect(self._places(clients).tolist(), Position(0, 0))
+        return total(self.fixed, (sent for _, sent in replies if isinstance(sent, Statistics | Rows)))
 
     def _places(self, clients: ClientIndices) -> ClientIndices:
         return np.flatnonzero(np.isin(self._there, clients))
@@ -117,7 +121,7 @@ def retrain_unrecorded(
         start: Starting model; by default a fresh one.
 
     Returns:
-        The model, the rounds, the accuracy, and whether the target was reached.
+        The model, the number of rounds, the last accuracy, and whether the target was reached.
     """
     first = engine.initial_model(branch) if start is None else start
 
@@ -144,17 +148,32 @@ NoisedModel = Callable[[PathNode, Vector], Vector | None]
 """Function that returns the noised model of a node in the actual run; None if it is no longer known."""
 
 
+ACTUAL = None
+"""Key of the actual run among the runs that are replayed."""
+Runs = Mapping[int | None, Collection[int]]
+"""Clients that each replayed run lacks, by its key; the actual run comes first and lacks none."""
+
+
 @dataclass(frozen=True)
 class ReplayedNode:
-    """A node's model in the actual run, and its model in each counterfactual run, by the run's key."""
+    """A node's models, by the key of the run."""
 
     node: PathNode
-    model: Vector
-    without: dict[int, Vector]
+    models: dict[int | None, Vector]
+
+    @property
+    def model(self) -> Vector:
+        """The node's model in the actual run."""
+        return self.models[ACTUAL]
+
+    @property
+    def without(self) -> dict[int, Vector]:
+        """The node's model in each counterfactual run, by the run's key."""
+        return {key: model for key, model in self.models.items() if key is not None}
 
 
 def recorded_noise(reader: RunReader) -> NoisedModel:
-    """Return a function that finds a noised model: read from disk, or recomputed if its noise was seeded.
+    """Return a function that reads a noised model from disk, or recomputes it if its noise was seeded.
 
     Certified noise is drawn once from the operating system and exists only in the model it made. If a later request cut
     off and erased that model, its descendants cannot be replayed.
@@ -197,26 +216,25 @@ def replay_counterfactuals(
         only: Nodes to replay, including all their ancestors; by default all nodes.
     """
     took_part = reader.participation()
+    runs: Runs = {ACTUAL: ()} | dict(counterfactuals)
     begins = max(reader.local_rates, default=0)
-    nodes = [row.node for row in reader.node_rows(begins) if only is None or row.node.node in only]
+    nodes = [node for node in reader.nodes(begins) if only is None or node.node in only]
     waiting = Counter(node.parent for node in nodes)
     alive: dict[int | None, ReplayedNode] = {}
-    groups = ReplayedGroups(engine, reader, counterfactuals)
+    groups = ReplayedGroups(engine, reader, runs)
     for node in nodes:
+        waiting[node.parent] -= 1
         if node.kind == "group":
-            waiting[node.parent] -= 1
             yield groups.replay(node)
             continue
         before = alive.get(node.parent)
-        waiting[node.parent] -= 1
         if node.parent is not None and waiting[node.parent] == 0:
             alive.pop(node.parent, None)
         there = took_part.between(node.node, node.node).clients
-        replayed = (
-            groups.merge(node)
-            if node.kind == "merge"
-            else _replay_node(engine, node, before, there, counterfactuals, noised)
-        )
+        if node.kind == "merge":
+            replayed = groups.merge(node)
+        else:
+            replayed = _replay_node(engine, node, before, there, runs, noised)
         if replayed is None:
             continue
         if waiting[node.node]:
@@ -225,10 +243,10 @@ def replay_counterfactuals(
 
 
 class ReplayedGroups:
-    """Replayed models of groups in every counterfactual run, and their merges."""
+    """Replayed models of groups in every run, and their merges."""
 
-    def __init__(self, engine: RunsRounds, reader: RunReader, counterfactuals: Mapping[int, Collection[int]]) -> None:
-        self._engine, self._counterfactuals, self._dtype = engine, counterfactuals, reader.layout.dtype
+    def __init__(self, engine: RunsRounds, reader: RunReader, runs: Runs) -> None:
+        self._engine, self._runs, self._dtype = engine, runs, reader.layout.dtype
         self._rows, self._merges = reader.group_models(), reader.merges()
         self._samples = [client.samples for client in reader.clients()]
         self._stretch, self._fresh = float(reader.spec["groups"]["stretch"]), engine.initial_model(0)
@@ -238,53 +256,42 @@ class ReplayedGroups:
         """Replay the separate rounds from a group's earlier model, or from the fresh one, to this node."""
         row, before = self._rows[node.node], self._replayed.get(node.parent or 0)
         begun = 0 if before is None else self._rows[before.node.node].rounds
-        fresh = self._fresh
-
-        def rounds(model: Vector, gone: Collection[int]) -> Vector:
+        models: dict[int | None, Vector] = {}
+        for key, gone in self._runs.items():
+            if key is not ACTUAL and set(gone).isdisjoint(row.members):
+                models[key] = models[ACTUAL]
+                continue
+            model = self._fresh if before is None else before.models[key]
             members = np.setdiff1d(np.array(row.members, dtype=np.int64), np.array(sorted(gone), dtype=np.int64))
             for place in range(begun, row.rounds if members.size else begun):
                 model = self._engine.run_round(model, Position(node.branch, place), members).model
-            return model
-
-        model = rounds(fresh if before is None else before.model, ())
-        without = {
-            key: rounds(fresh if before is None else before.without[key], gone)
-            if not set(gone).isdisjoint(row.members)
-            else model
-            for key, gone in self._counterfactuals.items()
-        }
-        self._replayed[node.node] = ReplayedNode(node, model, without)
+            models[key] = model
+        self._replayed[node.node] = ReplayedNode(node, models)
         return self._replayed[node.node]
 
     def merge(self, node: PathNode) -> ReplayedNode | None:
-        """Return the merge of the groups' models in each counterfactual run, weighted by that run's samples."""
+        """Return the merge of the groups' models in each run, weighted by that run's samples."""
         sources = [row.source_node for row in self._merges if row.node == node.node]
-        parts = [(self._replayed[source], self._rows[source].members) for source in sources]
-
-        def mean(key: int | None, gone: Collection[int]) -> Vector | None:
-            samples = [sum(self._samples[client] for client in set(members) - set(gone)) for _, members in parts]
+        parts = [(self._replayed[source], set(self._rows[source].members)) for source in sources]
+        models: dict[int | None, Vector] = {}
+        for key, gone in self._runs.items():
+            if key is not ACTUAL and all(members.isdisjoint(gone) for _, members in parts):
+                models[key] = models[ACTUAL]
+                continue
+            samples = [sum(self._samples[client] for client in members - set(gone)) for _, members in parts]
             there = [
-                (part.model if key is None else part.without[key], count)
+                (part.models[key].astype(np.float64), count)
                 for (part, _), count in zip(parts, samples, strict=True)
                 if count
             ]
-            if not there:
+            if there:
+                merged = merge([model for model, _ in there], [count for _, count in there])
+                models[key] = move_on(merged, self._fresh.astype(np.float64), self._stretch).astype(self._dtype)
+            elif key is ACTUAL:
                 return None
-            models = [model.astype(np.float64) for model, _ in there]
-            merged = merge(models, [count for _, count in there])
-            return move_on(merged, self._fresh.astype(np.float64), self._stretch).astype(self._dtype)
-
-        model = mean(None, ())
-        if model is None:
-            return None
-        hit = {
-            key for key, gone in self._counterfactuals.items() if any(set(gone) & set(members) for _, members in parts)
-        }
-        without = {}
-        for key, gone in self._counterfactuals.items():
-            other = mean(key, gone) if key in hit else model
-            without[key] = self._fresh if other is None else other
-        return ReplayedNode(node, model, without)
+            else:
+                models[key] = self._fresh
+        return ReplayedNode(node, models)
 
 
 def _replay_node(
@@ -292,59 +299,48 @@ def _replay_node(
     node: PathNode,
     before: ReplayedNode | None,
     there: ClientIndices,
-    counterfactuals: Mapping[int, Collection[int]],
+    runs: Runs,
     noised: NoisedModel,
 ) -> ReplayedNode | None:
     if node.kind == "initial":
-        first = engine.initial_model(node.branch)
-        return ReplayedNode(node, first, dict.fromkeys(counterfactuals, first))
+        return ReplayedNode(node, dict.fromkeys(runs, engine.initial_model(node.branch)))
     if before is None or node.kind == "heuristic":
         return None
+    models: dict[int | None, Vector] = {}
     if node.kind == "noise":
         if node.noise_std == 0.0:
-            return ReplayedNode(node, before.model, before.without)
+            return ReplayedNode(node, before.models)
         model = noised(node, before.model)
         if model is None:
             return None
-        start, without = before.model.astype(np.float64), {}
-        for key in counterfactuals:
-            theirs = before.without[key]
+        start = before.model.astype(np.float64)
+        for key, theirs in before.models.items():
             moved = model.astype(np.float64) + (theirs.astype(np.float64) - start)
-            without[key] = model if theirs is before.model else moved.astype(model.dtype)
-        return ReplayedNode(node, model, without)
-
-    position = Position(node.branch, node.position - 1)
-
-    def round_from(model: Vector, gone: Collection[int]) -> Vector:
-        """Run a round of the recorded participants except `gone`; raise an error if the engine selects others."""
-        left = there[~np.isin(there, list(gone))]
-        result = engine.run_round(model, position, left)
+            models[key] = model if theirs is before.model else moved.astype(model.dtype)
+        return ReplayedNode(node, models)
+    for key, gone in runs.items():
+        theirs, left = before.models[key], there[~np.isin(there, list(gone))]
+        # Until the clients that it lacks first take part, a counterfactual run equals the actual one bit for bit.
+        if key is not ACTUAL and theirs is before.model and left.size == there.size:
+            models[key] = models[ACTUAL]
+            continue
+        result = engine.run_round(theirs, Position(node.branch, node.position - 1), left)
         if not np.array_equal(result.participants, left):
             raise RunDamagedError(
                 f"node {node.node} cannot be replayed: {result.participants.tolist()} are drawn, "
                 f"{left.tolist()} are recorded"
             )
-        return result.model
-
-    model = round_from(before.model, ())
-    without = {}
-    for key, gone in counterfactuals.items():
-        theirs = before.without[key]
-        # Until its clients first take part, a counterfactual run equals the actual one bit for bit.
-        same = theirs is before.model and not np.isin(there, list(gone)).any()
-        without[key] = model if same else round_from(theirs, gone)
-    return ReplayedNode(node, model, without)
+        models[key] = result.model
+    return ReplayedNode(node, models)
 
 
 def recorded_psi(reader: RunReader) -> dict[tuple[int, int], float]:
-    """Return Psi by (subject, node) for all subjects that noise promised to hide, at all nodes, even cut ones."""
-    nodes = [row.node for row in reader.node_rows() if row.node.kind != "group"]
-    result = {}
+    """Return Psi by (subject, node) for all subjects hidden by noise, also at nodes that a rollback cut off."""
+    nodes = [node for node in reader.nodes() if node.kind != "group"]
+    result: dict[tuple[int, int], float] = {}
     for leaf in sorted({node.node for node in nodes} - {node.parent for node in nodes if node.parent is not None}):
         view = RunView(reader, tip=leaf)
         for subject in view.earlier_subjects():
             psi = view.curve(subject).at(np.arange(len(view.path)))
-            result.update(
-                {(subject.subject, node.node): float(p) for node, p in zip(view.path.nodes, psi, strict=True)}
-            )
+            result |= {(subject.subject, node.node): float(p) for node, p in zip(view.path.nodes, psi, strict=True)}
     return result

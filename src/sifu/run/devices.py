@@ -1,11 +1,11 @@
-"""Devices that compute rounds: the CPU with the embedded engine, or a GPU as a single lane (`engines.sim.lanes`).
+"""Choice of the device that computes rounds: the CPU, or a GPU (`engines.sim.lanes`).
 
-Both draw the same participants and batches, and agree up to rounding. A run begun on a GPU may be continued on the CPU.
-The reverse is refused, because the certificates of a CPU run claim bits that a GPU does not reproduce (docs/theory.md,
-section 6.6).
+CPU and GPU draw the same participants and batches, and their results agree up to rounding. A run begun on a GPU may be
+continued on the CPU. The reverse is refused, because the certificates of a CPU run claim bits that a GPU does not
+reproduce (docs/theory.md, section 6.6).
 
-An engine states its training settings, but not the state that it keeps from round to round. Its state is known only for
-sifu's own engines, identified by their exact class. A subclass or a copy may do anything, so nothing is known about it.
+An engine states its training settings, but not whether it keeps state from round to round. Only sifu's own engines,
+identified by their exact class, are known to keep none.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def why_no_gpu() -> str | None:
 
 def features_device(spec: Spec, device: str) -> str:
     """Return the device for a trained head's features: a GPU if a network computes them and a GPU is available."""
-    through_network = spec.features.kind in NETWORK_FEATURES and spec.regime.maps_before_training and device != "cpu"
-    return GPU if through_network and why_no_gpu() is None else "cpu"
+    by_network = spec.features.kind in NETWORK_FEATURES and spec.regime.maps_before_training
+    return GPU if by_network and device != "cpu" and why_no_gpu() is None else "cpu"
 
 
 def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
-    """Return the embedded engine itself, or a lane on the GPU with its model and clients.
+    """Return the embedded engine itself, or a GPU engine with its model and clients.
 
-    `auto` uses the GPU if there is one, the lane supports the run, and a GPU pays off. It pays off for the package's
+    `auto` uses the GPU if there is one, it supports the run, and it pays off. It pays off for the package's
     convolutional networks, networks that compute features, networks that groups tune, and linear models with many
     samples. A user's module trains on the GPU only with `device` cuda.
 
@@ -93,7 +93,7 @@ def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: 
 
 
 def _rounds_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
-    """Return a lane with the engine's model and clients, if it is worthwhile."""
+    """Return a GPU engine with the engine's model and clients; with `auto`, only if it pays off and is supported."""
     if device == "auto" and not _worth_a_gpu(engine, clients):
         return engine
     from sifu.engines.sim.lanes import lane_engines
@@ -157,14 +157,16 @@ OWN_ENGINES = {
     "sifu.engines.flower.statistics_engine.TunedFlowerStatistics": ON_NODES,
     "sifu.engines.flower.statistics_engine.MaskedTunedFlowerStatistics": ON_NODES,
 }
-"""Quantities that determine the last bits of a round, by engine class (docs/theory.md, section 6.6)."""
+"""Kind of each engine class: the inputs that determine the last bits of its rounds (docs/theory.md, section 6.6)."""
 METHODS = ("run_round", "run_rounds", "local_updates", "initial_model", "collect")
 
 
 def engine_kind(engine: Engine) -> str:
-    """Return what determines the last bits of an engine's rounds; `UNKNOWN` unless the engine is sifu's own."""
-    kind, changed = type(engine), not vars(engine).keys().isdisjoint(METHODS) if hasattr(engine, "__dict__") else False
-    return UNKNOWN if changed else OWN_ENGINES.get(f"{kind.__module__}.{kind.__qualname__}", UNKNOWN)
+    """Return the kind of an engine (`OWN_ENGINES`); `UNKNOWN` unless the engine is sifu's own."""
+    kind = type(engine)
+    if not getattr(engine, "__dict__", {}).keys().isdisjoint(METHODS):
+        return UNKNOWN  # a method was replaced on this object
+    return OWN_ENGINES.get(f"{kind.__module__}.{kind.__qualname__}", UNKNOWN)
 
 
 def facts_of(engine: Engine) -> TrainingFacts:
@@ -181,9 +183,9 @@ def check_module(engine: Engine) -> None:
 def check_repeats(engine: Engine) -> None:
     """Check that an engine which is not sifu's own gives the same result when a round is repeated.
 
-    Otherwise it keeps state from round to round, such as a server's momentum, and the state would retain the influence
-    of a forgotten client. Rounds with noise from the operating system cannot be compared. Optional methods must be
-    declared.
+    An engine whose results differ keeps state from round to round, such as a server's momentum. This state would retain
+    the influence of a forgotten client. Rounds with noise from the operating system cannot be compared. Also check that
+    optional methods are declared.
 
     Raises:
         InputError: If results differ, or an optional method is not declared.

@@ -1,4 +1,4 @@
-"""Comparison of an engine with the recorded engine of a run, because certificates describe the recorded training.
+"""Checks that an engine trains as the record of a run says, because certificates describe the recorded training.
 
 Every fact of the training is compared (docs/theory.md, section 12.1). An engine may have stronger guarantees than the
 recorded engine, since certificates then claim less than they could. An engine with weaker guarantees or different
@@ -8,8 +8,8 @@ training is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -47,25 +47,33 @@ MEANING = {
     "local_clip": "local.clip",
     "engine": "an engine whose rounds follow from",
 }
-"""Spec key or phrase for a fact, if it differs from the fact's name."""
+"""Spec key or phrase that error messages use for a fact; by default the fact's name."""
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """An engine, and what is known of its clients' data.
+
+    Attributes:
+        engine: The engine.
+        sample_digests: Digest of each client's samples; None if a given engine does not expose them.
+        unusable: Reason for each client whose data are missing or changed, by index; such data are not compared.
+    """
+
+    engine: Engine
+    sample_digests: Sequence[str] | None = None
+    unusable: Mapping[int, str] = field(default_factory=dict)
 
 
 def check_continues(
-    reader: RunReader,
-    engine: Engine,
-    newcomers: bool = False,
-    sample_digests: Sequence[str] | None = None,
-    absent: Collection[int] = (),
-    local_rate: float | None = None,
+    reader: RunReader, built: BuiltEngine, newcomers: bool = False, local_rate: float | None = None
 ) -> dict[int, str]:
     """Check that an engine continues a run with its original settings.
 
     Args:
         reader: Reader of the run.
-        engine: Engine to check.
-        newcomers: True if new clients may follow the recorded ones.
-        sample_digests: Digests of its clients' samples; None if the engine does not expose them.
-        absent: Clients with stand-ins, which are not compared.
+        built: Engine to check.
+        newcomers: True if the engine may have new clients after the recorded ones.
         local_rate: Expected local rate, if it is about to change; by default the recorded one.
 
     Returns:
@@ -74,7 +82,7 @@ def check_continues(
     Raises:
         InputError: If the training, the model or the list of clients differs.
     """
-    others = ("outside", "rounding_bounded", "module", "engine")
+    engine, others = built.engine, ("outside", "rounding_bounded", "module", "engine")
     names, facts = [field.name for field in fields(TrainingFacts) if field.name not in others], facts_of(engine)
     recorded_facts = reader.facts | ({} if local_rate is None else {"local_rate": local_rate})
     _check_facts(reader.folder, recorded_facts, facts, names)
@@ -92,21 +100,21 @@ def check_continues(
     different = [a.name for a, b in zip(recorded, engine.clients, strict=False) if a.name != b.name]
     if different or more < 0 or (more > 0 and not newcomers):
         raise InputError(_OTHER.format(len(engine.clients), len(recorded), different[0] if different else "the end"))
-    skipped = before.union(absent, outlived(reader))
+    skipped = before.union(built.unusable, outlived(reader))
     unusable = {
         client: _OTHER.format(len(engine.clients), len(recorded), a.name)
         for client, (a, b) in enumerate(zip(recorded, engine.clients, strict=False))
         if client not in skipped and not _same_client(a, b)
     }
-    if sample_digests is None:
+    if built.sample_digests is None:
         _check_nothing_is_recorded(reader)
     else:
         without = {client for client in before if recorded[client].samples != engine.clients[client].samples}
-        unusable |= _other_samples(reader, sample_digests, {*without, *unusable, *absent})
+        unusable |= _other_samples(reader, built.sample_digests, {*without, *unusable, *built.unusable})
     if unusable:
         return unusable
-    # The CPU is better than the GPU that a run was started on, and a GPU that repeats its rounds better than one that
-    # does not.
+    # A run begun on a GPU may continue on the CPU. If that GPU did not repeat rounds bit for bit, the run may also
+    # continue on a GPU that does.
     better = {BY_PARTICIPANTS, ON_A_REPEATING_GPU} if recorded_facts.get("engine") == ON_A_GPU else {BY_PARTICIPANTS}
     on_a_gpu = (BY_LARGEST_CLIENT, ON_A_GPU, ON_A_REPEATING_GPU)
     if not (recorded_facts.get("engine") in on_a_gpu and facts.engine in better):
@@ -117,27 +125,20 @@ def check_continues(
     return unusable
 
 
-def check_remainder(
-    reader: RunReader,
-    engine: Engine,
-    remainder: Remainder,
-    sample_digests: Sequence[str] | None = None,
-    absent: Collection[int] = (),
-) -> dict[int, str]:
-    """Check that a client could rejoin with its remaining records, and that the run keeps its original settings.
+def check_remainder(reader: RunReader, built: BuiltEngine, remainder: Remainder) -> dict[int, str]:
+    """Check that an engine continues a run, and that the client of `remainder` can rejoin with its remaining records.
 
     With fewer samples, a client can have a steeper loss: beyond rate * smoothness = 2, rounding is no longer bounded.
 
     Args:
         reader: Reader of the run.
-        engine: The engine, with the client's remaining records.
+        built: The engine, with the client's remaining records.
         remainder: The client that would rejoin.
-        sample_digests: Digests of the clients' samples; None if the engine does not expose them.
-        absent: Clients with stand-ins, which are not compared.
 
     Returns:
-        The clients whose data changed, with the reason.
+        The clients whose data changed, with the reason (see `check_continues`).
     """
+    engine = built.engine
     there, before = remainder.client < len(engine.clients), reader.clients()[remainder.before]
     if not there or engine.clients[remainder.client].name != remainder.name:
         raise InputError(
@@ -154,13 +155,13 @@ def check_remainder(
             "too large to bound rounding: nothing was changed. Forget the whole client, or train again with a "
             f"local.rate of at most {0.99 * 2.0 / smoothness:.3g}"
         )
-    unusable = check_continues(reader, engine, newcomers=True, sample_digests=sample_digests, absent=absent)
+    unusable = check_continues(reader, built, newcomers=True)
     Regularities.of([profile], engine.facts, Spec.from_mapping(reader.spec))  # raises if Psi can never be tracked
     return unusable
 
 
 def _check_nothing_is_recorded(reader: RunReader) -> None:
-    """Check that no digests of samples are recorded, because the engine exposes none to compare."""
+    """Refuse an engine without digests of its samples if the run has recorded digests of active clients."""
     gone = outlived(reader)
     recorded = [client for client in recorded_digests(reader) if client not in gone]
     if recorded:
@@ -172,7 +173,7 @@ def _check_nothing_is_recorded(reader: RunReader) -> None:
 
 
 def _other_samples(reader: RunReader, digests: Sequence[str], without: set[int]) -> dict[int, str]:
-    """Return the remaining clients whose samples, or their order, changed since the run was created."""
+    """Return the remaining clients whose samples, or their order, changed since the run was created, with reasons."""
     clients, salts, gone = reader.clients(), read_salts(reader.folder), outlived(reader) | without
     unusable = {}
     for client, recorded in recorded_digests(reader).items():
@@ -180,7 +181,7 @@ def _other_samples(reader: RunReader, digests: Sequence[str], without: set[int])
             continue
         name = clients[client].name
         if client not in salts:
-            check_record(reader)  # forgotten clients have no salt, so report a tampered record first
+            check_record(reader)  # if the record was tampered with, report that first
             unusable[client] = (
                 f"{reader.folder / SALTS_FILE} is missing or has no entry for client {name!r}, so its data cannot be "
                 f"compared with those the run was made with: {WITHOUT_SALTS}"

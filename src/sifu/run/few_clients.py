@@ -1,4 +1,4 @@
-"""Consequences of few remaining clients: a model of one client's data, and masks that need three clients."""
+"""Warnings if few clients remain: a model of a single client may reveal its data, and masks need three clients."""
 
 from __future__ import annotations
 
@@ -13,39 +13,25 @@ from sifu.theory.facts import DROPPED_MASKED_ROUND, LEAST_MASKED, MASKED_STATIST
 from sifu.theory.participation import ClientIndices
 
 
-def staying_without(view: RunView, clients: Sequence[str], *, records: bool = False) -> ClientIndices:
-    """Return the clients that stay after a request, whether or not it has been received.
-
-    Args:
-        view: View of the run.
-        clients: Clients of the request.
-        records: True if only some of their records are forgotten. Such a client stays, although it is not active until
-            it has rejoined.
-    """
+def staying_without(view: RunView, clients: Sequence[str], *, records: bool) -> ClientIndices:
+    """Return the clients that stay after a request; a client that loses only some `records` stays."""
     named = view.indices(clients)
     return np.union1d(view.active, named) if records else np.setdiff1d(view.active, named)
 
 
 def consequences(view: RunView, staying: ClientIndices) -> tuple[str, ...]:
-    """Return sentences on the consequences if only these clients are left; empty if there are none.
-
-    Args:
-        view: View of the run.
-        staying: Clients that are left.
-    """
-    return tuple(filter(None, (left_alone(view, staying), masks_fail(view, staying))))
-
-
-def left_alone(view: RunView, staying: ClientIndices) -> str:
-    """Return a warning if a single client is left, whose data the next model would reveal; "" otherwise."""
-    if staying.size != 1:
-        return ""
-    name = plain_name(view.reader, int(staying[0]))
-    return f"{name} is the only client left: the model is made from its data alone and may reveal them to its users"
+    """Return the warnings that apply if only the clients `staying` remain."""
+    alone = ""
+    if staying.size == 1:
+        name = plain_name(view.reader, int(staying[0]))
+        alone = (
+            f"{name} is the only client left: the model is made from its data alone and may reveal them to its users"
+        )
+    return tuple(filter(None, (alone, _masks_fail(view, staying))))
 
 
-def masks_fail(view: RunView, staying: ClientIndices) -> str:
-    """Return a warning if masks need more clients than are left; "" if they do not, or nothing is masked."""
+def _masks_fail(view: RunView, staying: ClientIndices) -> str:
+    """Return a warning if masks are used and need more clients than remain; otherwise ""."""
     if staying.size >= LEAST_MASKED:
         return ""
     outside = view.facts.outside

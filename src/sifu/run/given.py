@@ -1,4 +1,4 @@
-"""Clients and models given by a program, and their checks."""
+"""Conversion of clients and models that a Python program passes to sifu."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from sifu.core.spec import Spec
 from sifu.data.client_data import is_frame
 from sifu.data.feature_maps.build import texts_as_tokens
 from sifu.errors import InputError
-from sifu.run.clients_and_engine import clients_from_spec, framed, with_features
+from sifu.run.clients_and_engine import clients_from_spec, framed
+from sifu.run.features import with_features
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -38,12 +39,7 @@ class Frame(Protocol):
 
 
 def as_clients(data: ClientsGiven, spec: Spec, device: str = "cpu") -> tuple[Any, ...]:
-    """Convert clients given by a program to the form that the engine accepts.
-
-    Args:
-        data: Clients in any accepted form.
-        spec: Spec of the run.
-        device: Device that features are computed on.
+    """Convert clients that a program passes to the form that the engine accepts; features are computed on `device`.
 
     Raises:
         InputError: If `data` has another form, or fewer than two clients.
@@ -70,12 +66,8 @@ def as_clients(data: ClientsGiven, spec: Spec, device: str = "cpu") -> tuple[Any
             raise InputError(
                 "some clients have pairs of arrays and some torch data sets: give all of them in the same form"
             )
-        named = _with_tokens(named, spec)
-        clients = (
-            from_arrays(named, dtype=spec.model.dtype)
-            if all(pairs.values())
-            else from_torch(named, dtype=spec.model.dtype)
-        )
+        convert = from_arrays if all(pairs.values()) else from_torch
+        clients = convert(_with_tokens(named, spec), dtype=spec.model.dtype)
     elif not isinstance(data, Iterable):
         raise InputError(f"clients must be a dict of names and pairs (x, y) of arrays, found {type(data).__name__}")
     else:
@@ -100,11 +92,9 @@ def _with_tokens(data: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
 
 def check_names_differ(clients: Any) -> None:
     """Check that all clients have different names, since requests refer to them by name."""
-    names = (
-        ()
-        if isinstance(clients, Mapping) or is_frame(clients)
-        else [getattr(client, "name", None) for client in clients]
-    )
+    if isinstance(clients, Mapping) or is_frame(clients):
+        return
+    names = [getattr(client, "name", None) for client in clients]
     for name, times in Counter(name for name in names if isinstance(name, str)).items():
         if times > 1:
             raise InputError(f"two clients have the same name, {name!r}: every client needs its own")
@@ -129,10 +119,3 @@ def as_model(model: ModelGiven | None) -> Model | None:
     if not callable(model):
         raise InputError(f"model must be a function that makes a torch.nn.Module, found {model!r}")
     return ModuleModel(model)
-
-
-def is_linear(model: Model | None) -> bool:
-    """Return whether a model is linear, so that its smoothness can be measured."""
-    from sifu.engines.sim import LinearModel
-
-    return isinstance(model, LinearModel)

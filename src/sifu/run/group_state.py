@@ -1,7 +1,6 @@
-"""State of a run's groups: their members, their stored models, and the parts of a merge.
+"""State of a run's groups: their members, their stored models, and merges of these models (docs/theory.md, section 15).
 
-Everything here follows from the record and the clients' names. This module neither trains nor writes (docs/theory.md,
-section 15).
+Everything here follows from the record and the clients' names. This module neither trains nor writes.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from sifu.core.layout import Vector
 from sifu.core.operator_words import unmasked_setting
 from sifu.errors import InputError
 from sifu.run.run_view import RunView
-from sifu.store.history_tables import NodeRow, ParticipationRows
+from sifu.store.history_tables import ParticipationRows
+from sifu.store.own_statistics import OwnStatistics
 from sifu.store.projection import GroupModelRow
 from sifu.store.reader import GROUP_KEY, RunReader
-from sifu.store.statistics_files import OwnStatistics
 from sifu.theory.facts import DROPPED_MASKED_ROUND, LEAST_MASKED
 from sifu.theory.history import PathNode
 from sifu.theory.merging import members_by_group, merge, move_on
@@ -31,7 +30,7 @@ REBUILT = {
     "later": "built again when sifu rebuild is called, if anybody stays in it",
     "never": "not built again",
 }
-"""End of a sentence about a group whose model was erased, by the value of `groups.rebuild`."""
+"""Description of what happens to a group after its model was erased, by value of `groups.rebuild`."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Merged:
         return sorted({client for part in self.parts for client in part.members})
 
     def rows(self, node: int) -> list[dict[str, int]]:
-        """Return the rows that record the parts of the merge `node` in its event."""
+        """Return the group models of this merge as rows for its event; `node` is the merge's node."""
         return [
             {"node": node, "grp": part.grp, "source_node": part.node, "samples": part.samples} for part in self.parts
         ]
@@ -74,13 +73,13 @@ def current_networks(view: RunView) -> tuple[GroupModelRow, ...]:
 
 
 def use_backbones(engine: Engine, reader: RunReader, rows: Iterable[GroupModelRow]) -> None:
-    """Compute features with these networks of groups, if the engine solves heads on tuned networks."""
+    """Make the engine compute features with these networks of groups, if it solves heads on tuned networks."""
     if isinstance(engine, TunedEngine):
         engine.use_backbones([GroupNetwork(row.grp, row.samples, reader.load_model(row.node)) for row in rows])
 
 
 def use_backbones_of_head(engine: Engine, reader: RunReader) -> None:
-    """Use the stored networks that computed the current head's features for all later features."""
+    """Make the engine compute features with the stored networks that the current head was solved on."""
     if isinstance(engine, TunedEngine):
         whole = next((row for row in reader.statistics().values() if row.is_sum), None)
         wanted = whole.trunks if whole else ()
@@ -121,13 +120,7 @@ def is_hit(row: GroupModelRow, clients: Collection[int]) -> bool:
 def parts_without(
     models: Mapping[int, GroupModelRow], rounds: int, clients: Collection[int]
 ) -> tuple[GroupModelRow, ...]:
-    """Return the finished models of the groups that never held any of `clients`, in order.
-
-    Args:
-        models: Latest model of each group.
-        rounds: Number of rounds after which a group's model is finished.
-        clients: Clients to avoid.
-    """
+    """Return the models that finished their `rounds` in groups without any of `clients`, in the order of the groups."""
     rows = (models[group] for group in sorted(models))
     return tuple(row for row in rows if row.rounds == rounds and not is_hit(row, clients))
 
@@ -165,7 +158,7 @@ FRESH_NODE = 0
 
 
 def nodes_always_kept(reader: RunReader) -> frozenset[int]:
-    """Return the models that no request erases: the fresh model, if merges are stretched from it."""
+    """Return the nodes that no request erases: the fresh model if merges are stretched from it, otherwise none."""
     groups, tuned = reader.spec["groups"], reader.spec["features"].get("tune", "none") != "none"
     return frozenset({FRESH_NODE} if groups["count"] and groups["stretch"] != 1.0 and not tuned else ())
 
@@ -181,8 +174,8 @@ def merged_model(reader: RunReader, parts: Sequence[GroupModelRow]) -> Merged:
 
 def merge_rows(
     view: RunView, merged: Merged, node: int, branch: int, position: int, order: int, distance: float
-) -> tuple[NodeRow, ParticipationRows]:
-    """Return the node of a merge and its members' rows; a merge counts as a round of all members with unknown drifts.
+) -> tuple[PathNode, ParticipationRows]:
+    """Return the node of a merge, and its members' rows; a merge counts as a round of all members with unknown drifts.
 
     From here on, Psi of every member of a merged group is infinite, and Psi of all other clients stays zero.
 
@@ -199,7 +192,15 @@ def merge_rows(
     samples = np.array([view.clients[client].samples for client in who.tolist()], dtype=np.int64)
     regularity = RoundRegularity.of(samples, view.regularities.factors[who], view.regularities.averagedness[who])
     merge = PathNode(
-        node, view.rows[0].node.node, "merge", branch, position, regularity, mean_shift=np.inf, order=order
+        node,
+        view.nodes[0].node,
+        "merge",
+        branch,
+        position,
+        regularity,
+        mean_shift=np.inf,
+        order=order,
+        distance=distance,
     )
     taken_part = ParticipationRows(np.full(who.size, node), who, samples, np.full(who.size, np.inf))
-    return NodeRow(merge, distance), taken_part
+    return merge, taken_part

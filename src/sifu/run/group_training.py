@@ -1,8 +1,8 @@
-"""Separate training of groups: the members of each group train the fresh model in rounds of their own group.
+"""Separate training of groups: the members of each group train a copy of the fresh model in rounds among themselves.
 
-The record of a group's rounds is its model, the number of rounds, and everyone who was a member in any of them. Nothing
-else is needed, because a group's model is used or erased as a whole. Rounds are keyed by their position, so rounds lost
-in a crash are repeated bit for bit.
+The record of a group's rounds consists of its model, the number of rounds, and everyone who was a member during them.
+Nothing else is needed, because a group's model is used or erased as a whole. Rounds are keyed by their position, so
+rounds lost in a crash are repeated bit for bit.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from sifu.run.group_state import (
     refuse_small_groups,
 )
 from sifu.run.run_view import RunView
-from sifu.run.training import Progress, ProgressCallback
+from sifu.run.training import LARGEST_PSI, Progress, ProgressCallback
 from sifu.store.files import uninterrupted
-from sifu.store.history_tables import NodeRow
 from sifu.store.projection import NewEvent, NewModel, NewRows
 from sifu.store.writer import RunWriter
 from sifu.theory.history import PathNode
@@ -42,8 +41,6 @@ from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import norm
 
 COMMIT_SECONDS = 5.0
-LARGEST_PSI = 1e300
-"""Stand-in for an infinite Psi in JSON."""
 
 
 @dataclass
@@ -83,23 +80,14 @@ class GroupTraining:
             if row is None:
                 work = _Group(group, active, lambda: self._fresh, 0, False, branch, 0, set())
             else:
-                begun, fetch = nodes[row.node].node, partial(writer.load_model, row.node)
+                begun, fetch = nodes[row.node], partial(writer.load_model, row.node)
                 work = _Group(group, active, fetch, row.node, True, begun.branch, row.rounds, set(row.members))
             self._groups.append(work)
 
     def run(
         self, phase: str, progress: ProgressCallback | None = None, pause: Callable[[], bool] | None = None
     ) -> bool:
-        """Run rounds until every group is done.
-
-        Args:
-            phase: Name of the phase, for `progress`.
-            progress: Callback invoked after each round.
-            pause: Callback invoked between two rounds; it returns whether to stop.
-
-        Returns:
-            False if `pause` stopped it.
-        """
+        """Run rounds until every group is done; return False if `pause` stopped them (see `RecordedTraining.run`)."""
         nowhere = StopSpec(0.0, 0, self._rounds, 2**62)
         try:
             while self._groups:
@@ -142,7 +130,7 @@ class GroupTraining:
                     self._changed.append(work)
 
     def commit(self) -> None:
-        """Make the groups' models durable, each replacing its earlier one."""
+        """Store the groups' models durably; each replaces the earlier model of its group."""
         changed, self._changed = self._changed, []
         refusals, self._refusals = self._refusals, []
         if not changed:
@@ -151,10 +139,8 @@ class GroupTraining:
         nodes, models, rows, dropped = [], [], [], []
         for node, work in enumerate(changed, start=first):
             model = work.fetch_model()
-            group_node = PathNode(node, work.node, "group", work.branch, work.rounds)
-            # Not recorded: nothing needs the distance, and it would permanently reveal something about the members'
-            # data.
-            nodes.append(NodeRow(group_node, 0.0))
+            # The distance is not recorded: it would permanently reveal something about the members' data.
+            nodes.append(PathNode(node, work.node, "group", work.branch, work.rounds))
             models.append(NewModel(node, model, kept=True, psi_max=LARGEST_PSI, layout=self.writer.group_layout))
             members = sorted(work.members)
             samples = sum(self.view.clients[client].samples for client in members)
@@ -176,11 +162,11 @@ class GroupTraining:
 
 
 def record_first_merge(writer: RunWriter, view: RunView) -> None:
-    """Merge all groups of the first training; common rounds follow."""
+    """Record the merge of the models that the groups trained at first; common rounds follow."""
     rounds = view.spec.groups.rounds
     merged = merged_model(writer, parts_without(available_group_models(writer), rounds, ()))
     node = 1 + max(writer.nodes_by_number())
-    fresh = writer.load_model(view.rows[0].node.node).astype(np.float64)
+    fresh = writer.load_model(view.nodes[0].node).astype(np.float64)
     row, taken_part = merge_rows(view, merged, node, 0, rounds, 0, norm(merged.model.astype(np.float64) - fresh))
     payload = {"run": {"tip": str(node)}, "merges": merged.rows(node)}
     rows, model = NewRows([row], taken_part), NewModel(node, merged.model, kept=True, psi_max=LARGEST_PSI)

@@ -1,4 +1,4 @@
-"""Engine of clients whose statistics are kept and whose data are missing; it needs no training library."""
+"""Engine that works from the clients' stored statistics; it needs neither their data nor a training library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sifu.theory.participation import ClientIndices
 
 
 class KeptStatistics(LacksData):
-    """`Engine` and `StatisticsEngine` of recorded clients whose data are unavailable."""
+    """`Engine` and `StatisticsEngine` of the recorded clients, without their data."""
 
     def __init__(self, clients: Sequence[ClientProfile], facts: TrainingFacts, layout: ModelLayout, spec: Spec) -> None:
         self.clients, self.facts, self.layout = tuple(clients), facts, layout

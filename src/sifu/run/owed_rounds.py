@@ -1,7 +1,7 @@
-"""Rounds that the current model owes to clients whose request was refused or withdrawn.
+"""Rounds owed to clients whose request was refused or withdrawn.
 
-While an approved request waits, rounds leave its clients out. Once it is refused or withdrawn, its clients belong in
-the model again. They take part in as many further rounds as the current branch ran without them.
+While an approved request waits, its clients take part in no round. Once it is refused or withdrawn, its clients take
+part in as many further rounds as the current branch ran without them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 from sifu.run.run_view import RunView
 from sifu.store.given_approvals import LeavingClients, approvals_needed
-
-SETTLED = ("refused", "withdrawn")
+from sifu.store.projection import ENDINGS
 
 
 @dataclass(frozen=True)
 class Absence:
-    """Clients that a settled request had left out between two events of the ledger."""
+    """Clients left out of the rounds between two events, because of a request that was later refused or withdrawn."""
 
     clients: tuple[int, ...]
     first: int
@@ -33,8 +32,8 @@ def owed_rounds(view: RunView) -> tuple[int, set[int]]:
     ]
     if not absences:
         return 0, set()
-    branch = view.rows[-1].node.branch
-    here = {row.node.node for row in view.rows if row.node.kind == "round" and row.node.branch == branch}
+    branch = view.nodes[-1].branch
+    here = {node.node for node in view.nodes if node.kind == "round" and node.branch == branch}
     trained = [
         (event.seq, sum(node in here for node in range(int(rows["first"]), int(rows["last"]) + 1)))
         for event in view.reader.events()
@@ -52,7 +51,7 @@ def owed_rounds(view: RunView) -> tuple[int, set[int]]:
 
 def _absences(view: RunView) -> list[Absence]:
     """Return the clients that each refused or withdrawn request excluded, with the exclusion's first and last event."""
-    if not any(row.status in SETTLED for row in view.requests):
+    if not any(row.was_ended for row in view.requests):
         return []
     leaving, since, absences = LeavingClients(approvals_needed(view.reader)), dict[str, int](), []
     for event in view.reader.events():
@@ -60,7 +59,7 @@ def _absences(view: RunView) -> list[Absence]:
         leaving.take(event)
         now = leaving.by_request()
         since |= {request: event.seq for request in now if request not in before}
-        if event.kind in ("request refused", "request withdrawn"):
+        if event.kind in ENDINGS:
             absences += [
                 Absence(tuple(view.index_of[name] for name in names), since[request], event.seq)
                 for request, names in before.items()

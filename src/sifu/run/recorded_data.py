@@ -1,4 +1,4 @@
-"""Data of a run's clients in the order of the record, and figures of models on held-out rows.
+"""Data of a run's clients in the order of the record.
 
 The order is: founders, clients that joined later, and clients that rejoined with fewer records. Every command that
 needs a run's data reads them again. Clients that joined from a file are read from that file. A client that rejoined
@@ -12,166 +12,30 @@ measurements (`Engine.absent`).
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sifu.core.engine import Engine
-from sifu.core.held_out_figures import HeldOutFigures
-from sifu.core.layout import Vector
+from sifu.core.identity import as_seen
 from sifu.core.operator_words import TABLE
 from sifu.core.spec import Spec
-from sifu.data.client_data import ClientData, is_frame
-from sifu.errors import InputError, SifuError, SifuWarning
+from sifu.data.client_data import ClientData
+from sifu.errors import InputError, SifuWarning
 from sifu.run.clients_and_engine import (
-    FeatureData,
-    HeldOutRows,
     clients_from_spec,
-    framed,
-    held_out_rows_from_spec,
-    is_table,
     takes_rows,
-    with_features,
 )
+from sifu.run.features import FeatureData, with_features, with_samples
 from sifu.run.run_view import RunView
 from sifu.store.reader import Remainder, RunReader, chain_of, joined_remainders, names_now, remainder_to_join
-from sifu.theory.arrays import Array, Floats
 from sifu.theory.facts import ClientProfile
 
 OWNER = "owner"
-"""Key in the event `client joined`: the name that keys held-out rows of a file without client names."""
-BINS = 10
-"""Number of equally wide bins for the calibration error."""
-
-
-def held_out_rows(spec: Spec, data_folder: str | Path | None = None, clients: Any = None) -> HeldOutRows | None:
-    """Return the held-out rows of a spec's data, or of the frame in `clients`.
-
-    Args:
-        spec: Spec of the run.
-        data_folder: Folder of a named data set.
-        clients: Clients that the run was opened with, if any.
-
-    Returns:
-        The rows; None if there are none.
-
-    Raises:
-        InputError: If their file cannot be read.
-    """
-    if clients is not None and not is_frame(clients):
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SifuWarning)  # training has already warned
-            if clients is not None:
-                return held_out_rows_from_spec(**framed(spec, clients))
-            return held_out_rows_from_spec(spec, data_folder)
-    except OSError as error:
-        raise InputError(f"their file cannot be read: {error}") from error
-
-
-def available_rows(spec: Spec, data_folder: str | Path | None = None, clients: Any = None) -> HeldOutRows | None:
-    """Return the rows of `held_out_rows`; None also if their file cannot be read."""
-    try:
-        return held_out_rows(spec, data_folder, clients)
-    except SifuError:
-        return None
-
-
-def held_out_figures(spec: Spec, engine: Engine, model: Vector, rows: HeldOutRows) -> HeldOutFigures | None:
-    """Return figures of a model on rows; None if there are no rows, or the engine does not expose its model."""
-    from sifu.engines.sim.models import Samples, scorer_of
-
-    samples, scorer = Samples(np.asarray(rows.x), np.asarray(rows.y)), scorer_of(engine)
-    if scorer is None or samples.count == 0:
-        return None
-    if not spec.regime.has_accuracy:
-        error = scorer.squared_error(model, samples)
-        if not math.isfinite(error):
-            return None
-        spread = float(np.mean(np.var(np.asarray(samples.y, dtype=np.float64).reshape(samples.count, -1), axis=0)))
-        explained = 1.0 - error / spread if spread > 0.0 else None
-        return HeldOutFigures(samples.count, mean_squared_error=error, r2=explained)
-    predicted = scorer.predictions(model, samples.x)
-    right = predicted == samples.y.reshape(predicted.shape)
-    accuracy = float(np.mean(right if right.ndim == 1 else right.all(axis=1)))
-    if not is_table(spec.data) or right.ndim > 1:
-        return HeldOutFigures(samples.count, accuracy)
-    probabilities = scorer.probabilities(model, samples.x)
-    scores = scorer.outputs(model, samples.x) if probabilities is None else probabilities
-    return HeldOutFigures(
-        samples.count,
-        accuracy,
-        auc=area_under_curve(samples.y, scores),
-        f1=f1_score(samples.y, predicted, scores.shape[1]),
-        calibration_error=None if probabilities is None else calibration_error(samples.y, probabilities),
-        positive=_positive_class(spec) if scores.shape[1] == 2 else "",
-    )
-
-
-def _positive_class(spec: Spec) -> str:
-    """Return the name of the second of two classes."""
-    from sifu.data.table_coding import TableCoding
-
-    names = TableCoding.from_spec(spec.data).class_names
-    return names[1] if len(names) == 2 else "1"
-
-
-def area_under_curve(labels: Array, scores: Floats) -> float | None:
-    """Return the area under the ROC curve; None if a class has no row.
-
-    With several classes, it is the mean over each class against the rest.
-
-    >>> area_under_curve(np.array([0, 1, 1]), np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 2.0]]))
-    0.75
-    """
-    classes = range(1, 2) if scores.shape[1] == 2 else range(scores.shape[1])
-    if any(not 0 < int((labels == each).sum()) < labels.size for each in classes):
-        return None
-    if scores.shape[1] == 2:
-        return _pairs_in_order(labels == 1, scores[:, 1] - scores[:, 0])
-    return float(np.mean([_pairs_in_order(labels == each, scores[:, each]) for each in classes]))
-
-
-def _pairs_in_order(positive: Array, scores: Floats) -> float:
-    """Return the share of pairs in which a positive row has a higher score than another row; a tie counts half."""
-    others, own = np.sort(scores[~positive]), scores[positive]
-    below, not_above = (np.searchsorted(others, own, side) for side in ("left", "right"))
-    return float((below + not_above).sum() / (2 * own.size * others.size))
-
-
-def f1_score(labels: Array, predicted: Array, outputs: int) -> float:
-    """Return F1 of class 1 if there are two classes, otherwise the mean over all classes that occur.
-
-    Args:
-        labels: True classes.
-        predicted: Predicted classes.
-        outputs: Number of classes of the model.
-    """
-    classes = [1] if outputs == 2 else np.union1d(labels, predicted).tolist()
-    right = [int(((labels == each) & (predicted == each)).sum()) for each in classes]
-    both = [int((labels == each).sum() + (predicted == each).sum()) for each in classes]
-    return float(np.mean([2 * hits / rows if rows else 0.0 for hits, rows in zip(right, both, strict=True)]))
-
-
-def calibration_error(labels: Array, probabilities: Floats) -> float:
-    """Return the mean absolute difference of confidence and accuracy, over bins of the predicted class's probability.
-
-    This is the expected calibration error of Guo et al. 2017, equation 3; bins are weighted by their number of rows.
-
-    >>> calibration_error(np.array([1, 1, 0, 1]), np.array([[0.25, 0.75]] * 4))
-    0.0
-    """
-    confidence = probabilities.max(axis=1)
-    right = probabilities.argmax(axis=1) == labels
-    bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    gaps = np.bincount(bins, weights=right - confidence, minlength=BINS)
-    return float(np.abs(gaps).sum() / labels.size)
+"""Key in the event `client joined`; its value keys the draw of held-out rows from a file that names no clients."""
 
 
 class MissingDataError(InputError):
@@ -206,18 +70,17 @@ def arranged_clients(
 
     Args:
         reader: Reader of the run.
-        clients: Clients as they were given; the record supplies the files of others.
+        clients: Clients as they were given; clients that joined from files are read from these files.
         newcomers: Clients that may join.
         expected: Client that would rejoin after a request that is not executed yet.
         changed: Clients whose data changed and are not used, with the reason.
     """
     joined, waiting = joined_remainders(reader), expected or remainder_to_join(reader)
     remainders = {item.client: item for item in (*joined, *([waiting] if waiting else ()))}
-    given, recorded, files = {client.name: client for client in clients}, reader.clients(), files_of_joined(reader)
+    given, recorded = {client.name: client for client in clients}, reader.clients()
     absent: dict[int, str] = {}
     unread: dict[str, str] = {}
-    if set(files) - set(given):
-        given |= _clients_of_files(reader, files, given, unread)
+    given |= _clients_of_files(reader, given, unread)
     arranged = []
     for client in range(max(len(recorded), 1 + max(remainders, default=-1))):
         try:
@@ -239,7 +102,7 @@ def arranged_clients(
 
 
 def missing(name: str) -> str:
-    """Return the message for a client whose data are needed and missing."""
+    """Return the error message for missing data of a client that stays."""
     return f"the data of client {name!r} are missing: provide the data of every client that stays"
 
 
@@ -257,11 +120,6 @@ def _stand_in(reader: RunReader, client: int, remainder: Remainder | None, like:
     if isinstance(like, FeatureData):
         return replace(like, name=name, x=rows, y=labels, mapped_from=None, ids=None)
     return ClientData(name, rows, labels)
-
-
-def files_of_joined(reader: RunReader) -> dict[str, str]:
-    """Return the file of every client that joined from a file."""
-    return {name: file for name, (file, _) in _joined_from(reader).items()}
 
 
 def _joined_from(reader: RunReader) -> dict[str, tuple[str, str]]:
@@ -336,20 +194,18 @@ def clients_again(spec: Spec, data_folder: str | Path | None = None, device: str
         return clients_from_spec(spec, data_folder, device=device, tested=False)
 
 
-def rows_of_identities(
-    reader: RunReader, client: str, identities: Sequence[str], given: Sequence[Any] = ()
-) -> list[int]:
+def rows_of_identities(reader: RunReader, client: str, identities: Sequence[str], given: Sequence[Any]) -> list[int]:
     """Return the rows that these identities name, counted from 0 in the data that the client first joined with.
 
     Args:
         reader: Reader of the run.
         client: Name of the client.
         identities: Identities of the records.
-        given: Clients that the run was opened with; otherwise the client's data are read. The data may lack rows that
+        given: Clients that the run was opened with; if empty, the client's data are read. The data may lack rows that
             were forgotten already.
     """
     spec, (first, rows, ids) = Spec.from_mapping(reader.spec), _identified(reader, client, given)
-    chosen = []
+    chosen, unnamed = [], {as_seen(str(name)): str(name) for name in ids if str(name) not in identities}
     for identity in identities:
         named = [int(row) for row, name in zip(rows, ids, strict=True) if str(name) == identity]
         if not named:
@@ -358,12 +214,17 @@ def rows_of_identities(
                 + (f": no row has it in column {spec.data.id!r}" if spec.data.id else ", counted from 0 among its rows")
                 + (", or the row is kept for testing (data.held_out)" if spec.data.held_out else "")
             )
+        if twin := unnamed.get(as_seen(identity)):
+            raise InputError(
+                f"client {first.name!r} has records {identity!a} and {twin!a}, which look the same: name both if they "
+                "belong to one person, or write them differently in the data"
+            )
         chosen += named
     return sorted(set(chosen))
 
 
-def identities_of_rows(reader: RunReader, client: str, chosen: Sequence[int], given: Sequence[Any] = ()) -> list[str]:
-    """Return the identities of a client's rows, each once, in the order of the rows.
+def identities_of_rows(reader: RunReader, client: str, chosen: Sequence[int], given: Sequence[Any]) -> list[str]:
+    """Return the identities of the `chosen` rows, each once, in the order of the rows (see `rows_of_identities`).
 
     Args:
         reader: Reader of the run.
@@ -378,7 +239,7 @@ def identities_of_rows(reader: RunReader, client: str, chosen: Sequence[int], gi
 
 def _identified(reader: RunReader, client: str, given: Sequence[Any]) -> tuple[ClientProfile, Any, Any]:
     """Return a client's first profile, the row numbers that it still has, and the identity of each row of its data."""
-    spec, files = Spec.from_mapping(reader.spec), files_of_joined(reader)
+    spec, files = Spec.from_mapping(reader.spec), _joined_from(reader)
     recorded, client = reader.clients(), names_now(reader).get(client, client)
     position = next((number for number, profile in enumerate(recorded) if profile.name == client), None)
     if position is None:
@@ -386,7 +247,7 @@ def _identified(reader: RunReader, client: str, given: Sequence[Any]) -> tuple[C
     first = recorded[chain_of(reader, position)[0]]
     clients = given if given or first.name in files or spec.data.name != TABLE else clients_again(spec)
     by_name = {item.name: item for item in clients}
-    by_name |= _clients_of_files(reader, files, by_name, {}) if first.name in files else {}
+    by_name |= _clients_of_files(reader, by_name, {}) if first.name in files else {}
     source = by_name.get(first.name)
     ids = getattr(source, "ids", None)
     if source is None or ids is None:
@@ -397,23 +258,21 @@ def _identified(reader: RunReader, client: str, given: Sequence[Any]) -> tuple[C
     return first, _rows_there(first, len(ids), joined_remainders(reader)), ids
 
 
-def _clients_of_files(
-    reader: RunReader, files: dict[str, str], given: dict[str, Any], unread: dict[str, str]
-) -> dict[str, Any]:
+def _clients_of_files(reader: RunReader, given: dict[str, Any], unread: dict[str, str]) -> dict[str, Any]:
     """Return the clients that joined from files and were not given, by name; add reasons of failures to `unread`."""
-    spec, owners = Spec.from_mapping(reader.spec), {name: owner for name, (_, owner) in _joined_from(reader).items()}
+    spec, joined = Spec.from_mapping(reader.spec), _joined_from(reader)
     clients: dict[str, Any] = {}
-    for file in sorted({file for client, file in files.items() if client not in given}):
-        names = [client for client, of in files.items() if of == file]
+    for file in sorted({file for name, (file, _) in joined.items() if name not in given}):
+        owners = {name: owner for name, (of, owner) in joined.items() if of == file}
         try:
             read = clients_of_file(spec, Path(file), None)
-        except InputError:  # without names, all rows belong to the client that joined from it
+        except InputError:  # a file without names holds the rows of one client
             try:
-                read = tuple(one for name in names for one in clients_of_file(spec, Path(file), name, owners[name]))
+                read = tuple(one for name in owners for one in clients_of_file(spec, Path(file), name, owners[name]))
             except InputError as error:
-                unread |= {name: f"the data of client {name!r} are missing: {error}" for name in names}
+                unread |= {name: f"the data of client {name!r} are missing: {error}" for name in owners}
                 continue
-        clients |= {client.name: client for client in read if client.name in names}
+        clients |= {client.name: client for client in read if client.name in owners}
     return clients
 
 
@@ -427,20 +286,12 @@ def _reduced(
     if first.name not in given:
         raise MissingDataError(missing(first.name))
     source = given[first.name]
-    x, y = np.asarray(source.x), np.asarray(source.y)
-    rows = _rows_there(first, len(x), [item for item in everyone if item.first == remainder.first])
-    stays = ~np.isin(rows, remainder.removed)
-    kept: dict[str, Any] = {"name": remainder.name, "x": x[stays], "y": y[stays]}
-    if isinstance(source, FeatureData) and source.mapped_from is not None:
-        kept["mapped_from"] = source.mapped_from[stays]
-    if isinstance(source, ClientData):
-        kept["ids"] = None
-    is_data = is_dataclass(source) and not isinstance(source, type)
-    return replace(source, **kept) if is_data else ClientData(**kept)
+    rows = _rows_there(first, len(source.x), [item for item in everyone if item.first == remainder.first])
+    return with_samples(source, ~np.isin(rows, remainder.removed), remainder.name)
 
 
 def _rows_there(first: ClientProfile, samples: int, remainders: Sequence[Remainder]) -> Any:
-    """Return the client's original rows that a source with `samples` samples still has."""
+    """Return the numbers of the client's original rows that a source with `samples` samples still has."""
     # Each request left a different number of rows, so the number tells which requests the source reflects.
     turns = [(), *(item.removed for item in remainders)]
     gone = next((turn for turn in turns if first.samples - len(turn) == samples), None)
@@ -457,9 +308,9 @@ def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple
     """Return the clients of a file that have not joined from it yet.
 
     Raises:
-        InputError: If a client was forgotten, or joined from elsewhere.
+        InputError: If a client was forgotten or asks to be, or joined from elsewhere.
     """
-    view, files, now = RunView(reader), files_of_joined(reader), names_now(reader)
+    view, joined, now = RunView(reader), _joined_from(reader), names_now(reader)
     newcomers = []
     for client in clients:
         index = view.index_of.get(now.get(client.name, client.name))
@@ -470,7 +321,7 @@ def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple
             )
         if index is None:
             newcomers.append(client)
-        elif files.get(client.name) != file:  # the same file: the command is repeated after an interruption
+        elif client.name not in joined or joined[client.name][0] != file:  # a repeated command names the same file
             raise InputError(
                 f"{client.name} already sent its statistics: join additional records under another name, and remove "
                 "records with sifu forget --client NAME --records FILE"

@@ -1,19 +1,19 @@
-"""Rehearsal of noise at the end of training: the harm noise does to the model, and how fast rounds undo the harm.
+"""Rehearsal of noise at the end of training: the accuracy that noise costs, and how fast rounds regain it.
 
 Noise of a few sizes is added to copies of the model, which are evaluated on the active clients and discarded. Two
-further copies, and the model itself, are trained for up to two rounds, to measure the harm left after each. Nothing is
-released; only loss and accuracy are recorded, as for every other evaluation. From these figures a plan later derives
-how loss and errors rise with sigma and fall again (`sifu.planning.forecast`), even when the data no longer exist.
+further copies, and the model itself, are trained for up to two rounds and evaluated after each. Nothing is released;
+only loss and accuracy are recorded, as for every other evaluation. From these figures, plans predict how loss and
+errors rise with sigma and fall in later rounds (`sifu.planning.forecast`), even when the data no longer exist.
 
-Each draw of noise is used with both signs, and evaluations of the same size sigma are averaged. So the slope of the
-loss along the noise cancels; sigma^2 tr(H)/2, with the Hessian H of the loss, and higher even orders remain. Each size
-is drawn several times, because one draw does up to twice the harm of another. Most draws have the size that worthwhile
-requests use. For the rounds, one pair is enough: draws differ mainly in a few directions of large curvature, and one
-round recovers those directions. The remainder is a sum over very many directions.
+Each draw of noise is used with both signs, and evaluations with the same sigma are averaged. The slope of the loss
+along the noise then cancels; sigma^2 tr(H)/2, with the Hessian H of the loss, and higher even orders remain. Each size
+is drawn several times, because the effect of one draw is up to twice that of another. Most draws have a size that is
+common in requests. For the rounds, one pair is enough: draws differ mainly in a few directions of large curvature,
+which one round recovers.
 
-The rounds cost at most a quarter of the training. They are skipped if rounds have a privacy cost (noise in training),
-or if different clients take part in them. Nothing is rehearsed if different models may be evaluated by different
-clients.
+The rounds cost at most a quarter of the training. They are skipped if a round has a privacy cost (noise in training),
+and end early if different clients take part in the copies' rounds. Nothing is rehearsed if different clients may
+evaluate different models.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from sifu.theory.participation import ClientIndices
 REHEARSED = "noise:"
 """Prefix of the subset of evaluations of noised copies; sigma follows."""
 RECOVERED = "healing:"
-"""Prefix of the subset of evaluations after rounds; the rounds, a colon and sigma (0.0: without noise) follow."""
+"""Prefix of the subset of evaluations after rounds; the number of rounds, a colon and sigma follow (0.0: no noise)."""
 RATIOS = {0.25: 4, 0.75: 3, 2.0: 1}
-"""Ratios of noise to distance travelled, sigma sqrt(d) / ||theta - theta_0|| for d parameters, and draws of each."""
+"""Number of draws, by ratio of noise to distance travelled: sigma sqrt(d) / ||theta - theta_0|| for d parameters."""
 RECOVERED_RATIO = 0.75
 """Ratio of the noise whose recovery by rounds is rehearsed."""
 MOST_ROUNDS, LEAST_TRAINING = 2, 12
@@ -47,7 +47,7 @@ MOST_ROUNDS, LEAST_TRAINING = 2, 12
 def rehearse(
     engine: Engine, model: Vector, distance: float, node: int, active: ClientIndices, seed: int, position: Position
 ) -> list[EvaluationRow]:
-    """Return evaluations of noised copies of a model.
+    """Return evaluations of noised copies of the model at `node`, on the clients `active`.
 
     Args:
         engine: Engine of the run.
@@ -74,7 +74,7 @@ def rehearse(
     ]
     after = [_averaged(node, subset, list(islice(results, len(copies)))) for subset, copies in recovered.items()]
     if None in after or len({row.samples for row in after if row}) > 1:
-        after = []  # the share of harm that is left needs all evaluations
+        after = []  # a forecast of the recovery needs all evaluations
     return [row for row in rows + after if row is not None]
 
 
@@ -117,10 +117,8 @@ def _recovered_copies(
         if who.size == 0 or any(not np.array_equal(result.participants, who) for result in done):
             break
         copies = [result.model for result in done]
-        recovered[f"{RECOVERED}{rounds}:{0.0!r}"], recovered[f"{RECOVERED}{rounds}:{noise_std!r}"] = (
-            copies[:1],
-            copies[1:],
-        )
+        recovered[f"{RECOVERED}{rounds}:{0.0!r}"] = copies[:1]
+        recovered[f"{RECOVERED}{rounds}:{noise_std!r}"] = copies[1:]
     return recovered
 
 
@@ -135,7 +133,7 @@ def rehearsed_noises(rows: list[EvaluationRow]) -> dict[int, list[tuple[float, E
 
 @dataclass(frozen=True)
 class RecoveredNoise:
-    """Amounts that noise of `noise_std` still adds to the loss and to the share of errors after 1, 2, ... rounds."""
+    """Loss and share of errors that noise of `noise_std` still adds after 1, 2, ... rounds."""
 
     noise_std: float
     losses: tuple[float, ...]
@@ -143,7 +141,7 @@ class RecoveredNoise:
 
 
 def recovered_noise(rows: list[EvaluationRow]) -> RecoveredNoise | None:
-    """Return the result of the rehearsed rounds; None if there are none, or if noise did no lasting harm."""
+    """Return the result of the latest rehearsed rounds; None if there are none, or if noise added no loss after one."""
     by_round: dict[tuple[int, int], dict[float, EvaluationRow]] = {}
     for row in rows:
         if row.subset.startswith(RECOVERED):

@@ -1,4 +1,4 @@
-"""Release of a head with noise: the solved head plus N(0, sigma^2 I), and the distances that account for it."""
+"""Release of a head with noise N(0, sigma^2 I), and the guarantee that follows from the recorded distances."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from sifu.run.training import Progress, ProgressCallback
 from sifu.store.actors import actor_name
 from sifu.store.files import remove_files
 from sifu.store.given_approvals import RESTORED
+from sifu.store.own_statistics import OwnStatistics
 from sifu.store.projection import NewEvent
 from sifu.store.reader import RELEASED, RunReader, chain_of
 from sifu.store.release_files import ReleaseRow, released_node, releases, unnamed_releases, write_release
-from sifu.store.statistics_files import OwnStatistics, read_statistics
+from sifu.store.statistics_files import read_statistics
 from sifu.store.writer import RunWriter
 from sifu.theory.closed_form import Rows, total
 from sifu.theory.history import PathNode
@@ -33,8 +34,6 @@ from sifu.theory.release_noise import Release, epsilon_reached, rounded_up
 
 AT_ONCE = ("training", "release")
 """Phases after which a head is released regardless of `release.when`: the first training, and `sifu release`."""
-
-
 GRID_BITS = 8
 """Precision of released weights: multiples of a power of two, at most sigma / 2^`GRID_BITS`."""
 
@@ -55,14 +54,12 @@ def with_noise(head: Vector, noise_std: float, normals: NormalSource) -> Vector:
 
 
 def is_due(reader: RunReader, spec: Spec, tip: PathNode, phase: str) -> bool:
-    """Return whether the current head is to be released now, in a run with noise on releases."""
+    """Return whether a run with noise on releases must release its current head after this phase."""
     wanted = spec.release.when == "request" or phase in AT_ONCE
     return wanted and tip.kind == "round" and released_node(reader) != tip.node
 
 
-def publish(
-    writer: RunWriter, engine: Engine, spec: Spec, node: int, progress: ProgressCallback | None = None
-) -> Vector:
+def publish(writer: RunWriter, engine: Engine, spec: Spec, node: int, progress: ProgressCallback | None) -> Vector:
     """Release the head of `node` with noise from the operating system, and record each client's distance.
 
     Args:
@@ -73,7 +70,7 @@ def publish(
         progress: Callback invoked after each client whose distances were computed.
 
     Returns:
-        The released head, which is the only one that leaves the run folder.
+        The released head; the head without noise never leaves the run folder.
     """
     noise_std = spec.release.noise_std
     clients = writer.participation(first=node).between(node, node).clients.tolist()
@@ -105,13 +102,7 @@ def publish(
 
 @dataclass(frozen=True)
 class Accountant:
-    """Distances of the clients of the current head, from their kept statistics.
-
-    Attributes:
-        folder: Folder of the run.
-        release: The current head and the sum that it was solved from.
-        own: Statistics of each client.
-    """
+    """Computation of the distances between the current head and heads without a client or record."""
 
     folder: Path
     release: Release
@@ -119,11 +110,7 @@ class Accountant:
 
     @staticmethod
     def of(reader: RunReader, spec: Spec) -> Accountant:
-        """Return the accountant of the current head.
-
-        Raises:
-            RunDamagedError: If the sum of the statistics is missing.
-        """
+        """Return the accountant of the current head; raise an error if its statistics are missing."""
         fixed, rows = recorded_fixed_point(spec, reader.layout), list(reader.statistics().values())
         own, whole = OwnStatistics.among(rows, fixed, None, {}), next((row for row in rows if row.is_sum), None)
         if whole is None or spec.ridge.regularisation == "auto":
@@ -159,15 +146,15 @@ def guarantee_of_all(
 ) -> BeforeAfter | None:
     """Return the guarantee against an observer of all releases, for each of `clients` or each of their records.
 
-    A demand of the terms that is met is stated unchanged. Anything else is rounded up to two digits, because the exact
-    figure is a function of the client's data.
+    If the guarantee demanded by the terms is met, it is returned unchanged. Otherwise epsilon is rounded up to two
+    digits, because the exact figure is a function of the client's data.
 
     Args:
         reader: Reader of the run.
-        spec: The spec of the run.
+        spec: Spec of the run.
         clients: Client indices; each stands for all indices the client has had.
-        terms: The terms of the request: its records, and the (epsilon, delta) it demands.
-        before: Event before which releases count; by default all count.
+        terms: Terms of the request.
+        before: Sequence number of the event before which releases count; by default all count.
 
     Returns:
         The guarantee; None if there is no noise on releases, if a distance is unknown, or if the run was restored from
@@ -180,9 +167,8 @@ def guarantee_of_all(
     delta = spec.release.delta if demanded is None else demanded[1]
     rows = [row for row in releases(reader) if before is None or row.seq < before]
     of_each = [list(_distances(rows, chain_of(reader, client), bool(terms.records))) for client in clients]
-    reached = max(
-        (epsilon_reached(distances, rows[0].noise_std, delta) for distances in of_each if distances), default=0.0
-    )
+    epsilons = (epsilon_reached(distances, rows[0].noise_std, delta) for distances in of_each if distances)
+    reached = max(epsilons, default=0.0)
     if demanded is not None and reached <= demanded[0]:
         return BeforeAfter(*demanded)
     return None if math.isinf(reached) else BeforeAfter(rounded_up(reached), delta)
@@ -197,7 +183,7 @@ def _distances(rows: Iterable[ReleaseRow], numbers: Sequence[int], records: bool
 
 
 def waiting_note(reader: RunReader, spec: Spec, clients: Iterable[int]) -> str:
-    """Return a sentence on what further releases cost the remaining clients; "" without noise on releases."""
+    """Return a sentence on the privacy cost of further releases; "" without noise on releases."""
     rows = [] if spec.release.noise == 0.0 else releases(reader)
     known = [list(_distances(rows, chain_of(reader, client), records=False)) for client in clients]
     known = [distances for distances in known if distances and math.isfinite(sum(distances))]

@@ -19,15 +19,16 @@ from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.core.spec.sections import NETWORK_FEATURES
 from sifu.data.dataset import sample_digest
-from sifu.errors import InputError, NotCertifiableError, SifuWarning
+from sifu.errors import InputError, NotCertifiableError, SifuError, SifuWarning
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.run.coupled_replay import EngineWithout
-from sifu.run.devices import check_repeats
-from sifu.run.engine_check import check_continues, check_remainder
+from sifu.run.devices import check_repeats, engine_kind
+from sifu.run.engine_check import BuiltEngine, check_continues, check_remainder
 from sifu.run.given import ModelGiven
 from sifu.run.group_state import has_groups, own_statistics, use_backbones_of_head
+from sifu.run.held_out import held_out_figures, held_out_rows
 from sifu.run.kept_statistics import KeptStatistics
-from sifu.run.recorded_data import Arranged, arranged_clients, held_out_figures, held_out_rows
+from sifu.run.recorded_data import Arranged, arranged_clients
 from sifu.run.run_view import RunView
 from sifu.store.client_accuracy import read_held_out, write_held_out
 from sifu.store.reader import Remainder, RunReader, plain_name, remainder_after, remainder_to_join
@@ -40,13 +41,14 @@ Arrange = Callable[[Any], Any]
 Numbers = Sequence[int] | None
 """Indices of the clients in the run, if some are left out."""
 MakeEngine = Callable[[Spec, Arrange, Numbers], Engine | None]
-"""Builder of a run's engine; None if an engine was given and a different one is needed."""
-Digests = tuple[str, ...] | None
-"""Digests of the samples of each client; None if a given engine does not expose them."""
-Built = tuple[Engine, Digests, Mapping[int, str]]
-"""An engine, the digests of its clients' samples, and the reason for each client whose data are missing."""
-Check = Callable[..., dict[int, str]]
-"""Function that returns the clients of an engine whose data changed; takes `sample_digests` and `absent`."""
+"""Builder of a run's engine; it returns None if an engine was given and a different one is needed."""
+Check = Callable[[BuiltEngine], dict[int, str]]
+"""Function that returns the clients of an engine whose data changed, with the reason."""
+
+
+def _embedded_engine(spec: Spec, arrange: Arrange, numbers: Numbers) -> Engine:
+    """Return the embedded engine with data that are read as the spec describes."""
+    return engine_from_spec(spec, arrange(clients_from_spec(spec, tested=False)), None, numbers)[0]
 
 
 class RunEngines:
@@ -55,68 +57,72 @@ class RunEngines:
     def __init__(
         self, open_reader: Callable[[], RunReader], make_engine: MakeEngine | None, data_folder: str | Path | None
     ) -> None:
-        self._open_reader, self._make_engine, self._data_folder = open_reader, make_engine, data_folder
+        self._open_reader, self._data_folder = open_reader, data_folder
+        self._make_engine = make_engine or _embedded_engine
         self.model: ModelGiven | None = None
         self.clients: Callable[[], Sequence[Any]] | None = None
         self.frame: Any = None
-        """Arguments that the run was opened with: a model, clients, or a table of all rows."""
+        """Frame of all rows that the run was opened with, if any; `model` and `clients` are the other arguments."""
         self.given = False
         """True if the run was opened with clients or an engine; these must match the record."""
         self.newcomers: tuple[Any, ...] = ()
-        self.engine: Engine | None = None
+        self._built: BuiltEngine | None = None
         """Engine in use, until another is needed."""
-        self._sample_digests: Digests = None
-        self._unusable: Mapping[int, str] = {}
-        """Clients whose data are missing or changed, by index, and the reason."""
-        self._prepared: tuple[Remainder, Engine, Digests, Mapping[int, str]] | None = None
+        self._prepared: tuple[Remainder, BuiltEngine] | None = None
         """Engine with the client that will rejoin, built before its records are forgotten."""
 
     def expect(self, newcomers: tuple[Any, ...]) -> None:
         """Discard the engine, so that the next one also has these clients, after the recorded ones."""
-        self.engine, self.newcomers = None, newcomers
+        self._built, self.newcomers = None, newcomers
+
+    def use(self, built: BuiltEngine) -> Engine:
+        """Use an engine until another is needed."""
+        self._built, engine = built, built.engine
+        if isinstance(engine, LacksData):
+            engine.absent = frozenset(built.unusable)
+        return engine
 
     def current(self, *, newcomers: bool = False, leaving: Collection[str] = ()) -> Engine:
         """Return the run's engine (see `Run.engine`)."""
         with self._open_reader() as reader:
-            if self.engine is not None and len(self.engine.clients) < len(reader.clients()):
-                self.engine = None  # a client has joined through another process
-            if self.engine is None:
-                newcomers = newcomers or remainder_to_join(reader) is not None
+            built = self._built
+            # Another process may have let a client join.
+            if built is None or len(built.engine.clients) < len(reader.clients()):
+                self._built, newcomers = None, newcomers or remainder_to_join(reader) is not None
                 check = partial(check_continues, reader, newcomers=newcomers)
                 built = self._usable(reader, check, leaving, newcomers=self.newcomers)
-                use_backbones_of_head(built[0], reader)
-                check_repeats(built[0])
-                self._take(*built)  # never keep an engine that was refused
-            assert self.engine is not None
-            refuse_missing(RunView(reader), self._unusable, leaving)
-        return self.engine
+                use_backbones_of_head(built.engine, reader)
+                check_repeats(built.engine)
+                self.use(built)  # never keep an engine that was refused
+            refuse_missing(RunView(reader), built.unusable, leaving)
+        return built.engine
 
-    def _usable(self, reader: RunReader, check: Check, leaving: Collection[str], **others: Any) -> Built:
+    def _usable(self, reader: RunReader, check: Check, leaving: Collection[str], **others: Any) -> BuiltEngine:
         """Return an engine that passes the check, with stand-ins for leaving clients whose data changed."""
         view = RunView(reader)
-        engine, digests, absent = self._build(reader, **others)
-        refuse_missing(view, absent, leaving)
-        changed = check(engine, sample_digests=digests, absent=absent)
+        built = self._build(reader, **others)
+        refuse_missing(view, built.unusable, leaving)
+        changed = check(built)
         if not changed:
-            return engine, digests, absent
+            return built
         for client, reason in changed.items():
             if view.clients[client].name not in leaving:
                 raise InputError(reason)
-        engine, digests, absent = self._build(reader, changed=changed, **others)
-        for reason in check(engine, sample_digests=digests, absent=absent).values():
-            raise InputError(reason)  # a given engine brings its own data
-        return engine, digests, absent
+        built = self._build(reader, changed=changed, **others)
+        for reason in check(built).values():
+            raise InputError(reason)  # a given engine keeps its own data, so it gets no stand-ins
+        return built
 
     def for_requests(self, writer: RunWriter, leaving: Collection[str], *, needs_data: bool) -> Engine:
-        """Return the engine that executes requests: the kept statistics alone if they suffice, or the run's engine.
+        """Return the engine that executes requests: one of stored statistics if they suffice, or the run's engine.
 
-        Data that the run was opened with are compared with the record by a digest of each client, unless a network
-        computes the features and the kept statistics suffice. A file that no request needs is not read;
-        `measure_held_out` compares the file before using its held-out rows.
+        Data that the run was opened with are compared with the record, unless a network computes the features and the
+        stored statistics suffice. A file that no request needs is not read; `measure_held_out` compares it with the
+        record before using its held-out rows.
 
         Args:
             writer: Writer of the run.
-            leaving: Clients that leave, whose data may be missing.
+            leaving: Names of clients that leave, whose data may be missing.
             needs_data: True if the requests need clients' data.
         """
         view = RunView(writer)
@@ -133,11 +139,16 @@ class RunEngines:
             earlier: An earlier model to evaluate on the same rows, which is not recorded.
 
         Returns:
-            The figures of `earlier`; None if it was not given, or if the current model was measured already.
-
-        Raises:
-            InputError: If the rows cannot be read or used.
+            The figures of `earlier`; None if it was not given, if the current model was measured already, or if the
+            rows cannot be used.
         """
+        try:
+            return self._measure_held_out(writer, earlier)
+        except (SifuError, ValueError) as error:
+            warnings.warn(f"no accuracy is measured on held-out rows: {error}", SifuWarning, stacklevel=2)
+            return None
+
+    def _measure_held_out(self, writer: RunWriter, earlier: Vector | None) -> HeldOutFigures | None:
         spec, tip = Spec.from_mapping(writer.spec), writer.tip
         if read_held_out(writer.folder, tip) is not None or released_node(writer) != tip:
             return None
@@ -157,18 +168,15 @@ class RunEngines:
         engine = self.current()
         with self._open_reader() as reader:
             too_steep = _too_steep(reader, engine.facts.local_rate)
-        for client, reason in self._unusable.items():
+        for client, reason in self._built.unusable.items() if self._built else ():
             if client not in too_steep:
                 raise InputError(reason)
         return engine
 
-    def _take(self, engine: Engine, digests: Digests, unusable: Mapping[int, str]) -> None:
-        self.engine, self._sample_digests, self._unusable = engine, digests, unusable
-        if isinstance(engine, LacksData):
-            engine.absent = frozenset(unusable)
-
-    def _build(self, reader: RunReader, rate: float | None = None, gone: Collection[int] = (), **others: Any) -> Built:
-        """Return a new engine, the digests of the samples read for it, and the reason for each client without data.
+    def _build(
+        self, reader: RunReader, rate: float | None = None, gone: Collection[int] = (), **others: Any
+    ) -> BuiltEngine:
+        """Return a new engine.
 
         Args:
             reader: Reader of the run.
@@ -189,12 +197,8 @@ class RunEngines:
             return arranged.clients
 
         try:
-            if self._make_engine is not None:
-                given = self._make_engine(spec, arrange, None)
-                assert given is not None
-                engine = given
-            else:
-                engine = engine_from_spec(spec, arrange(clients_from_spec(spec, tested=False)))[0]
+            engine = self._make_engine(spec, arrange, None)
+            assert engine is not None
         except InputError as error:
             if was_read or any(others.values()) or not solved_from_files(spec):
                 raise
@@ -202,9 +206,9 @@ class RunEngines:
             warnings.warn(sentence, SifuWarning, stacklevel=2)
             clients = reader.clients()
             kept = KeptStatistics(clients, RunView(reader).facts, reader.layout, spec)
-            return kept, ("",) * len(clients), dict.fromkeys(range(len(clients)), str(error))
+            return BuiltEngine(kept, ("",) * len(clients), dict.fromkeys(range(len(clients)), str(error)))
         digests = tuple(sample_digest(client) for client in arranged.clients) or shown_digests(engine)
-        return engine, digests, dict(arranged.absent)
+        return BuiltEngine(engine, digests, arranged.absent)
 
     def without(self, clients: Collection[int]) -> EngineWithout | None:
         """Return an engine that never had the data of `clients` (see `Run.engine_without`)."""
@@ -218,15 +222,13 @@ class RunEngines:
                     raise InputError(arranged.absent[client])
                 return tuple(arranged.clients[client] for client in there.tolist())
 
-            if self._make_engine is not None:
-                engine = self._make_engine(spec, arrange, there.tolist())
-            else:
-                engine, _ = engine_from_spec(spec, arrange(clients_from_spec(spec, tested=False)), None, there.tolist())
-        return None if engine is None else EngineWithout(engine, there)
+            engine = self._make_engine(spec, arrange, there.tolist())
+        return None if engine is None else EngineWithout(engine, there, engine_kind(engine))
 
     def digest_of(self, client: int) -> str | None:
         """Return the digest of a client's samples as read for the engine; None if the engine exposes none."""
-        return None if self._sample_digests is None else self._sample_digests[client]
+        digests = None if self._built is None else self._built.sample_digests
+        return None if digests is None else digests[client]
 
     def prepare_records(self, reader: RunReader, terms: RequestTerms) -> None:
         """Build the engine without the records of `terms`, before anything is rolled back.
@@ -242,10 +244,10 @@ class RunEngines:
             return
         self._prepared = None
         check = partial(check_remainder, reader, remainder=remainder)
-        self._prepared = (remainder, *self._usable(reader, check, (), expected=remainder))
+        self._prepared = remainder, self._usable(reader, check, (), expected=remainder)
 
     def at_rate(self, reader: RunReader, rate: float, gone: Collection[int]) -> Engine:
-        """Return an engine for another local rate.
+        """Return an engine for another local rate; data of the clients `gone` may be missing.
 
         Args:
             reader: Reader of the run.
@@ -256,26 +258,24 @@ class RunEngines:
             NotCertifiableError: If the engine was given and keeps its own rate.
         """
 
-        def check(engine: Engine, **others: Any) -> dict[int, str]:
-            if engine.facts.local_rate != rate:
+        def check(built: BuiltEngine) -> dict[int, str]:
+            if (found := built.engine.facts.local_rate) != rate:
                 raise NotCertifiableError(
-                    f"the automatic rate of the remaining clients is {rate:.6g}, and the given engine has "
-                    f"{engine.facts.local_rate:.6g}: open the run with its clients' data instead"
+                    f"the automatic rate of the remaining clients is {rate:.6g}, and the given engine has {found:.6g}: "
+                    "open the run with its clients' data instead"
                 )
-            return check_continues(reader, engine, local_rate=rate, **others)
+            return check_continues(reader, built, local_rate=rate)
 
         leaving = {reader.clients()[client].name for client in gone}
-        built = self._usable(reader, check, leaving, rate=rate, gone=gone)
-        self._take(*built)
-        return built[0]
+        return self.use(self._usable(reader, check, leaving, rate=rate, gone=gone))
 
     def again(self) -> Engine:
         """Return the engine with the client that rejoins: the prepared one, or a new one from data read again."""
-        prepared, self._prepared, self.engine = self._prepared, None, None
+        prepared, self._prepared, self._built = self._prepared, None, None
         with self._open_reader() as reader:
             waiting = remainder_to_join(reader)
             if prepared is not None and waiting is not None and replace(waiting, request="") == prepared[0]:
-                self._take(*prepared[1:])
+                self.use(prepared[1])
         return self.current()
 
 
@@ -293,12 +293,12 @@ def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ())
     return {
         client: f"client {clients[client].name!r} left, and the local rate was recomputed without it"
         for client in left
-        if (steepest := clients[client].smoothness) is None or rate * steepest > 2.0  # None: a purge erased it
+        if (steepest := clients[client].smoothness) is None or rate * steepest > 2.0  # None if a purge erased it
     }
 
 
 def solved_from_files(spec: Spec) -> bool:
-    """Return whether the run's models are heads that follow from kept statistics, so that no data are needed."""
+    """Return whether the run's models are heads solved from stored statistics, so that no data are needed."""
     return spec.data.name != FLOWER and not spec.regime.needs_data
 
 
@@ -313,7 +313,7 @@ def forgets_from_files(view: RunView) -> bool:
         return False
     trains = reader.phase == "training" or spec.features.tune == "merge"
     rebuilds = has_groups(view) and spec.groups.rebuild == "now"
-    records = any(row.records and (row.waits or row.status == "running") for row in view.requests)
+    records = any(row.records and row.is_open for row in view.requests)
     if trains or rebuilds or records or spec.release.noise_std > 0.0 or remainder_to_join(reader) is not None:
         return False
     own, whole = own_statistics(view), next((row for row in reader.statistics().values() if row.is_sum), None)
@@ -339,7 +339,7 @@ def refuse_missing(view: RunView, unusable: Mapping[int, str], leaving: Collecti
             raise InputError(reason)
 
 
-def shown_digests(engine: Engine) -> Digests:
+def shown_digests(engine: Engine) -> tuple[str, ...] | None:
     """Return the digests of its clients' samples that an engine exposes; None if it exposes none."""
     digests = engine.sample_digests if isinstance(engine, ShowsSamples) else None
     if digests is not None and len(digests) != len(engine.clients):

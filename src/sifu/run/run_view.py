@@ -1,4 +1,4 @@
-"""Read-only view of a run, in the form that the rollback rule needs."""
+"""Read-only view of a run at one instant: its history, its clients, and the Psi of each client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sifu.errors import InputError, RoundRejectedError
 from sifu.run.clients_view import ClientsView
 from sifu.run.regularities import Regularities
 from sifu.store.erased_figures import last_erased
-from sifu.store.history_tables import NodeRow, ParticipationRows
+from sifu.store.history_tables import ParticipationRows
 from sifu.store.projection import EvaluationRow, ModelRow, RequestRow
 from sifu.store.reader import RunReader, check_rows, readable
 from sifu.store.statistics_files import UpdatesRow
@@ -34,6 +34,9 @@ from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.regularity import (
     RoundRegularity,
     automatic_rate,
+    certified_rates,
+    is_copied_rate,
+    largest_rate_within,
 )
 from sifu.theory.rollback import Exposure, Subject
 from sifu.theory.rounding import slack
@@ -72,8 +75,8 @@ class RunView(ClientsView):
     Args:
         reader: Reader of the run.
         tip: Node whose history is viewed; by default the current one.
-        before: Event before which the clients must have joined; by default all clients count.
-        certified: Event before which restorations and checkpoints count; by default all count.
+        before: Sequence number of the event before which clients must have joined; by default all clients count.
+        certified: Sequence number of the event before which restorations and checkpoints count; by default all count.
     """
 
     def __init__(
@@ -88,10 +91,10 @@ class RunView(ClientsView):
             later = [seq for seq in joined if before is not None and seq >= before]
             self.clients = everyone[: len(everyone) - len(later)]
             self.founders = len(everyone) - len(joined)
-            self.rows: list[NodeRow] = reader.path(tip)
+            self.nodes = reader.path(tip)
             self.requests: list[RequestRow] = reader.requests()
             self._first_rate = self.facts.local_rate
-            rate = reader.local_rate_at(self.rows[-1].node.node)
+            rate = reader.local_rate_at(self.nodes[-1].node)
         if rate is not None:
             self.spec = replace(self.spec, local=replace(self.spec.local, rate=rate))
             self.facts = replace(self.facts, local_rate=rate)
@@ -105,12 +108,7 @@ class RunView(ClientsView):
             for index, client in enumerate(self.clients)
             if client.smoothness is not None and not self.facts.local_rate * client.smoothness <= 2.0
         ]
-        if not steep:
-            return True
-        order_of = {request.request: request.request_order or 0 for request in self.requests}
-        begun, subjects = self.rows[0].node.order, self.reader.subjects()
-        gone = {client for row in subjects if 0 < order_of[row.request] <= begun for client in row.clients}
-        return gone.issuperset(steep)
+        return not steep or self.forgotten_until(self.nodes[0].order).issuperset(steep)
 
     @cached_property
     def regularities(self) -> Regularities:
@@ -131,7 +129,7 @@ class RunView(ClientsView):
         return regularities
 
     @cached_property
-    def _finds_rate(self) -> bool:
+    def _recomputes_rate(self) -> bool:
         """True if training from a fresh model recomputes its local rate from the remaining clients.
 
         Only the embedded engine can be rebuilt at another rate, and models of groups were trained at the first rate.
@@ -142,7 +140,11 @@ class RunView(ClientsView):
         rates = self.regularities.certified_rates
         if rates is None or self.facts.local_rate == 0.0:  # a purge erased the rate
             return rates is not None
-        automatic = automatic_rate(rates[self._set_the_rate], self.spec.model.kind) or 1.0
+        return self._is_automatic(rates[self._set_the_rate])
+
+    def _is_automatic(self, rates: Floats | None) -> bool:
+        """Return whether the local rate is the one that `auto` chooses for these certified rates."""
+        automatic = automatic_rate(rates, self.spec.model.kind) or 1.0
         return math.isclose(automatic, self.facts.local_rate, rel_tol=1e-9)
 
     def rate_without(self, gone: Collection[int]) -> float:
@@ -154,43 +156,48 @@ class RunView(ClientsView):
     @cached_property
     def _set_the_rate(self) -> ClientIndices:
         """Clients whose data determined the automatic local rate of this path."""
-        begins = max((node for node in self.reader.local_rates if node <= self.rows[-1].node.node), default=0)
+        begins = max((node for node in self.reader.local_rates if node <= self.nodes[-1].node), default=0)
         if begins == 0:
             return np.arange(self.founders)
-        order_of = {request.request: request.request_order or 0 for request in self.requests}
         request = next(request for request in self.requests if request.noise_node == begins)
         rolled_back = self.reader.steps()["rolled back", request.request]
         joined = len(self.reader.clients()) - sum(seq > rolled_back for seq in self.reader.joined())
-        gone = {
-            client
-            for subject in self.reader.subjects()
-            if 0 < order_of[subject.request] <= order_of[request.request]
-            for client in subject.clients
-        }
-        return np.setdiff1d(np.arange(joined), sorted(gone))
+        return np.setdiff1d(np.arange(joined), sorted(self.forgotten_until(request.request_order or 0)))
 
     def rate_source(self, gone: Collection[int]) -> RateSource:
         """Return whether the local rate was given and, if not, whether it would be the same without `gone`."""
-        given, kind = self.reader.asked["local"]["rate"] != "auto", self.spec.model.kind
-        source = self.regularities.rate_source(self.clients, self._set_the_rate, self.facts, kind, given, gone)
-        if source != "others" or not last_erased(self.reader)[1].intersection(gone):
-            return source
+        given, kind, setting_it = self.reader.asked["local"]["rate"] != "auto", self.spec.model.kind, self._set_the_rate
+        # Use the known rates: computing them for a hundred thousand clients takes longer than the rest of a plan.
+        known = self.regularities.certified_rates
+        if known is None:
+            rates = certified_rates([self.clients[client] for client in setting_it], self.facts.momentum)
+        else:
+            rates = known[setting_it]
+        largest = largest_rate_within(rates)
+        # A rate copied by hand from a plan's output reveals as much as an automatic one.
+        if given and (largest is None or not is_copied_rate(self.facts.local_rate, largest, kind)):
+            return "given"
+        stays = ~np.isin(setting_it, list(gone))
+        if rates is not None and largest_rate_within(rates[stays]) != largest:
+            return "forgotten"
+        if given:
+            return "given"
+        if last_erased(self.reader)[1].isdisjoint(gone):
+            return "others"
         # Erased regularities cannot be compared. If the others alone still give the rate, they set it.
-        rates = self.regularities.certified_rates
-        automatic = automatic_rate(None if rates is None else rates[self._set_the_rate], kind) or 1.0
-        return "others" if math.isclose(automatic, self.facts.local_rate, rel_tol=1e-9) else "forgotten"
+        return "others" if self._is_automatic(None if known is None else rates) else "forgotten"
 
-    def finds_rate_anew(self, terms: RequestTerms) -> bool:
+    def recomputes_rate(self, terms: RequestTerms) -> bool:
         """Return whether a request that starts from a fresh model recomputes the rate.
 
-        A request for records does not, because the smoothness of the client's remaining data is unknown until the
-        client has rejoined.
+        A request for records keeps the rate, because the smoothness of the client's remaining data is unknown until
+        the client has rejoined.
         """
-        return not terms.records and self._finds_rate
+        return not terms.records and self._recomputes_rate
 
     @property
     def draws_rows_by_number(self) -> bool:
-        """True if held-out rows were drawn by row number, so that removing a record changes which other rows train."""
+        """True if held-out rows were drawn by row number, so that removing a record changes the other held-out rows."""
         data = self.spec.data
         if data.held_out_by != "number" or data.id:
             return False
@@ -206,22 +213,22 @@ class RunView(ClientsView):
 
     @cached_property
     def regime(self) -> Regime:
-        """The kind of training of the run."""
+        """Kind of training of the run."""
         return self.spec.regime
 
     @cached_property
     def parameters(self) -> int:
-        """d, the number of parameters."""
+        """Number d of model parameters."""
         return self.reader.layout.size
 
     @cached_property
     def training_rounds(self) -> int | None:
-        """Rounds of the first training to its target; None if it never reached the target."""
+        """Number of rounds in which the first training reached its target; None if it never did."""
         target = self.spec.stop.target
         evaluated = {
             row.node for row in self.reader.evaluations() if row.subset == ACTIVE and row.accuracy >= target > 0
         }
-        nodes = (row.node for row in self.reader.node_rows())
+        nodes = self.reader.nodes()
         return max(
             (node.position for node in nodes if node.branch == 0 and node.kind == "round" and node.node in evaluated),
             default=None,
@@ -229,16 +236,16 @@ class RunView(ClientsView):
 
     @cached_property
     def path(self) -> ActivePath:
-        """Active history."""
-        on_path = {row.node.node for row in self.rows}
-        grams = {}
+        """History of the viewed model, from its initial model on."""
+        on_path = {node.node for node in self.nodes}
         kept_grams = [(node, matrix) for node, matrix in self.reader.grams() if node in on_path]
         everyone = self.reader.everyone() if kept_grams else ParticipationRows.empty()
+        grams = {}
         for node, matrix in kept_grams:
             who = everyone.between(node, node).clients
             grams[node] = (who, np.frombuffer(matrix, dtype="<f8").reshape(who.size, who.size))
         return ActivePath(
-            [row.node for row in self.rows],
+            self.nodes,
             self.facts.server_rate,
             self.spec.privacy.accounting,
             self.population_samples,
@@ -257,7 +264,7 @@ class RunView(ClientsView):
     def were_refused(self, clients: Sequence[str], depth: int) -> bool:
         """Return whether a reply of one of `clients`, under any name, was refused on the path to the model at `depth`.
 
-        Such a client did not influence the model, but it may have kept a round from counting.
+        Such a client contributed nothing in these rounds, but its reply may have decided whether a round took place.
         """
         names = {self.clients[client].name for client in self.leaving(clients)}
         refused = {(row.branch, row.round) for row in self.reader.rejections() if row.left_out and row.client in names}
@@ -269,7 +276,7 @@ class RunView(ClientsView):
 
     @cached_property
     def record_history(self) -> RecordHistory:
-        """Number of restorations and checkpoints so far, or before the event of this view."""
+        """Number of restorations and checkpoints so far, or before the event `certified`."""
         last = 2**62 if self._certified is None else self._certified
         rows = self.reader.query("SELECT payload FROM events WHERE kind = 'restored' AND seq < ?", (last,))
         complete = [bool(json.loads(payload)["complete"]) for (payload,) in rows]
@@ -324,12 +331,11 @@ class RunView(ClientsView):
 
         Args:
             before_order: Order before which requests count; by default all count.
-            protection: Means by which their methods hide; only noise on releases has a budget.
+            protection: Means by which the methods of these requests hide clients.
         """
         key = f"subjects of {protection} before {before_order}"
-        subjects: tuple[Subject, ...] = self.reader.remembered(
-            key, lambda: self._find_earlier(before_order, protection)
-        )
+        find = partial(self._find_earlier, before_order, protection)
+        subjects: tuple[Subject, ...] = self.reader.remembered(key, find)
         return subjects
 
     def _find_earlier(self, before_order: int | None, protection: Protection) -> tuple[Subject, ...]:
@@ -337,9 +343,8 @@ class RunView(ClientsView):
         nodes = self.reader.nodes_by_number()
         used: dict[int, float] = {}
         for charge in self.reader.charges():
-            if before_order is None or (
-                charge.noise_node in nodes and nodes[charge.noise_node].node.order < before_order
-            ):
+            noised = nodes.get(charge.noise_node)
+            if before_order is None or (noised is not None and noised.order < before_order):
                 used[charge.subject] = used.get(charge.subject, 0.0) + charge.charge
         result = []
         for row in self.reader.subjects():
@@ -402,15 +407,7 @@ class RunView(ClientsView):
     def summarise_round(
         self, participants: ClientIndices, samples: Integers, drifts: Floats, mean_shift: float, rounding: float
     ) -> tuple[RoundRegularity, RoundScalars]:
-        """Return the terms that a round adds to Psi (`theory.tracking`), with the regularity of this run's clients.
-
-        Args:
-            participants: Clients that took part.
-            samples: Their numbers of samples.
-            drifts: Distances of their models from the mean.
-            mean_shift: Distance between the mean and the model before the round.
-            rounding: Bound on the rounding of the round.
-        """
+        """Return the terms that a round adds to Psi (see `theory.tracking.summarise_round`)."""
         return summarise_round(
             participants,
             samples,
@@ -428,6 +425,6 @@ def measures_training_rows(view: RunView) -> bool:
     """Return whether requests measure the accuracy on training rows.
 
     Evaluating a closed-form head takes longer than solving it, so only `sifu evaluate` measures it on training rows.
-    Clients on other machines measure it themselves.
+    Clients on other machines measure their accuracy themselves.
     """
     return not view.regime.solves or view.spec.data.name in (FLOWER, LOOP)

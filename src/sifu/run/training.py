@@ -1,9 +1,8 @@
 """Recorded training in rounds until a stop rule holds.
 
-Every round's scalars are recorded; the model before a round is kept if a client crosses a level of Psi in it. Rounds
-are committed in groups. Every random choice of a round is keyed by its position, so rounds lost in a crash are repeated
-bit for bit, and the ledger ends up the same. Psi of every client at the tip of a run follows from replaying its
-recorded rounds.
+Every round's scalars are recorded. The model before a round is kept if a client's Psi crosses a level in that round.
+Several rounds are committed at once. Every random choice of a round is keyed by its position, so rounds lost in a crash
+are repeated bit for bit.
 """
 
 from __future__ import annotations
@@ -30,83 +29,26 @@ from sifu.core.round_stream import (
 )
 from sifu.core.spec import Spec, StopSpec
 from sifu.errors import RunDamagedError
+from sifu.run.psi_of_everyone import remember_psi, track_everyone
 from sifu.run.rehearsal import rehearse
 from sifu.run.run_view import ACTIVE, RunView, evaluation_row
 from sifu.store.client_accuracy import write_standing
 from sifu.store.files import uninterrupted
-from sifu.store.history_tables import NodeRow, ParticipationRows
+from sifu.store.history_tables import ParticipationRows
 from sifu.store.projection import EvaluationRow, NewEvent, NewModel, NewRows
-from sifu.store.reader import RunReader, chain_of, joined_remainders
 from sifu.store.release_files import released_model
 from sifu.store.statistics_files import NewUpdates
 from sifu.store.writer import RunWriter
 from sifu.theory.arrays import Floats
 from sifu.theory.calibration import hidden_sensitivity
-from sifu.theory.history import TAKEN_PART, PathNode
+from sifu.theory.history import PathNode
 from sifu.theory.participation import ClientIndices
 from sifu.theory.regularity import RoundRegularity
-from sifu.theory.rollback import Subject, crosses_a_level, level_ladder, thin
+from sifu.theory.rollback import crosses_a_level, level_ladder, thin
 from sifu.theory.rounding import norm
-from sifu.theory.tracking import SensitivityTracker
 
-MOST_TRACKERS = 3
-"""Number of nodes at which everyone's Psi is kept in memory: the tip, and two that requests may continue from."""
-
-
-def track_everyone(view: RunView) -> SensitivityTracker:
-    """Return Psi of every client at the tip of `view`, from the last node on its path at which it was cached."""
-    reader, rows, count = view.reader, view.rows, len(view.clients)
-    remembered = {node: tracker for node, tracker in reader.trackers.items() if tracker.client_count == count}
-    start = next((d for d in range(len(rows) - 1, -1, -1) if rows[d].node.node in remembered), None)
-    tracker = SensitivityTracker(count) if start is None else remembered[rows[start].node.node].copy()
-    beyond = rows[0 if start is None else start + 1 :]
-    taken_part, numbers = ParticipationRows.empty(), [row.node.node for row in beyond]
-    if any(row.node.kind in TAKEN_PART for row in beyond):
-        taken_part = reader.everyone() if start is None else reader.participation(first=min(numbers))
-    starts = np.searchsorted(taken_part.nodes, numbers)
-    ends = np.searchsorted(taken_part.nodes, numbers, side="right")
-    for row, first, last in zip(beyond, starts, ends, strict=True):
-        _track(view, tracker, row.node, taken_part, slice(first, last))
-    remember_psi(reader, rows[-1].node.node, tracker)
-    return tracker.copy()
-
-
-def with_earlier_names(view: RunView, psi: Floats, depth: int) -> Floats:
-    """Return every client's Psi at `depth`; a client that rejoined gets the joint Psi of all its indices."""
-    for remainder in joined_remainders(view.reader):
-        subject = Subject(0, chain_of(view.reader, remainder.client), 1.0, "all", view.next_order)
-        if remainder.client < psi.size:  # a view of an earlier time has fewer clients
-            psi[remainder.client] = view.curve(subject).one(depth)
-    return psi
-
-
-def is_followed(view: RunView, depth: int) -> bool:
-    """Return whether everyone's Psi at this depth is cached, ignoring noise nodes, which do not change it."""
-    nodes, trackers = view.path.nodes, view.reader.trackers
-    while depth > 0 and nodes[depth].kind == "noise" and nodes[depth].node not in trackers:
-        depth -= 1
-    return nodes[depth].node in trackers
-
-
-def remember_psi(reader: RunReader, node: int, tracker: SensitivityTracker) -> None:
-    """Cache the Psi of all clients at a node, for callers that continue from this node."""
-    trackers = reader.trackers
-    trackers.pop(node, None)
-    trackers[node] = tracker
-    while len(trackers) > MOST_TRACKERS:
-        del trackers[next(iter(trackers))]
-
-
-def _track(view: RunView, tracker: SensitivityTracker, node: PathNode, rows: ParticipationRows, taken: slice) -> None:
-    if node.kind == "heuristic":
-        tracker.lose_track()
-    if node.kind == "noise":
-        tracker.add_rounding(node.rounding)
-    if node.kind not in TAKEN_PART:
-        return
-    measured = rows.clients[taken], rows.samples[taken], rows.drifts[taken], node.mean_shift, node.rounding
-    _, scalars = view.summarise_round(*measured)
-    tracker.update(scalars)
+LARGEST_PSI = 1e300
+"""Stand-in for an infinite Psi, which JSON cannot represent."""
 
 
 @dataclass(frozen=True)
@@ -126,13 +68,13 @@ ProgressCallback = Callable[[Progress], None]
 
 
 def expected_rounds(seen: Sequence[tuple[int, float]], rounds: int, target: float, most: int) -> int:
-    """Extrapolate the rounds to the target from the fall of the error over the last half of `seen`.
+    """Extrapolate the total number of rounds to the target from the decrease of the error in the later half of `seen`.
 
     >>> expected_rounds([(1, 0.5), (2, 0.6), (3, 0.7), (4, 0.8), (5, 0.85)], 5, 0.95, 100)
     10
 
     Args:
-        seen: (round, accuracy) so far.
+        seen: Pairs (round, accuracy) so far.
         rounds: Rounds so far.
         target: Target accuracy.
         most: Upper bound, returned if there is no target or too little data.
@@ -167,7 +109,7 @@ def levels_to_keep(spec: Spec) -> Floats:
 class _Pending:
     """Rounds that have run and are not committed yet."""
 
-    nodes: list[NodeRow] = field(default_factory=list)
+    nodes: list[PathNode] = field(default_factory=list)
     participation: list[ParticipationRows] = field(default_factory=list)
     grams: list[tuple[int, bytes]] = field(default_factory=list)
     updates: list[NewUpdates] = field(default_factory=list)
@@ -188,20 +130,20 @@ class RecordedTraining:
         self.engine, self.writer, self.view = engine, writer, view
         self.active: ClientIndices = view.active
         self._stop = stop_without(stop or view.spec.stop, self._lost_rounds())
-        current = writer.load_model(view.rows[-1].node.node)
+        current = writer.load_model(view.nodes[-1].node)
         self._fetch_model: Callable[[], Vector] = lambda: current
-        self._tip = view.rows[-1].node
+        self._tip = view.nodes[-1]
         self._depth = view.path.tip
         self._next = 1 + max(writer.nodes_by_number())
-        self._root = writer.load_model(view.rows[0].node.node).astype(np.float64)
+        self._root = writer.load_model(view.nodes[0].node).astype(np.float64)
         self._tracker = track_everyone(view)
         self._levels = levels_to_keep(view.spec)
         self._kept = {depth: row.node for depth, row in view.kept.items() if row.kept}
-        # Protect the initial model and the last noise edge, after which no forgotten client is charged. Merged models
-        # are protected as well: verification recomputes them from the groups' models.
+        # Protect the initial model, and the last noised model: a request that starts from it charges no client that is
+        # already forgotten. Protect merged models, which verification recomputes from the groups' models.
         self._protected = {0} | {depth for depth, _ in view.path.noise_depths[-1:]}
         self._protected |= {depth for depth, node in enumerate(view.path.nodes) if node.kind == "merge"}
-        here = {row.node.node for row in view.rows if row.node.branch == self._tip.branch}
+        here = {node.node for node in view.nodes if node.branch == self._tip.branch}
         evaluated = [row for row in writer.evaluations() if row.node in here and row.subset == ACTIVE]
         self._latest_accuracy = evaluated[-1].accuracy if evaluated else None
         """Latest accuracy on this branch, which determines the next evaluation."""
@@ -258,9 +200,9 @@ class RecordedTraining:
         return True
 
     def _lost_rounds(self) -> int:
-        """Return the rounds on the path to the tip that no client answered, if the engine knows such rounds."""
+        """Return the number of rounds on the path to the tip that the engine counts as lost (see `is_lost`)."""
         none = np.zeros(0, dtype=np.int64)
-        rounds = [row.node for row in self.view.rows if row.node.kind == "round"]
+        rounds = [node for node in self.view.nodes if node.kind == "round"]
         empty = [Position(node.branch, node.position - 1) for node in rounds if node.regularity.total_samples == 0]
         return sum(is_lost(self.engine, position, self.active, none) for position in empty)
 
@@ -270,7 +212,7 @@ class RecordedTraining:
         return self._fetch_model()
 
     def _ingest(self, done: StreamedRound) -> None:
-        """Track the round, keep the model it started from if a client crosses a level, and move the tip."""
+        """Update Psi, keep the model before the round if a client's Psi crosses a level, and move the tip."""
         who = done.participants
         measured = who, done.samples, done.drifts, done.mean_shift, done.rounding
         regularity, scalars = self.view.summarise_round(*measured)
@@ -279,9 +221,10 @@ class RecordedTraining:
         psi_before, rounding_before = self._tracker.total(watched), self._tracker.rounding
         self._tracker.update(scalars)
         if crosses_a_level(self._levels, psi_before, self._tracker.total(watched)):
-            others = np.setdiff1d(self.active, watched, assume_unique=True)
-            unmoved = self._tracker.total(others, rounding_before)
-            self._keep(max(_largest(psi_before), _largest(unmoved)))
+            is_other = np.ones(self._tracker.client_count, dtype=bool)
+            is_other[watched] = False
+            unmoved = self._tracker.total(self.active[is_other[self.active]], rounding_before)
+            self._keep(max(largest_psi(psi_before), largest_psi(unmoved)))
         self._add(done, regularity)
         if done.lost:
             self._stop = stop_without(self._stop, 1)
@@ -307,10 +250,10 @@ class RecordedTraining:
         node, tip = self._next, self._tip
         self._next += 1
         measured = regularity, done.mean_shift, done.rounding
-        self._tip = PathNode(node, tip.node, "round", tip.branch, tip.position + 1, *measured)
+        self._tip = PathNode(node, tip.node, "round", tip.branch, tip.position + 1, *measured, distance=done.distance)
         self._depth += 1
         self._fetch_model = done.fetch_model
-        self._pending.nodes.append(NodeRow(self._tip, done.distance))
+        self._pending.nodes.append(self._tip)
         count = done.participants.size
         self._pending.participation.append(
             ParticipationRows(np.full(count, node), done.participants, done.samples, done.drifts)
@@ -366,18 +309,17 @@ class RecordedTraining:
         if not pending.nodes and not pending.evaluations:
             return
         tip, on_disk = self._tip.node, self.writer.models()
-        if pending.nodes and (pending.nodes[-1].node.node != tip or len(pending.nodes) != len(pending.participation)):
+        if pending.nodes and (pending.nodes[-1].node != tip or len(pending.nodes) != len(pending.participation)):
             raise RunDamagedError("a round was recorded only in part and was not committed; run the command again")
         models = dict(pending.models)
         if pending.nodes and tip not in models:
-            models[tip] = NewModel(tip, self.model, kept=False, psi_max=_largest(self._tracker.total(self.active)))
+            models[tip] = NewModel(tip, self.model, kept=False, psi_max=largest_psi(self._tracker.total(self.active)))
         superseded = {node for node, row in on_disk.items() if not row.kept and node != tip and node not in models}
         payload: dict[str, Any] = {"run": {"tip": str(tip)}} if pending.nodes else {}
         if pending.rejections:
             payload["rejections"] = pending.rejections
         if pending.solve is not None:
-            # The relative penalty may be chosen from the data, so it is sealed; the penalty follows from it and the
-            # sum.
+            # The relative penalty may be chosen from the data, so it is sealed.
             payload["relative_penalty"] = pending.solve.pop("relative_penalty")
             payload["solve"] = pending.solve
         rounds = NewEvent(
@@ -395,6 +337,6 @@ class RecordedTraining:
         self._committed = time.monotonic()
 
 
-def _largest(psi: Floats) -> float:
-    """Return the largest Psi, capped because JSON has no infinity; no noise hides a Psi near the cap."""
-    return min(float(psi.max(initial=0.0)), 1e300)
+def largest_psi(psi: Floats) -> float:
+    """Return the largest Psi, capped at `LARGEST_PSI`; no noise hides a Psi near the cap."""
+    return min(float(psi.max(initial=0.0)), LARGEST_PSI)

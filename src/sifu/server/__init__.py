@@ -1,1 +1,1 @@
-"""A long-running federation: the worker between rounds, and the server on Flower."""
+"""Servers of long-running federations: on Flower, or as a loop for other frameworks."""

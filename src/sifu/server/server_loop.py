@@ -24,7 +24,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from sifu.api.run import Run
-from sifu.api.start_run import check_same_spec, create_run, load_spec, open_run
+from sifu.api.spec_file import load_spec
+from sifu.api.start_run import check_same_spec, create_run, open_run
 from sifu.choices import Level
 from sifu.core.engine import Engine, LeavesOut, NotesIncidents
 from sifu.core.operator_words import LOOP, unmasked_setting
@@ -69,7 +70,8 @@ def serve(
     """Train until the stop rule holds, and execute requests as they arrive.
 
     The clients of a request are no longer sampled once it has arrived and, if the spec requires it, is approved. The
-    request is executed when the rounds of the previous request are done. After an interruption, a new call resumes.
+    request is executed when the rounds of the previous request are done. After an interruption, a new call continues
+    the run.
 
     Args:
         run: Run to serve.
@@ -167,17 +169,17 @@ class ServerLoop:
     `clients` maps names to numbers of samples; `initial` makes a fresh model: a torch module, or named numpy arrays.
     The spec sets `regularity.kind = "assumed"` and the clients' rate as `local.rate`, because nothing is known of their
     training. With `evaluates`, clients also evaluate models. `linger` is the number of seconds to wait for requests
-    when all work is done. An unusable reply is ignored and recorded, unless the spec sets another `server.rejected`. A
-    client that is new to the run joins at the next round (see also `join`).
+    when all work is done. If the spec is a mapping without `server.rejected`, an unusable reply is ignored and
+    recorded. A client that is new to the run joins at the next round (see also `join`).
 
-    A closed-form head (`model.kind = "ridge"`), also on networks that groups tune, needs the shape of a sample as
+    A closed-form head (`model.kind = "ridge"`), even on networks that groups tune, needs the shape of a sample as
     `sample_shape` instead of `initial`, `model.outputs` in the spec, and a `sifu.LoopClient` on each client. With
     `masked_statistics` the server learns only the sum of the clients' statistics; with `masked_updates` it learns only
     the mean of a group's updates while groups tune networks.
 
     Certificates list the identity of the clients as an assumption, unless your program states that it has
     `authenticated` all of them, for example by mutual TLS. The statement is recorded and trusted. If `server.wait` lets
-    your program close a round before the slowest clients have answered, certificates list this as an assumption, too.
+    your program close a round before the slowest clients have answered, certificates also list this as an assumption.
     """
 
     def __init__(
@@ -348,7 +350,7 @@ def _recorded(folder: Path) -> tuple[list[str], int, Spec]:
 
 
 def _given_spec(spec: Spec | Mapping[str, Any] | str | Path, clients: int, recorded: Spec | None) -> Spec:
-    """Return the given spec; if a mapping does not set `server.rejected`, ignore single unusable replies."""
+    """Return the given spec; a mapping without `server.rejected` gets the recorded value, or "reply" in a new run."""
     if isinstance(spec, str | Path):
         spec = load_spec(spec)
     elif not isinstance(spec, Spec):
@@ -371,7 +373,7 @@ def _training(
     identity: str,
     preprocessing: str,
 ) -> tuple[Blueprint, Spec]:
-    """Describe the training of clients, and resolve the open settings of its spec."""
+    """Return the blueprint of the clients' training, and the spec with automatic values resolved."""
     if not spec.regime.solves:
         if initial is None or sample_shape:
             raise InputError(

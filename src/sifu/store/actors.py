@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import getpass
 import os
-import unicodedata
 
+from sifu.core.identity import as_seen
 from sifu.errors import InputError
 
 ACTOR = "SIFU_ACTOR"
@@ -13,7 +13,7 @@ LONGEST_ACTOR = 120
 
 
 def actor_name(given: str | None = None) -> str:
-    """Return the given name, or else the name in the environment, or else the login name of this process.
+    """Return the name of the acting person: `given`, else the environment's `SIFU_ACTOR`, else the login name.
 
     Raises:
         InputError: If the name is too long, blank, or not printable.
@@ -30,13 +30,12 @@ def actor_name(given: str | None = None) -> str:
 
 
 def same_person(actor: str) -> str:
-    """Return a normal form of a name, equal for spellings that differ in case, spaces or Unicode compatibility forms.
+    """Return a normal form of a name; spellings that differ only in case, spaces or Unicode forms give the same one.
 
     >>> same_person(" Ann  LEE") == same_person("\uff21nn Lee"), same_person("Rene\u0301") == same_person("Ren\u00e9")
     (True, True)
     """
-    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", actor).casefold())
-    return " ".join(folded.split())
+    return as_seen(as_seen(actor).casefold())
 
 
 def same_address(first: str, second: str) -> bool:

@@ -1,4 +1,4 @@
-"""Backups: a run in one uncompressed zip file, with a list of its files and their digests.
+"""Backups: uncompressed zip files, each with all files of a run and a list of their digests.
 
 A backup may come from a stranger, so restoring it executes nothing. Restoring accepts only regular files with the file
 names of a run, and no more bytes than the list states. Every digest is checked. The run folder appears only when it is
@@ -27,6 +27,7 @@ from sifu.store.files import (
     CERTIFICATES,
     FOLDERS,
     RELEASES,
+    STORED,
     TIMESTAMPS,
     create_private,
     private_folder,
@@ -42,13 +43,13 @@ from sifu.store.unfinished import remove_copies_in, unfinished_backup, unfinishe
 FORMAT = "sifu-backup-1"
 MANIFEST = "manifest.json"
 NAME = re.compile(
-    rf"{re.escape(DATABASE)}|{re.escape(KEY_FILE)}|{HEAD_FILE}|{re.escape(STANDING_FILE)}|{re.escape(SALTS_FILE)}"
-    rf"|models/\d{{1,12}}\.safetensors|updates/\d{{1,12}}\.\d{{1,12}}\.\d{{1,12}}\.safetensors"
-    rf"|statistics/\d{{1,12}}\.(?:sum|\d{{1,12}}(?:\.(?:public|\d{{1,6}}(?:-\d{{1,6}})?))?)\.statistics"
-    rf"|statistics/\d{{1,12}}\.\d{{1,12}}(?:\.(?:public|\d{{1,6}}))?\.rows\.statistics"
-    rf"|{CERTIFICATES}/[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}\.json|{TIMESTAMPS}/[A-Za-z0-9][A-Za-z0-9._-]{{0,90}}\.tsr"
-    rf"|{RELEASES}/\d{{1,12}}\.safetensors"
+    "|".join(re.escape(name) for name in (DATABASE, KEY_FILE, HEAD_FILE, STANDING_FILE, SALTS_FILE))
+    + "".join(f"|{kind}/{pattern.pattern}" for kind, pattern in STORED.items())
+    + rf"|{CERTIFICATES}/[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}\.json|{TIMESTAMPS}/[A-Za-z0-9][A-Za-z0-9._-]{{0,90}}\.tsr"
+    + rf"|{RELEASES}/\d{{1,12}}\.safetensors"
 )
+"""Pattern of the names of all files in a backup, relative to the run folder."""
+LONGEST_NAME = 120
 MOST_FILES = 1_000_000
 LARGEST_MANIFEST = 256 << 20
 PIECE = 1 << 20
@@ -74,7 +75,9 @@ def write_backup(reader: RunReader, target: Path) -> None:
             with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
                 for name, path in listed.items():
                     archive.write(path, name)
-                    content["files"][name] = {"bytes": path.stat().st_size, "digest": _digest(path)}
+                    with path.open("rb") as stream:
+                        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+                    content["files"][name] = {"bytes": path.stat().st_size, "digest": digest}
                 archive.writestr(MANIFEST, canonical_json(content))
             with temporary.open("rb") as stream:
                 os.fsync(stream.fileno())
@@ -86,17 +89,16 @@ def write_backup(reader: RunReader, target: Path) -> None:
 
 @contextmanager
 def read_backup(file: Path, folder: Path) -> Iterator[Path]:
-    """Unpack a backup next to `folder`, and rename it to `folder` if the block succeeds; otherwise delete it.
+    """Unpack a backup beside `folder`, and rename the unpacked run to `folder` if the block succeeds.
 
-    Args:
-        file: The backup.
-        folder: New or empty folder for the run.
+    If the block fails, the unpacked run is deleted.
 
     Yields:
         The folder with the unpacked run.
 
     Raises:
-        InputError: If the folder is not empty or the file is not a valid backup.
+        InputError: If `folder` exists and is not empty, or the file is not a valid backup.
+        RunDamagedError: If the backup holds no database.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists and is not empty: restore the backup into a new folder")
@@ -134,7 +136,7 @@ def _unpack(file: Path, staged: Path) -> None:
                 if member.filename != MANIFEST:
                     _unpack_one(archive, member, listed[member.filename], staged / member.filename)
     except OSError as error:
-        # A damaged archive can name a negative position (EINVAL); a folder is not a file (EISDIR).
+        # EINVAL: a damaged archive contains a negative offset. EISDIR: `file` is a folder.
         if error.errno not in (None, errno.EINVAL, errno.EISDIR):
             raise
         raise InputError(f"{file} is not a backup: {error}") from error
@@ -156,7 +158,8 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, dict[str, Any]]:
     if not isinstance(listed, dict):
         raise ValueError("its list of files is not valid")
     for name, entry in listed.items():
-        if not NAME.fullmatch(name) or not isinstance(entry["bytes"], int) or not isinstance(entry["digest"], str):
+        named = len(name) <= LONGEST_NAME and NAME.fullmatch(name)
+        if not named or not isinstance(entry["bytes"], int) or not isinstance(entry["digest"], str):
             raise ValueError(f"its list of files has the invalid entry {name[:60]!r}")
     return listed
 
@@ -179,8 +182,3 @@ def _unpack_one(archive: zipfile.ZipFile, info: zipfile.ZipInfo, listed: dict[st
         os.fsync(output.fileno())
     if digest.hexdigest() != listed["digest"]:
         raise ValueError(f"{info.filename} does not have the digest in the list")
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Checkpoints: signatures of the operator's key, each of which covers an event and all events before it."""
+"""Checkpoints: signatures with the operator's key, each over an event and thereby over all events before it."""
 
 from __future__ import annotations
 
@@ -32,20 +32,13 @@ class Checkpoint:
 
     @staticmethod
     def of(run: str, event: Event, public_key: str, signature: str | None = None) -> Checkpoint:
-        """Return the checkpoint of an event.
-
-        Args:
-            run: Id of the run.
-            event: Event that the checkpoint names.
-            public_key: Key that signed it.
-            signature: Signature as hex; None to use the event's own signature.
-        """
+        """Return the checkpoint of an event, with the event's own signature unless another one (hex) is given."""
         signature = (event.signature or b"").hex() if signature is None else signature
         return Checkpoint(run, event.seq, event.hash.hex(), event.time, public_key, signature)
 
     @staticmethod
     def in_certificate(body: dict[str, Any], public_key: str) -> Checkpoint:
-        """Return the checkpoint that the body of a certificate names, under the certificate's key."""
+        """Return the checkpoint that the body of a certificate names, with the certificate's key."""
         ledger = body["ledger"]
         return Checkpoint(body["run"], ledger["seq"], ledger["head"], ledger["time"], public_key, ledger["signature"])
 
@@ -78,7 +71,7 @@ class Checkpoint:
 
 
 def checkpoint_body(run: str, seq: int, head: str, time: str) -> dict[str, Any]:
-    """Return the content of a checkpoint that the operator signs."""
+    """Return the part of a checkpoint that the operator signs."""
     return {"format": FORMAT, "run": run, "seq": seq, "head": head, "time": time}
 
 
@@ -133,9 +126,7 @@ def unsigned_tail(events: list[Event]) -> tuple[int, int] | None:
 def check_checkpoints(reader: RunReader, only_last: bool = False) -> Iterator[str]:
     """Yield a problem for each invalid signature, and for unsigned events that no signed event vouches for.
 
-    Args:
-        reader: Reader of the run.
-        only_last: True to verify the last signature only.
+    With `only_last`, only the last signature is verified.
     """
     events = reader.events()
     run = str(events[0].content["run"]["run"])
@@ -156,8 +147,8 @@ def check_checkpoints(reader: RunReader, only_last: bool = False) -> Iterator[st
             continue
         if not Checkpoint.of(run, event, key).holds:
             yield (
-                f"signatures: the signature of event {event.seq} ({event.kind}) is not that of the operator's key over "
-                f"it: events up to {event.seq} were changed, or the signature was"
+                f"signatures: the signature of event {event.seq} ({event.kind}) is not valid for the operator's key: "
+                f"the signature or an event up to {event.seq} was changed"
             )
 
 

@@ -1,9 +1,9 @@
 """Cached accuracy of the current model, per client and on held-out rows, in one small file.
 
-Plans use it to compute how the accuracy changes when some clients are no longer counted. `sifu status` shows the
-figures on held-out rows. No certificate depends on the file, so it is not part of the ledger and may be lost. It is
-deleted when a client in it is rolled back, and written again, without that client and its held-out rows, when
-retraining ends. Without it, plans assume that the model is equally accurate for all clients.
+Plans use the file to compute how the accuracy changes when some clients are no longer counted. `sifu status` shows the
+figures on held-out rows. No certificate depends on the file, so it is not part of the ledger and may be lost. A
+rollback deletes the file. When retraining ends, the file is written again, without the forgotten clients and their
+held-out rows. Without the file, plans assume that the model is equally accurate for all clients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLUMNS = ("clients", "samples", "correct")
 
 @dataclass(frozen=True)
 class Standing:
-    """Number of each client's samples, and number of them that the model of `node` predicts correctly."""
+    """Accuracy of the model of `node`: each client's number of samples and number of correct predictions."""
 
     node: int
     clients: Integers
@@ -45,13 +45,13 @@ class Standing:
 
 
 def write_standing(folder: Path, node: int, evaluation: Evaluation) -> None:
-    """Replace the cached accuracy by an evaluation of the model of `node`."""
+    """Replace the cached accuracy with an evaluation of the model of `node`."""
     columns = {name: getattr(evaluation, name).tolist() for name in COLUMNS}
     write_atomically(folder / STANDING_FILE, canonical_json({"node": node} | columns))
 
 
 def write_held_out(folder: Path, node: int, figures: HeldOutFigures) -> None:
-    """Add the figures of the model of `node` on held-out rows."""
+    """Cache the held-out figures of the model of `node`; drop cached accuracies that belong to another model."""
     before = read_standing(folder)
     same = before is not None and before.node == node
     columns = {name: getattr(before, name).tolist() if same else [] for name in COLUMNS}

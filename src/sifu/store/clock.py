@@ -18,7 +18,7 @@ BEHIND = datetime.timedelta(hours=1)
 """Tolerated difference between the clocks of several machines."""
 LATEST_SECONDS = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC).timestamp()
 AHEAD = datetime.timedelta(days=366)
-"""Longest pause of a run after which its clock need not be confirmed."""
+"""Longest time between two events for which the operator need not confirm the clock."""
 WAY_OUT = "If the clock is right now, record that with sifu sign DIR --clock; otherwise set it first"
 
 
@@ -35,17 +35,12 @@ def current_time() -> datetime.datetime:
 
 
 def utc_now() -> str:
-    """Return the time by this machine's clock, to the second and in UTC."""
+    """Return the time by this machine's clock, in UTC and as text (`TIME_FORMAT`)."""
     return current_time().strftime(TIME_FORMAT)
 
 
 def clock_problem(last: str, now: str) -> str | None:
-    """Return a description of the problem if the clock and the time of the last event cannot both be right, or None.
-
-    Args:
-        last: Time of the last event.
-        now: Time by the clock.
-    """
+    """Return a description of the problem if the time `last` of the last event or the clock seems wrong, else None."""
     gap = time_of(now) - time_of(last)
     if gap < -BEHIND:
         return f"clock: the last event is dated {last}, and the clock says {now}: one of them is wrong"
@@ -58,7 +53,7 @@ def time_after(last: str, now: str) -> str:
     """Return the time of a new event, given the time `last` of the event before it and the clock's time `now`.
 
     Raises:
-        RunDamagedError: If the clock cannot be right.
+        RunDamagedError: If `last` or `now` seems wrong (see `clock_problem`).
     """
     problem = clock_problem(last, now)
     if problem:
@@ -67,7 +62,7 @@ def time_after(last: str, now: str) -> str:
 
 
 def check_order_of_times(events: Sequence[Event]) -> Iterator[str]:
-    """Yield a problem where times run backwards or jump, unless the operator confirmed the clock in an event."""
+    """Yield a problem for each event before or over a year after its predecessor, unless it confirms the clock."""
     for before, after in itertools.pairwise(events):
         if after.kind == CLOCK_SET:
             if after.content.get("before") != before.time:
@@ -82,7 +77,7 @@ def check_order_of_times(events: Sequence[Event]) -> Iterator[str]:
 
 
 def check_not_ahead(reader: RunReader) -> Iterator[str]:
-    """Yield a problem if the last event is dated after the current time."""
+    """Yield a problem if the last event is dated more than an hour after the current time."""
     last, now = reader.events()[-1], utc_now()
     if time_of(last.time) - time_of(now) > BEHIND:
         yield f"clock: event {last.seq} is dated {last.time}, and the clock here says {now}: one of them is wrong"

@@ -37,7 +37,7 @@ DATABASE = "run.db"
 CLIENTS_FILE = "clients.json"
 """The operator's list of clients, written before the run exists; afterwards the ledger holds it."""
 UNUSABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
-"""Exceptions raised by a damaged database. The decoding error occurs if SQLite quotes names that are not text."""
+"""Exceptions raised by a damaged database. A decoding error occurs if SQLite quotes a name that is not valid UTF-8."""
 FAILED_DISK = (
     "the disk failed under the run's database (disk I/O error): check the disk and run the command "
     "again; earlier records are intact"
@@ -67,8 +67,8 @@ def _schema() -> str:
 def rest_of_a_run(folder: Path) -> bool:
     """Return whether a folder without a database used to be a run.
 
-    It did if it holds other files of a run and no marker of an unfinished creation. A creation writes the marker first,
-    puts the database in place after all other files, and then deletes the marker.
+    Such a folder holds other files of a run and no marker of an unfinished creation. Creating a run writes the marker
+    first, moves the database into place after all other files, and then deletes the marker.
     """
     if (folder / DATABASE).exists() or (folder / ".creating").exists():
         return False
@@ -136,7 +136,7 @@ def open_database(folder: Path, *, migrating: bool = False) -> sqlite3.Connectio
 
 
 def unusable(path: Path, error: Exception) -> SifuError:
-    """Return the error for an unusable database, and distinguish a failing disk from a damaged run.
+    """Return the error for an unusable database: `DiskError` if the disk fails, otherwise `RunDamagedError`.
 
     SQLite sometimes reports an unreadable page as malformed, so the file is read once more.
     """
@@ -151,7 +151,7 @@ def is_disk_error(error: Exception) -> bool:
 
 
 def _is_readable(path: Path) -> bool:
-    """Return whether the disk delivers every byte of a file."""
+    """Return whether the disk reads a file without an I/O error."""
     try:
         with path.open("rb") as stream:
             while stream.read(1 << 20):
@@ -174,7 +174,7 @@ def is_copy_in_memory(connection: sqlite3.Connection) -> bool:
 
 
 def schema_problems(connection: sqlite3.Connection) -> list[str]:
-    """Return the tables, views, triggers and indices that differ from sifu's schema."""
+    """Return a description of each table, view, trigger and index that differs from sifu's schema."""
     with closing(sqlite3.connect(":memory:")) as empty:
         empty.executescript(_schema())
         present, wanted = _definitions(connection), _definitions(empty)
@@ -186,9 +186,9 @@ def schema_problems(connection: sqlite3.Connection) -> list[str]:
 
 
 def _definitions(connection: sqlite3.Connection) -> dict[tuple[str, str], list[str]]:
-    """Return all definitions in the file, by type and name; SQLite's own indices have no text.
+    """Return the definitions in the database, by type and name; indices that SQLite creates itself have no SQL text.
 
-    Each entry is a list: a trigger can have the name of a table, and a forged file can define one name twice.
+    Each entry is a list, because a forged file can define one name twice.
     """
     try:
         rows = connection.execute("SELECT name, type, tbl_name, sql FROM sqlite_master").fetchall()
@@ -214,10 +214,10 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def scrub_database(connection: sqlite3.Connection) -> bool:
-    """Rewrite the database, so that no page and no log holds deleted data.
+    """Rewrite the database, so that neither its pages nor its log hold deleted data.
 
     Returns:
-        True if the erasure is complete; False if another process was reading and it must be repeated.
+        True if the erasure is complete; False if it must be repeated, because another process was reading.
     """
     try:
         connection.execute("PRAGMA temp_store=MEMORY")  # VACUUM must not put its copy on another disk
@@ -237,7 +237,7 @@ def scrub_database(connection: sqlite3.Connection) -> bool:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") -> Iterator[None]:
-    """Execute a block completely or not at all, and translate errors of SQLite.
+    """Execute a block in a transaction, completely or not at all; raise errors of SQLite as errors of sifu.
 
     Args:
         connection: The database.
@@ -284,15 +284,15 @@ class Memory:
         return answer
 
     def earlier(self, question: Any) -> Any:
-        """Return the last value of any state, or None; the caller must compare it with the run before using it."""
+        """Return the cached value for any state, or None; the caller must check that it is still valid."""
         return self._answers.get(question, (None, None))[1]
 
 
 class RunConnection:
     """A run's database, open until the end of its `with` block or until `close`.
 
-    Errors of a damaged database become `RunDamagedError`. Several connections can share the cache `shared`; each uses a
-    cached value only if its own reads confirm it.
+    Errors of SQLite become `RunDamagedError` or `DiskError`. Several connections can share the cache `shared`; each
+    uses a cached value only if its own reads confirm the value.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ class RunConnection:
         return transaction(self.connection, "DEFERRED")
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a SELECT; a damaged database raises `RunDamagedError`."""
+        """Return the rows of a SELECT; a damaged database raises `RunDamagedError`, a failing disk `DiskError`."""
         try:
             return self.connection.execute(sql, values).fetchall()
         except UNUSABLE as error:
@@ -338,7 +338,7 @@ class RunConnection:
         return default
 
     def take_over(self, earlier: Self) -> None:
-        """Use the cache of another reader; the caller must know that nothing was written since."""
+        """Use the cache of another reader; the caller must ensure that nothing was written in between."""
         self.state()
         self.memory, self._unchanged_by_others = earlier.memory, earlier._unchanged_by_others
 
@@ -368,6 +368,6 @@ class RunConnection:
 
     @property
     def trackers(self) -> dict[int, Any]:
-        """Psi of all clients at some nodes, stored by the code that computed it (`sifu.run.training`)."""
+        """Cache of the Psi of all clients, by node, which `sifu.run.training` fills."""
         trackers: dict[int, Any] = self.memory.answer("trackers", self._known_as(), lambda _: {})
         return trackers

@@ -1,7 +1,4 @@
-"""Replay of the ledger from its first event, and the check that sifu could have written every event.
-
-All checks that need an earlier state of the run use `ReplayedLedger`. It depends only on the events, never on the
-current tables.
+"""Check of the ledger: every event must be one that sifu could have written.
 
 The chain of hashes shows that no event was changed, but an operator with the key can sign anything. Without the check,
 somebody who can write to the folder could add an event that changes the training facts, brings back an erased model,
@@ -13,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,120 +19,10 @@ from sifu.core.method_info import CLOSED_FORM
 from sifu.core.request_terms import is_request_id
 from sifu.store.files import FORMS, STORED
 from sifu.store.given_approvals import RESTORED
-from sifu.store.history_tables import NodeRow
-from sifu.store.projection import KEYS, LISTED, UNDONE, Tables, changes, read_row
+from sifu.store.projection import ENDINGS, LISTED, UNDONE
 from sifu.store.reader import GROUP_KEY, JOINED, RELEASED, TUNED_LAYOUT, RunReader
-
-
-class ReplayedTables:
-    """The small tables at one moment of the ledger; initially empty."""
-
-    def __init__(self) -> None:
-        self.rows: Tables = {table: {} for table in KEYS}
-
-    def copy(self) -> ReplayedTables:
-        """Return a copy that later events do not change."""
-        copied = ReplayedTables()
-        copied.rows = {table: {key: dict(row) for key, row in rows.items()} for table, rows in self.rows.items()}
-        return copied
-
-    def apply(self, event: Event) -> None:
-        """Apply the changes of an event."""
-        for change in changes(event.kind, event.time, event.content):
-            if change.values is None:
-                self.rows[change.table].pop(change.key, None)
-            else:
-                self.rows[change.table].setdefault(change.key, {}).update(change.values)
-
-    def read(self, table: str) -> list[Any]:
-        """Return the rows of a table as its row type, at this moment of the ledger."""
-        keys = KEYS[table]
-        return [read_row(table, dict(zip(keys, key, strict=True)) | row) for key, row in self.rows[table].items()]
-
-    def run_value(self, key: str, default: str) -> str:
-        """Return a value of the `run` table."""
-        return str(self.rows["run"].get((key,), {}).get("value", default))
-
-    @property
-    def tip(self) -> int:
-        """Node of the current model; -1 if there is none yet."""
-        return int(self.run_value("tip", "-1"))
-
-    @property
-    def client_count(self) -> int:
-        """Number of clients that have joined."""
-        return int(self.run_value("client_count", "0"))
-
-    @property
-    def model_nodes(self) -> set[int]:
-        """Nodes whose models are stored."""
-        return {int(node) for (node,) in self.rows["models"]}
-
-
-class ReplayedLedger:
-    """The events of a run and values derived from them."""
-
-    def __init__(self, events: list[Event]) -> None:
-        self.events = events
-        self._last: ReplayedTables | None = None
-
-    @staticmethod
-    def of(reader: RunReader) -> ReplayedLedger:
-        """Return the replayed ledger of a run, cached until something is written."""
-        ledger: ReplayedLedger = reader.remembered("replayed ledger", lambda: ReplayedLedger(reader.events()))
-        return ledger
-
-    def moments(self, begin: int = 0, before: ReplayedTables | None = None) -> Iterator[tuple[Event, ReplayedTables]]:
-        """Yield each event with the tables just before it; the tables change with the next step.
-
-        Args:
-            begin: Number of events to skip.
-            before: Tables after the skipped events.
-        """
-        tables = ReplayedTables() if before is None else before
-        for event in self.events[begin:]:
-            yield event, tables
-            tables.apply(event)
-        self._last = tables
-
-    @property
-    def tables(self) -> Tables:
-        """The tables after the last event."""
-        if self._last is None:
-            for _ in self.moments():
-                pass
-        assert self._last is not None
-        return self._last.rows
-
-    @cached_property
-    def tips(self) -> dict[int, int]:
-        """Node of the current model after each event, by event number."""
-        tips, tip = {}, -1
-        for event in self.events:
-            tip = tips[event.seq] = int(event.content.get("run", {}).get("tip", tip))
-        return tips
-
-    @cached_property
-    def model_digests(self) -> dict[int, str]:
-        """Digest of every model ever recorded, by node; the bytes of a node's model never change."""
-        return {int(row["node"]): str(row["digest"]) for row in self.recorded("models")}
-
-    @cached_property
-    def certificates(self) -> dict[tuple[str, str], tuple[str, str]]:
-        """Digest of each certificate and the operator's key when it was issued, by request and form."""
-        issued, public_key = {}, ""
-        for event in self.events:
-            content = event.content
-            public_key = content.get("run", {}).get("public_key", public_key)
-            for form, digest in content.get("certificates", {}).items():
-                issued[(content["request"], form)] = (digest, public_key)
-        return issued
-
-    def recorded(self, table: str) -> Iterator[dict[str, Any]]:
-        """Yield every row that events list for a table, in order."""
-        for event in self.events:
-            yield from event.content.get(table, [])
-
+from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
+from sifu.theory.history import PathNode
 
 _CREATED_WITH = (
     "run", "asked", "spec", "layout", "facts", "versions", "public_key", "client_count", "clients_digest", "tip",
@@ -152,16 +38,15 @@ EFFECTS = (
 """Payload keys that change something other than the table `run`."""
 
 
-ENDED = ("request refused", "request withdrawn")
 GROUP_ROUNDS = "group rounds"
 """Kind of the event that records groups' models. It leaves the current model unchanged."""
 CHECKED = "events that were checked"
-"""Key of the checked events in the cache that connections share."""
+"""Key, in the cache that connections share, of the events that passed the check."""
 
 
 @dataclass(frozen=True)
 class May:
-    """Permitted changes of one kind of event: keys of `run`, other effects, and the only `phase` it may set."""
+    """Changes that one kind of event may make: keys of the table `run`, other effects, and the `phase` it may set."""
 
     run: tuple[str, ...] = ()
     effects: tuple[str, ...] = ()
@@ -204,21 +89,21 @@ KINDS: Mapping[str, May] = {
     "incidents": May(),
     "letter refused": May(),
 }
-"""Permitted changes of every kind of event."""
+"""Changes that each kind of event may make."""
 
 
 @dataclass
 class _Past:
-    """Facts that the tables before an event lack.
+    """Facts about earlier events that the tables do not hold.
 
     Attributes:
-        carried_out: Number of executed requests.
-        erased: Erased files.
-        rejoined: Index of the client that joined again, by its request for records.
-        restored: Requests that a restoration brought back, executed before.
+        executed: Number of executed requests.
+        erased: Nodes of erased models, and names of other erased files.
+        rejoined: Index of the client that rejoined with its remaining records, by request.
+        restored: Requests that were executed before a restoration, which filed them again.
     """
 
-    carried_out: int = 0
+    executed: int = 0
     erased: set[int | str] = field(default_factory=set)
     rejoined: dict[str, int] = field(default_factory=dict)
     restored: set[str] = field(default_factory=set)
@@ -226,7 +111,7 @@ class _Past:
 
 @dataclass(frozen=True)
 class _Checked:
-    """Events that passed the check, with the resulting state; later checks continue from there."""
+    """Events that passed the check, and the state after them, so that later checks can continue there."""
 
     events: list[Event]
     tables: ReplayedTables
@@ -236,7 +121,7 @@ class _Checked:
 def check_events(reader: RunReader) -> Iterator[str]:
     """Yield a problem for each event that has an unknown kind, makes a forbidden change, or restores erased data.
 
-    Events that this process has already checked are skipped, provided that all of them are unchanged.
+    Events that this process has already checked are skipped if none of them has changed.
     """
     ledger = ReplayedLedger.of(reader)
     checked: _Checked | None = reader.shared.earlier(CHECKED)
@@ -272,8 +157,8 @@ def _beyond_its_kind(event: Event, content: dict[str, Any]) -> Iterator[str]:
     wrong = sorted(set(values) - set(may.run)) + sorted(set(content) & set(EFFECTS) - set(may.effects))
     if wrong:
         yield f"changes {', '.join(wrong)[:200]}, which such an event never does"
-    if "phase" in values and values["phase"] != may.phase:
-        yield f"sets the phase to {str(values['phase'])[:40]!r}"
+    if ("phase" in values or event.kind not in ENDINGS) and values.get("phase") != may.phase:
+        yield f"sets the phase to {str(values.get('phase'))[:40]!r}"
 
 
 def _badly_named(event: Event, content: dict[str, Any]) -> Iterator[str]:
@@ -293,7 +178,7 @@ def _badly_named(event: Event, content: dict[str, Any]) -> Iterator[str]:
 
 
 def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, past: _Past) -> Iterator[str]:
-    """Yield a problem for each event that does not fit the state before it.
+    """Yield each way in which an event does not fit the state before it.
 
     The current model must be the last one recorded, clients must join one by one, and erased files must not return.
     """
@@ -305,7 +190,7 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
         past.rejoined[str(content["request"])] = clients - 1
     if event.kind == RESTORED:
         past.restored.update(map(str, content["requests"]))
-    if event.kind in ENDED:
+    if event.kind in ENDINGS:
         yield from _badly_undone(content, before, past)
         if str(content["request"]) in past.restored:
             yield (
@@ -313,28 +198,28 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
                 "certificate was issued, so its clients must stay out"
             )
     tip_before = before.tip
-    if event.kind == RELEASED and int(content["node"]) != tip_before:
-        yield f"releases node {content['node']}, but node {tip_before} was the current model"
+    if event.kind in (RELEASED, "training done") and content.get("node") != tip_before:
+        yield f"names node {content.get('node')!r}, but node {tip_before} was the current model"
     first, last = (int(rows["first"]), int(rows["last"])) if rows else (tip_before + 1, tip_before)
     moves = rows is not None and event.kind != GROUP_ROUNDS
     tip_after = last if moves else tip_before
     if moves != (tip is not None) or (moves and str(last) != tip):
         yield f"makes node {tip} the current model, which is not the last one it recorded"
     if event.kind == "rolled back":
-        past.carried_out += 1
+        past.executed += 1
         choice = content["choice"]
-        if (choice["request_order"], choice["noise_node"]) != (past.carried_out, tip_after):
+        if (choice["request_order"], choice["noise_node"]) != (past.executed, tip_after):
             yield (
                 f"names order {choice['request_order']} and node {choice['noise_node']}, but it is request number "
-                f"{past.carried_out} that was executed, and made node {tip_after}"
+                f"{past.executed} that was executed, and made node {tip_after}"
             )
     if any(not tip_before <= row["node"] <= tip_after for row in content.get("evaluations", [])):
         yield "records an evaluation of another model than the current one"
     dropped: list[int | str] = [file for what in STORED for file in content.get(f"dropped_{what}", [])]
     models_before = before.rows["models"]
     never = [file for file in dropped if not any((file,) in before.rows[what] for what in STORED)]
-    if never:
-        yield f"erases {never[:5]}, which did not exist"
+    if never or len(set(dropped)) < len(dropped):
+        yield f"erases {(never or dropped)[:5]}, which did not exist or is named twice"
     past.erased.update(dropped)
     models = {int(row["node"]): str(row["digest"]) for row in content.get("models", [])}
     written = {str(row["file"]) for what in ("updates", "statistics") for row in content.get(what, [])}
@@ -374,7 +259,7 @@ def _badly_undone(content: dict[str, Any], before: ReplayedTables, past: _Past) 
 
 
 def check_recorded_nodes(reader: RunReader) -> Iterator[str]:
-    """Yield a problem for each event whose nodes do not continue the current model or name clients not yet joined."""
+    """Yield a problem for each event whose nodes do not fit the current model, or whose participants had not joined."""
     tip, clients = -1, 0
     by_number, everyone = reader.nodes_by_number(), reader.everyone()
     for event in reader.events():
@@ -391,12 +276,12 @@ def check_recorded_nodes(reader: RunReader) -> Iterator[str]:
             yield _named(event, f"records a participant beyond the {clients} clients there were")
 
 
-def _out_of_line(kind: str, rows: dict[str, Any], tip: int, by_number: Mapping[int, NodeRow]) -> Iterator[str]:
+def _out_of_line(kind: str, rows: dict[str, Any], tip: int, by_number: Mapping[int, PathNode]) -> Iterator[str]:
     """Yield a problem if nodes do not fit the kind of their event.
 
     Rounds continue from the current model, one after the other. A request makes one node of a suitable kind.
     """
-    nodes = [by_number[node].node for node in range(int(rows["first"]), int(rows["last"]) + 1) if node in by_number]
+    nodes = [by_number[node] for node in range(int(rows["first"]), int(rows["last"]) + 1) if node in by_number]
     if kind == "rounds":
         parents = [tip, *(node.node for node in nodes[:-1])]  # models of groups may have been recorded in between
         if any(node.kind != "round" or node.parent != parent for node, parent in zip(nodes, parents, strict=True)):

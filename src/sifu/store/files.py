@@ -23,17 +23,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 
 from sifu.core.layout import ModelLayout, Vector
+from sifu.core.ledger import read_json
 from sifu.core.request_terms import is_request_id
 from sifu.errors import DiskError, InputError, NoSpaceError, RunBusyError, RunDamagedError
 
 TEMPORARY_PREFIX = ".tmp-"
 SALT = "salt"
-"""Metadata key of a model file that holds its salt, 32 bytes in hexadecimal digits."""
+"""Metadata key under which a model file holds its salt (32 bytes in hexadecimal digits)."""
 SALT_BYTES = 32
 LONGEST_LINE = 1 << 16
 Parsed = TypeVar("Parsed")
@@ -98,18 +99,28 @@ def write_all_atomically(contents: Mapping[Path, bytes | memoryview]) -> None:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append a line durably to a file; first remove an incomplete last line left by a killed process."""
+    """Append a line of JSON durably to a file, as `append_to` does."""
     with path.open("ab+") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        stream.seek(max(0, size - LONGEST_LINE))
-        tail = stream.read()
-        if tail and not tail.endswith(b"\n"):
-            stream.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
-        stream.write(line + b"\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    if size == 0:
+        append_to(stream, line + b"\n")
+        is_new = stream.tell() == len(line) + 1
+    if is_new:
         sync_folder(path.absolute().parent)
+
+
+def append_to(stream: BinaryIO, lines: bytes) -> None:
+    """Append lines of JSON durably; first remove an incomplete last line, which an interrupted process left."""
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(max(0, size - LONGEST_LINE))
+    tail = stream.read().rpartition(b"\n")[2]
+    if tail:
+        try:
+            read_json(tail)
+            stream.write(b"\n")  # only the end of the line is missing
+        except ValueError:
+            stream.truncate(size - len(tail))
+    stream.write(lines)
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 STORED: dict[str, re.Pattern[str]] = {
@@ -146,8 +157,8 @@ def stored_path(folder: Path, kind: str, key: int | str) -> Path:
 def model_bytes(layout: ModelLayout, vector: Vector, salt: str | None = None) -> bytes:
     """Return a model as safetensors; the same values and salt give the same bytes.
 
-    The ledger keeps the digest of the file permanently. Only the file holds the salt, which is erased with it, so the
-    digest of an erased model cannot confirm a guess of the data it was trained on.
+    The ledger keeps the digest of the file permanently. The salt is stored only in the file and is erased with it, so
+    the digest of an erased model cannot confirm a guess of its training data.
     """
     from safetensors.numpy import save
 
@@ -156,7 +167,7 @@ def model_bytes(layout: ModelLayout, vector: Vector, salt: str | None = None) ->
 
 
 def new_salt(seed: int | None, place: str) -> bytes:
-    """Return a salt from the operating system, or from the seed of an experiment whose files must be repeatable.
+    """Return a salt: from the operating system, or from the seed of an experiment with reproducible files.
 
     Args:
         seed: Seed of the experiment; None for the operating system's generator.
@@ -206,7 +217,7 @@ def read_tensors(path: Path, what: str, digest: str | None, parse: Callable[[dic
         path: The file.
         what: Name of the file in error messages.
         digest: Expected SHA-256, or None.
-        parse: Function of the tensors by name.
+        parse: Function that receives the tensors by name.
 
     Raises:
         RunDamagedError: If the file cannot be read, has another digest, or is not what `parse` expects.
@@ -222,14 +233,19 @@ def read_tensors(path: Path, what: str, digest: str | None, parse: Callable[[dic
 
 
 def remove_files(paths: Sequence[Path]) -> None:
-    """Delete files permanently; ignore missing ones, and warn of hard links that remain."""
+    """Delete files permanently; ignore missing ones, and warn once of hard links that remain."""
     # Statistics can be hundreds of large files; threads help because deletion waits for the file system.
     with ThreadPoolExecutor(4) as pool:
         linked = [path for path, links in zip(paths, pool.map(_unlink, paths), strict=True) if links > 1]
     for folder in sorted({path.parent for path in paths}):
         sync_folder(folder)
-    for path in linked:
-        log.warning("%s was deleted, but a hard link elsewhere still has its content: delete the link as well", path)
+    if linked:
+        log.warning(
+            "%d deleted files, for example %s, still have hard links elsewhere with their content: delete the links as "
+            "well",
+            len(linked),
+            linked[0],
+        )
 
 
 def _unlink(path: Path) -> int:
@@ -244,7 +260,7 @@ def _unlink(path: Path) -> int:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Delete files whose writing was interrupted when a process ended."""
+    """Delete the temporary files that an interrupted process left in `folder`."""
     remove_files(sorted(folder.glob(TEMPORARY_PREFIX + "*")))
 
 
@@ -260,7 +276,10 @@ FILES = re.compile(
 
 
 def strange_files(folder: Path) -> Iterator[str]:
-    """Yield each entry of a run folder that should be a regular file or folder and is not, except within the inbox."""
+    """Yield a problem for each entry of a run folder that has the wrong type, such as a link instead of a file.
+
+    The content of the inbox is not examined.
+    """
     with os.scandir(folder) as entries:
         by_name = sorted(entries, key=lambda entry: entry.name)
     for entry in by_name:
@@ -286,7 +305,7 @@ def _is_harmless(entry: os.DirEntry[str]) -> bool:
 
 
 def linked_files(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield each stored file that has other hard links, and their number; they keep its content when it is deleted."""
+    """Yield each stored file that has other hard links, with their number; links keep the content of a deleted file."""
     for kind in STORED:
         try:
             with os.scandir(folder / kind) as entries:
@@ -298,19 +317,20 @@ def linked_files(folder: Path) -> Iterator[tuple[str, int]]:
         )
 
 
-def read_plain(path: Path, *, links: bool = False) -> bytes:
-    """Return the content of a regular file; raise an error at once for anything else, which could block.
+def read_plain(path: Path, *, links: bool = False, most: int = -1) -> bytes:
+    """Return the content of a regular file; raise `OSError` for anything else, because reading a pipe could block.
 
     Args:
         path: The file.
-        links: True to follow a symbolic link. A run folder contains no links, but a file named by a user may be one.
+        links: True to follow a symbolic link. A run folder contains no links, but a user may name one.
+        most: Maximum number of bytes to read; negative for the whole file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         with open(descriptor, "rb", closefd=False) as stream:
-            return stream.read()
+            return stream.read(most)
     finally:
         os.close(descriptor)
 
@@ -327,11 +347,9 @@ def read_named(path: Path, most: int, what: str) -> bytes:
         InputError: If the file cannot be read or is too large.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise InputError(f"{path} is not a file")
         if path.stat().st_size > most:
             raise InputError(f"{path} has {path.stat().st_size} bytes, far more than {what}")
-        return path.read_bytes()
+        return read_plain(path, links=True)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
 
@@ -350,7 +368,7 @@ def create_private(path: Path) -> int:
 
 
 def private_folder(path: Path, parents: bool = False) -> None:
-    """Create a folder durably that only its owner can access, under any umask; leave an existing folder unchanged."""
+    """Durably create a folder that only its owner can access, under any umask; leave an existing folder unchanged."""
     above = path.absolute().parent
     if parents and not above.exists():
         above.mkdir(parents=True, exist_ok=True)
@@ -446,7 +464,7 @@ def is_locked(folder: Path) -> bool:
 def uninterrupted() -> Iterator[None]:
     """Defer Ctrl-C to the end of the block, so that it never interrupts a commit.
 
-    Blocking the signal is not enough: the kernel would deliver it to another thread, for example one of torch.
+    Blocking the signal is not enough, because the kernel would deliver it to another thread, such as one of torch's.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,21 +1,32 @@
 """Approvals recorded in the ledger: who filed a request, who approved its terms, and how many approvals are missing.
 
-A request is approved when its approvals are complete; if the spec demands none, every request is approved. Only
-approved requests change what a run trains or releases: while an approved request to forget clients waits, rounds and
-solves leave these clients out.
+The run's spec says how many people must approve a request before it is executed:
+
+    requests.approval = "none"    no approval needed
+                        "one"     one person who did not file the request
+                        "two"     two different people, neither of whom filed it
+
+An approval is a signed event of the ledger with the name of the approver and the digest of the approved terms
+(`RequestTerms.digest`). The approval covers these terms only. People are identified by name: on the command line by the
+name that the caller gives, in the console by the name of their token.
+
+A request is approved when its approvals are complete. No other request is executed, and verification reports any that
+was. Only approved requests change what a run trains or releases: while an approved request to forget clients waits,
+rounds and solves leave these clients out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from sifu.core.ledger import Event, read_json
 from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.store.actors import same_person
-from sifu.store.projection import RequestRow
+from sifu.store.projection import ENDINGS, RequestRow
 from sifu.store.reader import RunReader
 
 APPROVED = "request approved"
@@ -23,7 +34,7 @@ APPROVED = "request approved"
 NEEDED: Mapping[str, int] = {"none": 0, "one": 1, "two": 2}
 RECEIVED = "request received"
 RESTORED = "restored"
-ENDS_WAITING = ("rolled back", "request refused", "request withdrawn")
+ENDS_WAITING = ("rolled back", *ENDINGS)
 
 
 @dataclass
@@ -48,6 +59,12 @@ class Approvals:
     def may_approve(self, actor: str) -> bool:
         """Return whether an approval by this person would count."""
         return same_person(actor) not in map(same_person, [self.filed_by, *self.approved_by])
+
+
+def filed_terms(received: Mapping[str, Any]) -> RequestTerms:
+    """Return the terms in the content of an event `request received`."""
+    filed = received["request"]
+    return RequestTerms.from_mapping({name: filed[name] for name in TERMS if name in filed})
 
 
 def approvals_of(reader: RunReader) -> dict[str, Approvals]:
@@ -85,14 +102,14 @@ def unapproved(reader: RunReader) -> dict[str, int]:
 
 
 def approved_requests(reader: RunReader) -> list[RequestRow]:
-    """Return the waiting requests that lack no approval, in the order they were received."""
+    """Return the waiting requests that have all their approvals, in the order in which they were received."""
     return _waiting(reader, ())
 
 
 def leaving_requests(reader: RunReader) -> list[RequestRow]:
-    """Return the waiting requests whose clients are left out: approved requests, and requests that were filed again.
+    """Return the waiting requests that change the next release: approved requests, and requests that were filed again.
 
-    A restoration files requests again that were executed after the backup; their certificates were issued.
+    After a restoration, requests that were executed since the backup are filed again, because they have certificates.
     """
     return _waiting(reader, restored_requests(reader))
 
@@ -127,22 +144,21 @@ def check_approved(reader: RunReader, request: str) -> None:
 
 
 class LeavingClients:
-    """Replay of a ledger that tracks, after each event, which waiting requests leave out which clients."""
+    """Replay of a ledger that tracks the waiting requests and the clients that each of them leaves out."""
 
     def __init__(self, needed: int) -> None:
         self._needed = needed
         self._waiting: dict[str, Approvals] = {}
-        self._clients: dict[str, tuple[str, ...]] = {}
+        self._terms: dict[str, RequestTerms] = {}
         self._restored: set[str] = set()
 
     def take(self, event: Event) -> None:
         """Process one event."""
         kind, content = event.kind, event.content
         if kind == RECEIVED:
-            request, filed = str(content["request"]["request"]), content["request"]
-            terms = RequestTerms.from_mapping({name: filed[name] for name in TERMS if name in filed})
+            request, terms = str(content["request"]["request"]), filed_terms(content)
             self._waiting[request] = Approvals(str(content.get("actor", "unknown")), terms.digest(request))
-            self._clients[request] = () if terms.records else terms.clients
+            self._terms[request] = terms
         elif kind == APPROVED and str(content["request"]) in self._waiting:
             self._waiting[str(content["request"])].add(str(content.get("actor", "unknown")), content.get("terms"))
         elif kind == RESTORED:
@@ -151,9 +167,10 @@ class LeavingClients:
             self._waiting.pop(str(content["request"]), None)
 
     def by_request(self) -> dict[str, tuple[str, ...]]:
-        """Return the names of the clients that each request leaves out now."""
-        return {
-            request: self._clients[request]
-            for request, approvals in self._waiting.items()
-            if len(approvals.approved_by) >= self._needed or request in self._restored
-        }
+        """Return the names of the clients that each waiting request currently leaves out."""
+        leaving = {}
+        for request, approvals in self._waiting.items():
+            approved, terms = len(approvals.approved_by) >= self._needed, self._terms[request]
+            if not terms.records if approved else request in self._restored:
+                leaving[request] = terms.clients
+        return leaving

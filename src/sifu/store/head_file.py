@@ -1,4 +1,4 @@
-"""The file `head` of a run folder, which names the last event: an older database that was put back is noticed."""
+"""The file `head` of a run folder: it names the last event, so an older database in the folder is detected."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ def check_head_file(reader: RunReader) -> Iterator[str]:
 def signs_of_an_older_database(reader: RunReader, *, head_may_be_missing: bool = False) -> Iterator[str]:
     """Yield a problem for each file of the run folder that names an event missing from the database.
 
-    Args:
-        reader: Reader of the run.
-        head_may_be_missing: True to accept a run without the file `head`.
+    With `head_may_be_missing`, a run without the file `head` is accepted.
     """
     if not head_may_be_missing or (reader.folder / HEAD_FILE).exists():
         yield from check_head_file(reader)
@@ -76,19 +74,19 @@ def signs_of_an_older_database(reader: RunReader, *, head_may_be_missing: bool =
     for certificate in sorted((reader.folder / CERTIFICATES).glob("*.json")):
         try:
             seq, head = _named_by(read_plain(certificate))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue  # verification reports the unreadable file
         if hashes.get(seq) != head:
             yield f"certificate {certificate.name} was issued after event {seq}, which the database does not have"
 
 
 _seen: dict[bytes, tuple[int, str]] = {}
-"""Event that each certificate names, keyed by the certificate's SHA-256; every opening of a run needs these events."""
+"""Cache of the event that a certificate names, by the certificate's SHA-256; opening a run reads all of them."""
 _MOST_SEEN = 100_000
 
 
 def _named_by(certificate: bytes) -> tuple[int, str]:
-    """Return number and hash of the last event before a certificate was issued."""
+    """Return the number and hash of the last event before a certificate was issued."""
     digest = hashlib.sha256(certificate).digest()
     if digest not in _seen:
         ledger = json.loads(certificate)["body"]["ledger"]

@@ -28,27 +28,18 @@ NODE_DTYPE = np.dtype(
 PARTICIPATION_DTYPE = np.dtype([("node", "<i8"), ("client", "<i8"), ("samples", "<i8"), ("drift", "<f8")])
 
 
-@dataclass(frozen=True)
-class NodeRow:
-    """A row of `nodes`: a node of the history, and ||theta^n - theta_0||, which only the planner reads."""
+def node_values(node: PathNode) -> tuple[object, ...]:
+    """Return a node as a row of `nodes`, in the order of the table's columns."""
+    samples, *sums = vars(node.regularity).values()
+    place = (node.node, node.parent, node.kind, node.branch, node.position, samples, node.order)
+    return *place, *sums, node.mean_shift, node.rounding, node.noise_std, node.distance
 
-    node: PathNode
-    distance: float
 
-    def values(self) -> tuple[object, ...]:
-        """Return the values in the order of the table's columns."""
-        node, (samples, *sums) = self.node, vars(self.node.regularity).values()
-        place = (node.node, node.parent, node.kind, node.branch, node.position, samples, node.order)
-        return *place, *sums, node.mean_shift, node.rounding, node.noise_std, self.distance
-
-    @staticmethod
-    def of(row: Sequence[Any]) -> NodeRow:
-        """Return the row with these column values, whose types SQLite enforces (STRICT)."""
-        node, parent, kind, branch, position, samples, order, *sums, shift, rounding, noise_std, distance = row
-        regularity = RoundRegularity(samples, *sums)
-        return NodeRow(
-            PathNode(node, parent, kind, branch, position, regularity, shift, rounding, noise_std, order), distance
-        )
+def node_of(row: Sequence[Any]) -> PathNode:
+    """Return a row of `nodes` as a node; the table is STRICT, so SQLite enforces the types."""
+    node, parent, kind, branch, position, samples, order, *sums, shift, rounding, noise_std, distance = row
+    regularity = RoundRegularity(samples, *sums)
+    return PathNode(node, parent, kind, branch, position, regularity, shift, rounding, noise_std, order, distance)
 
 
 @dataclass(frozen=True)
@@ -89,7 +80,7 @@ class ParticipationRows:
 
 
 def rows_digest(
-    nodes: Sequence[NodeRow], participation: ParticipationRows, grams: Iterable[tuple[int, bytes]], salt: str = ""
+    nodes: Sequence[PathNode], participation: ParticipationRows, grams: Iterable[tuple[int, bytes]], salt: str = ""
 ) -> str:
     """Return the digest by which an event commits to its rows.
 
@@ -102,10 +93,10 @@ def rows_digest(
         salt: Salt in hexadecimal digits.
     """
     packed = np.zeros(len(nodes), dtype=NODE_DTYPE)
-    for index, row in enumerate(nodes):
-        values = list(row.values())
+    for index, node in enumerate(nodes):
+        values = list(node_values(node))
         values[1] = -1 if values[1] is None else values[1]
-        values[2] = NODE_KINDS.index(row.node.kind)
+        values[2] = NODE_KINDS.index(node.kind)
         packed[index] = tuple(values)
     taking_part = np.zeros(participation.nodes.size, dtype=PARTICIPATION_DTYPE)
     for name, column in zip(PARTICIPATION_DTYPE.names or (), participation.columns, strict=True):
@@ -115,8 +106,8 @@ def rows_digest(
     digest = hashlib.sha256(bytes.fromhex(salt) + counts.tobytes())
     digest.update(packed.tobytes())
     digest.update(taking_part.tobytes())
-    for node, matrix in grams:
-        digest.update(int(node).to_bytes(8, "little", signed=True))
+    for number, matrix in grams:
+        digest.update(int(number).to_bytes(8, "little", signed=True))
         digest.update(matrix)
     return digest.hexdigest()
 
@@ -136,7 +127,7 @@ TURN_SECONDS = 10.0
 
 @contextmanager
 def _in_turn() -> Iterator[None]:
-    """Let threads read many rows one after the other; otherwise the interpreter could switch threads at every row."""
+    """Let only one thread at a time read many rows, because the interpreter could switch threads at every row."""
     mine = _TURN.acquire(timeout=TURN_SECONDS)
     try:
         yield
@@ -146,9 +137,9 @@ def _in_turn() -> Iterator[None]:
 
 
 class HistoryReader(RunConnection):
-    """Reader of all nodes and participations. Only a purge changes rows, so otherwise only new rows are read."""
+    """Reader of all nodes and participations. It caches rows, because only a purge changes existing rows."""
 
-    _path: tuple[list[NodeRow], dict[int, int]] = ([], {})
+    _path: tuple[list[PathNode], dict[int, int]] = ([], {})
     """The path that was followed last, and the depth of each of its nodes."""
 
     def reread(self) -> None:
@@ -160,51 +151,50 @@ class HistoryReader(RunConnection):
         """Node of the current model."""
         return int(self.value("tip"))
 
-    def node_rows(self, first: int = 0, last: int | None = None) -> list[NodeRow]:
-        """Return nodes by number, including discarded ones; a call without limits uses the cache."""
+    def nodes(self, first: int = 0, last: int | None = None) -> list[PathNode]:
+        """Return the nodes `first` to `last` by number, including discarded ones; a call without limits is cached."""
         if first > 0 or last is not None:
             return self._read_nodes(first, 2**62 if last is None else last)
         return list(self.nodes_by_number().values())
 
-    def nodes_by_number(self) -> dict[int, NodeRow]:
+    def nodes_by_number(self) -> dict[int, PathNode]:
         """Return every node by its number, in order; the caller must not change the result."""
-        nodes: dict[int, NodeRow] = self.memory.answer("nodes", self.state(), self._with_new_nodes)
+        nodes: dict[int, PathNode] = self.memory.answer("nodes", self.state(), self._with_new_nodes)
         return nodes
 
-    def _with_new_nodes(self, earlier: dict[int, NodeRow] | None) -> dict[int, NodeRow]:
+    def _with_new_nodes(self, earlier: dict[int, PathNode] | None) -> dict[int, PathNode]:
         nodes = earlier or {}
         count, largest = self.query(
             "SELECT COUNT(*), MAX(node) FROM nodes WHERE node >= 0 AND node < ?", (len(nodes),)
         )[0]
         if nodes and (count != len(nodes) or largest != count - 1):
             nodes, self._path = {}, ([], {})  # rows were changed, not only added: read all again
-        return nodes | {row.node.node: row for row in self._read_nodes(len(nodes), 2**62)}
+        return nodes | {node.node: node for node in self._read_nodes(len(nodes), 2**62)}
 
-    def _read_nodes(self, first: int, last: int) -> list[NodeRow]:
+    def _read_nodes(self, first: int, last: int) -> list[PathNode]:
         columns = ", ".join(NODE_DTYPE.names or ())
         rows = self.query(f"SELECT {columns} FROM nodes WHERE node BETWEEN ? AND ? ORDER BY node", (first, last))
-        return [NodeRow.of(row) for row in rows]
+        return [node_of(row) for row in rows]
 
-    def path(self, tip: int | None = None) -> list[NodeRow]:
+    def path(self, tip: int | None = None) -> list[PathNode]:
         """Return the nodes from the initial model to `tip` (the current model by default)."""
         by_number = self.nodes_by_number()
         walked, depths = self._path
-        result: list[NodeRow] = []
+        result: list[PathNode] = []
         current: int | None = self.tip if tip is None else tip
         while current is not None and current not in depths:
             if current not in by_number or len(result) > len(by_number):
                 raise RunDamagedError(f"the history is broken: node {current} is missing or repeated")
-            row = by_number[current]
-            result.append(row)
-            current = row.node.parent
+            result.append(by_number[current])
+            current = by_number[current].parent
         # Most paths extend a path that was followed before, and a node's parent never changes.
         path = ([] if current is None else walked[: depths[current] + 1]) + result[::-1]
         if result:
-            self._path = (path, {row.node.node: depth for depth, row in enumerate(path)})
+            self._path = (path, {node.node: depth for depth, node in enumerate(path)})
         return list(path)
 
     def participation(self, clients: Sequence[int] | None = None, first: int | None = None) -> ParticipationRows:
-        """Return participations by (node, client).
+        """Return participations, sorted by (node, client).
 
         Args:
             clients: Clients whose participations to return; None for all.
@@ -224,14 +214,18 @@ class HistoryReader(RunConnection):
         return ParticipationRows(*(table[name] for name in PARTICIPATION_DTYPE.names or ())).sorted()
 
     def everyone(self) -> ParticipationRows:
-        """Return all participations by (node, client); only rows that are not cached are read."""
+        """Return all participations, sorted by (node, client); only rows that are not cached are read."""
         rows: ParticipationRows = self.memory.answer("everyone", self.state(), self._with_new_rows)[-1]
         return rows
 
     def _with_new_rows(
         self, read: tuple[object, bool, ParticipationRows] | None
     ) -> tuple[object, bool, ParticipationRows]:
-        """Return the state of other connections, whether the rows are committed, and all participations."""
+        """Return the cache entry of `everyone`.
+
+        The entry has three values: an object that changes when other connections write, whether the rows are committed,
+        and the rows.
+        """
         others, _ = self.state()
         # Other connections may have changed earlier rows, and rows read in a transaction may be rolled back.
         earlier = read[2] if read is not None and read[0] is others and read[1] else None

@@ -1,9 +1,9 @@
 """Inbox messages to a run that another process is writing: small atomic files that the writer ingests between rounds.
 
 A process that cannot get the writer's lock posts a message. The writer records it as an event of the ledger and only
-then deletes the file. If the writer is killed in between, the file remains; ingesting it again changes nothing, because
-every message has an id. So no message is lost or counted twice, whichever process dies at any moment. Only regular
-files are messages. Folders, links, pipes and devices are ignored, because opening or reading one may block forever.
+then deletes the file. If the writer is killed before the deletion, the file remains; ingesting it again changes
+nothing, because every message has an id. So no message is lost or counted twice, no matter when a process dies. Only
+regular files are messages. Folders, links, pipes and devices are ignored, because reading one may block forever.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any
 from sifu.core.ledger import canonical_json, read_json
 from sifu.core.request_terms import check_request_id
 from sifu.errors import InputError
-from sifu.store.files import TEMPORARY_PREFIX, private_folder, room_to_write, sync_folder, write_durably
+from sifu.store.files import TEMPORARY_PREFIX, private_folder, read_plain, room_to_write, sync_folder, write_durably
 
 INBOX = "inbox"
 LARGEST_MESSAGE_BYTES = 1 << 20
 SUBMITTED = "submitted"
 """Kind of a message that waits until a person has examined it; a writer does not ingest it."""
 MESSAGE_NAME = re.compile(r".*\..*\.json", re.DOTALL)
-"""Pattern KIND.ID.json of message files; kind and id are checked when the message is read."""
+"""Pattern KIND.ID.json of message files; kind and id are checked when the message is ingested."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """An inbox message of some `kind` with an id. `content` is None if the file is not a valid message."""
+    """Inbox message. `content` is None if the file is not a valid message or cannot be opened."""
 
     kind: str
     id: str
@@ -44,18 +44,12 @@ class Message:
 
     @property
     def request(self) -> str:
-        """Id of the request that the message is about: the id that a submission states, or else the message's id."""
+        """Id of the request that a submission states; for other messages, the id of the message."""
         return str((self.content or {}).get("request", self.id)) if self.kind == SUBMITTED else self.id
 
 
 def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
-    """Put a message into the inbox durably; posting the same message again changes nothing.
-
-    Args:
-        folder: Folder of the run.
-        kind: Kind of message.
-        id: Id of the request.
-        content: Content of the message.
+    """Write a message to the inbox durably; posting the same message again changes nothing.
 
     Raises:
         InputError: If the id is invalid, the content cannot be written as JSON, or the id is in use with other content.
@@ -126,7 +120,7 @@ def _read(path: Path, posted: float) -> Message:
     kind, _, rest = _printable(path.name).partition(".")
     content, trouble = None, ""
     try:
-        text = _first_bytes(path)
+        text = read_plain(path, most=LARGEST_MESSAGE_BYTES + 1)
         content = read_json(text) if len(text) <= LARGEST_MESSAGE_BYTES else None
         canonical_json(content)  # reject content that the ledger cannot hold (NaN, lone surrogates)
     except FileNotFoundError:
@@ -139,13 +133,6 @@ def _read(path: Path, posted: float) -> Message:
     return Message(kind, rest.removesuffix(".json"), content, path, posted, trouble)
 
 
-def _first_bytes(path: Path) -> bytes:
-    """Read a message up to one byte more than the maximum size, without following a link that replaced the file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as stream:
-        return stream.read(LARGEST_MESSAGE_BYTES + 1)
-
-
 def _printable(name: str) -> str:
-    """Return a file name that can be recorded and shown; a name that this changes is not a usable id."""
+    """Replace unprintable characters of a file name by `?`; a name that contains them is not a usable id."""
     return "".join(character if character.isprintable() else "?" for character in name)

@@ -21,20 +21,16 @@ PENDING = "operator.key.new-"
 """Prefix of the name of a new key's file, followed by the public key; a rotation writes the file before its event."""
 ROTATED = "key rotated"
 KEY_LOST = "key lost"
-"""Kind of the event that records a missing or wrong operator's key, before anything is written without it."""
+"""Kind of the event that records a missing or wrong operator's key; it precedes any other unsigned event."""
 PASSPHRASE = "SIFU_PASSPHRASE"
 PUBLIC_KEY = re.compile("[0-9a-f]{64}")
 SIGNATURE = re.compile("[0-9a-f]{128}")
 _typed: list[bytes] = []
-"""The passphrase typed on the terminal, so that the user is asked once and not for every event."""
+"""The passphrase typed on the terminal, kept so that the user is asked only once."""
 
 
 def passphrase(ask: bool) -> bytes | None:
-    """Return the passphrase from the environment or the terminal, or None.
-
-    Args:
-        ask: True to ask on the terminal if the environment has none.
-    """
+    """Return the passphrase from the environment or, if `ask` is true, from the terminal; None if there is none."""
     given = os.environ.get(PASSPHRASE)
     if given:
         return given.encode()
@@ -93,19 +89,13 @@ def write_key(path: Path, key: Any, *, like_the_old: bool = False) -> str:
     Returns:
         The public key as hex.
     """
-    from cryptography.hazmat.primitives.serialization import (
-        BestAvailableEncryption,
-        Encoding,
-        KeySerializationEncryption,
-        NoEncryption,
-        PrivateFormat,
-    )
+    from cryptography.hazmat.primitives import serialization as forms
 
     secret = passphrase(ask=like_the_old)
     if like_the_old and not secret:
         raise InputError(f"the old key is encrypted, so the new one must be encrypted too: set {PASSPHRASE}")
-    how: KeySerializationEncryption = BestAvailableEncryption(secret) if secret else NoEncryption()
-    write_atomically(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how))
+    how = forms.BestAvailableEncryption(secret) if secret else forms.NoEncryption()
+    write_atomically(path, key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, how))
     return public_hex(key)
 
 
@@ -132,6 +122,7 @@ def load_key(folder: Path, public_key: str) -> Any:
     """Return the operator's private key, and check that it matches the run's public key.
 
     Raises:
+        InputError: If the passphrase is missing or wrong.
         RunDamagedError: If the key cannot be read or does not match.
     """
     try:

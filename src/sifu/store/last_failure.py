@@ -1,6 +1,6 @@
 """Note of the last error that interrupted an open request, in a small file on which no claim depends.
 
-If an error interrupts a request, the error is noted here; the next attempt deletes it. Losing the file does no harm.
+The next attempt to execute the request deletes the note.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ LONGEST = 1000
 
 
 class Failure(NamedTuple):
-    """An error that interrupted a request, in words; `damaged` is true if a file of the run is damaged or missing."""
+    """Error that interrupted a request, as text; `damaged` is true if a file of the run is damaged or missing."""
 
     error: str
     damaged: bool
 
 
 def note_failure(folder: Path, request: str, error: BaseException, *, damaged: bool) -> None:
-    """Note the error that interrupted a request; if the note cannot be written, it is skipped."""
+    """Note the error that interrupted a request; do nothing if the note cannot be written."""
     words = " ".join(str(error).split()) or "no further information"
     sentence = words if isinstance(error, SifuError) else f"{type(error).__name__}: {words}"
     note = {"request": request, "error": sentence[:LONGEST], "damaged": damaged}
@@ -35,7 +35,7 @@ def note_failure(folder: Path, request: str, error: BaseException, *, damaged: b
 
 
 def last_failure(folder: Path, request: str) -> Failure | None:
-    """Return the last error that interrupted a request; None if there is none."""
+    """Return the last error that interrupted a request; None if none is noted."""
     try:
         content = json.loads(read_plain(folder / FAILURE_FILE))
         return Failure(str(content["error"]), content.get("damaged") is True) if content["request"] == request else None

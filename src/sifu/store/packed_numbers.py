@@ -1,9 +1,9 @@
 """Lossless packing of the whole numbers in statistics files (docs/store.md, section 5a).
 
-Statistics are int64 and rows int32, but most of their high bytes only repeat the sign. A number of 2h bytes is divided
-into its lower half, h unchanged bytes, and its upper half, a signed number of h bytes. Upper halves are stored in runs
-of `RUN` numbers. Each run uses the smallest width (0, 1, 2 or 4 bytes per number) that fits all of its numbers. This
-halves rows of features and saves a third of a sum, at the speed of a copy.
+Statistics are int64 and rows are int32, but most of their high bytes only repeat the sign. A number of 2h bytes is
+divided into its lower half, which is stored unchanged, and its upper half, a signed number of h bytes. Upper halves are
+stored in runs of `RUN` numbers. Each run uses the smallest width (0, 1, 2 or 4 bytes per number) that fits all of its
+numbers. This makes files of rows half as large and sums a third smaller, and is about as fast as a copy.
 """
 
 from __future__ import annotations

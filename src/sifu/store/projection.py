@@ -1,4 +1,4 @@
-"""Row types of the small tables, the row changes that an event implies, and events before they are recorded."""
+"""Row types of the small tables, the changes that an event makes to them, and the content of new events."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from sifu.core.method_info import CLOSED_FORM
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
 from sifu.store.files import STORED
-from sifu.store.history_tables import NodeRow, ParticipationRows
+from sifu.store.history_tables import ParticipationRows, node_values
 from sifu.store.statistics_files import NewUpdates, StatisticsRow, UpdatesRow
 from sifu.theory.facts import ClientProfile
+from sifu.theory.history import PathNode
 
 
 @dataclass(frozen=True)
@@ -53,20 +54,26 @@ class RequestRow:
 
     @property
     def records(self) -> tuple[int, ...]:
-        """Rows to forget of the single client; empty if clients are forgotten entirely."""
+        """Row numbers of the records to forget, of one client; empty if clients are forgotten entirely."""
         return self.terms.records
 
     @property
     def waits(self) -> bool:
         """True while the request waits for its execution."""
-        return self.status in ("received", "verified", "planned")
+        return self.status in WAITING
+
+    @property
+    def is_open(self) -> bool:
+        """True while the request waits or runs."""
+        return self.waits or self.status == "running"
+
+    @property
+    def was_ended(self) -> bool:
+        """True if the request was refused or withdrawn."""
+        return self.status in ENDED
 
     def awaits_head(self, tip: int) -> bool:
-        """Return whether the request is running and its closed-form head is not solved yet, so nothing was released.
-
-        Args:
-            tip: Node of the current model.
-        """
+        """Return whether the request is running and its closed-form head is not solved yet."""
         return (self.status, self.method, self.noise_node) == ("running", CLOSED_FORM, tip)
 
 
@@ -81,7 +88,7 @@ class SubjectRow:
 
 @dataclass(frozen=True)
 class ModelRow:
-    """A row of `models`: an existing file. Requests can roll back to `kept` models; the current model always exists."""
+    """A row of `models`: a stored model. Requests can roll back to `kept` models; the current model always exists."""
 
     node: int
     kept: bool
@@ -117,7 +124,7 @@ class MergeRow:
 
 @dataclass(frozen=True)
 class EvaluationRow:
-    """A row of `evaluations`."""
+    """A row of `evaluations`: the result of a node's model on the samples of a subset of clients."""
 
     node: int
     subset: str
@@ -128,7 +135,7 @@ class EvaluationRow:
 
 @dataclass(frozen=True)
 class ChargeRow:
-    """A row of `charges`."""
+    """A row of `charges`: the Psi of a subject that added noise had to hide, and the budget charged for it."""
 
     noise_node: int
     subject: int
@@ -190,7 +197,7 @@ ROWS: dict[str, Any] = {
 }
 """Row type of each table; every column is a field of the same name."""
 LISTED = (*STORED, "group_models", "merges", "evaluations", "rejections")
-"""Tables whose new rows an event lists under the name of the table."""
+"""Tables whose new rows are listed in events, under the name of the table as payload key."""
 
 
 @functools.lru_cache(4096)
@@ -225,15 +232,21 @@ WRITTEN = {table: {column.name: column.type in JSON_PARSERS for column in fields
 
 
 def read_row(table: str, values: dict[str, Any]) -> Any:
-    """Return a row of a table as its row type."""
+    """Build the row object of a table from the values of its columns."""
     return ROWS[table](**values | {name: parse(values[name]) for name, parse in PARSED[table].items()})
 
 
-DECIDED = {f"request {status}": status for status in ("verified", "planned", "refused", "withdrawn")}
-"""New status of a request, by the kind of event that decides on it."""
+WAITING = ("received", "verified", "planned")
+"""Statuses of a request that waits for its execution."""
+ENDED = ("refused", "withdrawn")
+"""Statuses of a request that was ended without a certificate."""
+ENDINGS = ("request refused", "request withdrawn")
+"""Kinds of the events that end a request without a certificate."""
+STATUS_AFTER = {f"request {status}": status for status in (*WAITING, "done", *ENDED)} | {"rolled back": "running"}
+"""New status of a request, by the kind of event that changes it."""
 
 UNDONE = "undone"
-"""Key of the payload of a refusal or withdrawal that ends a running request."""
+"""Payload key of a refusal or withdrawal that ends a running request."""
 
 Key = tuple[Any, ...]
 Tables = dict[str, dict[Key, dict[str, Any]]]
@@ -241,9 +254,9 @@ Tables = dict[str, dict[Key, dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Change:
-    """Change of one row: set `values` in the row of `table` with this key, or delete the row if they are None.
+    """Change of one row: set `values` in the row of `table` with this key, or delete the row if `values` is None.
 
-    The row is created if it does not exist.
+    A row that does not exist is created.
     """
 
     table: str
@@ -252,13 +265,7 @@ class Change:
 
 
 def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
-    """Yield the row changes of one event.
-
-    Args:
-        kind: Kind of the event.
-        time: Time of the event.
-        payload: Content of the event, including its sealed part.
-    """
+    """Yield the row changes of one event; `payload` includes the sealed part of the event."""
     for key, value in payload.get("run", {}).items():
         yield Change("run", (key,), {"value": value if isinstance(value, str) else canonical_json(value).decode()})
     if LOCAL_RATES in payload:
@@ -288,8 +295,8 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
     elif kind == "request done":
         values = {"status": "done", "final_node": payload["final_node"], "level": payload["level"], "finished": time}
         yield Change("requests", (payload["request"],), values)
-    elif kind in DECIDED:
-        yield Change("requests", (payload["request"],), {"status": DECIDED[kind]})
+    elif kind in STATUS_AFTER:
+        yield Change("requests", (payload["request"],), {"status": STATUS_AFTER[kind]})
         yield from _undo(payload)
     elif kind == "comparison":
         values = {key: payload[key] for key in ("rounds", "reached", "accuracy")}
@@ -298,7 +305,7 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
 
 
 _EMPTIED = ("carried_out", "noise_std", "source_node", "wanted_node", "noise_node")
-"""Columns of a request that its rollback filled and undoing the request clears."""
+"""Columns of a request that the rollback fills, and that are cleared if the request is undone."""
 
 
 def _undo(payload: dict[str, Any]) -> Iterator[Change]:
@@ -321,14 +328,14 @@ def _undo(payload: dict[str, Any]) -> Iterator[Change]:
 
 
 _ROWS_TOGETHER = 200
-"""Participations per INSERT statement; other threads may run between two statements, which takes longer than a row."""
+"""Participations per INSERT statement. Single rows would be slower, as threads may be switched between statements."""
 
 
 @dataclass(frozen=True)
 class NewRows:
     """Rows that one event adds to the three large tables."""
 
-    nodes: Sequence[NodeRow] = ()
+    nodes: Sequence[PathNode] = ()
     participation: ParticipationRows = field(default_factory=ParticipationRows.empty)
     grams: Sequence[tuple[int, bytes]] = ()
 
@@ -355,7 +362,7 @@ def insert_clients(connection: sqlite3.Connection, clients: Iterable[tuple[int, 
 
 def insert_rows(connection: sqlite3.Connection, rows: NewRows) -> None:
     """Insert rows into the three large tables."""
-    connection.executemany(f"INSERT INTO nodes VALUES ({','.join('?' * 15)})", [row.values() for row in rows.nodes])
+    connection.executemany(f"INSERT INTO nodes VALUES ({','.join('?' * 15)})", map(node_values, rows.nodes))
     columns = (column.tolist() for column in rows.participation.columns)
     values = list(itertools.chain.from_iterable(zip(*columns, strict=True)))
     for first in range(0, len(values), 4 * _ROWS_TOGETHER):
@@ -392,7 +399,7 @@ class NewEvent:
 
     Attributes:
         kind: Kind of the event.
-        payload: Content of the event, completed with the parts below.
+        payload: Content of the event, to which `content` and the writer add the fields below.
         rows: New rows of the large tables.
         models: Models to write.
         dropped_models: Nodes of the models to delete.
@@ -423,7 +430,7 @@ class NewEvent:
     for_good: bool = False
 
     def content(self) -> dict[str, Any]:
-        """Return the payload, completed with all parts that do not depend on the files to write."""
+        """Return the payload with all fields that do not depend on the files to write."""
         parts = {
             "dropped_models": [int(node) for node in self.dropped_models],
             "dropped_updates": list(self.dropped_updates),
@@ -434,7 +441,7 @@ class NewEvent:
         return {**self.payload, **{name: part for name, part in parts.items() if part}}
 
     def files(self) -> Iterator[tuple[str, int | str]]:
-        """Yield kind and key of the files that belong to the run once the event is recorded; some may exist."""
+        """Yield the kind and key of each file that the event adds to the run; some files may already exist."""
         yield from (("models", model.node) for model in self.models)
         yield from (("updates", updates.file) for updates in self.updates)
         yield from (("statistics", row["file"]) for row in self.statistics)

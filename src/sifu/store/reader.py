@@ -1,9 +1,9 @@
 """Read access to a run, at any time, even while another process writes to it.
 
-A client that had some of its records forgotten joins again with the remaining ones. It becomes a new row of `clients`
-with a new name, and its event `client joined` names the request. Only the requests hold the removed row numbers, so
-that an engine can drop these rows whenever it loads the client's data again. Rows keep the numbers that they had when
-the client first joined.
+A client that had some of its records forgotten joins again with the remaining records. It becomes a new row of
+`clients` with a new name, and its event `client joined` names the request. Only the requests hold the numbers of the
+removed rows; engines drop these rows whenever they load the client's data again. Row numbers always count the rows of
+the data that the client first joined with.
 """
 
 from __future__ import annotations
@@ -50,12 +50,15 @@ TUNED_LAYOUT = "tuned_layout"
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """Turn errors from records that cannot be interpreted into `RunDamagedError`, which has its own exit code."""
+    """Raise errors from unreadable records as `RunDamagedError`, which has its own exit code."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError, InputError) as error:
+    except (
+        ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError, RecursionError, InputError,
+    ) as error:  # fmt: skip
+        what = f"{type(error).__name__}: {error}"[:200]
         raise RunDamagedError(
-            f"{folder} is damaged: its records cannot be read ({type(error).__name__}: {error}). "
+            f"{folder} is damaged: its records cannot be read ({what}). "
             "Check it with sifu verify, or restore it from a backup"
         ) from error
 
@@ -77,7 +80,7 @@ class RunReader(HistoryReader):
         result: dict[str, Any] = json.loads(self.value("spec"))
         # Runs created before this key existed merged by the plain mean, whatever the default is today.
         result.setdefault("groups", {"count": 0}).setdefault("stretch", 1.0)
-        # They drew the rows held out for testing by row number.
+        # Runs created before this key existed drew the rows held out for testing by row number.
         result["data"].setdefault("held_out_by", "number")
         return result | {"features": recorded_features(result.get("features", {}))}
 
@@ -132,7 +135,7 @@ class RunReader(HistoryReader):
         return self.value("phase")
 
     def clients(self) -> tuple[ClientProfile, ...]:
-        """Return all clients of the run, by index; the table is read once."""
+        """Return all clients of the run, by index; cached until the clients change."""
         clients: tuple[ClientProfile, ...] = self.constant("clients", self.read_clients)
         return clients
 
@@ -169,7 +172,7 @@ class RunReader(HistoryReader):
         return {row.node: row for row in self._rows("group_models")}
 
     def merges(self) -> list[MergeRow]:
-        """Return the parts of every merged model, by node and group."""
+        """Return the group models that each merged model was made from, ordered by node and group."""
         return self._rows("merges")
 
     def updates(self) -> dict[str, UpdatesRow]:
@@ -198,7 +201,7 @@ class RunReader(HistoryReader):
         return sorted(rows, key=lambda row: steps.get(("request received", row.request), 0))
 
     def steps(self) -> dict[tuple[str, str], int]:
-        """Return the number of the first event of each (kind, request), for receipts, rollbacks and completions.
+        """Return the number of the event that received, rolled back or completed a request, by (kind, request).
 
         Each event is read once, because events are only added.
         """
@@ -226,7 +229,7 @@ class RunReader(HistoryReader):
         return content
 
     def last_event(self) -> tuple[int, str]:
-        """Return number and hash of the last event."""
+        """Return the number and hash of the last event."""
         seq, digest = self.query("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1")[0]
         return int(seq), bytes(digest).hex()
 
@@ -239,11 +242,11 @@ class RunReader(HistoryReader):
         return self._rows("subjects")
 
     def charges(self) -> list[ChargeRow]:
-        """Return the privacy cost of each addition of noise for each subject."""
+        """Return the budget that each addition of noise charged to each subject."""
         return self._rows("charges")
 
     def evaluations(self) -> list[EvaluationRow]:
-        """Return all evaluations, by node."""
+        """Return all evaluations, ordered by node."""
         return self._rows("evaluations")
 
     def comparisons(self) -> list[ComparisonRow]:
@@ -251,7 +254,7 @@ class RunReader(HistoryReader):
         return self._rows("comparisons")
 
     def rejections(self) -> list[RejectionRow]:
-        """Return the rejected replies, by the position of their round."""
+        """Return the rejected replies, ordered by the position of their round."""
         return self._rows("rejections")
 
     def _rows(self, table: str, order: str = "") -> list[Any]:
@@ -266,12 +269,7 @@ class RunReader(HistoryReader):
         return [read_row(table, dict(zip(columns, row, strict=True))) for row in rows]
 
     def latest_events(self, kinds: Sequence[str], most: int) -> list[tuple[str, str, dict[str, Any]]]:
-        """Return time, kind and payload of the latest events of some kinds, oldest first.
-
-        Args:
-            kinds: Kinds of events to return.
-            most: Maximum number of events.
-        """
+        """Return time, kind and payload of at most `most` of the latest events of these kinds, oldest first."""
         marks = ", ".join("?" * len(kinds))
         rows = self.query(
             f"SELECT time, kind, payload FROM events WHERE kind IN ({marks}) ORDER BY seq DESC LIMIT ?", (*kinds, most)
@@ -279,11 +277,7 @@ class RunReader(HistoryReader):
         return [(str(a), str(b), json.loads(c)) for a, b, c in reversed(list(rows))]
 
     def certificates(self, request: str | None = None) -> dict[tuple[str, str], str]:
-        """Return the signed certificates as JSON text, by (request, form).
-
-        Args:
-            request: Id of one request; None for the certificates of all requests.
-        """
+        """Return the signed certificates of one request or of all, as JSON text, by (request, form)."""
         where, values = ("", ()) if request is None else (" WHERE request = ?", (request,))
         rows = self.query(f"SELECT request, form, content FROM certificates{where}", values)
         return {(a, b): c for a, b, c in rows}
@@ -293,7 +287,7 @@ class RunReader(HistoryReader):
         return list(self.remembered("events", self._read_events))
 
     def _read_events(self) -> list[Event]:
-        """Read all events, and reuse the parsed content of each event that an earlier connection read identically."""
+        """Read all events; reuse the objects of equal events in the shared cache, with their parsed content."""
         rows = self.query(
             "SELECT seq, time, kind, payload, nonce, commitment, hash, signature, content "
             "FROM events LEFT JOIN sealed USING (seq) ORDER BY seq"
@@ -313,15 +307,11 @@ SEPARATOR = "~"
 """Separator between a client's first name and the count of its names: hospital-3, hospital-3~2, hospital-3~3."""
 
 
-ENDED = ("refused", "withdrawn")
-"""Statuses of a request that was ended without a certificate."""
-
-
 @dataclass(frozen=True)
 class Remainder:
     """A client that joined, or will join, in place of client `before` after a request to forget records.
 
-    Its index is `client`. It has the rows of `first`, the client as it first joined, except the `removed` ones.
+    Its index is `client`. Its rows are those of `first`, the client as it first joined, without the rows `removed`.
     """
 
     request: str
@@ -333,7 +323,7 @@ class Remainder:
 
 
 def joined_remainders(reader: RunReader) -> list[Remainder]:
-    """Return all clients that joined again, in the order of joining."""
+    """Return all clients that joined again after records were forgotten, in the order of joining."""
     remainders: list[Remainder] = reader.remembered("remainders", lambda: _find(reader))
     return list(remainders)
 
@@ -351,7 +341,7 @@ def chain_of(reader: RunReader, client: int) -> tuple[int, ...]:
 
 
 def plain_name(reader: RunReader, client: int) -> str:
-    """Return the name under which a client first joined, which is the name that people know."""
+    """Return the name under which a client first joined; people know the client by this name."""
     return reader.clients()[chain_of(reader, client)[0]].name
 
 
@@ -371,7 +361,7 @@ def clients_now(reader: RunReader) -> list[int]:
 
 def unused_clients(reader: RunReader) -> set[int]:
     """Return the indices under which clients joined again for a request that was later refused or withdrawn."""
-    ended = {row.request for row in reader.requests() if row.records and row.status in ENDED}
+    ended = {row.request for row in reader.requests() if row.records and row.was_ended}
     return {client for row in reader.subjects() if row.request in ended for client in row.clients}
 
 
@@ -382,7 +372,7 @@ def _last_of_each(reader: RunReader) -> list[int]:
 
 
 def _find(reader: RunReader) -> list[Remainder]:
-    requests = {row.request: row for row in reader.requests() if row.records and row.status not in ENDED}
+    requests = {row.request: row for row in reader.requests() if row.records and not row.was_ended}
     if not requests:
         return []
     clients, joined = reader.clients(), reader.joined()
@@ -404,7 +394,7 @@ def _next(
 
 
 def remainder_to_join(reader: RunReader) -> Remainder | None:
-    """Return the client of a request in progress that has yet to join again, or None."""
+    """Return the client that has yet to join again for a running request to forget records, or None."""
     there = {remainder.request for remainder in joined_remainders(reader)}
     for row in reader.requests():
         if row.status == "running" and row.records and row.request not in there:
@@ -413,13 +403,9 @@ def remainder_to_join(reader: RunReader) -> Remainder | None:
 
 
 def remainder_after(reader: RunReader, name: str, rows: tuple[int, ...], request: str = "") -> Remainder:
-    """Return the client that would replace client `name` once some of its rows are forgotten.
+    """Return the client that would replace client `name` once these rows are forgotten.
 
-    Args:
-        reader: Reader of the run.
-        name: Name of the client.
-        rows: Numbers of the rows to forget.
-        request: Id of the request; empty if there is none yet.
+    The id of the `request` is empty if there is no request yet.
     """
     earlier = {remainder.client: remainder for remainder in joined_remainders(reader)}
     names = [profile.name for profile in reader.clients()]
@@ -454,12 +440,7 @@ def names_now(reader: RunReader) -> dict[str, str]:
 
 
 def check_rows(reader: RunReader, client: int, rows: tuple[int, ...]) -> None:
-    """Check that a client has these rows and keeps at least one.
-
-    Args:
-        reader: Reader of the run.
-        client: Index of the client.
-        rows: Numbers of the rows to forget.
+    """Check that a client has these rows, which will be forgotten, and keeps at least one other row.
 
     Raises:
         InputError: If a row does not exist or was forgotten before, or if no row would be left.

@@ -1,7 +1,6 @@
-"""Check, at every opening for writing, that the ledger is intact and that the small tables agree with it.
+"""Checks, on every opening for writing, that the ledger is intact and that the small tables agree with it.
 
-Clients and rounds are not checked here, because there can be a million of them. Code that uses them checks them
-(`sifu.verify.integrity`).
+Clients and rounds are not checked here, because there can be a million of them. `sifu.verify.integrity` checks them.
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ from sifu.store.checkpoints import check_checkpoints
 from sifu.store.clock import check_order_of_times
 from sifu.store.database import schema_problems
 from sifu.store.erased_figures import check_rest, erasure_of_all
-from sifu.store.events_check import ReplayedLedger, check_events
+from sifu.store.events_check import check_events
 from sifu.store.keys import check_keys
 from sifu.store.projection import KEYS
 from sifu.store.reader import RunReader, readable
+from sifu.store.replayed_ledger import ReplayedLedger
 from sifu.store.sealed import check_sealed
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
@@ -31,7 +31,7 @@ Check = Callable[[RunReader], Iterable[str]]
 
 
 def check_record(reader: RunReader) -> None:
-    """Check ledger and tables of a run before anything is added to them.
+    """Check the ledger and the tables of a run before anything is added to them.
 
     Raises:
         RunDamagedError: If the ledger or a table was changed.
@@ -55,7 +55,7 @@ def refuse_problems(reader: RunReader, checks: Iterable[Check]) -> None:
 
 
 def check_database(reader: RunReader) -> Iterator[str]:
-    """Yield the problems that SQLite finds in its pages, and tables that do not belong to sifu's schema."""
+    """Yield the problems that SQLite finds in the database's pages, and each difference from sifu's schema."""
     for (line,) in reader.query("PRAGMA integrity_check(5)"):
         if line != "ok":
             yield f"database: {line}"
@@ -72,7 +72,7 @@ def check_schema(reader: RunReader) -> Iterator[str]:
 
 
 def check_ledger(reader: RunReader) -> Iterator[str]:
-    """Yield the problems of the hash chain, from the creation of the run to its head."""
+    """Yield the problems of the ledger: its hash chain, the form of its events, their times, and its head."""
     events = reader.events()
     if not events or events[0].kind != "run created":
         yield "ledger: it does not begin with the creation of the run"
@@ -96,7 +96,7 @@ def check_ledger(reader: RunReader) -> Iterator[str]:
 
 
 _seen_canonical: set[bytes] = set()
-"""Digests of payloads known to be canonical, because a process opens a run many times."""
+"""Digests of payloads known to be canonical, cached because a process opens a run many times."""
 _MOST_SEEN = 200_000
 
 
@@ -114,7 +114,8 @@ def check_tables(reader: RunReader) -> Iterator[str]:
     """Yield a problem for each row of the small tables that differs from the ledger."""
     ledger = ReplayedLedger.of(reader)
     head = {("head",): {"value": ledger.events[-1].head}}
-    expected = ledger.tables | {"run": ledger.tables["run"] | head}
+    replayed = ledger.tables.rows
+    expected = replayed | {"run": replayed["run"] | head}
     for table, keys in KEYS.items():
         columns = [row[1] for row in reader.query(f"PRAGMA table_info({table})")]
         stored = {}

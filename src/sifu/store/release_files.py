@@ -1,7 +1,7 @@
 """Released heads of runs with `release.noise`: one file in `releases/`, and the events that record releases.
 
-The models in `models/` are the solved heads and never leave the folder. Without `release.noise` the current model is
-released unchanged, if there is one.
+The models in `models/` are then the solved heads without noise, which are never released. Without `release.noise` the
+current model is released unchanged, if there is one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu.core.layout import Vector
-from sifu.core.ledger import RELEASE_DISTANCES
+from sifu.core.ledger import RELEASE_DISTANCES, Event
 from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.store import files
@@ -39,32 +39,26 @@ class ReleaseRow:
 
 
 def release_noise(reader: RunReader) -> float:
-    """Return the noise on every release of a run; 0 if it is off."""
+    """Return the standard deviation of the noise on each release of a run; 0 for a run without such noise."""
     return Spec.from_mapping(reader.spec).release.noise_std
 
 
 def releases(reader: RunReader) -> list[ReleaseRow]:
     """Return all releases with noise, in order."""
-    return [release_row(event.seq, event.time, event.content) for event in reader.events() if event.kind == RELEASED]
+    return [release_row(event) for event in reader.events() if event.kind == RELEASED]
 
 
-def release_row(seq: int, time: str, content: Mapping[str, Any]) -> ReleaseRow:
+def release_row(event: Event) -> ReleaseRow:
     """Return the release that an event records."""
+    content = event.content
     measured = content.get(RELEASE_DISTANCES)
     clients, records = (
         None if measured is None else {int(client): float(value) for client, value in measured[of].items()}
         for of in ("clients", "records")
     )
-    return ReleaseRow(
-        seq,
-        time,
-        int(content["node"]),
-        float(content["noise_std"]),
-        str(content["digest"]),
-        tuple(map(int, content["clients"])),
-        clients,
-        records,
-    )
+    node, noise_std, digest = int(content["node"]), float(content["noise_std"]), str(content["digest"])
+    members = tuple(map(int, content["clients"]))
+    return ReleaseRow(event.seq, event.time, node, noise_std, digest, members, clients, records)
 
 
 def release_path(folder: Path, node: int) -> Path:
@@ -83,30 +77,26 @@ def released_content(reader: RunReader) -> bytes:
             raise InputError("the run has no head since its last request ended: solve one with sifu release")
         return reader.model_content(reader.tip)
     row = _latest(reader)
-    return files.read_content(
-        release_path(reader.folder, row.node), f"the released head of node {row.node}", row.digest
-    )
+    path = release_path(reader.folder, row.node)
+    return files.read_content(path, f"the released head of node {row.node}", row.digest)
 
 
-def released_model(reader: RunReader, node: int | None = None) -> Vector:
-    """Return the released model, or the released version of `node`.
+def released_model(reader: RunReader) -> Vector:
+    """Return the released model.
 
     Raises:
-        InputError: If the run adds noise to releases, and nothing was released yet or the latest release is of another
-            node.
+        InputError: If the run adds noise to releases and has released nothing yet.
     """
     if release_noise(reader) == 0.0:
-        return reader.load_model(reader.tip if node is None else node)
+        return reader.load_model(reader.tip)
     row = _latest(reader)
-    if node is not None and node != row.node:
-        raise InputError(f"node {node} is not the latest release, and earlier releases are not stored")
     return files.read_model(release_path(reader.folder, row.node), reader.layout, row.digest)
 
 
 def lacks_head(reader: RunReader) -> bool:
-    """Return whether the head of a closed-form run was rolled back and is not solved again yet."""
+    """Return whether a closed-form run has no head: none was solved yet, or a request rolled the head back."""
     solves = Spec.from_mapping(reader.spec).regime.solves
-    return solves and reader.nodes_by_number()[reader.tip].node.kind != "round"
+    return solves and reader.nodes_by_number()[reader.tip].kind != "round"
 
 
 def released_node(reader: RunReader) -> int | None:

@@ -2,7 +2,7 @@
 
 A file begins with a line that describes its numbers. The features of the part follow, row by row. In the public part
 and in a complete file, the targets come next. All numbers are packed int32 (`packed_numbers`). The salt comes last.
-Dropping a group's block deletes files and never rewrites one.
+To drop a group's block, files are deleted; none is rewritten.
 """
 
 from __future__ import annotations
@@ -19,16 +19,6 @@ from sifu.theory.closed_form.rows import ROW_TYPE
 
 WHOLE: Part = (-1,)
 """The single part of rows or statistics that are not divided."""
-
-
-def rows_heading(fixed: FixedPoint, name: str | None) -> bytes:
-    """Return the first line of a file of rows.
-
-    Args:
-        fixed: Fixed-point format of the numbers.
-        name: Name of the part; None if the file is complete.
-    """
-    return f"sifu rows 2 {fixed.describe()}{'' if name is None else f' part={name}'}\n".encode()
 
 
 def part_of_rows(rows: Rows, blocks: Blocks | None, part: Part) -> Numbers:

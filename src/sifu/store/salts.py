@@ -1,4 +1,4 @@
-"""Salts of the clients' sample digests, in a file that can be erased.
+"""Salts of the digests of clients' samples, in a file from which individual salts can be erased.
 
 The ledger keeps a digest of each client's samples permanently. The digest is salted, and only `salts.json` holds the
 salt. When a client is forgotten, its salt is erased; its digest can then no longer confirm a guess of the client's
@@ -9,16 +9,16 @@ a Flower federation do not disclose their samples and have neither digest nor sa
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sifu.core.ledger import canonical_json
+from sifu.core.ledger import canonical_json, commit
 from sifu.errors import InputError
 from sifu.store.files import SALT_BYTES, read_plain, write_atomically
+from sifu.store.given_approvals import restored_requests
 from sifu.store.reader import RunReader, remainder_to_join
 
 SALTS_FILE = "salts.json"
@@ -36,7 +36,7 @@ def salted_sample_digest(salt: str, digest: str) -> str:
     >>> salted_sample_digest("00" * 32, "11" * 32)[:8]
     '8878b15a'
     """
-    return hashlib.sha256(bytes.fromhex(salt) + bytes.fromhex(digest)).hexdigest()
+    return commit(bytes.fromhex(salt), bytes.fromhex(digest)).hex()
 
 
 def add_salts(folder: Path, digests: Mapping[int, str]) -> dict[int, str]:
@@ -68,22 +68,23 @@ def recorded_digests(reader: RunReader) -> dict[int, str]:
 def outlived(reader: RunReader) -> set[int]:
     """Return the clients whose samples are no longer needed: forgotten clients, except a client that has yet to rejoin.
 
-    A client that lost some records rejoins with the remaining ones. Clients forgotten after a backup count as forgotten
-    in a run restored from it, even before their request is executed again.
+    A client that lost some records rejoins with the remaining ones. Clients forgotten as a whole after a backup count
+    as forgotten in a run restored from it, even before their request is executed again. A request for records still
+    needs the samples, because it names them by their number.
     """
     waiting = remainder_to_join(reader)
     forgotten = {client for subject in reader.subjects() for client in subject.clients}
-    restored = reader.query("SELECT payload FROM events WHERE kind = 'restored'")
-    again = {request for (payload,) in restored for request in json.loads(payload)["requests"]}
-    names = {name for row in reader.requests() if row.request in again for name in row.clients}
+    again = restored_requests(reader)
+    names = {name for row in reader.requests() if row.request in again and not row.records for name in row.clients}
     forgotten |= {client for client, profile in enumerate(reader.clients()) if profile.name in names}
     return forgotten - ({waiting.before} if waiting else set())
 
 
 def salts_to_erase(reader: RunReader) -> set[int]:
-    """Return the clients whose salt must be erased: all in `outlived`, except clients of a request without a head.
+    """Return the clients whose salts must be erased: those in `outlived`, except clients of a request without a head.
 
-    Such a request may still be refused or withdrawn; its clients then take part again, with the samples they had.
+    A running request whose closed-form head is not solved may still be refused or withdrawn. Its clients then take part
+    again, with the samples they had.
     """
     returning = {row.request for row in reader.requests() if row.awaits_head(reader.tip)}
     return outlived(reader) - {

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sifu.core.ledger import NONCE_BYTES, SEALED, SEALED_KEYS, Event, canonical_json, read_json, seal_commitment
+from sifu.core.ledger import NONCE_BYTES, SEALED, SEALED_KEYS, Event, canonical_json, commit, read_json
 from sifu.store.reader import JOINED, RELEASED, RunReader
 
 PURGED = "purged"
@@ -20,10 +20,7 @@ OF_THE_FORGOTTEN = ("request done", "comparison", JOINED, PURGED)
 
 
 def split_sealed(payload: dict[str, Any]) -> tuple[bytes, bytes] | None:
-    """Move the figures to be sealed out of a payload and put a commitment to them in their place.
-
-    Args:
-        payload: Content of an event; changed in place.
+    """Move the figures to be sealed out of an event's payload and put a commitment to them in their place.
 
     Returns:
         Salt and content of the sealed part, or None if the payload has no such figures.
@@ -32,12 +29,12 @@ def split_sealed(payload: dict[str, Any]) -> tuple[bytes, bytes] | None:
     if not private:
         return None
     salt, content = secrets.token_bytes(NONCE_BYTES), canonical_json(private)
-    payload[SEALED] = seal_commitment(salt, content)
+    payload[SEALED] = commit(salt, content).hex()
     return salt, content
 
 
 def erased_by_purges(events: Iterable[Event]) -> dict[int, int]:
-    """Return the number of the purge that erased the sealed part of an event, by event number.
+    """Return the events whose sealed part was erased: the number of the purge, by the number of the event.
 
     A purge erases every measurement up to the last rollback, because a forgotten client was still taking part. It also
     erases later events that may reveal data of forgotten clients (`OF_THE_FORGOTTEN`). Before the first rollback it
@@ -63,7 +60,7 @@ def erased_by_purges(events: Iterable[Event]) -> dict[int, int]:
 
 
 def erased_by_next_purge(events: Sequence[Event]) -> list[Event]:
-    """Return the events whose sealed part a purge would erase now, except the last purge itself."""
+    """Return the events, other than purges, whose sealed part a purge would erase now."""
     next_purge = replace(events[-1], seq=events[-1].seq + 1, kind=PURGED)
     erased, before = erased_by_purges([*events, next_purge]), erased_by_purges(events)
     return [event for event in events if event.seq in erased.keys() - before.keys() and event.kind != PURGED]
@@ -72,11 +69,7 @@ def erased_by_next_purge(events: Sequence[Event]) -> list[Event]:
 def erase_sealed(connection: sqlite3.Connection, events: Iterable[Event]) -> None:
     """Delete the sealed parts that the last purge erases, and the rows derived from them.
 
-    Call it inside the transaction that records the purge.
-
-    Args:
-        connection: Database of the run.
-        events: The ledger, up to and including the event of the purge.
+    Call it inside the transaction that records the purge, with all events including the event of the purge.
     """
     erased = erased_by_purges(events)
     gone, stays = set[tuple[int, str]](), set[tuple[int, str]]()
@@ -117,7 +110,7 @@ def check_sealed(reader: RunReader) -> Iterator[str]:
                 f"ledger: event {erased[event.seq]} erased what event {event.seq} measured, and it is there again: "
                 "find out where it comes from"
             )
-        if len(salt) != NONCE_BYTES or seal_commitment(salt, content.encode()) != payload.get(SEALED):
+        if len(salt) != NONCE_BYTES or commit(salt, content.encode()).hex() != payload.get(SEALED):
             yield (
                 f"ledger: salt and content of the sealed part of event {event.seq} ({event.kind[:40]}) are not what it "
                 "commits to"

@@ -1,18 +1,19 @@
-"""Clients' updates of kept rounds and statistics of closed-form heads, as stored on disk.
+"""Files of clients' updates in kept rounds, and files of statistics for closed-form heads.
 
 Updates are stored in one safetensors file per kept round, with one flat tensor per client, named by client index.
 
-The ledger keeps a digest of every update permanently. The digest is salted, and only the file holds the salt: once the
-update is erased, the digest cannot confirm a guess of it.
+The ledger keeps a digest of every update permanently. The digest is salted, and only the file holds the salt. Once an
+update is erased, its digest cannot confirm a guess of the update.
 
-A file is never changed. To remove a client, a new file without it is written, an event names the new file and drops the
-old one, and only then is the old one deleted. A process killed at any instant leaves one of the two.
+A file is never changed. To remove a client, a new file without its update is written, an event names the new file and
+drops the old one, and only then is the old file deleted. The file that the ledger names therefore exists even if the
+process is killed at any of these steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,8 @@ from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
 from sifu.store.files import SALT_BYTES, new_salt, read_tensors, stored_path
 from sifu.store.packed_numbers import Numbers, pack, unpack
-from sifu.store.row_files import WHOLE, bytes_of_parts, part_of_rows, rows_heading, rows_of_parts
-from sifu.theory.arrays import Integers
-from sifu.theory.closed_form import FixedPoint, Rows, Statistics, total
-from sifu.theory.closed_form.blocks import Blocks, Part, cut, joined, parts_of_rows, parts_through, words_of_part
+from sifu.theory.closed_form import FixedPoint, Rows, Statistics
+from sifu.theory.closed_form.blocks import Part
 from sifu.theory.closed_form.rows import ROW_TYPE
 from sifu.theory.participation import ClientIndices
 
@@ -62,28 +61,25 @@ class NewUpdates:
         """Name of the file; a rewritten file gets a new name."""
         return f"{self.node}.{self.part}.{self.order}.safetensors"
 
-    def salted(self, seed: int | None) -> NewUpdates:
-        """Return the updates with a salt each, from the operating system or from the seed of an experiment."""
-        if self.salts is not None:
-            return self
-        salts = [new_salt(seed, f"{self.node}:{self.part}:{client}") for client in self.clients.tolist()]
-        return replace(self, salts=np.frombuffer(b"".join(salts), dtype=np.uint8).reshape(len(salts), SALT_BYTES))
+    def write(self, folder: Path, seed: int | None) -> dict[str, Any]:
+        """Write the file and return its row; equal updates and salts give equal bytes.
 
-    def content(self) -> bytes:
-        """Return the content of the file; the same updates and salts give the same bytes."""
+        Call it before recording the event that names the file. New updates get salts from the operating system, or from
+        the seed of an experiment.
+        """
         from safetensors.numpy import save
 
-        rows = zip(self.clients.tolist(), self.values, strict=True)
-        tensors = {str(client): np.ascontiguousarray(row) for client, row in rows}
-        salts = np.asarray(self.salts)[np.argsort(self.clients)]
-        return save(tensors | {SALTS: np.ascontiguousarray(salts)})
-
-    def digests(self) -> dict[str, str]:
-        """Return the salted digest of each client's tensor, by client index."""
-        if self.salts is None:
-            raise ValueError("updates are salted before their digests are taken")
-        rows = zip(self.clients.tolist(), self.values, self.salts, strict=True)
-        return {str(client): salted_digest(row, salt) for client, row, salt in rows}
+        clients, salts = self.clients.tolist(), self.salts
+        if salts is None:
+            new = [new_salt(seed, f"{self.node}:{self.part}:{client}") for client in clients]
+            salts = np.frombuffer(b"".join(new), dtype=np.uint8).reshape(len(new), SALT_BYTES)
+        tensors = {str(client): np.ascontiguousarray(row) for client, row in zip(clients, self.values, strict=True)}
+        digests = {name: salted_digest(row, salt) for (name, row), salt in zip(tensors.items(), salts, strict=True)}
+        content = save(tensors | {SALTS: np.ascontiguousarray(salts[np.argsort(self.clients)])})
+        files.write_atomically(stored_path(folder, "updates", self.file), content)
+        digest = sha256(content).hexdigest()
+        place = {"file": self.file, "node": self.node, "part": self.part}
+        return place | {"bytes": len(content), "digest": digest, "clients": digests}
 
 
 @dataclass(frozen=True)
@@ -131,221 +127,15 @@ def _by_client(tensors: dict[str, NDArray[np.floating]]) -> StoredUpdates:
 
 
 def only_clients(folder: Path, row: UpdatesRow, stay: Sequence[int]) -> NewUpdates:
-    """Return a new file with the stored updates and salts of the clients in `stay` only."""
+    """Return the content of a new file with the stored updates and salts of the clients in `stay` only."""
     stored, stay = read_updates(folder, row), sorted(stay)
     values, salts = ([kept[client] for client in stay] for kept in (stored.values, stored.salts))
     order = int(row.file.split(".")[2]) + 1
     return NewUpdates(row.node, row.part, order, np.array(stay), np.stack(values), np.stack(salts))
 
 
-@dataclass(frozen=True)
-class OwnStatistics:
-    """Each client's own statistics of the features that the groups' networks computed.
-
-    Attributes:
-        fixed: Fixed-point format of the numbers.
-        blocks: Division of the statistics into parts; None if they are not divided.
-        networks: Node of each group's network, in the order of the groups.
-        rows: Files by client and part. All files of a client have the same form, either statistics or rows of its
-            samples. Files of rows have no part for a pair of groups.
-    """
-
-    fixed: FixedPoint
-    blocks: Blocks | None
-    networks: Mapping[int, int]
-    rows: Mapping[int, Mapping[Part, StatisticsRow]]
-
-    @staticmethod
-    def among(
-        stored: Iterable[StatisticsRow], fixed: FixedPoint, blocks: Blocks | None, networks: Mapping[int, int]
-    ) -> OwnStatistics:
-        """Return the clients' own statistics among stored files that can be used with these networks.
-
-        Args:
-            stored: Rows of all stored files.
-            fixed: Fixed-point format of the numbers.
-            blocks: Division of the statistics into parts; None if they are not divided.
-            networks: Node of each group's network, in the order of the groups.
-        """
-        rows: dict[int, dict[Part, StatisticsRow]] = {}
-        for row in stored:
-            if not row.is_sum and can_be_used(row, networks.values()):
-                rows.setdefault(row.clients[0], {})[WHOLE if row.part is None else row.part] = row
-        return OwnStatistics(fixed, blocks, networks, rows)
-
-    def parts(self, groups: Iterable[int] | None = None) -> tuple[Part, ...]:
-        """Return the parts of a client's statistics, for all groups or for some."""
-        return (WHOLE,) if self.blocks is None else parts_through(self.networks if groups is None else groups)
-
-    def _in_form(self, parts: Iterable[Part], *, of_rows: bool) -> tuple[Part, ...]:
-        """Return the parts of rows, or of statistics, that are needed to compute `parts`."""
-        return parts_of_rows(parts) if of_rows and self.blocks is not None else tuple(parts)
-
-    def _keeps_rows(self, client: int) -> bool:
-        return any(row.is_rows for row in self.rows.get(client, {}).values())
-
-    def lacking(self, client: int, parts: Iterable[Part]) -> tuple[Part, ...]:
-        """Return the parts that a client must send for `parts`, in the form that is stored for it."""
-        own = self.rows.get(client, {})
-        return tuple(part for part in self._in_form(parts, of_rows=self._keeps_rows(client)) if part not in own)
-
-    @property
-    def complete(self) -> set[int]:
-        """Clients with all parts stored."""
-        parts = self.parts()
-        return {client for client in self.rows if not self.lacking(client, parts)}
-
-    def parts_to_write(self, client: int, sent: Statistics | Rows, lacking: Sequence[Part]) -> Sequence[Part]:
-        """Return the parts of a client's message to write, in the form in which the client sent them.
-
-        Args:
-            client: Index of the client.
-            sent: Statistics or rows that the client sent.
-            lacking: Parts that are not stored.
-        """
-        new = isinstance(sent, Rows) and not self._keeps_rows(client)
-        return self._in_form(lacking, of_rows=True) if new else lacking
-
-    def bytes_of(self, sent: Statistics | Rows, parts: Iterable[Part]) -> int:
-        """Return the size in bytes of these parts of a client's message."""
-        if isinstance(sent, Rows):
-            return bytes_of_parts(self.fixed, self.blocks, sent.samples, parts)
-        if self.blocks is None:
-            return sent.nbytes
-        return 8 * sum(words_of_part(self.fixed, self.blocks, part) for part in parts)
-
-    def read(self, folder: Path, client: int, parts: Iterable[Part]) -> Statistics | Rows:
-        """Return these parts of a client's statistics with all other entries zero, after checking each file's digest.
-
-        A client that is stored as rows gives all features that the networks of these parts computed. If `parts` has a
-        pair of groups without the parts of each group, apply `only` to the sum.
-
-        Args:
-            folder: Folder of the run.
-            client: Index of the client.
-            parts: Parts to read.
-
-        Raises:
-            RunDamagedError: If a file is missing, changed, or inconsistent.
-        """
-        own = self.rows[client]
-        try:
-            if self._keeps_rows(client):
-                files_of = {part: own[part] for part in self._in_form(parts, of_rows=True)}
-                contents = {part: self._numbers_of(folder, row) for part, row in files_of.items()}
-                return rows_of_parts(self.fixed, self.blocks, next(iter(files_of.values())).samples, contents)
-            if self.blocks is None:
-                return read_statistics(folder, own[WHOLE], self.fixed)
-            words = {part: read_part(folder, own[part], self.fixed) for part in parts}
-            statistics = joined(self.fixed, self.blocks, words)
-        except InputError as error:
-            raise RunDamagedError(f"statistics of client {client} cannot be read: {error}") from error
-        if () in words and statistics.samples != own[()].samples:
-            counted = f"counts {statistics.samples} samples, not {own[()].samples}"
-            raise RunDamagedError(f"the statistics file {own[()].file} {counted}")
-        return statistics
-
-    def _numbers_of(self, folder: Path, row: StatisticsRow) -> Numbers:
-        name = None if row.part is None else part_name(row.part)
-        return _numbers(folder, row, rows_heading(self.fixed, name), self.fixed)
-
-    def only(self, statistics: Statistics, parts: Iterable[Part]) -> Statistics:
-        """Return these parts of a client's message, with all other entries zero."""
-        if self.blocks is None:
-            return statistics
-        return joined(self.fixed, self.blocks, {part: cut(statistics, self.blocks, part) for part in parts})
-
-    def in_kept_form(self, client: int, sent: Statistics | Rows) -> Statistics | Rows:
-        """Convert a client's message to the form in which its other parts are stored.
-
-        Raises:
-            InputError: If the client sent statistics although rows are stored for it.
-        """
-        if isinstance(sent, Rows) and client in self.rows and not self._keeps_rows(client):
-            return total(self.fixed, [sent])
-        if not isinstance(sent, Rows) and self._keeps_rows(client):
-            raise InputError(f"client {client} sent statistics although this run stores rows: it must send rows")
-        return sent
-
-    def completed(
-        self, folder: Path, client: int, sent: Statistics | Rows, parts: Iterable[Part], lacking: Sequence[Part]
-    ) -> Statistics | Rows:
-        """Return `parts` of a client's statistics: `lacking` parts as the client sent them, other parts as stored.
-
-        Args:
-            folder: Folder of the run.
-            client: Index of the client.
-            sent: Statistics or rows that the client sent.
-            parts: Parts to return.
-            lacking: Parts that are not stored.
-        """
-        if self.blocks is None:
-            return sent
-        if not isinstance(sent, Rows):
-            on_disk = [part for part in parts if part not in lacking]
-            result = self.only(sent, lacking)
-            return result + self.read(folder, client, on_disk) if on_disk else result
-        wanted, kept = self._in_form(parts, of_rows=True), self.rows.get(client, {})
-        contents: dict[Part, Numbers] = {
-            part: part_of_rows(sent, self.blocks, part)
-            if part in lacking or part not in kept
-            else self._numbers_of(folder, kept[part])
-            for part in wanted
-        }
-        return rows_of_parts(self.fixed, self.blocks, sent.samples, contents)
-
-    def write(
-        self,
-        folder: Path,
-        node: int,
-        client: int,
-        statistics: Statistics | Rows,
-        parts: Sequence[Part],
-        seed: int | None,
-    ) -> list[dict[str, Any]]:
-        """Write these parts of a client's statistics before the event that names them.
-
-        Args:
-            folder: Folder of the run.
-            node: Last node that the event records.
-            client: Index of the client.
-            statistics: Statistics or rows that the client sent.
-            parts: Parts to write.
-            seed: Seed of the salts; None for the operating system's generator.
-
-        Returns:
-            A row of `statistics` for each file.
-        """
-        contents: dict[str, tuple[bytes, Numbers, Sequence[int]]] = {}
-        if isinstance(statistics, Rows):
-            for part in parts:
-                name = None if part == WHOLE else part_name(part)
-                numbers = part_of_rows(statistics, self.blocks, part)
-                backbones = tuple(self.networks.values()) if part == WHOLE else tuple(self.networks[g] for g in part)
-                file = f"{client}{'' if name is None else f'.{name}'}.rows"
-                contents[file] = (rows_heading(self.fixed, name), numbers, backbones)
-            return _write(folder, node, [client], statistics.samples, contents, seed)
-        if self.blocks is None:
-            backbones = tuple(self.networks.values())
-            return [write_statistics(folder, node, [client], statistics, is_sum=False, seed=seed, backbones=backbones)]
-        for part in parts:
-            backbones = tuple(self.networks[group] for group in part)
-            words = cut(statistics, self.blocks, part)
-            contents[f"{client}.{part_name(part)}"] = (heading(statistics.fixed, part), words, backbones)
-        return _write(folder, node, [client], statistics.samples, contents, seed)
-
-
-def can_be_used(row: StatisticsRow, networks: Iterable[int]) -> bool:
-    """Return whether the statistics in a file can be used together with these networks.
-
-    A file with one part may depend on these networks only. A file with all parts must depend on exactly these networks.
-    """
-    nodes = tuple(networks)
-    return row.trunks == nodes if row.part is None else set(row.trunks) <= set(nodes)
-
-
 PUBLIC = "public"
-"""Name, in file names, of the part of statistics that used no group's network."""
+"""Name, in file names, of the part of the statistics for the public features."""
 
 
 @dataclass(frozen=True)
@@ -362,7 +152,7 @@ class StatisticsRow:
     bytes: int
     digest: str
     trunks: tuple[int, ...] = ()
-    """Nodes of the groups' networks that computed the features, if groups tune one."""
+    """Nodes of the groups' networks that computed the features, if groups tune a network."""
 
     @property
     def is_sum(self) -> bool:
@@ -388,52 +178,53 @@ class StatisticsRow:
         return () if names[2] == PUBLIC else tuple(int(group) for group in names[2].split("-"))
 
 
-def write_statistics(
+def write_sum(
     folder: Path,
     node: int,
     clients: Sequence[int],
     statistics: Statistics,
     *,
-    is_sum: bool,
     seed: int | None,
     backbones: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Write a file of statistics before the event that names it.
+    """Write the file with the sum from which a head is solved, and return its row.
+
+    See `write_files` for `node` and `seed`; `backbones` are the nodes of the networks that computed the features.
+    """
+    contents = {"sum": (statistics.words, backbones)}
+    return write_files(folder, node, clients, statistics, contents, seed)[0]
+
+
+def write_files(
+    folder: Path,
+    node: int,
+    clients: Sequence[int],
+    of: Statistics | Rows,
+    contents: Mapping[str, tuple[Numbers, Iterable[int]]],
+    seed: int | None,
+) -> list[dict[str, Any]]:
+    """Write files of statistics or rows, before the event that names them.
 
     Args:
         folder: Folder of the run.
         node: Last node that the event records.
         clients: Indices of the clients.
-        statistics: Statistics of one client, or the sum over several.
-        is_sum: True if it is the sum from which a head is solved.
-        seed: Seed of the salt; None for the operating system's generator.
-        backbones: Nodes of the groups' networks that computed the features.
+        of: The statistics or rows from which the numbers are taken.
+        contents: Numbers of each file and nodes of the networks that computed the features, by the middle part of the
+            file name.
+        seed: Seed of the salts; None for the operating system's generator.
 
     Returns:
-        The row of `statistics` for the file.
+        The row of `statistics` for each file.
     """
-    contents = {"sum" if is_sum else str(clients[0]): (heading(statistics.fixed), statistics.words, backbones)}
-    return _write(folder, node, clients, statistics.samples, contents, seed)[0]
-
-
-def _write(
-    folder: Path,
-    node: int,
-    clients: Sequence[int],
-    samples: int,
-    contents: Mapping[str, tuple[bytes, Numbers, Sequence[int]]],
-    seed: int | None,
-) -> list[dict[str, Any]]:
-    """Write files, given by name with heading, numbers and networks (`backbones`), and return their rows."""
     rows, salted = [], {}
-    for name, (first_line, numbers, backbones) in contents.items():
-        file = f"{node}.{name}.statistics"
-        content = pack(numbers, first_line, new_salt(seed, f"statistics:{file}"))
-        salted[stored_path(folder, "statistics", file)] = content
+    for name, (numbers, backbones) in contents.items():
         row = StatisticsRow(
-            file, node, tuple(map(int, clients)), samples, len(content), sha256(content).hexdigest(), tuple(backbones)
+            f"{node}.{name}.statistics", node, tuple(map(int, clients)), of.samples, 0, "", tuple(backbones)
         )
-        rows.append(asdict(row))
+        content = pack(numbers, heading(row, of.fixed), new_salt(seed, f"statistics:{row.file}"))
+        salted[stored_path(folder, "statistics", row.file)] = content
+        rows.append(asdict(row) | {"bytes": len(content), "digest": sha256(content).hexdigest()})
     files.write_all_atomically(salted)
     return rows
 
@@ -447,14 +238,15 @@ def part_name(part: Part) -> str:
     return "-".join(map(str, part)) or PUBLIC
 
 
-def heading(fixed: FixedPoint, part: Part | None = None) -> bytes:
-    """Return the first line of a file of statistics, complete or with one part."""
-    return f"sifu statistics 2 {fixed.describe()}{'' if part is None else f' part={part_name(part)}'}\n".encode()
+def heading(row: StatisticsRow, fixed: FixedPoint) -> bytes:
+    """Return the first line of a file, which names its form, its fixed-point format and its part."""
+    form, part = "rows" if row.is_rows else "statistics", row.part
+    return f"sifu {form} 2 {fixed.describe()}{'' if part is None else f' part={part_name(part)}'}\n".encode()
 
 
 def begins_as_expected(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> bool:
     """Return whether a file of statistics begins with the heading for this fixed-point format."""
-    expected = heading(fixed)
+    expected = heading(row, fixed)
     try:
         with stored_path(folder, "statistics", row.file).open("rb") as file:
             found = file.read(len(expected))
@@ -464,10 +256,9 @@ def begins_as_expected(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> b
 
 
 def read_statistics(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Statistics:
-    """Return the statistics of a file, checked against its digest."""
-    words = _numbers(folder, row, heading(fixed), fixed).astype(np.int64, copy=False)
+    """Return the statistics of a complete file, checked against its digest."""
     try:
-        statistics = Statistics(fixed, words)
+        statistics = Statistics(fixed, read_numbers(folder, row, fixed).astype(np.int64, copy=False))
     except InputError as error:
         raise RunDamagedError(f"the statistics file {row.file} cannot be read: {error}") from error
     if statistics.samples != row.samples:
@@ -475,39 +266,36 @@ def read_statistics(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Stat
     return statistics
 
 
-def read_part(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Integers:
-    """Return the words of a part, checked against the digest of its file."""
-    part = row.part
-    if part is None:
-        raise RunDamagedError(f"the statistics file {row.file} is not one of a part")
-    return _numbers(folder, row, heading(fixed, part), fixed).astype(np.int64, copy=False)
-
-
 def _unpacked(first_line: bytes) -> bytes:
-    """Return the first line in the format of older runs, which do not pack the numbers."""
+    """Return the first line in the format of older runs, in which numbers are not packed."""
     return first_line.replace(b" 2 ", b" 1 ", 1)
 
 
-def _numbers(folder: Path, row: StatisticsRow, first_line: bytes, fixed: FixedPoint) -> Numbers:
+def read_numbers(folder: Path, row: StatisticsRow, fixed: FixedPoint, *, of_rows: bool = False) -> Numbers:
     """Return the numbers of a file between its first line and its salt, checked against its digest.
 
-    Files of older runs have a first line with the version 1, and their numbers are not packed.
+    The file must hold rows if `of_rows` is true, and statistics otherwise. Files of older runs have version 1 in their
+    first line, and their numbers are not packed.
+
+    Raises:
+        RunDamagedError: If the file is missing, changed, or has another form, format or part than expected.
     """
-    content = files.read_content(
-        stored_path(folder, "statistics", row.file), f"the statistics file {row.file}", row.digest
-    )
+    path, what = stored_path(folder, "statistics", row.file), f"the statistics file {row.file}"
+    if row.is_rows != of_rows:
+        raise RunDamagedError(f"{what} does not hold {'rows' if of_rows else 'statistics'}, as it should")
+    content, first_line = files.read_content(path, what, row.digest), heading(row, fixed)
     if len(content) != row.bytes:
-        raise RunDamagedError(f"the statistics file {row.file} has {len(content)} bytes, not {row.bytes}")
+        raise RunDamagedError(f"{what} has {len(content)} bytes, not {row.bytes}")
     kind = ROW_TYPE if row.is_rows else WORD_TYPE
     between = memoryview(content)[len(first_line) : len(content) - files.SALT_BYTES]
     if content.startswith(first_line):
         try:
             return unpack(between, kind)
         except InputError as error:
-            raise RunDamagedError(f"the statistics file {row.file} cannot be read: {error}") from error
+            raise RunDamagedError(f"{what} cannot be read: {error}") from error
     if content.startswith(_unpacked(first_line)) and len(between) % kind.itemsize == 0:
         return np.array(np.frombuffer(between, kind), dtype=kind)
     raise RunDamagedError(
-        f"the statistics file {row.file} is not in [{fixed.describe()}]. If the run's groups tune a network and an "
+        f"{what} is not in [{fixed.describe()}]. If the run's groups tune a network and an "
         "earlier version trained it, use that version: features of tuned networks had another length"
     )

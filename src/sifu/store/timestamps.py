@@ -1,11 +1,11 @@
-"""RFC 3161 timestamps: an outside authority signs that a head of the ledger, or a public certificate, existed.
+"""RFC 3161 timestamps: an outside authority signs when a head of the ledger, or a public certificate, existed.
 
     timestamps/SEQ.checkpoint.json.tsr    over the canonical JSON of the checkpoint, as witnesses keep it
     timestamps/REQUEST.public.json.tsr    over the bytes of the certificate's file
 
 Each file is the unchanged response of the authority. An authority is asked only if the environment or the command line
-names one, at the end of a command that wrote something. If it does not answer, the command continues: an event records
-what is missing, and `sifu timestamp` asks again.
+names one, at the end of a command that wrote something. If the authority does not answer, the command continues: an
+event records the missing timestamps, and `sifu timestamp` asks again.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def timestamp_path(folder: Path, name: str) -> Path:
 
 
 def stamped_content(reader: RunReader) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of all that needs a timestamp: the latest signed head and all public certificates."""
+    """Yield the name and content of everything to timestamp: the latest signed head and each public certificate."""
     checkpoint = latest_checkpoint(reader)
     if checkpoint is not None:
         yield f"{checkpoint.seq}.checkpoint.json", canonical_json(checkpoint.to_mapping())
@@ -93,22 +93,15 @@ def fetch_timestamps(reader: RunReader, authority: str) -> tuple[list[str], list
     Returns:
         Names of the new timestamps, names of the missing timestamps, and the reason why they are missing.
     """
-    came: list[str] = []
-    missing: list[str] = []
-    reason = ""
-    for name, content in stamped_content(reader):
-        path = timestamp_path(reader.folder, name)
-        if path.exists():
-            continue
-        if not reason:
-            try:
-                write_atomically(path, ask_authority(authority, content))
-                came.append(name)
-                continue
-            except (OSError, ValueError, InputError) as error:
-                reason = str(error)[:200] or type(error).__name__
-        missing.append(name)
-    return came, missing, reason
+    folder, came = reader.folder, list[str]()
+    wanted = {name: text for name, text in stamped_content(reader) if not timestamp_path(folder, name).exists()}
+    try:
+        for name, content in wanted.items():
+            write_atomically(timestamp_path(folder, name), ask_authority(authority, content))
+            came.append(name)
+    except (OSError, ValueError, InputError) as error:
+        return came, [name for name in wanted if name not in came], str(error)[:200] or type(error).__name__
+    return came, [], ""
 
 
 def ask_authority(authority: str, content: bytes) -> bytes:
@@ -144,7 +137,7 @@ def read_timestamp(answer: bytes) -> Any:
         response = protocol().decode_timestamp_response(answer)
         if int(response.status) not in GRANTED:
             raise InputError(f"the timestamp authority refused (status {int(response.status)})")
-        response.tst_info.message_imprint  # noqa: B018  a refusal has none
+        response.tst_info.message_imprint  # noqa: B018  (raises an error for a refusal, which has no imprint)
     except (ValueError, TypeError) as error:
         raise InputError(f"not a timestamp of RFC 3161: {error}"[:200]) from error
     return response

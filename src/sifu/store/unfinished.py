@@ -2,10 +2,10 @@
 
 The database of a new run gets its final name only when it is complete; until then the folder is not a run.
 
-A copy holds the operator's key, and may hold data that has been erased since. Its name identifies it in any folder. The
-process that writes it holds a lock on it, which the kernel releases when the process ends: a copy without a lock is
-abandoned. A backup can be written anywhere, so the run records its path before the copy begins. Every command that
-writes to a run deletes abandoned copies: the recorded copy, and copies next to the run folder.
+A copy holds the operator's key, and may hold data that has been erased since. Its file name identifies it in any
+folder. The process that writes a copy holds a lock on it. The kernel releases the lock when the process ends, so a
+copy without a lock is abandoned. A backup can be written anywhere, so the run records its path before the copy begins.
+Every command that writes to a run deletes abandoned copies: the recorded copy, and copies next to the run folder.
 """
 
 from __future__ import annotations
@@ -108,12 +108,7 @@ class NewRun:
     tuned_layout: ModelLayout | None = None
 
     def values(self, public_key: str, salt: str) -> dict[str, Any]:
-        """Return the values that the first event records for the run.
-
-        Args:
-            public_key: The operator's public key.
-            salt: Salt of the digest of the clients.
-        """
+        """Return the values that the first event records for the run; `salt` salts the digest of the clients."""
         facts, spec = self.facts, dict(self.spec)
         recorded_facts = asdict(facts) | {"participation": str(facts.participation), "outside": list(facts.outside)}
         if not facts.module:
@@ -140,7 +135,7 @@ class NewRun:
         return values
 
     def sealed_rate(self) -> dict[str, Any]:
-        """Return an automatic local rate under its key, to be sealed because it depends on all clients' data."""
+        """Return the automatic local rate, sealed because it depends on all clients' data; empty if there is none."""
         automatic = self.given_spec["local"]["rate"] == "auto" and self.facts.local_rate > 0.0
         return {LOCAL_RATES: {"0": self.facts.local_rate}} if automatic else {}
 
@@ -156,7 +151,7 @@ COPYING_FILE = "copying"
 """File that exists while a backup of the run is being written: the path of the unfinished copy."""
 _NAME = re.compile(re.escape(files.TEMPORARY_PREFIX) + r"sifu-(?:backup|restore)-[0-9a-f]{16}")
 _DATABASE_ENDINGS = ("", ".db", ".db-journal", ".db-wal", ".db-shm")
-"""File name endings of a backup and of its copy of the database while it is written."""
+"""File name endings of an unfinished backup and of its copy of the database."""
 _ATTEMPTS = 5
 log = logging.getLogger(__name__)
 
@@ -195,7 +190,7 @@ def _held_copy(
 
 
 def unfinished_backup(run: Path, folder: Path) -> AbstractContextManager[Path]:
-    """Return a context manager for a new private file in `folder` to write a backup of `run` to.
+    """Return a context manager that creates a private file in `folder`, to which a backup of `run` is written.
 
     The run records the path until the block ends.
     """
@@ -212,9 +207,9 @@ def unfinished_backup(run: Path, folder: Path) -> AbstractContextManager[Path]:
 
 
 def unfinished_restoration(folder: Path) -> AbstractContextManager[Path]:
-    """Return a context manager for a new private folder in `folder` to unpack a backup into.
+    """Return a context manager that creates a private folder in `folder`, into which a backup is unpacked.
 
-    It is deleted after the block unless it was renamed.
+    The new folder is deleted after the block unless it was renamed.
     """
     return _held_copy("restore", folder, files.private_folder)
 
@@ -274,7 +269,7 @@ def remove_unfinished_copies(run: Path) -> tuple[str, ...]:
 
 
 def _noted(run: Path) -> Path | None:
-    """Return the recorded path of an unfinished backup, or None; a path without the name of such a copy is ignored."""
+    """Return the recorded path of an unfinished backup; None if there is none, or its name is not that of a copy."""
     try:
         path = Path(files.read_plain(run / COPYING_FILE).decode().rstrip("\n"))
     except (OSError, UnicodeDecodeError):

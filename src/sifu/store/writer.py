@@ -22,7 +22,7 @@ from sifu.core.layout import ModelLayout
 from sifu.core.ledger import FIGURES_SALT, GENESIS, LOCAL_RATES, NONCE_BYTES, Event, seal
 from sifu.core.spec import Spec
 from sifu.errors import RunBusyError, RunDamagedError
-from sifu.store import files, kept_outside, unfinished
+from sifu.store import files, unfinished, witnesses
 from sifu.store.checkpoints import Signer, uncovered, unsigned_tail
 from sifu.store.client_accuracy import read_standing, remove_standing
 from sifu.store.clock import CLOCK_SET, time_after, utc_now
@@ -37,8 +37,9 @@ from sifu.store.database import (
 )
 from sifu.store.erased_figures import FIGURES_ERASED, erase_figures, erase_payloads, erasure_of_all, kept_nodes
 from sifu.store.head_file import announce_head, signs_of_an_older_database, write_head
-from sifu.store.history_tables import NodeRow, clients_digest, rows_digest
+from sifu.store.history_tables import clients_digest, rows_digest
 from sifu.store.keys import KEY_LOST, create_key, finish_rotation
+from sifu.store.known_keys import check_known_key, remember_key
 from sifu.store.last_failure import remove_failure
 from sifu.store.projection import (
     UNDONE,
@@ -56,7 +57,6 @@ from sifu.store.record_check import check_record
 from sifu.store.release_files import unnamed_releases
 from sifu.store.salts import add_salts, erase_salts
 from sifu.store.sealed import ALL_FIGURES, PURGED, erase_sealed, split_sealed
-from sifu.store.statistics_files import NewUpdates
 from sifu.store.timestamps import stamp_at_the_end, timestamp_authority, timestamp_path
 from sifu.theory.closed_form import Statistics
 from sifu.theory.history import PathNode
@@ -67,7 +67,7 @@ REPORT = "report"
 
 
 class RunWriter(RunReader):
-    """Write access to a run, which one process at a time can hold."""
+    """Writer of a run; only one process at a time can hold it."""
 
     def __init__(
         self, folder: Path, connection: sqlite3.Connection, lock: files.WriterLock, shared: Memory | None = None
@@ -75,29 +75,25 @@ class RunWriter(RunReader):
         super().__init__(folder, connection, shared)
         self._lock = lock
         self._signer: Signer | None = None
-        self._witnesses = kept_outside.WitnessPost()
+        self._witnesses = witnesses.WitnessPost()
         self._recorded = False
         self._new_spec: Mapping[str, Any] | None = None
         """Spec of a run that is being created, while its table of values is still empty."""
         self.copies_removed: tuple[str, ...] = ()
         """Unfinished copies of a run that were deleted when this run was opened."""
         self.written_sum: tuple[str, Statistics] | None = None
-        """Sum of statistics that this process has just written, with the digest of its file, for the next solve."""
+        """Sum of statistics that this process wrote last, after the digest of its file; kept for the next solve."""
 
     @classmethod
     def create(cls, folder: Path, new: unfinished.NewRun) -> RunWriter:
         """Create a run in an empty or absent folder, with its initial model and its operator's key.
-
-        Args:
-            folder: Folder of the run.
-            new: Content of the new run.
 
         Raises:
             InputError: If the folder is not empty.
             RunDamagedError: If the folder holds a run whose database is missing.
             RunBusyError: If another process has just created a run there.
         """
-        kept_outside.witness_targets()
+        witnesses.witness_targets()
         timestamp_authority()
         unfinished.check_free(folder)
         files.private_folder(folder, parents=True)
@@ -125,7 +121,7 @@ class RunWriter(RunReader):
             write_head(folder, writer.events()[-1])
             # Do this before anyone can open the run: the list of known keys may still name an earlier run of this
             # folder.
-            kept_outside.remember_key(writer)
+            remember_key(writer)
             writer.connection.close()
             (staging / DATABASE).rename(folder / DATABASE)
             unfinished.finish_creation(folder)
@@ -148,7 +144,7 @@ class RunWriter(RunReader):
             self._record(
                 "run created",
                 {"run": values} | sealed | ({"sample_digests": salted} if salted else {}) | consent,
-                NewRows(nodes=[NodeRow(PathNode(0, None, "initial", 0, 0), 0.0)]),
+                NewRows(nodes=[PathNode(0, None, "initial", 0, 0)]),
                 [NewModel(0, new.initial_model, kept=True)],
                 new.layout,
             )
@@ -167,7 +163,7 @@ class RunWriter(RunReader):
             RunBusyError: If another process is writing to the run.
             RunDamagedError: If the run fails a check.
         """
-        kept_outside.witness_targets()  # refuse an invalid witness before anything is changed
+        witnesses.witness_targets()  # refuse an invalid witness before anything is changed
         timestamp_authority()
         strange = next(files.strange_files(folder), None) if folder.is_dir() else None
         if strange:
@@ -187,10 +183,10 @@ class RunWriter(RunReader):
                     f"{folder}: {outdated}. Nothing was changed; put the right run.db (and -wal) back"
                 )
             check_record(writer)
-            kept_outside.check_known_key(writer)
-            kept_outside.check_files_of_witnesses(writer)
-            kept_outside.check_witnesses_know(writer)
-            kept_outside.remember_key(writer)
+            check_known_key(writer)
+            witnesses.check_files_of_witnesses(writer)
+            witnesses.check_witnesses_know(writer)
+            remember_key(writer)
             if not vouching:
                 time_after(writer.events()[-1].time, utc_now())
             if is_copy_in_memory(connection):  # the run has an earlier schema and passed all checks: migrate it
@@ -205,8 +201,6 @@ class RunWriter(RunReader):
             writer._remove_strays()
             writer.export_certificates()
             finish_rotation(folder, writer.value("public_key"))
-            for name in ("", files.CERTIFICATES, files.TIMESTAMPS):  # a write may have been interrupted
-                files.remove_temporary(folder / name)
             writer.copies_removed = unfinished.remove_unfinished_copies(folder)
             if (folder / SCRUB_FILE).exists():  # an erasure was interrupted: finish it first
                 writer.scrub()
@@ -255,7 +249,7 @@ class RunWriter(RunReader):
                     client = int(payload["run"]["client_count"]) - 1
                     payload["sample_digest"] = add_salts(self.folder, {client: new.joined_digest})[client]
                 if new.updates:
-                    payload["updates"] = [self._write_updates(updates) for updates in new.updates]
+                    payload["updates"] = [updates.write(self.folder, self.salt_seed()) for updates in new.updates]
                 before = self.value("head")
                 event = self._record(new.kind, payload, new.rows, new.models, layout)
                 announce_head(self.folder, before, event)
@@ -274,7 +268,7 @@ class RunWriter(RunReader):
         self._witnesses.recorded(self, event.seq)
         if "public_key" in payload.get("run", {}):
             self._signer = None  # the next event is signed with the new key
-            kept_outside.remember_key(self)
+            remember_key(self)
         dropped = ((kind, key) for kind in files.STORED for key in payload.get(f"dropped_{kind}", ()))
         files.remove_files([files.stored_path(self.folder, kind, key) for kind, key in dropped])
         if new.joined is not None or not payload.keys().isdisjoint(("subjects", "solve", UNDONE)):
@@ -288,8 +282,7 @@ class RunWriter(RunReader):
     def signer(self, public_key: str | None = None) -> Signer:
         """Return the signer of events; its key is read when first needed.
 
-        Args:
-            public_key: Public key of a run that is being created; None to use the recorded key.
+        Pass `public_key` while a run is being created, because no key is recorded yet.
         """
         if self._signer is None:
             self._signer = Signer(self.folder, public_key or self.value("public_key"))
@@ -307,7 +300,7 @@ class RunWriter(RunReader):
 
     def now(self) -> str:
         """Return the current time, or the time of the last event if the clock is behind it."""
-        return max(utc_now(), str(self.query("SELECT MAX(time) FROM events")[0][0]))
+        return max(utc_now(), self.events()[-1].time)
 
     def _clients_now(self, payload: dict[str, Any]) -> dict[str, str]:
         """Return the values of the run table that describe its clients, after an event with this payload."""
@@ -319,13 +312,13 @@ class RunWriter(RunReader):
         named = self.stored_files()
         for kind, pattern in files.STORED.items():
             paths = sorted((self.folder / kind).glob("*"))
-            ours = [path for path in paths if pattern.fullmatch(path.name) and path not in named]
-            files.remove_files(ours + [path for path in paths if path.name.startswith(files.TEMPORARY_PREFIX)])
-        unnamed = unnamed_releases(self)
-        files.remove_files([*unnamed, *(self.folder / files.RELEASES).glob(files.TEMPORARY_PREFIX + "*")])
+            files.remove_files([path for path in paths if pattern.fullmatch(path.name) and path not in named])
+        files.remove_files(unnamed_releases(self))
+        for name in ("", *files.FOLDERS):
+            files.remove_temporary(self.folder / name)
 
     def scrub(self) -> bool:
-        """Remove all traces of deleted data from the folder, including the report, which was made from it.
+        """Remove deleted data from the database's pages and log, and files that may show it, such as the report.
 
         Returns:
             True if the erasure is complete; False if another process was reading the database.
@@ -339,14 +332,10 @@ class RunWriter(RunReader):
             remove_failure(self.folder)
         purge = erasure_of_all(self.events())
         erased = {} if purge is None else purge.content[ALL_FIGURES]["certificates"]
-        for path in (
-            files.certificate_path(self.folder, request, form) for request in erased for form in erased[request]
-        ):
-            files.remove_files([path])
-            files.remove_files([timestamp_path(self.folder, path.name)])
+        paths = [files.certificate_path(self.folder, request, form) for request in erased for form in erased[request]]
+        files.remove_files([*paths, *(timestamp_path(self.folder, path.name) for path in paths)])
         self._remove_strays()
         for name in ("", *files.FOLDERS):
-            files.remove_temporary(self.folder / name)
             files.sync_folder(self.folder / name)
         done = scrub_database(self.connection)
         if done:
@@ -363,8 +352,8 @@ class RunWriter(RunReader):
             payload["psi_max"] = {str(model.node): model.psi_max for model in models}
         if rows.nodes:
             payload["rows"] = {
-                "first": rows.nodes[0].node.node,
-                "last": rows.nodes[-1].node.node,
+                "first": rows.nodes[0].node,
+                "last": rows.nodes[-1].node,
                 "digest": rows_digest(rows.nodes, rows.participation, rows.grams, _salt_in(payload)),
             }
             insert_rows(self.connection, rows)
@@ -395,7 +384,7 @@ class RunWriter(RunReader):
         return event
 
     def _what_is_kept(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Erase figures as a purge demands, and return digests of the remaining rows and clients for its event."""
+        """Erase the figures that a purge must erase; return digests of the remaining rows and clients for its event."""
         rates, by_choice = self.local_rates, ALL_FIGURES in payload
         if payload.get(FIGURES_ERASED):
             rates = {node: rate for node, rate in rates.items() if node == max(rates)}
@@ -408,9 +397,9 @@ class RunWriter(RunReader):
                 for form in forms:
                     self.connection.execute("DELETE FROM certificates WHERE request = ? AND form = ?", (request, form))
         self.reread()
-        rows = self.node_rows(0, 2**62)
-        digest = rows_digest(rows, self.participation(), self.grams(), _salt_in(payload))
-        kept = {"kept_rows": {"last": rows[-1].node.node, "digest": digest}, "run": self._clients_now(payload)}
+        nodes = self.nodes(0, 2**62)
+        digest = rows_digest(nodes, self.participation(), self.grams(), _salt_in(payload))
+        kept = {"kept_rows": {"last": nodes[-1].node, "digest": digest}, "run": self._clients_now(payload)}
         return kept | ({LOCAL_RATES: {str(node): rate for node, rate in rates.items()}} if rates else {})
 
     def _write_model(self, model: NewModel, layout: ModelLayout) -> dict[str, Any]:
@@ -440,19 +429,6 @@ class RunWriter(RunReader):
         is_experiment = spec["privacy"]["noise"] == "seeded" and Spec.from_mapping(spec).regime.draws_noise
         return int(spec["seed"]) if is_experiment else None
 
-    def _write_updates(self, updates: NewUpdates) -> dict[str, Any]:
-        updates = updates.salted(self.salt_seed())
-        content = updates.content()
-        files.write_atomically(files.stored_path(self.folder, "updates", updates.file), content)
-        return {
-            "file": updates.file,
-            "node": updates.node,
-            "part": updates.part,
-            "bytes": len(content),
-            "digest": hashlib.sha256(content).hexdigest(),
-            "clients": updates.digests(),
-        }
-
     def export_certificates(self) -> None:
         """Write each certificate to its file unless the file exists."""
         for request, form in self.query("SELECT request, form FROM certificates ORDER BY request, form"):
@@ -462,5 +438,5 @@ class RunWriter(RunReader):
 
 
 def _salt_in(payload: dict[str, Any]) -> str:
-    """Return the salt for an event's digests of rows and clients; draw it on first use."""
+    """Return the salt for an event's digests of rows and clients; draw it and add it to `payload` on first use."""
     return str(payload.setdefault(FIGURES_SALT, secrets.token_hex(NONCE_BYTES)))

@@ -1,1 +1,1 @@
-"""The mathematics of certified federated unlearning (docs/theory.md, sections 2 to 10): pure functions over numpy."""
+"""Mathematics of certified federated unlearning (docs/theory.md, sections 2 to 15), as pure numpy functions."""

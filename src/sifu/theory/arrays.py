@@ -13,4 +13,4 @@ Booleans = NDArray[np.bool_]
 Words = NDArray[np.uint64]
 """64-bit words for draws and masks."""
 Array = NDArray[Any]
-"""Array of any type: data as its source delivers it."""
+"""Array of any element type, for data that have not been converted yet."""

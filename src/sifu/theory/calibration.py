@@ -1,11 +1,11 @@
 r"""Conversion between a budget (epsilon, delta) and a noise multiplier (docs/theory.md, section 7).
 
 The Gaussian mechanism with sensitivity Psi and noise N(0, sigma^2 I) is (epsilon, delta)-DP exactly when
-sigma / Psi >= s(epsilon, delta), the root in s of
+sigma / Psi >= s, where s = s(epsilon, delta) is the solution of
 
     Phi(1/(2s) - epsilon s) - e^epsilon Phi(-1/(2s) - epsilon s) = delta        (Balle & Wang 2018, theorem 8)
 
-whose left side is strictly decreasing in s. The paper's theorem 2 (eq. 10) uses the classical s = sqrt(2
+The left side is strictly decreasing in s. The paper's theorem 2 (eq. 10) uses the classical s = sqrt(2
 ln(1.25/delta)) / epsilon instead, proven for epsilon < 1 only. At the paper's budget (10, 0.01) it reaches delta =
 0.04058, not 0.01.
 
@@ -30,12 +30,11 @@ from sifu.theory.arrays import Floats, Integers
 from sifu.theory.rounding import UNIT_ROUNDOFF, slack
 
 LARGEST_EPSILON = 1e4
-"""Largest accepted epsilon: a larger one protects nothing and exceeds the precision of float64."""
+"""Largest accepted epsilon: a larger one protects nothing, and float64 is not precise enough for it."""
 LARGEST_NOISE = 1e30
-"""Largest accepted sigma: a larger one leaves nothing of the model and overflows float32."""
+"""Largest accepted sigma: larger noise would destroy the model and overflow float32."""
 SMALLEST_DELTA = 1e-10
-"""Smallest delta that is accepted or stated: the error in the sampler's far tail (some 1e-14) must stay far below it.
-"""
+"""Smallest accepted or stated delta, far above the error in the sampler's far tail (about 1e-14)."""
 
 
 def check_budget(epsilon: float, delta: float) -> None:
@@ -50,9 +49,9 @@ def check_budget(epsilon: float, delta: float) -> None:
 
 
 def check_deliverable(epsilon: float, delta: float) -> None:
-    """Refuse an invalid budget, and a delta too small for noise made from 53-bit uniforms.
+    """Refuse an invalid budget, and a delta below `SMALLEST_DELTA`.
 
-    Noise made from such uniforms never exceeds 8.6 sigma.
+    Noise drawn from 53-bit uniforms never exceeds 8.6 sigma, so it cannot achieve a smaller delta.
     """
     check_budget(epsilon, delta)
     if delta < SMALLEST_DELTA:
@@ -71,7 +70,7 @@ def delta_reached(epsilon: float, multiplier: float) -> float:
 
 
 def delta_reached_up(epsilon: float, multiplier: float) -> float:
-    """Return an upper bound of `delta_reached` that includes its float64 error."""
+    """Return an upper bound on `delta_reached` that includes its float64 error."""
     return sum(_delta_and_error(epsilon, multiplier))
 
 
@@ -87,13 +86,13 @@ def stated_delta(epsilon: float, multiplier: float) -> float:
 
 
 def _delta_and_error(epsilon: float, multiplier: float) -> tuple[float, float]:
-    """Return delta(epsilon, s) and an upper bound of its float64 error.
+    """Return delta(epsilon, s) and an upper bound on its float64 error.
 
-    With h = 1/(2s) and x = epsilon s the densities at h - x and -h - x differ by exactly e^epsilon, so
+    With h = 1/(2s) and x = epsilon s the densities at h - x and -h - x differ by exactly the factor e^epsilon, so
 
         delta = 1/2 e^(-(x-h)^2 / 2) (erfcx((x-h)/sqrt 2) - erfcx((x+h)/sqrt 2)),
 
-    which cancels far less than the two tails do when epsilon and delta are small.
+    which loses far less to cancellation than the difference of the two tails when epsilon and delta are small.
     """
     from scipy.special import erfcx, ndtr
 
@@ -118,7 +117,7 @@ def exact_multiplier(epsilon: float, delta: float) -> float:
     """Return the smallest s = sigma / Psi for which the Gaussian mechanism is (epsilon, delta)-DP, rounded up.
 
     Valid for every epsilon >= 0 and 0 < delta < 1. The root is bracketed, then bisected to neighbouring floats on an
-    upper bound of delta, so that s is never too small.
+    upper bound on delta, so that s is never too small.
 
     >>> round(exact_multiplier(10, 0.01), 5), round(exact_multiplier(1, 0.01), 5)
     (0.3501, 1.87788)
@@ -143,12 +142,12 @@ def exact_multiplier(epsilon: float, delta: float) -> float:
 
 
 def smallest_enough(enough: Callable[[float], bool], low: float, high: float) -> float:
-    """Return the smallest float that is enough, by bisection to neighbouring floats.
+    """Return the smallest float that passes the test `enough`, by bisection to neighbouring floats.
 
     Args:
-        enough: Monotone test of a number.
-        low: A number that is not enough.
-        high: A number that is enough.
+        enough: Test that every number above some threshold passes.
+        low: Number that fails the test.
+        high: Number that passes the test.
 
     >>> smallest_enough(lambda x: x >= 0.75, 0.0, 1.0)
     0.75
@@ -217,7 +216,7 @@ _UP = slack(2**12)
 
 @dataclass(frozen=True)
 class TrainingNoise:
-    """Guarantee of the noise of training for the clients of a request: the largest values over its subjects.
+    """Guarantee of noise in training for the subjects of a request; epsilon and delta are the largest of any subject.
 
     `epsilon_one_round` covers one update in one round, as in the paper. A certificate may state only
     `epsilon_composed`, which covers all rounds together. Both values of epsilon hold at the request's delta;
@@ -243,9 +242,9 @@ def composed_ratio(
 
     Args:
         own: n_W, the samples of W, in each round that W took part in.
-        totals: N, the samples of all participants of the round.
-        square_sums: Sum of n_i^2 over the participants.
-        participants: Number M of participants.
+        totals: N, the samples of all participants, in each of these rounds.
+        square_sums: Sum of n_i^2 over the participants, in each of these rounds.
+        participants: Number M of participants, in each of these rounds.
         noise: Noise on each update, as a multiple of the clip norm.
 
     >>> one = composed_ratio(np.array([1]), np.array([4]), np.array([4.0]), np.array([4]), 2.0)
@@ -280,7 +279,7 @@ def gaussian_epsilon(ratio: float, delta: float) -> float:
 
 
 def one_round_epsilon(noise: float, delta: float, calibration: Calibration) -> float:
-    """Return the paper's figure: epsilon of a single update with noise, as if training had one round.
+    """Return the epsilon of a single noisy update, as the paper states it; it holds for one round only.
 
     >>> round(one_round_epsilon(1.0, 0.01, "classical"), 5)
     3.10751
@@ -293,7 +292,7 @@ def one_round_epsilon(noise: float, delta: float, calibration: Calibration) -> f
 def promise_of(
     ratio: float, rounds: int, clip: float, noise: float, epsilon: float, delta: float, calibration: Calibration
 ) -> TrainingNoise:
-    """Return the guarantee of a composed ratio at a request's (epsilon, delta)."""
+    """Return the guarantee of noise in training with this composed ratio, at a request's (epsilon, delta)."""
     check_budget(epsilon, delta)
     return TrainingNoise(
         clip=clip,

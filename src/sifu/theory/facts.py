@@ -1,4 +1,4 @@
-"""Facts about a federation that the theorems need: its clients before any round, and the work of each round."""
+"""Facts about a federation that the theorems use: profiles of its clients, and settings of its training."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ AUTHENTICATED = "node keys"
 CLAIMED = "claimed names"
 IN_PROCESS = "in process"
 BY_OPERATOR = "authenticated by the operator's program"
-"""Values of `TrainingFacts.identity`: how clients are identified. `CLAIMED` and unlisted values prove no identity.
-"""
+"""Values of `TrainingFacts.identity`, the way clients are identified; `CLAIMED` and other values prove no identity."""
 
 FIXED_CONSTANTS = "fixed constants"
 DECLARED_FIXED = "declared fixed by the operator"
-"""Two values of `TrainingFacts.preprocessing`; any other means that the preprocessing is unknown."""
+"""Values of `TrainingFacts.preprocessing`; any other value means that the preprocessing is unknown."""
 
 DRAWN_FROM_SEED = "drawn from the seed"
 MADE_BY_OPERATOR = "made by the operator's program"
-"""Two values of `TrainingFacts.initial`; any other means that the origin of initial models is unknown."""
+"""Values of `TrainingFacts.initial`; any other value means that the origin of initial models is unknown."""
 
 FRESH_COPIES = "a fresh copy for each client, compared when repeated"
 ONE_COPY = "one copy for all clients, which changed nothing when it was tried"
-"""Values of `TrainingFacts.module` for a module of the operator: how it is kept from passing data between clients."""
+"""Values of `TrainingFacts.module`, the measure that keeps the operator's module from passing data between clients."""
 
 BY_PARTICIPANTS = "the data of its participants"
 BY_LARGEST_CLIENT = "its participants, padded to the largest of all clients"
 ON_A_GPU = "its participants, computed on a GPU"
 ON_A_REPEATING_GPU = "its participants, on a GPU that repeated their bits"
 ON_NODES = "what nodes of their own send"
-"""Values of `TrainingFacts.engine`: what determines the last bits of a round (docs/theory.md, section 6.6)."""
+"""Values of `TrainingFacts.engine`, the inputs that decide the last bits of a round (docs/theory.md, section 6.6)."""
 
 UNKNOWN = "not known"
 """Value of every field that an engine leaves unset, and of `TrainingFacts.engine` for engines from outside sifu."""
@@ -44,12 +43,12 @@ LEAST_MASKED = 3
 DROPPED_MASKED_ROUND = "dropping a masked round in which one client fails"
 BATCH_NORMALISATION = "batch normalisation"
 OTHER_BUFFERS = "buffers that are not parameters"
-"""Items of `TrainingFacts.outside` for modules whose parameters alone may not reproduce the evaluated model."""
+"""Items of `TrainingFacts.outside` for modules that may evaluate differently even with equal parameters."""
 CLOSED_EARLY = "closing a round before the slowest clients have answered"
 
 
 def decides_rounds(what: str) -> bool:
-    """Return whether an item of `TrainingFacts.outside` lets one client decide if a round or another's answer counts.
+    """Return whether, by this item of `TrainingFacts.outside`, one client affects which rounds or other replies count.
 
     >>> decides_rounds("a minimum of 3 answers a round"), decides_rounds("dropout")
     (True, False)
@@ -58,9 +57,9 @@ def decides_rounds(what: str) -> bool:
 
 
 ROUNDING_HOLDS_UP_TO = 1000.0
-"""Largest distance of a counterfactual model for which `RoundResult.rounding` must hold.
+"""Largest distance to a counterfactual model for which `RoundResult.rounding` must hold.
 
-A larger Psi has no proven allowance for rounding, and the certificate says so.
+For a larger Psi no allowance for rounding is proven, and the certificate says so.
 """
 
 
@@ -108,9 +107,8 @@ class TrainingFacts:
         smooth_model: True if the loss has Lipschitz gradients in the parameters (a linear model with softmax, logistic
             or squared loss); False for a ReLU network, dropout, or an unknown user module.
         rounding_bounded: True if `RoundResult.rounding` is a proven allowance (float64 linear models) in rounds whose
-            participants all have eta beta <= 2. In the facts of a view: whether this holds for every client on its
-            path.
-        outside: Parts of the training that the theory does not cover (dropout, batch norm, clipping...), in words.
+            participants all have eta beta <= 2. In the facts of a view, True only if all clients on its path do.
+        outside: Descriptions of training steps that the theory does not cover (dropout, batch norm, clipping...).
         preprocessing: Origin of the constants used in preprocessing.
         shape_from_labels: True if the number of outputs was counted from all clients' labels.
         clip: Bound on the norm of every client's update; 0 for none.
@@ -122,9 +120,9 @@ class TrainingFacts:
         features: Digest of the public feature map applied to samples; "" for none.
         features_declared: True if the feature map is not drawn from a seed. The operator must then declare that it
             depends on no client's data.
-        module: Use of a module of the operator; "" if there is none, or if the run predates this field.
-        engine: Quantities that determine the last bits of a round. The engine's class determines this value when a run
-            is created, never the engine's own statement.
+        module: Way in which a module of the operator is used; "" without one, or if the run predates this field.
+        engine: Inputs that determine the last bits of a round. This value follows from the class of the engine when a
+            run is created; the engine cannot set it.
     """
 
     local_rate: float

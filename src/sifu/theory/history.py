@@ -1,11 +1,12 @@
-"""Active history as one path, and Psi of a client or a set along it (docs/theory.md, sections 4.1 and 4.2).
+"""Active history of a run as a path of models, and Psi at each model (docs/theory.md, sections 4.1 and 4.2).
 
     theta_0^0 -> rounds -> (noise) -> rounds -> (noise) -> ...
 
-A position on the path is a *depth*, 0 for the initial model. A noise edge adds nothing to any Psi: the counterfactual
-adds the same noise. Psi of a subject (one client, or a set taken jointly) changes only in rounds that the subject takes
-part in, except for the factor L that all absent clients share. The path keeps the running product of these factors, so
-a curve costs O(rounds of the subject).
+A position on the path is a *depth*, 0 for the initial model. A step that adds noise (a noise edge) increases Psi only
+by an allowance for rounding, because the counterfactual adds the same noise. In a round without the subject (one
+client, or a set of clients taken jointly), Psi is multiplied by the factor L that all absent clients share. The path
+keeps the running product of these factors, so a curve takes time proportional to the number of rounds that the subject
+took part in.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ from sifu.theory.tracking import (
 Accounting = Literal["round", "population"]
 NodeKind = Literal["initial", "round", "noise", "heuristic", "group", "merge"]
 TAKEN_PART: tuple[NodeKind, ...] = ("round", "merge")
-"""Kinds of nodes that clients take part in."""
+"""Kinds of steps that clients take part in."""
 
 
 @dataclass(frozen=True)
 class PathNode:
-    """One model of the history and the edge that made it: the initial model, a round, added noise, or a heuristic.
+    """Model of the history, and the step that made it: an initial model, a round, added noise, a heuristic or a merge.
 
-    A heuristic makes the model from stored updates of clients. No client's influence on it is known, so every Psi is
-    infinite from there on. A merge of groups' models is treated like a round of all their members with unknown, hence
-    infinite, drifts. The models of the groups themselves (`group`) are on no path.
+    A heuristic makes the model from stored updates of clients. No client's influence on that model is known, so every
+    Psi is infinite from there on. A merge of groups' models is treated like a round of all their members with unknown,
+    hence infinite, drifts. The models of the groups themselves (`group`) are on no path.
 
     Attributes:
         node: Number of the node.
         parent: Number of the node before it, or None.
-        kind: Kind of the edge that made the model.
+        kind: Kind of the step that made the model.
         branch: Number of the branch.
         position: Number of rounds on the branch; a heuristic counts the rounds it ran.
         regularity: Sums over the participants of a round.
@@ -57,6 +58,7 @@ class PathNode:
         noise_std: Sigma of added noise; 0 for an exact restart.
         order: Number of requests executed so far. Noise added at or after a subject's request has at least the order of
             that request.
+        distance: ||theta^n - theta_0||; only planning reads it.
     """
 
     node: int
@@ -69,11 +71,12 @@ class PathNode:
     rounding: float = 0.0
     noise_std: float = 0.0
     order: int = 0
+    distance: float = 0.0
 
 
 @dataclass(frozen=True)
 class TakenPart:
-    """Rounds that one client took part in, by depth of the model that each round made."""
+    """Rounds that one client took part in; `depths` are the depths of the models that these rounds made."""
 
     depths: Integers
     samples: Integers
@@ -83,7 +86,7 @@ class TakenPart:
 
 
 class _RunningProduct:
-    """Products of consecutive factors: mantissas and binary exponents; zeros and infinities are counted separately."""
+    """Products of consecutive factors, kept as mantissas and exponents; zeros and infinities are counted separately."""
 
     def __init__(self, factors: list[float]) -> None:
         mantissa, exponent, zeros, infinities, others = 1.0, 0, 0, 0, 0
@@ -105,7 +108,7 @@ class _RunningProduct:
         )
 
     def between(self, start: Integers, stop: Integers) -> Floats:
-        """Return the product over (start, stop], enlarged by more than the rounding of all its factors."""
+        """Return the product of the factors in (start, stop], enlarged by more than its rounding error."""
         shift = np.clip(self._exponents[stop] - self._exponents[start], -5000, 5000).astype(np.int32)
         with np.errstate(over="ignore", under="ignore"):
             ratio = np.ldexp(self._mantissas[stop] / self._mantissas[start], shift)
@@ -118,7 +121,7 @@ class _RunningProduct:
 
 @dataclass(eq=False)
 class ActivePath:
-    """Nodes from the initial model to the current one, with the running quantities shared by every Psi."""
+    """Nodes from the initial model to the current one, and the quantities that the Psi of every subject depends on."""
 
     nodes: list[PathNode]
     server_rate: float
@@ -162,9 +165,9 @@ class ActivePath:
 
     @cached_property
     def added_noise(self) -> tuple[Integers, Integers, Floats]:
-        """Depth, number of rounds and size of every nonzero noise on the path, in order; for forecasts.
+        """Arrays of depth, number of earlier rounds, and sigma of each addition of noise on the path, for forecasts.
 
-        Noise whose size was erased (infinite) is left out, because its effect is unknown.
+        Noise whose sigma was erased (stored as infinite) is left out, because its effect is unknown.
         """
         sizes = ((d, self.nodes[d].noise_std) for d, _ in self.noise_depths)
         depths = np.array([d for d, size in sizes if 0.0 < size < math.inf], dtype=np.int64)
@@ -216,7 +219,7 @@ class ActivePath:
         return self._products.between(start, stop)
 
     def gram(self, depth: int) -> tuple[Integers, Floats] | None:
-        """Return (participants, Gram matrix) of the round that made this depth, or None if it was not kept."""
+        """Return (participants, Gram matrix) of the round that made the model at `depth`; None if it was not kept."""
         return self.grams.get(self.nodes[depth].node)
 
 
@@ -246,7 +249,7 @@ class PsiCurve:
         return result
 
     def largest_until(self, depth: int) -> float:
-        """Return the largest Psi at any depth up to this one."""
+        """Return the largest Psi at any depth up to `depth`."""
         if self.path.constant_when_absent:
             marks = [int(d) for d in self.depths if d <= depth]
             return float(self.at(np.array([*marks, depth])).max())
@@ -281,7 +284,7 @@ def client_curve(path: ActivePath, part: TakenPart) -> PsiCurve:
 
 
 def joint_curve(path: ActivePath, parts: Mapping[int, TakenPart]) -> PsiCurve:
-    """Return Psi(., W) of a set: exact where the Gram matrix was kept, by the triangle inequality elsewhere."""
+    """Return Psi(., W) of a set of clients, from Gram matrices if they were kept, else by the triangle inequality."""
     by_depth: dict[int, list[tuple[int, int, float, float, float]]] = {}
     for client, part in sorted(parts.items()):
         for depth, samples, drift in zip(part.depths, part.samples, part.drifts, strict=True):
@@ -332,7 +335,11 @@ def _accumulate(
     factors: Floats,
     averagedness: Floats,
 ) -> PsiCurve:
-    """Apply Psi' = L(W) Psi + Delta_W in each round of the subject, and the absent clients' L between them."""
+    """Return the curve of Psi from its increments.
+
+    In a round with the subject, the new Psi is L_n(W) Psi + Delta_W. In other rounds it is L Psi with the common L of
+    absent clients.
+    """
     values = np.zeros(depths.size)
     psi, previous = 0.0, 0
     for index, depth in enumerate(depths.tolist()):

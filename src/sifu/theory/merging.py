@@ -21,7 +21,7 @@ KEY_BYTES = 32
 def group_of(key: bytes, name: str, count: int) -> int:
     """Return the group of a client: the first 8 bytes of HMAC-SHA256(`key`, `name`), big-endian, modulo `count`.
 
-    The key is drawn when the run is created. Nobody can choose a name in advance that falls into a certain group.
+    The key is drawn when the run is created, so nobody can choose a name in advance to get into a certain group.
 
     >>> [group_of(bytes(32), name, 5) for name in ("ada", "bob", "cleo")]
     [4, 3, 4]
@@ -63,9 +63,9 @@ def merge(models: Sequence[Floats], samples: Sequence[int]) -> Floats:
 def move_on(mean: Floats, fresh: Floats, stretch: float) -> Floats:
     """Return theta_0 + s (mean - theta_0), the mean moved away from the fresh model (docs/theory.md, section 15.4).
 
-    Each entry is computed as written, one operation after the other, so the same numbers give the same bits anywhere. s
-    = 1 returns the mean unchanged. An entry that is nonnegative in both models, such as a variance, and would become
-    negative stays at the mean.
+    Each entry is computed as written, one operation after the other, so the same numbers give the same bits anywhere.
+    With s = 1, the mean is returned unchanged. An entry that is nonnegative in both models, such as a variance, and
+    would become negative stays at the mean.
 
     Args:
         mean: Mean of group models, in float64.
@@ -82,10 +82,10 @@ def move_on(mean: Floats, fresh: Floats, stretch: float) -> Floats:
 
 
 def expected_groups_left(count: int, requests: int) -> float:
-    """Return the expected number of S groups that are complete after q single requests: S (1 - 1/S)^q.
+    """Return the expected number of S groups that are complete after q requests of one client each: S (1 - 1/S)^q.
 
-    Nothing is rebuilt in between, and leavers are assumed to be spread uniformly and independently (docs/theory.md,
-    section 15.2).
+    The formula assumes that no group is rebuilt in between, and that leavers are spread uniformly and independently
+    (docs/theory.md, section 15.2).
 
     >>> round(expected_groups_left(10, 5), 2)
     5.9

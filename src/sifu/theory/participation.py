@@ -1,4 +1,4 @@
-"""Selection of a round's participants, and the keyed draws behind it."""
+"""Selection of a round's participants, and the keyed draws that it uses."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def _finish(values: Scores) -> Scores:
 
 
 def base_key(seed: int, purpose: str) -> int:
-    """Return the 64-bit key of a purpose; keys of places derive from it."""
+    """Return the 64-bit key of a purpose, from which `place_key` derives the keys of places."""
     return int.from_bytes(hashlib.sha256(f"{int(seed)}:{purpose}".encode()).digest()[:8], "little")
 
 
 def place_key(base: ArrayLike, *place: ArrayLike) -> Scores:
-    """Return the key of a place under `base`; arrays broadcast, so one call serves many clients.
+    """Derive the key of a place, such as (branch, round, client), from `base`; arrays give the keys of many places.
 
     >>> a = place_key(base_key(7, "batches"), 0, 3, np.array([5, 6]))
     >>> int(a[1]) == int(place_key(base_key(7, "batches"), 0, 3, 6))
@@ -95,21 +95,24 @@ def fractions(drawn: Scores) -> Floats:
 
 
 _PIECE = 65536
-"""Scores drawn at once; this many fit into a core's own cache."""
-_FEW = 512
-"""Largest number of scores that are sorted directly."""
+"""Number of scores drawn at once, so that they fit into a core's own cache."""
+_FEW = 4096
+"""Largest number of places for which all scores are computed completely."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Places for repeated draws: their indices, and the steps GOLDEN * (j + 1) of their numbers j, for any key."""
+    """Indices prepared for repeated draws.
+
+    The score of an index depends on a key and on the index's number j; `steps` holds the terms GOLDEN * (j + 1).
+    """
 
     index: Integers
     steps: Scores
 
     @staticmethod
     def of(index: Integers, numbers: Integers | None = None) -> Places:
-        """Return places for a copy of `index`, drawn under `numbers` (by default `index`)."""
+        """Prepare a copy of `index`; each index has the score of its entry in `numbers`, by default its own."""
         own = np.array(index, dtype=np.int64)
         drawn_for = own if numbers is None else np.array(numbers, dtype=np.int64)
         with np.errstate(over="ignore"):
@@ -125,7 +128,7 @@ def _scores_of(key: ArrayLike, places: Places) -> Scores:
 def scores_below(key: ArrayLike, places: Places, limit: int) -> tuple[Integers, Scores]:
     """Return the positions in `places` whose score under `key` is below `limit` (0..2^64), in order, and their scores.
 
-    A first pass without the last shift of `mix` selects candidates; only their scores are finished.
+    A first pass leaves out the last step of `mix` and selects candidates; only their scores are completed.
     """
     size = places.index.size
     if limit <= 0 or size == 0:
@@ -147,12 +150,12 @@ def scores_below(key: ArrayLike, places: Places, limit: int) -> tuple[Integers, 
 
 
 def fraction_limit(fraction: float) -> int:
-    """Return the limit for which score < limit iff `fractions(score)` < fraction, for 0 <= fraction <= 1."""
+    """Return the limit such that score < limit if and only if `fractions(score)` < fraction, for 0 <= fraction <= 1."""
     return math.ceil(fraction * 2.0**53) << 11
 
 
 def smallest_scores(key: ArrayLike, places: Places, count: int) -> Integers:
-    """Return the positions in `places` of the `count` smallest scores under `key`, in order; earlier ones win ties.
+    """Return the positions in `places` of the `count` smallest scores under `key`, in order; ties go to earlier ones.
 
     With many places, only scores below a limit are sorted. The limit leaves `count` plus eight standard deviations in
     expectation, so a second pass over all places is almost never needed.
@@ -160,8 +163,11 @@ def smallest_scores(key: ArrayLike, places: Places, count: int) -> Integers:
     size = places.index.size
     if count >= size:
         return np.arange(size)
-    if size <= _FEW:
-        return np.sort(_scores_of(key, places).argsort(kind="stable")[:count])
+    if count > 0 and size <= _FEW:
+        values = _scores_of(key, places)
+        chosen = np.flatnonzero(values <= np.partition(values, count - 1)[count - 1])
+        # More than `count` only if the largest of them ties with another place.
+        return chosen if chosen.size == count else np.sort(values.argsort(kind="stable")[:count])
     expected = count + 8.0 * math.sqrt(count) + 16.0
     near, drawn = scores_below(key, places, fraction_limit(min(1.0, expected / size)))
     if near.size < count:
@@ -211,15 +217,15 @@ class Participation:
 
     @property
     def independent(self) -> bool:
-        """True if one client's presence is independent of the others'; this is the certified default."""
+        """True if clients take part independently of each other."""
         return self.kind != "fixed"
 
     def draw(self, active: ClientIndices | Places, key: ArrayLike) -> ClientIndices:
         """Return the sorted participants of one round.
 
-        Client i has score_i under the round's key: `poisson` selects clients whose fraction is below the rate, `fixed`
-        the `count` smallest scores, ties by index. A client's score does not depend on other clients, so a Poisson draw
-        does not change when another client leaves.
+        Client i has score_i under the round's key. `poisson` selects the clients whose fraction is below the rate,
+        `fixed` the `count` clients with the smallest scores, with ties broken by index. A client's score does not
+        depend on other clients, so a Poisson draw does not change when another client leaves.
 
         Args:
             active: Indices of the clients to draw from. For repeated draws from the same clients, pass `Places` in

@@ -1,7 +1,7 @@
 r"""Contraction factor L of a round: a bound on the growth of the distance of two models (docs/theory.md, section 5).
 
-One local gradient step of rate eta on a loss whose curvature lies between mu and beta multiplies the distance of two
-models by at most
+One local gradient step of rate eta on a loss whose curvature lies between mu and beta multiplies the distance between
+two models by at most
 
     B = max(|1 - eta mu|, |1 - eta beta|),
 
@@ -34,7 +34,7 @@ RegularityClass = Literal["strongly convex", "convex", "smooth", "assumed"]
 
 
 def step_factor(local_rate: float, smoothness: float, curvature: float) -> float:
-    """Return B of one gradient step (docs/theory.md, section 5.1), rounded up; exactly 1 where 1 is proven.
+    """Return B of one gradient step (docs/theory.md, section 5.1), rounded up; exactly 1 if 1 is proven.
 
     >>> step_factor(0.1, 4.0, 0.0), step_factor(0.1, 4.0, -4.0) >= 1.4
     (1.0, True)
@@ -49,10 +49,10 @@ def step_factor(local_rate: float, smoothness: float, curvature: float) -> float
 
 
 def momentum_growth(local_rate: float, smoothness: float, momentum: float, steps: int, nesterov: bool = False) -> float:
-    """Return a_K, the growth of the distance of two models in K momentum steps on a beta-smooth loss.
+    """Return a_K, a bound on the growth of the distance between two models in K momentum steps on a beta-smooth loss.
 
-    From the distance a_0 = 1 and the velocity b_0 = 0, each step gives b' = rho b + beta a and a' = a + eta b', or with
-    Nesterov a' = a + eta (beta a + rho b') (docs/theory.md, section 5.5).
+    Starting from the distance a_0 = 1 and the velocity b_0 = 0, each step gives b' = rho b + beta a and a' = a + eta
+    b', or with Nesterov a' = a + eta (beta a + rho b') (docs/theory.md, section 5.5).
 
     >>> round(momentum_growth(0.1, 1.0, 0.0, 2), 12)
     1.21
@@ -77,7 +77,7 @@ def largest_momentum_step(steps: int, momentum: float) -> float:
 
         x_max = 2 / lambda_max(D^-1/2 P D^-1/2).
 
-    Rounded down. The proof is in docs/theory.md, section 5.6.
+    The result is rounded down. The proof is in docs/theory.md, section 5.6.
 
     >>> [round(largest_momentum_step(k, 0.9), 3) for k in (1, 2, 3, 5)]
     [2.0, 0.892, 0.5, 0.229]
@@ -100,10 +100,10 @@ def largest_momentum_step(steps: int, momentum: float) -> float:
 
 @dataclass(frozen=True)
 class LocalRegularity:
-    """Bounds on how K local steps of one client change the distance of two models.
+    """Bounds on how K local steps of one client change the distance between two models.
 
-    `factor` is P_i. `averagedness` is alpha_i: the local map is alpha-averaged (convex loss, no momentum), and L = 1
-    also for server rates g with g sum q_i alpha_i <= 1. An unknown `averagedness` is 1.
+    `factor` is P_i. `averagedness` is alpha_i: for a convex loss without momentum, the local map is alpha_i-averaged.
+    L = 1 then holds even for server rates g > 1, as long as g sum q_i alpha_i <= 1. An unknown `averagedness` is 1.
     """
 
     factor: float
@@ -119,7 +119,7 @@ def local_regularity(client: ClientProfile, facts: TrainingFacts, assumed: float
     Args:
         client: Profile of the client.
         facts: Facts of the training, which give eta and the momentum.
-        assumed: B per step that the user assumes without proof, or None.
+        assumed: B per step that the user assumes without proof; None to derive it from the profile.
 
     Raises:
         InputError: If nothing is assumed and the client has no smoothness bound.
@@ -184,12 +184,12 @@ def contraction(
 ) -> Floats:
     r"""Return L of a round, for one or many sets W at once, rounded up.
 
-    With no one remaining the counterfactual does nothing and L = 1. Where every P_i is 1 the result is exactly 1 for
-    g <= 1; for g > 1 it is 1 if g sum q_i alpha_i <= 1, since a relaxed averaged map does not expand.
+    If no participant remains, the counterfactual round does nothing and L = 1. If every P_i is 1, the result is exactly
+    1 for g <= 1. For g > 1 it is 1 if g sum q_i alpha_i <= 1, since a relaxed averaged map does not expand distances.
 
     Args:
         factor_sum: Sum of n_i P_i over the remaining participants i in S\W.
-        remaining: Sum of n_i over the same participants.
+        remaining: Sum of n_i over the remaining participants.
         factor_max: Largest P_i of the round.
         averagedness_sum: Sum of n_i alpha_i over the remaining participants.
         server_rate: Server rate g.
@@ -219,7 +219,7 @@ class RoundRegularity:
 
     @staticmethod
     def of(samples: Integers, factors: Floats, averagedness: Floats) -> RoundRegularity:
-        """Sum over a round's participants; an empty round has zeros and L = 1."""
+        """Return the sums over a round's participants; for an empty round, return `NO_PARTICIPANTS`."""
         if samples.size == 0:
             return NO_PARTICIPANTS
         largest = float(factors.max())
@@ -246,7 +246,7 @@ class RoundRegularity:
     def without(self, samples: Floats, factors: Floats, averagedness: Floats, server_rate: float) -> Floats:
         """Return L_n(W) for each W.
 
-        A difference inherits the rounding errors of its operands, so it is enlarged by a bound on them.
+        Sums over the remaining clients are computed by subtraction and enlarged by a bound on the rounding errors.
 
         Args:
             samples: Sum of n_c over each W.
@@ -279,11 +279,11 @@ def _sum(terms: Floats) -> float:
 
 
 NO_PARTICIPANTS = RoundRegularity(0, 0.0, 1.0, 0.0, 0.0)
-"""A round without participants: nothing moves, L = 1."""
+"""Sums of a round without participants, which leaves the model unchanged: L = 1."""
 
 
 def classify(clients: Sequence[ClientProfile], factors: Floats, assumed: bool) -> RegularityClass:
-    """Return the regularity class that a certificate names; the worst client decides it."""
+    """Return the regularity class that a certificate states: the class of the least regular client."""
     if assumed:
         return "assumed"
     if np.any(factors > 1.0):
@@ -296,7 +296,8 @@ def classify(clients: Sequence[ClientProfile], factors: Floats, assumed: bool) -
 def certified_rates(clients: Sequence[ClientProfile], momentum: float) -> Floats | None:
     """Return x_max(K_i, rho) / beta_i of each client: up to this local rate its steps provably do not expand distances.
 
-    Infinite where beta is 0; None if a beta is unknown or a loss is not convex.
+    With rho = 0 this is 2 / beta_i. The rate is infinite if beta_i is 0. The result is None if a beta_i is unknown or a
+    loss is not convex.
     """
     rates = np.full(len(clients), np.inf)
     for index, client in enumerate(clients):
@@ -307,17 +308,11 @@ def certified_rates(clients: Sequence[ClientProfile], momentum: float) -> Floats
     return rates
 
 
-def largest_certified_rate(clients: Sequence[ClientProfile], momentum: float) -> float | None:
-    """Return the largest local rate eta at which no client's local steps expand distances, rounded down.
-
-    eta <= x_max(K_i, rho) / beta_i for all i; with rho = 0 this is 2 / beta_i. None if a beta is unknown or
-    a loss is not convex.
-    """
-    return largest_rate_within(certified_rates(clients, momentum))
-
-
 def largest_rate_within(rates: Floats | None) -> float | None:
-    """Return the largest local rate within the `certified_rates` of all clients, rounded down."""
+    """Return the largest local rate at which no client's steps expand distances, rounded down; None if there is none.
+
+    It is the smallest of the clients' `certified_rates`.
+    """
     if rates is None or not np.isfinite(smallest := rates.min(initial=np.inf)):
         return None
     return math.nextafter(float(smallest), 0.0)
@@ -326,8 +321,8 @@ def largest_rate_within(rates: Floats | None) -> float | None:
 def automatic_rate(rates: Floats | None, model: str) -> float | None:
     """Return the local rate that `auto` chooses for clients with these `certified_rates`; None if there is none.
 
-    A squared loss at 2/beta oscillates forever in its steepest direction, so least squares takes half of the largest
-    rate.
+    At a rate of 2/beta a squared loss oscillates forever in its steepest direction, so least squares uses half of the
+    largest certified rate.
     """
     largest = largest_rate_within(rates)
     return largest / 2.0 if largest is not None and model == "least_squares" else largest
@@ -338,10 +333,10 @@ COPIED_WITHIN = 0.01
 
 
 def is_copied_rate(rate: float, largest: float, model: str) -> bool:
-    """Return whether a given rate equals, up to rounding, the one that `local.rate = "auto"` would have chosen.
+    """Return whether a given rate equals, up to rounding, the rate that `local.rate = "auto"` would have chosen.
 
-    This is the largest certified rate, or half of it for least squares. The loss of a custom Python model is unknown,
-    so both count for it.
+    `auto` chooses the largest certified rate, or half of it for least squares. The loss of a custom Python model is
+    unknown, so either rate counts.
 
     >>> is_copied_rate(0.333, 1 / 3, "softmax"), is_copied_rate(0.167, 1 / 3, "least_squares")
     (True, True)

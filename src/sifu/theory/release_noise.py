@@ -23,19 +23,19 @@ from threadpoolctl import threadpool_limits
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats
 from sifu.theory.calibration import LARGEST_EPSILON, delta_reached_up, exact_multiplier, gaussian_epsilon
-from sifu.theory.closed_form.ridge import Head, fit_head
+from sifu.theory.closed_form.ridge import Head, fit_head, scaled_sums
 from sifu.theory.closed_form.sums import Statistics
 from sifu.theory.rounding import norm_up, slack
 
 RECORDS_TOGETHER = 256
-"""Number of records whose counterfactual heads are in memory at the same time."""
+"""Number of records whose distances are computed at once."""
 SOLVERS_AGREE = 2.0
-"""Safety factor of bounds on solver errors."""
+"""Safety factor in bounds on solver errors."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """Sums, relative penalty r and solved head of one release, for privacy accounting."""
+    """One release for privacy accounting: its sums, its relative penalty r and its head."""
 
     statistics: Statistics
     relative_penalty: float
@@ -47,21 +47,25 @@ class Release:
 
     @cached_property
     def _eigen(self) -> tuple[Floats, Floats, Floats]:
-        """Eigenvalues and eigenvectors of G / 2^2a, and Q' H / 2^(a+b)."""
+        """Eigenvalues and eigenvectors Q of G / 2^2a, and Q' H / 2^(a+b)."""
         import scipy.linalg
 
-        fixed = self.statistics.fixed
-        gram = np.multiply(self.statistics.gram, math.ldexp(1.0, -2 * fixed.feature_bits))
-        cross = np.multiply(self.statistics.cross, math.ldexp(1.0, -fixed.feature_bits - fixed.target_bits))
+        gram, cross = scaled_sums(self.statistics)
         with threadpool_limits(limits=1):
             values, vectors = scipy.linalg.eigh(gram, driver="evd", overwrite_a=True, check_finite=False)
         return np.maximum(values, 0.0), vectors, vectors.T @ cross
 
     def at(self, relative_penalty: float) -> Release:
-        """Return the release with another r; both share one eigendecomposition."""
+        """Return the release with another r; both releases share one eigendecomposition."""
         other = Release(self.statistics, relative_penalty)
         other.__dict__["_eigen"] = self._eigen
         return other
+
+    def _rounded(self, phi: Array, targets: Array) -> tuple[Floats, Floats]:
+        """Return the features, with the constant, and the targets, both rounded to the fixed-point format."""
+        fixed = self.statistics.fixed
+        features = np.ldexp(fixed.quantised_features(phi), -fixed.feature_bits)
+        return features, np.ldexp(fixed.quantised_targets(targets), -fixed.target_bits)
 
     def estimate_without(self, phi: Array, targets: Array) -> float:
         """Return the distance to the head without these samples, from the eigendecomposition of G.
@@ -74,12 +78,10 @@ class Release:
             phi: Features of samples that are part of the release, without the constant.
             targets: Their targets.
         """
-        fixed = self.statistics.fixed
-        features = np.ldexp(fixed.quantised_features(phi), -fixed.feature_bits)
-        wanted = np.ldexp(fixed.quantised_targets(targets), -fixed.target_bits)
+        features, wanted = self._rounded(phi, targets)
         values, vectors, cross = self._eigen
         trace = float(np.sum(values)) - float(np.einsum("ij,ij->", features, features))
-        inverse = 1.0 / (values + self.relative_penalty / fixed.width * trace)
+        inverse = 1.0 / (values + self.relative_penalty / self.statistics.fixed.width * trace)
         rotated = features @ vectors
         left = inverse[:, None] * (cross - rotated.T @ wanted)
         kept = np.eye(len(rotated)) - (rotated * inverse) @ rotated.T
@@ -87,10 +89,11 @@ class Release:
         return float(np.linalg.norm(vectors.T @ self.head.weights - left))
 
     def distance_without(self, client: Statistics) -> float:
-        """Return an upper bound of the distance to the head without a client.
+        """Return an upper bound on the distance to the head without a client.
 
-        Both heads follow the rule of docs/theory.md, section 14.4, each with the lambda of its own trace. Bounds on the
-        errors of both solvers are added: a residual R moves a head by at most ||R|| / lambda.
+        Both heads are solved as in docs/theory.md, section 14.4. Lambda is proportional to the trace of G, so the
+        two heads have different lambdas. Bounds on the errors of both solves are added: a residual R moves a head by at
+        most ||R|| / lambda.
 
         Args:
             client: Statistics of the client, which are part of the release's sums.
@@ -107,7 +110,7 @@ class Release:
         return (distance + errors) * slack(4)
 
     def distances_of_records(self, phi: Array, targets: Array) -> Floats:
-        """Return upper bounds of the distances to the heads without each of these records.
+        """Return upper bounds on the distances to the heads without each of these records.
 
         With the penalty lambda of the trace without the record, M = (G + lambda I)^-1 and U = M H, the head without the
         record (phi, t) is U - M phi (t - U' phi)' / (1 - phi' M phi), by Sherman and Morrison. In the basis of the
@@ -120,9 +123,7 @@ class Release:
         Returns:
             One distance for each record, rounded up.
         """
-        fixed = self.statistics.fixed
-        features = np.ldexp(fixed.quantised_features(phi), -fixed.feature_bits)
-        wanted = np.ldexp(fixed.quantised_targets(targets), -fixed.target_bits)
+        fixed, (features, wanted) = self.statistics.fixed, self._rounded(phi, targets)
         values, vectors, cross = self._eigen
         trace = math.ldexp(sum(self.statistics.diagonal.tolist()), -2 * fixed.feature_bits)
         scale = self.relative_penalty / fixed.width
@@ -146,7 +147,7 @@ class Release:
             heads -= solved[:, :, None] * (missed / kept[:, None])[:, None, :]
             heads -= rotated_head[None, :, :]
             norms = np.sqrt(np.einsum("ijo,ijo->i", heads, heads))
-            # A computed eigendecomposition is exact for a matrix that differs from G by a few units of rounding times
+            # A computed eigendecomposition is exact for a matrix whose distance to G is a few units of rounding times
             # (k + 1) ||G||.
             off = SOLVERS_AGREE * 2.0 * fixed.width * np.finfo(np.float64).eps * largest / penalties
             lengths = norm_up(self.head.weights) + norms
@@ -155,7 +156,7 @@ class Release:
 
 
 def _solver_error(head: Head, statistics: Statistics) -> float:
-    """Return an upper bound of the distance between a computed head and the exact solution of its equations."""
+    """Return an upper bound on the distance of a computed head from the exact solution of its equations."""
     fixed = statistics.fixed
     cross = norm_up(statistics.cross.astype(np.float64)) * math.ldexp(1.0, -fixed.feature_bits - fixed.target_bits)
     return SOLVERS_AGREE * head.residual * cross / head.penalty
@@ -203,7 +204,7 @@ def rounded_up(epsilon: float) -> float:
 
 
 def noise_for(epsilon: float, delta: float, distance: float, releases: int) -> float:
-    """Return the noise that hides `distance` in each of `releases` releases within (epsilon, delta).
+    """Return the standard deviation of noise that hides `distance` in each of `releases` releases within the budget.
 
     >>> round(noise_for(10.0, 0.01, 0.1, 4), 5)
     0.07002

@@ -1,13 +1,13 @@
 """Choice of the rollback node and of its noise, and the charge to each forgotten subject.
 
-See docs/theory.md, sections 8.2 and 9.1. A request is allowed at a node n with noise sigma iff for every subject f,
-new or old,
+See docs/theory.md, sections 8.2 and 9.1. A request is allowed at a node n with noise sigma if and only if, for every
+new or old subject f,
 
     used_f + (Psi(n, f) / sigma)^2 <= 1 / s(eps_f, delta_f)^2,
 
-where a subject already covered by noise on the path is charged nothing (`scope="all"`). The paper's rule,
-`scope="latest"`, drops used_f. This module also decides which models training keeps, and which models are erased
-after a request (sections 9.5 and 9.6).
+where used_f is the sum of earlier charges to f (`scope="all"`). A subject that noise on the path already covers is
+charged nothing. The paper's rule, `scope="latest"`, omits used_f. This module also decides which models training keeps,
+and which models are erased after a request (sections 9.5 and 9.6).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sifu.theory.rounding import ROUNDED_DOWN, ROUNDED_UP, slack
 
 @dataclass(frozen=True)
 class Subject:
-    """A unit of forgetting: one client (`unit="client"`) or all clients of a request (`unit="joint"`).
+    """Subject of a guarantee: one client (`unit="client"`) or all clients of a request (`unit="joint"`).
 
     `order` is the number of the request that forgets the subject. `used` is the sum of its charges so far.
     """
@@ -43,13 +43,13 @@ class Subject:
 
     @property
     def budget(self) -> float:
-        """1 / s^2, rounded down: the upper limit of the sum of all charges."""
+        """Upper limit of the sum of all charges: 1 / s^2, rounded down."""
         return (1.0 / self.multiplier) ** 2 * ROUNDED_DOWN
 
     def left(self, order: int) -> float:
-        """Return the charge that is still available to the request with the number `order`.
+        """Return the largest charge to this subject that request number `order` may still make.
 
-        The reserve is available only to requests after the subject's own.
+        Earlier charges count only under scope `all`. The reserve is available only to requests after the subject's own.
         """
         share = 1.0 - self.reserve if order == self.order else 1.0
         used = self.used if self.scope == "all" else 0.0
@@ -73,7 +73,7 @@ def charge(psi: float, noise_std: float) -> float:
 def begins_without(path: ActivePath, subject: Subject) -> bool:
     """Return whether the path starts from a fresh model made at or after the subject's request.
 
-    The subject never took part in such a path.
+    The subject took part in no round of such a path.
     """
     return path.nodes[0].order >= subject.order
 
@@ -81,15 +81,15 @@ def begins_without(path: ActivePath, subject: Subject) -> bool:
 def is_covered(path: ActivePath, depth: int, subject: Subject) -> bool:
     """Return whether the path to `depth` contains noise added at or after the subject's request.
 
-    An edge without noise covers no subject. After an exact restart there is nothing to hide, and a method that merely
-    continues without the client (fine-tuning) hides nothing. A path that starts from a fresh model made at or after the
-    request is covered at every depth.
+    A step without noise covers no subject: after an exact restart there is nothing to hide, and a method that merely
+    continues without the client (fine-tuning) hides nothing. On a path that starts from a fresh model made at or after
+    the request, the subject is covered at every depth.
     """
     return begins_without(path, subject) or bool(depth >= 0 and path.covering_order[depth] >= subject.order)
 
 
 class Exposure:
-    """A subject and its Psi along the active path; the curve is computed on first use.
+    """Psi of a subject along the active path; the curve is computed on first use.
 
     A subject that is covered at every candidate node needs no curve. This is the usual case for subjects of earlier
     requests.
@@ -108,7 +108,7 @@ class Exposure:
         return self._make_curve()
 
     def psi_to_hide_at(self, depths: Integers) -> Floats:
-        """Return and cache `psi_to_hide` of many depths; a hundred times faster than one by one."""
+        """Return and cache `psi_to_hide` at many depths, a hundred times faster than one depth at a time."""
         psi = np.zeros(depths.size)
         if not begins_without(self.path, self.subject):
             uncovered = self.path.covering_order[depths] < self.subject.order
@@ -118,7 +118,7 @@ class Exposure:
         return psi
 
     def psi_to_hide(self, depth: int) -> float:
-        """Return the Psi that noise at `depth` must hide for this subject: zero where it is already covered."""
+        """Return the Psi that noise at `depth` must hide for this subject; zero if it is already covered there."""
         return 0.0 if is_covered(self.path, depth, self.subject) else self._at(depth)
 
     def psi_without_noise(self, depth: int) -> float:
@@ -126,7 +126,7 @@ class Exposure:
         return 0.0 if begins_without(self.path, self.subject) else self._at(depth)
 
     def largest_until(self, depth: int) -> float:
-        """Return the largest Psi at any depth up to this one."""
+        """Return the largest Psi at any depth up to `depth`."""
         if depth not in self._largest:
             self._largest[depth] = self.curve.largest_until(depth)
         return self._largest[depth]
@@ -139,7 +139,7 @@ class Exposure:
 
 @dataclass(frozen=True)
 class Choice:
-    """A node and a noise that every subject's budget allows, with the charge to each subject."""
+    """Node and noise that every subject's budget allows, with the charge to each subject."""
 
     depth: int
     noise_std: float
@@ -160,8 +160,8 @@ def is_allowed(exposures: Sequence[Exposure], depth: int, noise_std: float, orde
 def least_noise(exposures: Sequence[Exposure], depth: int, order: int) -> float:
     """Return the smallest sigma that allows a request at `depth`, rounded up; infinite if there is none.
 
-    The condition is sigma^2 >= Psi^2 / left_f for every f. The planner can therefore search over nodes instead of
-    sigmas.
+    The condition is sigma^2 >= Psi^2 / left_f for every subject f. The planner can therefore search over nodes instead
+    of sigmas.
     """
     smallest = 0.0
     for exposure in exposures:
@@ -213,12 +213,12 @@ def choose_node(exposures: Sequence[Exposure], kept_depths: Iterable[int], noise
 def _latest_allowed(
     exposures: Sequence[Exposure], path: ActivePath, noise_std: float, order: int, at_least: int
 ) -> int:
-    """Return the latest allowed depth of the whole path; test only depths where the answer can change."""
+    """Return the latest allowed depth on the whole path; only depths at which the answer can change are tested."""
     if not path.constant_when_absent:
         depths = range(path.tip, at_least - 1, -1)
         return next((d for d in depths if is_allowed(exposures, d, noise_std, order)), at_least)
-    # With L = 1, Psi decreases only where a noise edge starts to cover a subject. Between two participations or edges,
-    # "allowed" can therefore only turn into "not allowed", and bisection finds the change.
+    # With L = 1, the Psi to hide decreases only where noise starts to cover a subject. Between such depths and depths
+    # of participation, "allowed" can therefore only turn into "not allowed", and bisection finds the change.
     starts = {at_least}
     for exposure in exposures:
         if not is_covered(path, at_least, exposure.subject):
@@ -264,23 +264,26 @@ def level_ladder(lowest: float, highest: float, ratio: float) -> Floats:
 
 
 def crosses_a_level(levels: Floats, before: Floats, after: Floats) -> bool:
-    """Return whether some client's Psi rises above a level in a round: Psi(n) <= level < Psi(n+1)."""
+    """Return whether any client's Psi rises above a level in a round: Psi(n) <= level < Psi(n+1)."""
     return bool((levels.searchsorted(after) > levels.searchsorted(before)).any())
 
 
 def thin(depths: Sequence[int], protected: set[int], limit: int) -> list[int]:
-    """Return the depths to drop so that at most `limit` stay; protected ones always stay.
+    """Return the depths to drop so that at most `limit` stay; the first, the last and protected depths always stay.
 
     Rolling back k rounds too far costs k extra rounds, and early rounds improve the model most. The next depth to drop
-    is therefore the one whose neighbours are closest together relative to its own depth.
+    is therefore the depth whose neighbours are closest together relative to the depth itself.
     """
     kept, dropped = sorted(depths), []
     while len(kept) > limit:
-        middle = [i for i in range(1, len(kept) - 1) if kept[i] not in protected]
-        if not middle:
+        closeness = [
+            ((after - before) / (depth + 8.0), place)
+            for place, (before, depth, after) in enumerate(zip(kept, kept[1:], kept[2:], strict=False), 1)
+            if depth not in protected
+        ]
+        if not closeness:
             break
-        closest = min(middle, key=lambda i: (kept[i + 1] - kept[i - 1]) / (kept[i] + 8.0))
-        dropped.append(kept.pop(closest))
+        dropped.append(kept.pop(min(closeness)[1]))
     return dropped
 
 
@@ -292,13 +295,13 @@ def depths_to_erase(
 ) -> list[int]:
     """Return the kept depths whose models must be erased after a rollback to `cut_after`.
 
-    Later models leave the history and still depend on the forgotten clients. Under `strict`, so does every node at or
-    before `cut_after` with Psi(n, f) > 0 and no noise edge charged to f on its path.
+    Models after `cut_after` leave the history and may depend on the forgotten clients. Under `strict`, a model at or
+    before `cut_after` is erased as well if it depends on a forgotten client that no noise on its path covers.
 
     Args:
         depths: Depths whose models are stored.
         cut_after: Depth of the rollback.
         retention: Retention rule of the run.
-        uncovered_trace: True if the model at a depth depends on a forgotten client that no noise covers.
+        uncovered_trace: Function that tells whether the model at a depth depends on such a client.
     """
     return [depth for depth in depths if depth > cut_after or (retention == "strict" and uncovered_trace(depth))]

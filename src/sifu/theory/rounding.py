@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from sifu.theory.arrays import Floats, Integers
 
 UNIT_ROUNDOFF = 2.0**-53
-"""u: half the distance from 1 to the next float64."""
+"""Unit roundoff u: half the distance from 1 to the next float64."""
 
 
 def norm(vector: NDArray[np.floating]) -> float:
     """Return the Euclidean norm of a vector, summed in float64 by the calling thread alone.
 
     `np.linalg.norm` passes long vectors to the threads of BLAS. These threads then wait for more work in a busy loop,
-    for tens of milliseconds, on the cores that train clients.
+    and for tens of milliseconds occupy the cores that train clients.
 
     >>> norm(np.array([3.0, 4.0]))
     5.0
@@ -40,9 +40,9 @@ def sum_of_squares(flat: Floats) -> float:
 
 
 def root_up(squares: float, terms: int) -> float | None:
-    """Return an upper bound of the norm of `terms` numbers, given the sum of their squares in any order.
+    """Return an upper bound on the norm of `terms` numbers, given the sum of their squares in any order.
 
-    The result is None where squares may have over- or underflowed: scale them first, as `norm_up` does. A sum of d
+    The result is None if squares may have over- or underflowed: scale the numbers first, as `norm_up` does. A sum of d
     squares in any order is off by at most a factor 1 + d*u (Higham 2002, section 3.1).
 
     >>> root_up(25.0, 2) >= 5.0, root_up(0.0, 2)
@@ -53,7 +53,7 @@ def root_up(squares: float, terms: int) -> float | None:
 
 
 def norm_up(vector: NDArray[np.floating]) -> float:
-    """Return an upper bound of the Euclidean norm, with relative excess at most (d + 8) * 2**-52 (see `root_up`).
+    """Return an upper bound on the Euclidean norm, too large by a factor of about 1 + (d + 8) * 2**-52 (see `root_up`).
 
     >>> norm_up(np.array([3.0, 4.0])) >= 5.0
     True
@@ -94,7 +94,7 @@ ROUNDED_DOWN = 2.0 - ROUNDED_UP
 
 
 def enlargement(terms: int) -> float:
-    """Return the slack of a float64 sum of `terms` terms and a square root."""
+    """Return the factor that turns the square root of a float64 sum of `terms` terms into an upper bound."""
     return slack(terms + 8)
 
 

@@ -1,4 +1,4 @@
-"""Change of one FedAvg round when clients are removed from it (docs/theory.md, section 3).
+"""Change of a FedAvg round when clients are removed (docs/theory.md, section 3), and the resulting update of every Psi.
 
 With weights w_i = |D_i| / sum_j |D_j| over the participants S, mean = sum_i w_i theta_i and server rate g,
 removing a set W changes the server's increment by
@@ -31,7 +31,7 @@ from sifu.theory.regularity import RoundRegularity
 from sifu.theory.rounding import ROUNDED_UP, slack, up
 
 ARITHMETIC_SLACK = slack(16)
-"""Factor that covers the rounding of a Delta or an L: about six float64 operations, each within 1 + 2**-53."""
+"""Factor that covers the rounding errors of a Delta or an L, which takes about six float64 operations."""
 
 
 def client_increments(
@@ -65,9 +65,9 @@ def client_increments(
 
 
 def population_increments(samples: Integers, drifts: Floats, population_samples: int, server_rate: float) -> Floats:
-    """Return the increments of the authors' code: n_c / (|D_I| - n_c) drift_c with |D_I| samples in all.
+    """Return the increments of the authors' code: g n_c / (|D_I| - n_c) drift_c, where |D_I| counts all samples.
 
-    They are about (M-1)/(m-1) times too small when m of M clients take part. They exist to reproduce the paper's
+    The increments are about (M-1)/(m-1) times too small if m of M clients take part. They reproduce the paper's
     figures; a run that uses them can be compared, never certified (docs/theory.md, section 3.4).
     """
     return server_rate * samples / np.maximum(population_samples - samples, 1) * drifts
@@ -76,7 +76,7 @@ def population_increments(samples: Integers, drifts: Floats, population_samples:
 def set_increment_bound(
     samples: Integers, drifts: Floats, total_samples: int, mean_shift: float, server_rate: float
 ) -> float:
-    """Return an upper bound of Delta_W by the triangle inequality (docs/theory.md, section 3.2).
+    """Return an upper bound on Delta_W by the triangle inequality (docs/theory.md, section 3.2).
 
     Delta_W <= g sum_c n_c drift_c / (N - n_W); `samples` and `drifts` belong to the clients in W∩S.
     """
@@ -87,7 +87,7 @@ def set_increment_bound(
 
 
 GRAM_SPREAD = 2.0**-24
-"""t in `gram_up`: relative growth of a squared length that makes room for the errors of its parts."""
+"""Relative enlargement t of squared norms in `gram_up`; a smaller t would enlarge the factor 1 + 1/t on the errors."""
 
 
 def gram_up(gram: Floats, errors: Floats) -> Floats:
@@ -97,7 +97,7 @@ def gram_up(gram: Floats, errors: Floats) -> Floats:
 
     Args:
         gram: Gram matrix G of the computed differences v_c to the computed mean.
-        errors: Upper bounds e_c of ||v_c - (theta_c - mean)||.
+        errors: Upper bounds e_c on ||v_c - (theta_c - mean)||.
 
     >>> bool(gram_up(np.array([[4.0]]), np.array([1e-6]))[0, 0] >= (2.0 + 1e-6) ** 2)
     True
@@ -108,7 +108,7 @@ def gram_up(gram: Floats, errors: Floats) -> Floats:
 def set_increment_exact(
     samples: Integers, gram: Floats, total_samples: int, mean_shift: float, server_rate: float, parameters: int
 ) -> float:
-    """Return an upper bound of Delta_W from the Gram matrix of W∩S that `gram_up` returns.
+    """Return an upper bound on Delta_W from the Gram matrix of W∩S that `gram_up` returns.
 
     || sum_c n_c v_c ||^2 <= n' G n. A float64 inner product of p = `parameters` terms has an error of at most
     p 2**-52 ||v_i|| ||v_j||. Cancellation can therefore make the quadratic form too small, by at most
@@ -126,12 +126,12 @@ def set_increment_exact(
 
 _SCALE_RANGE = (1e-100, 1e100)
 SMALLEST_TRACE = 2.0**-1000
-"""Smallest Psi of a client that took part. Zero means that the client never took part, and is certified as exact."""
+"""Smallest Psi of a client that took part. Only a client that never took part has Psi zero, which certifies `exact`."""
 
 
 @dataclass(frozen=True)
 class RoundScalars:
-    """Contributions of one round's participants to Psi."""
+    """Quantities of one round from which the Psi of every client is updated."""
 
     participants: ClientIndices
     increments: Floats
@@ -153,7 +153,7 @@ def summarise_round(
     server_rate: float,
     population_samples: int | None = None,
 ) -> tuple[RoundRegularity, RoundScalars]:
-    """Return the round's regularity and its contributions to Psi: Delta_c, L_n(c), and the L of absent clients.
+    """Return a round's regularity and the quantities that update Psi: Delta_c, L_n(c), and the L of absent clients.
 
     Args:
         participants: Indices of the participants.
@@ -164,8 +164,8 @@ def summarise_round(
         factors: P_i of each participant.
         averagedness: alpha_i of each participant.
         server_rate: Server rate g.
-        population_samples: Samples of the whole federation, to use the authors' population weights; for comparison
-            only.
+        population_samples: Samples of the whole federation, to compute increments as in the authors' code, for
+            comparison only; None otherwise.
     """
     regularity = RoundRegularity.of(samples, factors, averagedness)
     if population_samples is None:
@@ -184,9 +184,9 @@ def summarise_round(
 
 
 def rounding_growth(regularity: RoundRegularity, server_rate: float) -> float:
-    """Return an upper bound of every L of the round: max(1, |1-g| + g max P_i), or 1 where g max alpha_i <= 1.
+    """Return an upper bound on every L of the round: max(1, |1-g| + g max P_i).
 
-    See docs/theory.md, section 6.4.
+    The bound is 1 if every P_i and g max alpha_i are at most 1 (docs/theory.md, section 6.4).
     """
     averaged = server_rate <= 1.0 or server_rate * regularity.averagedness_max * ROUNDED_UP <= 1.0
     if regularity.factor_max <= 1.0 and averaged:
@@ -223,7 +223,7 @@ class SensitivityTracker:
         self._lost = True
 
     def add_rounding(self, rounding: float) -> None:
-        """Add the allowance for an addition of noise, which increases every distance by at most `rounding`."""
+        """Add the rounding allowance for added noise, which increases every distance by at most `rounding`."""
         self.rounding = gather_rounding(self.rounding, 1.0, rounding)
 
     @property
@@ -232,11 +232,14 @@ class SensitivityTracker:
         return int(self._values.size)
 
     def bare(self, clients: ClientIndices) -> Floats:
-        """Return Psi without the rounding allowance."""
+        """Return Psi of these clients without the rounding allowance."""
         return self._read(self._values[clients])
 
     def total(self, clients: ClientIndices, rounding: float | None = None) -> Floats:
-        """Return Psi(n, c) with the allowance, or with `rounding`; exactly zero for a client that never took part."""
+        """Return Psi(n, c) with the rounding allowance, or with `rounding` instead.
+
+        Psi is zero for a client that never took part, and infinite for all clients after `lose_track`.
+        """
         if self._lost:
             return np.full(np.shape(clients), np.inf)
         allowance = self.rounding if rounding is None else rounding
@@ -244,7 +247,7 @@ class SensitivityTracker:
         return np.where(self._seen[clients], total, 0.0)
 
     def update(self, scalars: RoundScalars) -> tuple[Floats, Floats]:
-        """Add a round and return the participants' Psi, without allowance, before and after it."""
+        """Update every Psi by one round; return the participants' Psi before and after it, without the allowance."""
         who = scalars.participants
         before = self.bare(who)
         if scalars.absent_contraction != 1.0:

@@ -26,12 +26,12 @@ from sifu.requests.certification import (
 from sifu.store import files
 from sifu.store.checkpoints import Checkpoint
 from sifu.store.erased_figures import erased_certificates, not_recomputed
-from sifu.store.events_check import ReplayedLedger
 from sifu.store.files import CERTIFICATES, certificate_path, is_locked
 from sifu.store.keys import SIGNATURE, signature_holds
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.record_check import TIME
+from sifu.store.replayed_ledger import ReplayedLedger
 from sifu.theory.history import Accounting
 from sifu.verify.stored_models import differing, said
 
@@ -166,7 +166,7 @@ def wrong_types(body: dict[str, Any]) -> Iterator[str]:
     checks = TYPES | {"premises": _list_of(_object(**PREMISE, **confidential), 1)}
     for name in sorted(body):
         if not checks[name](body[name]):
-            yield f"{name} says {str(body[name])[:80]!r}, which no {name} is"
+            yield f"{name} says {str(body[name])[:80]!r}, which is not valid"
     if isinstance(body["commitments"], dict) and len(body["commitments"].get("records", ())) > (body["records"] or 0):
         yield "commitments.records has more commitments than there are records"
     if body["records"] is not None and isinstance(body["clients"], list) and len(body["clients"]) != 1:
@@ -176,7 +176,7 @@ def wrong_types(body: dict[str, Any]) -> Iterator[str]:
 def check_certificates(reader: RunReader) -> Iterator[str]:
     """Yield a problem where table, ledger and files disagree on a certificate, or its signature is invalid.
 
-    Each certificate must be signed with the operator's key at its time.
+    Each certificate must be signed with the key that the operator had when it was issued.
     """
     stored = reader.certificates()
     recorded = ReplayedLedger.of(reader).certificates
@@ -213,7 +213,7 @@ def _issued_last(reader: RunReader) -> set[tuple[str, str]]:
 
 
 def unwritten_notes(reader: RunReader) -> Iterator[str]:
-    """Yield a note for each certificate that was checked but has no file because the process was killed."""
+    """Yield a note for each certificate of the last event that has no file yet."""
     for key in sorted(_issued_last(reader)):
         path = certificate_path(reader.folder, *key)
         if not path.is_file():
@@ -224,7 +224,7 @@ def unwritten_notes(reader: RunReader) -> Iterator[str]:
 
 
 def check_no_other_certificates(reader: RunReader) -> Iterator[str]:
-    """Yield each file among the certificates that is not recorded, unless a writer may be about to record one."""
+    """Yield a problem for each file in `certificates/` that is not recorded; nothing while a writer is active."""
     if is_locked(reader.folder):
         return
     names = {certificate_path(reader.folder, *key).name for key in reader.certificates()}
@@ -234,7 +234,7 @@ def check_no_other_certificates(reader: RunReader) -> Iterator[str]:
 
 
 def _differences(path: Path, stored: dict[str, Any]) -> Iterator[str]:
-    """Yield the fields in which a certificate's file differs from the recorded certificate."""
+    """Yield a problem for each field in which a certificate's file differs from the recorded certificate."""
     try:
         different = list(differing(json.loads(path.read_bytes()), stored))
     except (ValueError, RecursionError):
@@ -247,13 +247,7 @@ def _differences(path: Path, stored: dict[str, Any]) -> Iterator[str]:
 
 
 def check_statements(reader: RunReader, request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:
-    """Yield each statement of both forms of a certificate that differs from its recomputation.
-
-    Args:
-        reader: Reader of the run.
-        request: Row of the request.
-        recorded: The request with the values recomputed from the ledger.
-    """
+    """Yield a problem for each statement, in either form of a certificate, that differs from its recomputation."""
     ledger, stored = ReplayedLedger.of(reader), reader.certificates(request.request)
     done = payload_of_request(reader, request.request, "request done")
     noised = request.noise_node
@@ -266,12 +260,14 @@ def check_statements(reader: RunReader, request: RequestRow, recorded: RecordedR
     for model in done["certified_models"].values():
         if ledger.model_digests.get(model["node"]) != model["digest"]:
             yield f"certificate {request.request}: model {model['node']} is not the one that was recorded"
-    for form in ("auditor", "public"):
+    for form in files.FORMS:
         text = stored.get((request.request, form))
         if text is None:
-            continue  # reported above
+            continue  # `check_certificates` reports it
         certificate = json.loads(text)
         body, event = certificate["body"], ledger.events[done_at - 2]
+        if not event.time <= body["issued"] <= max(known.time for known in ledger.events[:done_at]):
+            yield f"certificate {request.request} ({form}): issued says {body['issued']}, not the time of its event"
         key, signed = ledger.certificates[request.request, form][1], str(body["ledger"].get("signature"))
         stated = Checkpoint.of(reader.value("run"), event, key, signed)
         signature = stated.signature if stated.holds else (event.signature or b"").hex()

@@ -1,6 +1,6 @@
-"""Verification of a certificate without its run: its signature, and every figure that follows from others.
+"""Verification of a certificate without its run: its signature, and every figure derived from its other figures.
 
-A certificate can also come in a DSSE envelope.
+The certificate may be in a DSSE envelope.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from sifu.errors import InputError, MissingExtensionError
 from sifu.requests.certification import COMMON_FIELDS, FIELDS, FORMAT, LACKING, OPTIONAL_FIELDS
 from sifu.store.checkpoints import Checkpoint
 from sifu.store.files import read_named
-from sifu.store.kept_outside import known_key_problem
 from sifu.store.keys import signature_holds
+from sifu.store.known_keys import known_key_problem
 from sifu.theory import calibration
 from sifu.theory.facts import NO_NOISE, UNKNOWN
 from sifu.theory.participation import Participation
@@ -61,7 +61,7 @@ def statement_in(envelope: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_envelope(envelope: dict[str, Any], path: Path, public_key: str | None, result: Verification) -> None:
-    """Check the signature of an envelope.
+    """Check the signature of an envelope, and add problems, notes and the key to `result`.
 
     An envelope does not name its key: use the given key, or the key of the certificate in the same folder.
     """
@@ -168,7 +168,7 @@ def verify_certificate(
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object, and refuse duplicate keys: another reader might use the other value."""
+    """Return a JSON object, and refuse duplicate keys: another program might use the other value."""
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("a key is there twice")
@@ -237,7 +237,8 @@ def _unlike(stated: dict[str, Any], of: str = "", **recomputed: Any) -> Iterator
 def _check_head(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
     """Yield a problem if the ledger's head is not signed with the certificate's key, or times are out of order.
 
-    An envelope does not name the certificate's key, because it is signed with the operator's latest key.
+    For an envelope, `public_key` is None and the head's signature is not checked: the envelope is signed with the
+    operator's latest key, and does not name the key of the certificate.
     """
     if public_key is not None and not Checkpoint.in_certificate(body, public_key).holds:
         yield "ledger: the head that it names is not signed with the certificate's key"
@@ -265,7 +266,7 @@ def _check_terms(body: dict[str, Any]) -> Iterator[str]:
 
 
 def _check_premises(body: dict[str, Any]) -> Iterator[str]:
-    """Yield a problem for each missing or contradictory premise, and if the level does not follow from the premises."""
+    """Yield a problem for each missing or contradictory premise, and for a level that the premises do not allow."""
     premises = [
         Premise(stated["name"], stated["status"], stated["case"], stated["values"]) for stated in body["premises"]
     ]
@@ -294,7 +295,7 @@ def _check_premises(body: dict[str, Any]) -> Iterator[str]:
 
 
 def _names_of_premises(body: dict[str, Any]) -> set[str]:
-    """Return the premises that a certificate by this method must have."""
+    """Return the names of the premises that a certificate by this method must have."""
     always = {"preprocessing", "hyper-parameters", *(() if body["method"] == CLOSED_FORM else ("initial model",))}
     info = method_info(body["method"])
     always |= set(info.extra_premises)
@@ -315,7 +316,7 @@ def _check_subjects(body: dict[str, Any], multiplier: float) -> Iterator[str]:
     groups = [clients] if body["unit"] == "joint" else [[client] for client in clients]
     hidden = [subject["clients"] for subject in body["subjects"]]
     if hidden != groups:
-        yield f"subjects hides {hidden}, asked for was {groups}"[:300]
+        yield f"subjects names {hidden}, but the request is to forget {groups}"[:300]
     budget = Subject(0, (), multiplier, body["scope"], 0).budget
     psi_star = calibration.hidden_sensitivity(body["sigma"], multiplier)
     yield from _unlike(body, psi_star=psi_star)
@@ -348,7 +349,8 @@ def _check_training_noise(body: dict[str, Any]) -> Iterator[str]:
         return  # epsilon is composed over rounds whose models no longer exist
     composed = stated["epsilon_composed"]
     least = calibration.SMALLEST_DELTA if composed > 0.0 else 0.0  # 0: the client took part in no relevant round
-    if 0.0 < composed <= calibration.LARGEST_EPSILON:  # both follow from one ratio; inverting it loses digits
+    # Both figures follow from one ratio of noise. Recovering the ratio from epsilon loses digits, hence the tolerance.
+    if 0.0 < composed <= calibration.LARGEST_EPSILON:
         least = calibration.stated_delta(body["epsilon"], calibration.exact_multiplier(composed, body["delta"]))
     if not body["delta_at_most"] >= least * (1.0 - 1e-6):
         yield f"delta_at_most says {body['delta_at_most']!r}, epsilon_composed makes it {least!r}"

@@ -1,8 +1,8 @@
-"""Checks that recorded clients and rounds form one history, and that groups and merges follow the rules.
+"""Checks that the groups of a run and their merges follow the rules.
 
-The checks recompute the group of every client and the groups' models in every merge, from names, the recorded key and
-the ledger. They check that none of these models contains a forgotten client. While the models are stored, they also
-recompute the merged model to the last bit (docs/theory.md, section 15; docs/store.md, section 1b).
+The checks recompute the group of every client from its name and the recorded key, and the list of models in every merge
+from the ledger. None of these models may contain a forgotten client. While the models are stored, the merged model is
+also recomputed to the last bit (docs/theory.md, section 15; docs/store.md, section 1b).
 """
 
 from __future__ import annotations
@@ -13,129 +13,15 @@ from typing import Any
 import numpy as np
 
 from sifu.core.ledger import Event
-from sifu.errors import InputError
 from sifu.run.group_state import latest_models, merged_model, nodes_always_kept, parts_without
 from sifu.run.run_view import RunView
 from sifu.store.erased_figures import last_erased
-from sifu.store.events_check import GROUP_ROUNDS, ReplayedLedger, ReplayedTables
+from sifu.store.events_check import GROUP_ROUNDS
 from sifu.store.files import is_locked
 from sifu.store.projection import GroupModelRow
-from sifu.store.reader import GROUP_KEY, JOINED, RunReader, joined_remainders, next_name
-from sifu.store.salts import SALTS_FILE, WITHOUT_SALTS, outlived, read_salts, recorded_digests, salts_to_erase
+from sifu.store.reader import GROUP_KEY, RunReader
+from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.theory.merging import KEY_BYTES, group_of
-
-
-def check_history(reader: RunReader) -> Iterator[str]:
-    """Yield a problem for each node out of place, and for each forgotten client in a later round."""
-    rows = {row.node.node: row.node for row in reader.node_rows()}
-    for node in rows.values():
-        parent = rows.get(node.parent) if node.parent is not None else None
-        if node.kind == "round" and (
-            parent is None
-            or node.parent is None
-            or node.parent >= node.node
-            or (node.branch, node.position) != (parent.branch, parent.position + 1)
-        ):
-            yield f"history: round node {node.node} does not follow its parent {node.parent}"
-        if node.kind == "noise" and (parent is None or node.position != 0 or node.branch != node.order):
-            yield f"history: noise node {node.node} is misplaced"
-        if node.kind == "heuristic" and (
-            parent is None or parent.kind != "initial" or node.branch != node.order or node.noise_std != 0.0
-        ):
-            yield f"history: heuristic node {node.node} is misplaced"
-    view = RunView(reader)
-    for request in reader.requests():
-        if request.noise_node is None:
-            continue
-        for name in request.clients:
-            client = view.index_of.get(name)
-            later = reader.query(
-                "SELECT MIN(node) FROM participation WHERE client = ? AND node > ?", (client, request.noise_node)
-            )[0][0]
-            if later is not None:
-                yield f"history: client {name} was forgotten at node {request.noise_node} but took part in node {later}"
-
-
-ERASING = ("rolled back", JOINED, "restored", "rounds", "request refused", "request withdrawn")
-"""Events after which salts are erased. If the process is killed before it erases them, the next writer does."""
-
-
-def check_sample_digests(reader: RunReader) -> Iterator[str]:
-    """Yield a problem unless each initial client has one digest, and all salts of forgotten clients are erased."""
-    founders, digests = len(reader.clients()) - len(reader.joined()), reader.payload(1).get("sample_digests")
-    if digests is not None and len(digests) != founders:
-        yield f"clients: {len(digests)} digests of samples for {founders} clients that the run was made with"
-    try:
-        salts = read_salts(reader.folder)
-    except InputError as error:
-        yield str(error)
-        return
-    left = sorted(salts_to_erase(reader) & salts.keys())
-    (last,) = reader.query("SELECT kind FROM events ORDER BY seq DESC LIMIT 1")[0]
-    if left and last not in ERASING:
-        names = ", ".join(reader.clients()[client].name for client in left[:5])
-        yield f"{SALTS_FILE} holds the salts of {names}, which were erased when they were forgotten: delete it"
-
-
-def lost_salt_notes(reader: RunReader) -> list[str]:
-    """Return a note if salts are missing. No claim depends on them, but the next request needs them."""
-    try:
-        salts = read_salts(reader.folder)
-    except InputError:
-        return []  # reported as a problem elsewhere
-    lost = recorded_digests(reader).keys() - salts.keys() - outlived(reader)
-    if not lost:
-        return []
-    return [
-        f"{SALTS_FILE} is missing or lacks the salts of {len(lost)} clients; certificates hold. "
-        f"To continue, {WITHOUT_SALTS}"
-    ]
-
-
-def check_remainders(reader: RunReader) -> Iterator[str]:
-    """Yield a problem for each request for records whose client did not join again correctly.
-
-    The rows must have existed, the client must join between the rollback and the next round, and its number of samples
-    must be right.
-    """
-    clients, requests = reader.clients(), {row.request: row for row in reader.requests()}
-    joined = {remainder.request: remainder for remainder in joined_remainders(reader)}
-    for row in requests.values():
-        if row.records and (list(row.records) != sorted(set(row.records)) or len(row.clients) != 1):
-            yield f"request {row.request}: its records are not rows of one client, each named once and in order"
-        if row.records and row.status == "done" and row.request not in joined:
-            yield f"request {row.request}: its client did not join again"
-    for remainder in joined.values():
-        name, first = f"request {remainder.request}", clients[remainder.first]
-        if remainder.removed[0] < 0 or remainder.removed[-1] >= first.samples:
-            yield f"{name}: it names rows that {first.name} does not have"
-        left = clients[remainder.before].samples - len(requests[remainder.request].records)
-        if clients[remainder.client].samples != left or left != first.samples - len(remainder.removed):
-            yield f"{name}: {remainder.name} has {clients[remainder.client].samples} samples, {left} were left"
-        taken = [profile.name for profile in clients[: remainder.client]]
-        if remainder.name != next_name(clients[remainder.before].name, taken):
-            yield f"{name}: {clients[remainder.before].name} joined again as {remainder.name}"
-    yield from _check_moments(reader)
-
-
-def _check_moments(reader: RunReader) -> Iterator[str]:
-    """Yield a problem where a client joins again at a time other than between its rollback and the next round."""
-    records = {row.request: bool(row.records) for row in reader.requests()}
-    expected, seen = None, set()
-    for event in ReplayedLedger.of(reader).events:
-        if event.kind == "rolled back" and records.get(event.content["request"]):
-            expected = event.content["request"]
-        elif event.kind == JOINED and "request" in event.content:
-            request = event.content["request"]
-            if request != expected or request in seen:
-                yield f"request {request}: event {event.seq} lets its client rejoin at the wrong time"
-            seen.add(request)
-            expected = None
-        elif event.kind in ("request refused", "request withdrawn") and event.content["request"] == expected:
-            expected = None
-        elif expected is not None and event.kind in ("rounds", "request done", JOINED):
-            yield f"request {expected}: event {event.seq} comes before its client joined again"
-            expected = None
 
 
 def check_groups(reader: RunReader) -> Iterator[str]:
@@ -164,21 +50,17 @@ def _rows(before: ReplayedTables) -> dict[int, GroupModelRow]:
     return {row.node: row for row in before.read("group_models")}
 
 
-def _forgotten(before: ReplayedTables) -> set[int]:
-    return {client for row in before.read("subjects") for client in row.clients}
-
-
 def _executed(before: ReplayedTables) -> int:
-    return sum(1 for row in before.rows["requests"].values() if row.get("request_order") is not None)
+    return sum(1 for row in before.read("requests") if row.request_order is not None)
 
 
 def _check_rounds(view: RunView, key: bytes, event: Event, before: ReplayedTables) -> Iterator[str]:
-    """Yield a problem unless each model continues its group's last model, or the fresh model, with the right members.
+    """Yield a problem for each model of a group with wrong members or a wrong predecessor.
 
-    The hash determines the members of a group.
+    The keyed hash determines the members. A model must continue the group's last model, or the fresh model.
     """
     content, nodes = event.content, view.reader.nodes_by_number()
-    earlier, gone = _rows(before), _forgotten(before)
+    earlier, gone = _rows(before), before.forgotten
     recorded = content.get("group_models", [])
     rows = content.get("rows", {"first": 0, "last": -1})
     if [row["node"] for row in recorded] != list(range(int(rows["first"]), int(rows["last"]) + 1)):
@@ -188,10 +70,10 @@ def _check_rounds(view: RunView, key: bytes, event: Event, before: ReplayedTable
         yield f"groups: event {event.seq} records two models of one group"
     dropped = set(content.get("dropped_models", []))
     for row in recorded:
-        node, name = nodes[row["node"]].node, f"groups: node {row['node']} of group {row['grp']}"
+        node, name = nodes[row["node"]], f"groups: node {row['node']} of group {row['grp']}"
         members = row["members"]
         if members != sorted(set(members)) or not members or members[-1] >= before.client_count:
-            yield f"{name}: its members are not a list of clients there were"
+            yield f"{name}: its members are not existing clients in ascending order"
             continue
         strangers = [
             client
@@ -205,7 +87,7 @@ def _check_rounds(view: RunView, key: bytes, event: Event, before: ReplayedTable
         if row["samples"] != sum(view.clients[client].samples for client in members):
             yield f"{name}: its samples are recorded as {row['samples']}, which is not the sum of its members'"
         parent = earlier.get(node.parent or 0)
-        begins = (-_executed(before), 0) if parent is None else (nodes[parent.node].node.branch, parent.rounds)
+        begins = (-_executed(before), 0) if parent is None else (nodes[parent.node].branch, parent.rounds)
         if (
             (parent is None and node.parent != 0)
             or (parent is not None and (parent.grp != row["grp"] or not set(parent.members) <= set(members)))
@@ -220,7 +102,7 @@ def _check_rounds(view: RunView, key: bytes, event: Event, before: ReplayedTable
 def _check_merge(view: RunView, event: Event, before: ReplayedTables) -> Iterator[str]:
     """Yield a problem unless a merge uses exactly the finished group models that never contained a leaving client."""
     content, groups = event.content, view.spec.groups
-    node = view.reader.nodes_by_number()[int(content["rows"]["last"])].node
+    node = view.reader.nodes_by_number()[int(content["rows"]["last"])]
     name = f"groups: the merge of event {event.seq}"
     stated = content.get("merges", [])
     expected: list[dict[str, Any]] = []
@@ -242,7 +124,7 @@ def _check_merge(view: RunView, event: Event, before: ReplayedTables) -> Iterato
         yield f"{name}: a node of kind {node.kind} is recorded, with {len(expected)} groups to merge"
     if node.kind != "merge":
         return
-    parent = view.reader.nodes_by_number()[node.parent or 0].node
+    parent = view.reader.nodes_by_number()[node.parent or 0]
     rounded = node.rounding != 0.0 and node.node > last_erased(view.reader)[0]  # a purge overwrites this figure
     elsewhere = event.kind == "rolled back" and (node.branch, node.position) != (node.order, 0)
     if elsewhere or parent.kind != "initial" or node.noise_std != 0.0 or rounded or not np.isinf(node.mean_shift):
@@ -254,13 +136,13 @@ def _check_merge(view: RunView, event: Event, before: ReplayedTables) -> Iterato
 
 
 def _check_networks(view: RunView, event: Event, before: ReplayedTables) -> Iterator[str]:
-    """Yield a problem unless a head uses exactly the finished networks, none of which contained a forgotten client."""
+    """Yield a problem unless a head uses exactly the finished networks, none trained with a forgotten client."""
     name = f"groups: the head of event {event.seq}"
     rows = parts_without(latest_models(_rows(before).values(), before.model_nodes), view.spec.groups.rounds, ())
     expected, stated = [row.node for row in rows], event.content.get("solve", {}).get("trunks")
     if stated != expected:
         yield f"{name} uses networks of nodes {stated}, the rule requires {expected}"
-    held = _forgotten(before) & {client for row in rows for client in row.members}
+    held = before.forgotten & {client for row in rows for client in row.members}
     if held:
         yield f"{name} uses a network trained with {view.clients[min(held)].name}, which was forgotten before"
     for row in event.content.get("statistics", []):

@@ -1,7 +1,7 @@
 """Checks of a closed-form head against the remaining clients (docs/theory.md, section 14).
 
-Random vectors check that the stored sum equals the sum of the clients' statistics (`theory.closed_form.sum_check`). The
-head must agree up to rounding, and no statistics of a forgotten client may be stored.
+Random vectors compare the stored sum with the sum of the clients' statistics (`theory.closed_form.sum_check`).
+The head must solve the equations of the sum up to rounding, and no statistics of a forgotten client may be stored.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ import numpy as np
 from sifu.core.closed_form_engine import places_of_head, recorded_blocks, recorded_fixed_point
 from sifu.errors import RunDamagedError
 from sifu.requests.certification import RecordedRequest, solves
-from sifu.requests.erasure import statistics_to_erase, sum_left
+from sifu.requests.files_to_erase import statistics_to_erase, sum_left
 from sifu.run.regimes import behaviour_of
 from sifu.run.run_view import RunView
-from sifu.store.events_check import ReplayedTables
 from sifu.store.files import is_locked
-from sifu.store.projection import UNDONE, GroupModelRow
+from sifu.store.own_statistics import OwnStatistics
+from sifu.store.projection import ENDINGS, UNDONE, GroupModelRow
 from sifu.store.reader import RunReader
-from sifu.store.statistics_files import OwnStatistics, StatisticsRow, read_statistics
+from sifu.store.replayed_ledger import ReplayedTables
+from sifu.store.statistics_files import StatisticsRow, read_statistics
 from sifu.theory.closed_form import Rows, Statistics
 from sifu.theory.closed_form.blocks import Blocks, at_places, is_dropped
 from sifu.theory.closed_form.ridge import GRID, RESIDUAL, gcv_scores, residual_of
 from sifu.theory.closed_form.sum_check import is_sum_of
 
 SCORES_AGREE = 1e-6
-"""Relative difference below which two scores count as equal: another machine may choose either in cross-validation."""
+"""Relative difference up to which two scores count as equal, because another machine may rank them differently."""
 
 
 def check_kept_statistics(reader: RunReader) -> Iterator[str]:
@@ -71,7 +72,7 @@ def check_kept_statistics(reader: RunReader) -> Iterator[str]:
 def _summed(
     reader: RunReader, view: RunView, own: OwnStatistics, clients: set[int], problems: list[str]
 ) -> Iterator[Statistics | Rows]:
-    """Check the stored statistics of every client, and yield the statistics of `clients` for the sum."""
+    """Check the stored statistics of every client, append to `problems`, and yield the statistics of `clients`."""
     parts = own.parts()
     for client, rows in own.rows.items():
         lacking = own.lacking(client, parts)
@@ -87,11 +88,11 @@ def _summed(
 
 
 def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
-    """Yield a problem for each file that holds a forgotten client, is a duplicate, or is not allowed by the spec."""
+    """Yield a problem for each file that contains a forgotten client, is a duplicate, or is not allowed by the spec."""
+    networks = behaviour_of(view).networks_among(view.reader.models())
     for row in rows:
         for client in sorted(set(row.clients) & view.forgotten):
             yield f"statistics: {row.file} contains the forgotten client {view.clients[client].name}"
-        networks = behaviour_of(view).networks_among(view.reader.models())
         if not set(row.trunks) <= networks:
             yield f"statistics: {row.file} depends on a group's network that is not stored"
     own = [(row.clients, row.part) for row in rows if not row.is_sum]
@@ -127,9 +128,9 @@ def _check_dropped(reader: RunReader, blocks: Blocks, row: StatisticsRow, statis
 def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
     """Yield a problem for each round that is not a solve from exactly the expected clients.
 
-    These are all clients that had joined, except clients that were forgotten, rejected, absent, or left out for an
-    approved request. Solves of older runs do not list whom they left out: they left out the clients of every waiting
-    request.
+    The expected clients are all that had joined, except clients that were forgotten, rejected, absent, or left out for
+    an approved request. Older runs do not list the clients left out of a solve; they left out the clients of every
+    waiting request.
     """
     recorded, everyone, client_count = solves(reader), reader.everyone(), 0
     named_by: dict[str, set[int]] = {}
@@ -143,7 +144,7 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
         if event.kind == "request received":
             request = content["request"]
             named_by[request["request"]] = {view.index_of[name] for name in request["clients"]}
-        if event.kind in ("request refused", "request withdrawn"):
+        if event.kind in ENDINGS:
             named_by.pop(content["request"], None)
             rolled_back.discard(content["request"])
             unused.update(content.get(UNDONE, {}).get("unused", []))
@@ -155,8 +156,13 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
         if first != last or last not in recorded:
             yield f"statistics: event {event.seq} records rounds that are no solve"
             continue
-        node = reader.nodes_by_number()[last].node
-        taken = set(everyone.between(last, last).clients.tolist())
+        node, part = reader.nodes_by_number()[last], everyone.between(last, last)
+        taken = set(part.clients.tolist())
+        if not (math.isinf(node.mean_shift) and np.all(np.isinf(part.drifts))):
+            yield f"statistics: node {last} is a solve, but has a finite drift"
+        relative, rule = recorded[last]["relative_penalty"], view.spec.ridge.regularisation
+        if relative is not None and relative not in (GRID if rule == "auto" else (rule,)):
+            yield f"statistics: node {last} was solved with r = {relative!r}, the spec says {rule!r}"
         names = {(node.branch, node.position - 1, view.clients[client].name) for client in range(client_count)}
         refused = {view.index_of[name] for _, _, name in names & left_out}
         absent = set(recorded[last].get("absent", []))
@@ -198,8 +204,6 @@ def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, St
         chosen = scores[GRID.index(relative)] if relative in GRID else math.inf
         if not chosen <= best * (1.0 + SCORES_AGREE):
             yield f"statistics: r = {relative!r} is not what cross-validation of the sum chooses"
-    elif relative != rule:
-        yield f"statistics: r = {relative!r} is recorded, the spec says {rule!r}"
     residual = residual_of(statistics, relative, weights)
     if not residual <= RESIDUAL:
         yield f"statistics: the current head leaves a residual of {residual:.3g} in the equations of its sum"
@@ -208,16 +212,13 @@ def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, St
 def check_statistics_erased(
     recorded: RecordedRequest, before: ReplayedTables, content: dict[str, Any]
 ) -> Iterator[str]:
-    """Yield a problem unless the forgotten clients' statistics were erased and the sum without them was written.
+    """Yield a problem unless a rollback erased the forgotten clients' statistics and wrote the sum without them.
 
-    Args:
-        recorded: The request with the values recomputed from the ledger.
-        before: Tables before the rollback.
-        content: Payload of the rollback.
+    The tables are those just `before` the rollback, whose payload is `content`.
     """
     gone = {client for exposure in recorded.new_exposures for client in exposure.subject.clients}
     stored, features = before.read("statistics"), recorded.view.spec.features
-    networks = {node for node in content.get("dropped_models", []) if (node,) in before.rows["group_models"]}
+    networks = set(content.get("dropped_models", [])) & {row.node for row in before.read("group_models")}
     if tuple(content.get("dropped_statistics", [])) != statistics_to_erase(stored, gone, networks):
         yield "the erased statistics are not exactly those that contain forgotten clients"
     left = sum_left(stored, gone, networks, features)

@@ -33,7 +33,7 @@ def check_integrity(reader: RunReader) -> None:
 
 @contextmanager
 def blaming_damage(reader: RunReader) -> Iterator[None]:
-    """Check the run if an unexpected error occurs in the block, and report damage as its cause if there is any."""
+    """Check the run if the block raises an unexpected error; if the run is damaged, raise that as the cause instead."""
     try:
         yield
     except SifuError:
@@ -63,20 +63,25 @@ def check_clients(reader: RunReader) -> Iterator[str]:
         )
     ):
         yield "clients: a client's name, samples, steps or smoothness is not what the ledger commits to"
+    founders = len(clients) - len(reader.joined())
+    for client, seq in zip(clients[founders:], reader.joined(), strict=True):
+        if reader.payload(seq)["client"] != client.name:
+            yield f"clients: {client.name} is in the place of {reader.payload(seq)['client']}, which event {seq} names"
 
 
 CHANGED = "a row of nodes, participation (samples, drift) or grams"
 
 
 def check_rounds(reader: RunReader) -> Iterator[str]:
-    """Yield a problem for each node, participation or Gram matrix that differs from its digest, and for wrong sums."""
+    """Yield a problem for each node, participation or Gram matrix that contradicts the ledger.
+
+    Rows must match the digests in the events, and the regularity sums of a node must follow from its participants.
+    """
     everyone = reader.everyone()
     seen, erased = 0, erased_by_purges(reader.events())
 
     def digest_of(first: int, last: int, salt: str) -> str:
-        return rows_digest(
-            reader.node_rows(first, last), everyone.between(first, last), reader.grams(first, last), salt
-        )
+        return rows_digest(reader.nodes(first, last), everyone.between(first, last), reader.grams(first, last), salt)
 
     for event in reader.events():
         rows, salt = event.content.get("rows"), event.content.get(FIGURES_SALT, "")
@@ -101,9 +106,10 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
     begins, (last_of_erased, _) = sorted({0, *reader.local_rates}), last_erased(reader)
     at_rate = {first: view.regularities_at(first) for first in begins}
     samples_of = np.array([client.samples for client in view.clients], dtype=np.int64)
-    for row in reader.node_rows():
-        node = row.node
+    for node in reader.nodes():
         part = everyone.between(node.node, node.node)
+        if not (node.mean_shift >= 0.0 and node.rounding >= 0.0):  # they bound distances from above
+            yield f"rounds: node {node.node} has a mean shift or rounding that is negative or not a number"
         if node.kind not in TAKEN_PART:
             if part.nodes.size:
                 yield f"rounds: node {node.node} is not a round but has participants"
@@ -114,15 +120,15 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
             yield f"rounds: node {node.node} has a participant with another number of samples than its client"
         regularities = at_rate[begins[bisect_right(begins, node.node) - 1]]
         factors, averagedness = regularities.factors[part.clients], regularities.averagedness[part.clients]
-        erased_here = node.node <= last_of_erased and is_erased(row, part)
+        erased_here = node.node <= last_of_erased and is_erased(node, part)
         if not erased_here and RoundRegularity.of(part.samples, factors, averagedness) != node.regularity:
             yield f"rounds: the sums of node {node.node} do not follow from its participants"
     yield from _check_left_out(view, everyone)
 
 
 def _check_left_out(view: RunView, everyone: ParticipationRows) -> Iterator[str]:
-    """Yield a problem for each client that is recorded as left out of a round and took part in it."""
-    rounds = (row.node for row in view.reader.node_rows() if row.node.kind == "round")
+    """Yield a problem for each client recorded as left out of a round if it took part, or if the round is missing."""
+    rounds = (node for node in view.reader.nodes() if node.kind == "round")
     nodes = {(node.branch, node.position - 1): node.node for node in rounds}
     for rejection in view.reader.rejections():
         node = nodes.get((rejection.branch, rejection.round))

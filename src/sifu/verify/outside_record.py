@@ -1,177 +1,24 @@
-"""Checks beyond the ledger: unnamed files, timestamps, anchors kept elsewhere, and restorations.
-
-Files of models, updates and statistics that no row names come from an interrupted change, or somebody put them there. A
-change writes its files, then its event, and then deletes the files that it drops. A process killed in between leaves
-files behind, which the next writer deletes before it does anything else. So an untampered folder holds, in addition to
-the files of its tables, at most
-
-    files of an event that was never recorded, some of them temporary;
-    files that the *last* event dropped, byte for byte as they were recorded;
-    an unfinished copy of the run, if a backup was being written or restored next to it.
-
-No certificate makes a statement about such files. Any other file was put there on purpose: a file that an earlier event
-dropped, or the same bytes under another name, is an erased model that came back. An event that erases permanently (a
-purge, a strict request, a restoration) states that its files are gone; while they exist, the statement is false.
-"""
+"""Checks beyond the ledger: timestamps, anchors kept elsewhere, and restorations."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sifu.core.ledger import Event, canonical_json
 from sifu.errors import InputError, MissingPackageError, install_extra
-from sifu.run.run_view import RunView
+from sifu.requests.files_to_erase import statistics_to_erase
 from sifu.store import clock, timestamps
 from sifu.store.checkpoints import VOUCHED, Checkpoint, signed_events
-from sifu.store.events_check import ReplayedLedger, ReplayedTables
-from sifu.store.files import STORED, TEMPORARY_PREFIX, TIMESTAMPS, certificate_path, is_locked, read_plain, stored_path
+from sifu.store.files import TEMPORARY_PREFIX, TIMESTAMPS, certificate_path, read_plain
+from sifu.store.given_approvals import RESTORED
 from sifu.store.keys import KEY_FILE, KEY_LOST
-from sifu.store.projection import KEYS
 from sifu.store.reader import RunReader
-from sifu.store.unfinished import unfinished_copies
-from sifu.store.writer import SCRUB_FILE
-
-STRAY = "should not be there: no record names it, or it was erased before. Find out where it comes from, and delete it"
-FINISH = "the next command that writes to the run finishes it: sifu purge, for example"
-
-LEFT_COPY = "an interrupted backup or restore left it: it holds a copy of the operator's key"
-OUT_OF_REACH = (
-    "an interrupted backup may have left it, with a copy of the operator's key; its folder cannot be found now. "
-    "Delete it on the disk that holds the folder"
-)
-
-
-@dataclass(frozen=True)
-class Leftover:
-    """A file left behind by an interrupted change; `why` explains how this was recognised."""
-
-    file: str
-    why: str
-
-
-def files_of_no_row(reader: RunReader) -> Iterator[Leftover | str]:
-    """Yield every file that no table names, and the marker of an unfinished erasure.
-
-    A file that an interrupted change explains is a `Leftover`. Any other file, and any file that contradicts an
-    erasure, is a problem. While a writer is active, nothing is yielded, because the writer may be about to record or
-    delete such files.
-    """
-    if is_locked(reader.folder):
-        return
-    record = _Record(reader)
-    for kind in STORED:
-        for path in sorted((reader.folder / kind).rglob("*")):
-            if path not in record.live and not path.is_dir():
-                yield _judged(record, kind, path)
-    for copy in unfinished_copies(reader.folder):
-        yield Leftover(str(copy.path), LEFT_COPY if copy.reachable else OUT_OF_REACH)
-    if (reader.folder / SCRUB_FILE).exists():
-        yield _unfinished_erasure(record)
-
-
-def _judged(record: _Record, kind: str, path: Path) -> Leftover | str:
-    name = path.relative_to(record.folder).as_posix()
-    if path.parent != record.folder / kind:
-        return f"{kind}: {name} {STRAY}"
-    digest = hashlib.sha256(read_plain(path)).hexdigest()
-    event = record.last
-    if path in record.dropped_last and digest == record.digests[path]:
-        if record.erases_for_good(event.seq):
-            return (
-                f"{kind}: event {event.seq} ({event.kind}) permanently erases {name}, but it is still there: that "
-                f"erasure was interrupted; {FINISH}"
-            )
-        return Leftover(name, f"event {event.seq} ({event.kind}) dropped it, and its process ended before deleting it")
-    if digest in record.erased:
-        return f"{kind}: {name} holds what was recorded as {record.erased[digest]} and erased; delete it"
-    if path not in record.digests and path.name.startswith(TEMPORARY_PREFIX):
-        return Leftover(name, "a temporary file: the process that wrote it ended before it was finished")
-    if path not in record.digests and record.may_be_unrecorded(kind, path):
-        return Leftover(name, "no event names it: the process that wrote it ended before recording it")
-    return f"{kind}: {name} {STRAY}"
-
-
-def _unfinished_erasure(record: _Record) -> Leftover | str:
-    """Return a problem if a recorded permanent erasure is unfinished, or a leftover if none was recorded.
-
-    The marker exists from before such an erasure is recorded until nothing of the data is left in the database.
-    """
-    claimed = [event.seq for event in record.events if record.erases_for_good(event.seq)]
-    if not claimed:
-        return Leftover(SCRUB_FILE, "an erasure was about to begin, and its process ended before it recorded it")
-    return (
-        f"erasure: the file {SCRUB_FILE} says that a permanent erasure was not finished (event {claimed[-1]} was the "
-        f"last one): what it erased may still be in the pages or the log of the database; {FINISH}"
-    )
-
-
-class _Record:
-    """Files according to the ledger, by path."""
-
-    def __init__(self, reader: RunReader) -> None:
-        ledger = ReplayedLedger.of(reader)
-        self.folder, self.events = reader.folder, ledger.events
-        self.last = self.events[-1]
-        self._view = RunView(reader)
-        self._nodes = {row.node.node: row.node.kind for row in reader.node_rows()}
-        self.live = reader.stored_files()
-        self.digests = {
-            stored_path(self.folder, kind, row[KEYS[kind][0]]): str(row["digest"])
-            for kind in STORED
-            for row in ledger.recorded(kind)
-        }
-        """Digest of every file ever recorded."""
-        self.dropped_last = {
-            stored_path(self.folder, kind, key)
-            for kind in STORED
-            for key in self.last.content.get(f"dropped_{kind}", [])
-        }
-
-    @cached_property
-    def erased(self) -> dict[str, str]:
-        """Digests of erased files with their names, except content that is still stored under another name.
-
-        A round without participants leaves the model unchanged, and initial models, which hold no data, may be equal.
-        """
-        available = {self.digests[path] for path in self.live if path in self.digests}
-        initial = {stored_path(self.folder, "models", node) for node, kind in self._nodes.items() if kind == "initial"}
-        gone = self.digests.keys() - self.live - initial
-        return {
-            self.digests[path]: path.relative_to(self.folder).as_posix()
-            for path in sorted(gone)
-            if self.digests[path] not in available
-        }
-
-    def erases_for_good(self, seq: int) -> bool:
-        """Return whether an event states that the files it drops are gone from the whole folder."""
-        event = self.events[seq - 1]
-        if event.kind == "rolled back":
-            return event.content["request"] in self._strict
-        dropped = any(event.content.get(f"dropped_{what}") for what in STORED)
-        return event.kind == "purged" or (event.kind == "restored" and dropped)
-
-    @cached_property
-    def _strict(self) -> set[str]:
-        return {request.request for request in self._view.requests if request.terms.retention == "strict"}
-
-    def may_be_unrecorded(self, kind: str, path: Path) -> bool:
-        """Return whether the next event could have written this file: for a new node, or as rewritten updates."""
-        named = STORED[kind].fullmatch(path.name)
-        if named is None or (kind == "models" and str(int(named[1])) != named[1]):
-            return False
-        if kind == "updates":
-            node, part, order = map(int, named.groups())
-            if path.with_name(f"{node}.{part}.{order - 1}.safetensors") in self.live:
-                return True
-        return int(named[1]) not in self._nodes
-
+from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 
 UNCHECKED = "give the authority's certificate with --authority to check who signed it"
 
@@ -200,7 +47,7 @@ class Authority:
             raise InputError(f"{path} holds no certificates in PEM form: {error}") from error
 
     def signed(self, answer: bytes, content: bytes) -> str | None:
-        """Return None if the authority signed a timestamp over `content`, otherwise the reason."""
+        """Return None if the authority signed a timestamp over `content`, otherwise a description of the problem."""
         client = timestamps.protocol()
         builder = client.VerifierBuilder()
         for certificate in self.certificates:
@@ -241,10 +88,8 @@ def check_timestamp(name: str, answer: bytes, content: bytes, authority: Authori
 def check_timestamp_of(path: Path, authority: Authority | None, notes: list[str]) -> list[str]:
     """Return the problems of a certificate's timestamp, the file of the same name with `.tsr` added.
 
-    Args:
-        path: The certificate.
-        authority: The authority that must have signed the timestamp; None makes the timestamp optional.
-        notes: List that receives a note with the time of the timestamp.
+    A given `authority` must have signed the timestamp; without one, the timestamp is optional. A note with its time is
+    added to `notes`.
     """
     file = path.with_name(f"{path.name}.tsr")
     if not file.is_file() or file.stat().st_size > timestamps.LARGEST_ANSWER:
@@ -281,10 +126,8 @@ def _check_dates(events: list[Event], seq: int, stamped: str) -> Iterator[str]:
 def check_timestamps(reader: RunReader, authority: Authority | None, notes: list[str]) -> Iterator[str]:
     """Yield a problem for each timestamp that is invalid or belongs to no head or certificate of the run.
 
-    Args:
-        reader: Reader of the run.
-        authority: The authority that must have signed the timestamps; None accepts any.
-        notes: List to which times and missing timestamps are added.
+    A given `authority` must have signed all timestamps. Notes on the latest valid timestamps, and on missing ones, are
+    added to `notes`.
     """
     run = reader.value("run")
     contents = {
@@ -312,13 +155,12 @@ def check_timestamps(reader: RunReader, authority: Authority | None, notes: list
         if time and name.endswith(".checkpoint.json"):
             yield from _check_dates(reader.events(), int(name.partition(".")[0]), time)
     notes.extend(_note(name, time, authority) for time, name in sorted(latest)[-3:])
-    wanted = [
-        name for event in reader.events() if event.kind == timestamps.MISSING for name in event.content["missing"]
-    ]
     # A later head covers an earlier one; every certificate needs its own timestamp.
     still = [
         name
-        for name in wanted
+        for event in reader.events()
+        if event.kind == timestamps.MISSING
+        for name in event.content["missing"]
         if name.endswith(".public.json") and not timestamps.timestamp_path(reader.folder, name).exists()
     ]
     if still:
@@ -329,7 +171,7 @@ def check_timestamps(reader: RunReader, authority: Authority | None, notes: list
 
 
 def parse_anchor(anchor: str) -> tuple[int, str]:
-    """Return event number and hash of an anchor.
+    """Return the event number and the hash of an anchor.
 
     Raises:
         InputError: If the text is not an anchor.
@@ -343,14 +185,14 @@ def parse_anchor(anchor: str) -> tuple[int, str]:
 
 
 def holds_anchor(reader: RunReader, anchor: str) -> bool:
-    """Return whether the chain has this event."""
+    """Return whether the chain of events contains the event that an anchor names."""
     seq, digest = parse_anchor(anchor)
     rows = reader.query("SELECT hash FROM events WHERE seq = ?", (seq,))
     return bool(rows) and bytes(rows[0][0]).hex() == digest
 
 
 def check_anchor(reader: RunReader, anchor: str) -> Iterator[str]:
-    """Yield a problem if a published anchor is no longer in the chain."""
+    """Yield a problem if the chain does not contain the event that an anchor names."""
     if not holds_anchor(reader, anchor):
         seq, _ = parse_anchor(anchor)
         last = reader.query("SELECT MAX(seq) FROM events")[0][0] or 0
@@ -360,9 +202,6 @@ def check_anchor(reader: RunReader, anchor: str) -> Iterator[str]:
             else f"its event {seq} is another one: the chain was rewritten"
         )
         yield f"anchor: the chain does not hold the anchor given; {how}"
-
-
-RESTORED = "restored"
 
 
 def event_notes(reader: RunReader) -> Iterator[str]:
@@ -391,8 +230,8 @@ def event_notes(reader: RunReader) -> Iterator[str]:
 
 
 def check_restored(reader: RunReader) -> Iterator[str]:
-    """Yield a problem for each restoration whose statements about the chain before it are false."""
-    branches = {row.node.node: row.node.branch for row in reader.node_rows()}
+    """Yield a problem for each restoration whose event contradicts the earlier events of the chain."""
+    branches = {node.node: node.branch for node in reader.nodes()}
     ledger = ReplayedLedger.of(reader)
     numbers = {client.name: number for number, client in enumerate(reader.clients())}
     for event, before in ledger.moments():
@@ -412,18 +251,14 @@ def check_restored(reader: RunReader) -> Iterator[str]:
 
 
 def _check_nothing_came_back(event: Event, before: ReplayedTables, numbers: dict[str, int]) -> Iterator[str]:
-    """Yield a problem unless a restoration erased updates and statistics of the clients whose requests it restored."""
-    received = before.rows["requests"]
+    """Yield a problem unless a restoration erased the updates and statistics of the clients it forgets again."""
     # A second certificate of the same client restores no second request, because one is waiting already.
-    requests = [received[request,] for request in event.content["requests"] if (request,) in received]
-    gone = {numbers[name] for row in requests for name in json.loads(row["terms"])["clients"]}
-    networks = {node for node in event.content.get("dropped_models", []) if (node,) in before.rows["group_models"]}
-    for what in ("updates", "statistics"):
-        held = {
-            file: {int(client) for client in json.loads(row["clients"])} for (file,), row in before.rows[what].items()
-        }
-        through = {file: set(json.loads(row.get("trunks", "[]"))) for (file,), row in before.rows[what].items()}
-        wanted = sorted(str(file) for file, clients in held.items() if clients & gone or through[file] & networks)
+    requests = [row for row in before.read("requests") if row.request in event.content["requests"]]
+    gone = {numbers[name] for row in requests for name in row.clients}
+    networks = set(event.content.get("dropped_models", [])) & {row.node for row in before.read("group_models")}
+    updates = [row.file for row in before.read("updates") if gone & row.clients.keys()]
+    statistics = statistics_to_erase(before.read("statistics"), gone, networks)
+    for what, wanted in (("updates", sorted(updates)), ("statistics", list(statistics))):
         if sorted(event.content.get(f"dropped_{what}", [])) != wanted:
             yield f"restored: event {event.seq} did not erase the {what} of the clients whose requests it brought back"
     if any({int(client) for client in row["clients"]} & gone for row in event.content.get("updates", [])):

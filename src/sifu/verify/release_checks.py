@@ -1,4 +1,4 @@
-"""Checks of releases with noise: each is a solved head plus noise of the spec's size, and its distances are right."""
+"""Checks of releases with noise: each must be a solved head plus noise of the spec's size, with correct distances."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ DISTANCES_AGREE = 1e-6
 
 
 def check_releases(reader: RunReader) -> Iterator[str]:
-    """Check every recorded release, the file of the latest one, and its distances if its statistics are stored.
-
-    Yields:
-        A sentence for each problem.
-    """
+    """Yield the problems of all releases, of the latest release's file, and of its distances if still recomputable."""
     view = RunView(reader)
     noise_std, rows = view.spec.release.noise_std, list[ReleaseRow]()
     erased = erasure_of_all(reader.events())
@@ -40,7 +36,7 @@ def check_releases(reader: RunReader) -> Iterator[str]:
     for event in reader.events():
         content = event.content
         if event.kind == RELEASED:
-            row = release_row(event.seq, event.time, content)
+            row = release_row(event)
             rows.append(row)
             yield from (f"releases: event {event.seq} {problem}" for problem in _wrong(row, noise_std, released))
             if row.clients != tuple(everyone.between(row.node, row.node).clients.tolist()):
@@ -78,7 +74,7 @@ def _wrong(row: ReleaseRow, noise_std: float, released: set[int]) -> Iterator[st
 
 
 def _check_latest(reader: RunReader, view: RunView, row: ReleaseRow) -> Iterator[str]:
-    """Check the latest file, and if its head is the current one, the size of its noise and the recorded distances."""
+    """Yield the problems of the latest release's file and, if its head is current, of its noise and its distances."""
     try:
         noisy = released_model(reader).astype(np.float64)
     except SifuError as error:
@@ -112,7 +108,7 @@ def _differs(view: RunView, client: int, what: str, recorded: float | None, reco
 
 
 def trusted_notes(reader: RunReader) -> Iterator[str]:
-    """Yield notes on distances taken from the signed record because the data to recompute them are not stored."""
+    """Yield notes on recorded distances that cannot be recomputed, because statistics or samples are not stored."""
     rows = [row for row in releases(reader) if row.distances is not None]
     current = bool(rows) and rows[-1].node == reader.tip
     if taken := len(rows) - current:

@@ -1,4 +1,4 @@
-"""Checks that every request was executed by the rules: its method, node, noise, charges, erasure and rounds."""
+"""Checks that every request followed the rules: its method, node, noise, charges, erasure and rounds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from sifu.core.certificate_words import WORDING
 from sifu.core.ledger import FIGURES_SALT, LOCAL_RATES, SEALED, finite_or_text
 from sifu.core.request_terms import AUTO
 from sifu.planning.plan import MethodOption, choose_method, least_level
-from sifu.requests.certification import RecordedRequest, nodes_to_erase, updates_to_erase
+from sifu.requests.certification import RecordedRequest
+from sifu.requests.files_to_erase import nodes_to_erase, updates_to_erase
 from sifu.run.run_view import RunView
 from sifu.store.erased_figures import not_recomputed
-from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.projection import ChargeRow, RequestRow
 from sifu.store.reader import RunReader
+from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.theory.rollback import charge, choose_node
 from sifu.verify.certificate_checks import check_statements
 from sifu.verify.head_checks import check_statistics_erased
@@ -27,10 +28,7 @@ from sifu.verify.stored_models import TOLERANCE, agree, check_updates_erased
 def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, content: dict[str, Any]) -> Iterator[str]:
     """Yield the problems of a request's method, of the methods it was compared with, and of its level.
 
-    Args:
-        request: Row of the request.
-        recorded: The request with the values recomputed from the ledger.
-        content: Payload of its rollback.
+    `content` is the payload of its rollback.
     """
     auto = content.get("auto")
     level, history = recorded.level, recorded.view.record_history
@@ -67,20 +65,20 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
 
 
 def check_requests(reader: RunReader) -> Iterator[str]:
-    """Yield each request's problems: node, noise, charges, level and certificate, recomputed from the rounds' scalars.
+    """Yield the problems of each request: its node, noise, charges, level and certificate are recomputed from scalars.
 
-    At the event that executed a request, the replayed tables show the state just before it. If a purge erased the
-    figures of a request, the remaining record is checked: its clients, its terms, and its rounds.
+    Each request is compared with the replayed tables just before its rollback. If a purge erased the figures of a
+    request, the remaining record is checked: its clients, its terms, and its rounds.
     """
     erased = not_recomputed(reader)
-    carried_out = {row.request: row for row in reader.requests() if row.noise_node is not None}
+    executed = {row.request: row for row in reader.requests() if row.noise_node is not None}
     stored: dict[int, dict[tuple[int, int], ChargeRow]] = {}
     for row in reader.charges():
         stored.setdefault(row.noise_node, {})[(row.noise_node, row.subject)] = row
     for event, before in ReplayedLedger.of(reader).moments():
         if event.kind != "rolled back":
             continue
-        request = carried_out.pop(event.content["request"], None)
+        request = executed.pop(event.content["request"], None)
         if request is not None:
             charges, recorded = stored.get(request.noise_node or 0, {}), RecordedRequest(reader, request)
             problems = (
@@ -92,7 +90,7 @@ def check_requests(reader: RunReader) -> Iterator[str]:
                 yield f"request {request.request}: {problem}"
             if request.status == "done" and request.request not in erased and request.noise_std is not None:
                 yield from check_statements(reader, request, recorded)
-    for left in carried_out:
+    for left in executed:
         yield f"request {left}: the ledger has no event that executed it"
 
 
@@ -149,7 +147,7 @@ def _check_request(
 def _check_what_is_left(
     request: RequestRow, recorded: RecordedRequest, charges: dict[tuple[int, int], ChargeRow]
 ) -> Iterator[str]:
-    """Yield a problem unless the figures of a request are erased completely and the rest of its record is right."""
+    """Yield a problem unless the figures of a request are erased completely and the rest of its record is valid."""
     trained = request.source_node is not None
     if trained != (request.noise_std is None) or (trained and charges):
         yield "a purge erased its figures, and they are there again"
@@ -218,16 +216,17 @@ def _check_start(view: RunView, request: RequestRow, recorded: RecordedRequest) 
 def _check_rate(
     request: RequestRow, recorded: RecordedRequest, before: ReplayedTables, content: dict[str, Any]
 ) -> Iterator[str]:
-    """Yield a problem unless a fresh start recomputed an automatic local rate from the remaining clients."""
+    """Yield a problem unless training from a fresh model recomputed an automatic rate from the remaining clients."""
     node, rates = str(request.noise_node), json.loads(before.run_value(LOCAL_RATES, "{}"))
     said = content.get(LOCAL_RATES, content["run"].get(LOCAL_RATES, rates))
-    anew = recorded.method.info.starts_from == "fresh" and recorded.view.finds_rate_anew(request.terms)
+    recomputed = recorded.method.info.starts_from == "fresh" and recorded.view.recomputes_rate(request.terms)
     if SEALED in content and FIGURES_SALT not in content:
-        # A purge erased the recorded rates; it also erased the request's own rate if a later request started afresh.
+        # A purge erased the recorded rates. It also erased this request's rate if a later request started from a fresh
+        # model.
         kept = {str(begins): rate for begins, rate in recorded.view.reader.local_rates.items()}
         rates, said = {}, {node: kept[node]} if node in kept else {}
-        anew = anew and not (kept and int(node) < min(map(int, kept)))
-    if anew:
+        recomputed = recomputed and not (kept and int(node) < min(map(int, kept)))
+    if recomputed:
         rates[node] = recorded.view.rate_without(recorded.gone)
     if said.keys() != rates.keys() or not all(agree(rate, rates[node]) for node, rate in said.items()):
         yield f"{LOCAL_RATES} is recorded as {said}, recomputed {rates}"
@@ -240,7 +239,7 @@ def _check_rounds(request: RequestRow, recorded: RecordedRequest) -> Iterator[st
         return
     start = recorded.view.path.nodes[-1].position
     limit = spec.regime.most_rounds(request.terms.release, request.terms.stop(spec.stop).max_rounds)
-    rounds = recorded.reader.nodes_by_number()[request.final_node].node.position
+    rounds = recorded.reader.nodes_by_number()[request.final_node].position
     if rounds > max(limit, start):
         yield f"its terms allow {limit} rounds, and it took {rounds}"
 
@@ -271,7 +270,7 @@ def _figure(text: str | None) -> float | None:
 
 
 def earlier_rules_notes(reader: RunReader) -> Iterator[str]:
-    """Yield a sentence for each certificate whose level is higher than today's rules allow."""
+    """Yield a note for each certificate whose level is higher than the current rules allow."""
     erased = not_recomputed(reader)
     for row in reader.requests():
         if row.level is None or row.noise_node is None or row.request in erased:

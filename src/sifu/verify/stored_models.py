@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,12 +14,13 @@ from sifu.core.method_info import method_info
 from sifu.errors import RunDamagedError
 from sifu.methods.base import RecordedReplay
 from sifu.methods.registry import method_named
-from sifu.requests.certification import RecordedRequest, UpdatesErased
-from sifu.requests.request_record import MAY_BE_APPROVED
+from sifu.requests.certification import RecordedRequest
+from sifu.requests.files_to_erase import UpdatesErased
 from sifu.run.run_view import RunView
-from sifu.store.events_check import ReplayedLedger, ReplayedTables
 from sifu.store.files import is_locked, read_plain, stored_path
+from sifu.store.projection import ENDED, WAITING
 from sifu.store.reader import RunReader
+from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.store.statistics_files import read_updates
 
 TOLERANCE = 1e-9
@@ -43,7 +43,7 @@ ABSENT = object()
 
 
 def differing(stated: Any, expected: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the fields in which two JSON values differ: name, value found, value expected."""
+    """Yield each field in which two JSON values differ, as its name, the value found and the value expected."""
     if isinstance(stated, dict) and isinstance(expected, dict):
         for key in sorted(stated.keys() | expected.keys()):
             inner = f"{name}.{key}" if name else str(key)
@@ -61,8 +61,8 @@ def said(value: Any) -> str:
 
 
 def check_models(reader: RunReader) -> Iterator[str]:
-    """Yield a problem for each stored model that is missing or changed, and if the current model is not stored."""
-    yield from _check_files(reader, "models")
+    """Yield a problem for each stored model that is missing or changed, and for a current model without a file."""
+    yield from _check_files(reader, "models", RunReader.models)
     if reader.tip not in reader.models():
         yield f"models: the current model (node {reader.tip}) is not there"
 
@@ -70,8 +70,8 @@ def check_models(reader: RunReader) -> Iterator[str]:
 def check_moved(reader: RunReader) -> Iterator[str]:
     """Yield a problem for each model whose distance from its predecessor contradicts the record; both must be stored.
 
-    Noise N(0, sigma^2 I) in d dimensions has a norm of sigma (sqrt(d) + t) with |t| > 8 less than once in 10^13 draws;
-    a round moves the model by g ||mean - theta||, of which `mean_shift` is an upper bound.
+    Noise N(0, sigma^2 I) in d dimensions has a norm of sigma (sqrt(d) + t) with |t| > 8 less than once in 10^13 draws.
+    A round moves the model by g ||mean - theta||, and `mean_shift` is an upper bound on ||mean - theta||.
     """
     if is_locked(reader.folder):
         return  # a writer may erase a model that is about to be read
@@ -82,13 +82,12 @@ def check_moved(reader: RunReader) -> Iterator[str]:
         for request in view.requests
         if request.noise_node is not None and method_info(request.method).protection == "nothing"
     }
-    for row in reader.node_rows():
-        node = row.node
+    for node in reader.nodes():
         if node.kind not in ("round", "noise") or node.node in free or node.parent is None:
             continue
-        if not {node.node, node.parent} <= available.keys() or math.isinf(node.noise_std):  # a purge erased the size
+        if not {node.node, node.parent} <= available.keys() or math.isinf(node.noise_std):  # a purge erased sigma
             continue
-        model, start = (reader.load_model(node).astype(np.float64) for node in (node.node, node.parent))
+        model, start = (reader.load_model(number).astype(np.float64) for number in (node.node, node.parent))
         moved = float(np.linalg.norm(model - start))
         slack = 64.0 * float(np.finfo(reader.layout.dtype).eps) * float(np.linalg.norm(model) + np.linalg.norm(start))
         low, high = 0.0, view.facts.server_rate * node.mean_shift * (1.0 + TOLERANCE)
@@ -101,18 +100,16 @@ def check_moved(reader: RunReader) -> Iterator[str]:
             )
 
 
-def _check_files(reader: RunReader, kind: Literal["models", "updates"]) -> Iterator[str]:
+def _check_files(
+    reader: RunReader, kind: Literal["models", "updates"], rows_of: Callable[[RunReader], Mapping[Any, Any]]
+) -> Iterator[str]:
     """Yield a problem for each file that differs from its row, unless a writer has changed both since the snapshot."""
-    rows, folder = _rows(reader, kind), reader.folder
+    rows, folder = rows_of(reader), reader.folder
     problems = {key: problem for key in rows if (problem := _file_problem(folder, kind, key, rows[key]))}
     if problems:
         with RunReader(folder) as later:
-            now = _rows(later, kind)
+            now = rows_of(later)
         yield from (problems[key] for key in problems if key in now and _file_problem(folder, kind, key, now[key]))
-
-
-def _rows(reader: RunReader, kind: Literal["models", "updates"]) -> Mapping[Any, Any]:
-    return reader.models() if kind == "models" else reader.updates()
 
 
 def _file_problem(folder: Path, kind: str, key: int | str, row: Any) -> str:
@@ -132,8 +129,8 @@ def _file_problem(folder: Path, kind: str, key: int | str, row: Any) -> str:
 
 
 def check_updates(reader: RunReader) -> Iterator[str]:
-    """Yield a problem for each update that is missing, changed, or of a forgotten client or a discarded round."""
-    yield from _check_files(reader, "updates")
+    """Yield a problem for updates that are missing, changed, or of a forgotten client or a discarded round."""
+    yield from _check_files(reader, "updates", RunReader.updates)
     view = RunView(reader)
     for row in reader.updates().values():
         if row.node not in view.path.depth_of:
@@ -145,7 +142,7 @@ def check_updates(reader: RunReader) -> Iterator[str]:
 
 
 def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
-    """Yield a problem if a model replayed from stored updates cannot be reproduced; skip it if some were erased."""
+    """Yield a problem if a model replayed from stored updates cannot be reproduced, unless some updates were erased."""
     depth = view.path.unbounded_from
     if depth > view.path.tip or view.path.nodes[depth].node not in reader.models():
         return
@@ -160,8 +157,8 @@ def _check_replayed_model(reader: RunReader, view: RunView) -> Iterator[str]:
 
 
 def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
-    """Yield a problem for wrong or missing updates of a round, and for files that differ from the first record."""
-    every, nodes = view.spec.round_extras.updates_every, {row.node.node: row.node for row in reader.node_rows()}
+    """Yield a problem for updates that are missing, unexpected, or different from the first record of their round."""
+    every, nodes = view.spec.round_extras.updates_every, reader.nodes_by_number()
     everyone = reader.everyone()
     digests: dict[tuple[int, int], dict[str, str]] = {}
     kept: set[int] = set()
@@ -186,16 +183,9 @@ def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
 def check_updates_erased(
     view: RunView, recorded: RecordedRequest, gone: UpdatesErased, before: ReplayedTables, content: dict[str, Any]
 ) -> Iterator[str]:
-    """Yield a problem unless the right updates were erased, and a heuristic method replayed and stored the rest.
+    """Yield a problem unless a rollback erased the updates in `gone`, and a heuristic method stored those it replayed.
 
-    Updates of forgotten clients and of discarded rounds must be erased.
-
-    Args:
-        view: View of the run just before the rollback.
-        recorded: The request with the values recomputed from the ledger.
-        gone: Updates that must be erased.
-        before: Tables before the rollback.
-        content: Payload of the rollback.
+    View and tables are those just before the rollback, whose payload is `content`.
     """
     stored = before.read("updates")
     if set(content.get("dropped_updates", [])) != set(gone.dropped):
@@ -206,10 +196,10 @@ def check_updates_erased(
     if recorded.replayed:
         # Clients of earlier requests no longer take part, nor do clients that approved requests leave out. Older events
         # leave out the clients of all waiting requests.
-        ended = ("refused", "withdrawn", *(MAY_BE_APPROVED if "left_out" in content else ()))
-        rows = [row for row in before.rows["requests"].values() if row["status"] not in ended]
-        rows.append(before.rows["requests"][recorded.request.request,])
-        asking = {view.index_of[name] for row in rows for name in json.loads(row["terms"])["clients"]}
+        ended = (*ENDED, *(WAITING if "left_out" in content else ()))
+        own = recorded.request.request
+        rows = [row for row in before.read("requests") if row.status not in ended or row.request == own]
+        asking = {view.index_of[name] for row in rows for name in row.clients}
         asking |= set(content.get("left_out", []))
         on_path = sorted(stored, key=lambda row: (view.path.depth_of[row.node], row.part))
         replay = recorded.method.expected_replay(

@@ -1,4 +1,4 @@
-"""Offline verification of a run: recomputes every claim from recorded scalars and trusts no stored conclusion."""
+"""Offline verification of a run: every claim is recomputed from recorded scalars, and no recorded result is trusted."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from sifu.core.method_info import require_methods
 from sifu.core.request_terms import AUTO
 from sifu.core.spec import Spec
 from sifu.errors import InputError, MissingExtensionError
-from sifu.requests.approvals import check_approvals, check_left_out
-from sifu.requests.erasure import check_purges
-from sifu.requests.request_record import check_lifecycles
 from sifu.requests.what_remains import copy_notes
 from sifu.store import checkpoints, head_file, keys
 from sifu.store.clock import check_not_ahead
 from sifu.store.erased_figures import not_recomputed
 from sifu.store.events_check import check_events, check_recorded_nodes
 from sifu.store.files import is_locked, strange_files
-from sifu.store.kept_outside import check_witnesses, contradictions, files_of_witnesses, key_problem, remember_key
+from sifu.store.known_keys import key_problem, remember_key
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_database, check_ledger, check_tables
 from sifu.store.sealed import check_sealed, erased_notes
-from sifu.verify import group_checks, outside_record
+from sifu.store.witnesses import check_witnesses, contradictions, kept_checkpoints
+from sifu.verify import client_checks, group_checks, outside_record
 from sifu.verify.certificate_checks import check_certificates, check_no_other_certificates, unwritten_notes
 from sifu.verify.head_checks import check_kept_statistics
 from sifu.verify.integrity import check_clients, check_rounds
-from sifu.verify.outside_record import Leftover
+from sifu.verify.leftover_files import Leftover, files_of_no_row
+from sifu.verify.lifecycle_checks import check_approvals, check_left_out, check_lifecycles
+from sifu.verify.purge_checks import check_purges
 from sifu.verify.release_checks import check_releases, trusted_notes
 from sifu.verify.request_checks import check_requests, earlier_rules_notes
 from sifu.verify.stored_models import check_models, check_moved, check_updates
@@ -37,7 +37,7 @@ from sifu.verify.stored_models import check_models, check_moved, check_updates
 
 @dataclass
 class Verification:
-    """Result of a verification; without `problems`, every claim was recomputed successfully."""
+    """Result of a verification; without `problems`, every claim that can be recomputed holds."""
 
     subject: str
     public_key: str = ""
@@ -94,10 +94,10 @@ def verify_run(
     result = Verification(str(folder))
     if folder.is_dir():
         result.problems.extend(f"folder: {problem}" for problem in strange_files(folder))
-    if result.problems:  # reading such files could block, or leave the folder
+    if result.problems:  # reading such files could block, or follow a link out of the folder
         result.checked.append("folder")
         return result
-    kept = files_of_witnesses()  # read before the run, so that no checkpoint is newer
+    kept = kept_checkpoints()  # read before the run, so that no checkpoint is newer
     with RunReader(folder) as reader, reader.snapshot():
         if is_locked(folder):
             result.notes.append("the run is in use: files that its writer is changing were not checked")
@@ -114,9 +114,9 @@ def verify_run(
             ("tables", check_tables),
             ("tables", check_clients),
             ("requests", _check_installed),
-            ("tables", group_checks.check_sample_digests),
+            ("tables", client_checks.check_sample_digests),
             ("rounds", check_rounds),
-            ("history", group_checks.check_history),
+            ("history", client_checks.check_history),
             ("groups", group_checks.check_groups),
             ("models", check_models),
             ("models", check_moved),
@@ -129,7 +129,7 @@ def verify_run(
             ("folder", _check_belongs_together),
             ("folder", lambda reader: _check_files_of_no_row(reader, result)),
             ("requests", check_requests),
-            ("requests", group_checks.check_remainders),
+            ("requests", client_checks.check_remainders),
             ("lifecycles", check_lifecycles),
             ("approvals", check_approvals),
             ("approvals", check_left_out),
@@ -149,7 +149,7 @@ def verify_run(
             if name not in result.checked:
                 result.checked.append(name)
             if len(result.problems) > before and (name in ("database", "ledger") or check is check_clients):
-                break  # later checks would repeat the problem, or believe a client that claims 10^9 steps
+                break  # later checks would repeat the problem, or trust forged values such as 10^9 steps
         try:
             others = [Path(str(path).removeprefix("file:")) for path in witnesses]
             _check_against_outside(reader, result, public_key, anchor, others)
@@ -166,7 +166,7 @@ def verify_run(
 def _check_against_outside(
     reader: RunReader, result: Verification, public_key: str | None, anchor: str | None, witnesses: list[Path]
 ) -> None:
-    """Check the run against the operator's key, an anchor and witnesses, and collect notes for the reader."""
+    """Compare the run with the operator's key, an anchor and witnesses; add problems and notes to `result`."""
     named = [key for _, key in keys.keys_of(reader)]
     changed = key_problem(reader)
     if changed:
@@ -189,7 +189,7 @@ def _check_against_outside(
             f"the certificates of {requests} were NOT recomputed: their figures were verified and then erased on "
             f"{time} by the operator's choice. Their signatures can be checked, and what is left of the record holds",
         )
-    of_events, of_salts = outside_record.event_notes, group_checks.lost_salt_notes
+    of_events, of_salts = outside_record.event_notes, client_checks.lost_salt_notes
     for notes in (of_events, unwritten_notes, of_salts, erased_notes, copy_notes, trusted_notes):
         result.notes.extend(notes(reader))
     if result.holds:  # a damaged record cannot be recomputed under earlier rules
@@ -198,7 +198,7 @@ def _check_against_outside(
 
 def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[str]:
     """Yield a problem for each unnamed file that no interrupted change explains, and note the others."""
-    for entry in outside_record.files_of_no_row(reader):
+    for entry in files_of_no_row(reader):
         if isinstance(entry, str):
             yield entry
         else:
@@ -213,7 +213,7 @@ def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[
 
 
 def _check_installed(reader: RunReader) -> Iterator[str]:
-    """Yield nothing; a method or spec key of a package that is not installed raises `MissingExtensionError`."""
+    """Yield nothing; raise `MissingExtensionError` if the package of a method or spec key is not installed."""
     Spec.from_mapping(reader.spec)
     require_methods(row.method for row in reader.requests() if row.method != AUTO)
     yield from ()

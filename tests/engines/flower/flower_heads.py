@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from flower_federation import HASTY, both_engines, small_spec
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 
@@ -16,13 +15,7 @@ import sifu_verifier
 from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.core.engine import Position
 from sifu.core.spec import Spec
-from sifu.engines.flower.wire import (
-    ARRAYS,
-    CONFIG,
-    FEATURES,
-    WORDS,
-)
-from sifu.engines.sim import embedded_heads
+from sifu.engines.flower.wire import ARRAYS, CONFIG, FEATURES, WORDS
 from sifu.run.clients_and_engine import engine_from_spec
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import read_statistics
@@ -99,12 +92,6 @@ def words_changed(change: Callable[[np.ndarray], np.ndarray], name: str = WORDS)
         reply.content[ARRAYS] = ArrayRecord({name: Array(change(words))})
 
     return edit
-
-
-@pytest.fixture
-def in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make clients send statistics even where rows are smaller, as clients of earlier versions do."""
-    monkeypatch.setattr(embedded_heads, "rows_are_smaller", lambda fixed, samples: False)
 
 
 def another_map(reply: Message) -> None:

@@ -14,9 +14,11 @@ from sifu.core.spec import Spec, commented_toml
 from sifu.engines.flower.exchange import Patience
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file
 from sifu.run.clients_and_engine import clients_from_spec
+from sifu.run.psi_of_everyone import track_everyone
 from sifu.run.run_view import RunView
-from sifu.run.training import Progress, track_everyone
-from sifu.server.flower_app import Settings, serve_on_flower
+from sifu.run.training import Progress
+from sifu.server.flower_app import serve_on_flower
+from sifu.server.flower_settings import Settings
 
 
 def new_key(folder: Path, name: str) -> tuple[Path, bytes]:

@@ -24,10 +24,11 @@ from sifu.flower import witness_mod
 from sifu.run import training
 from sifu.run.clients_and_engine import clients_from_spec
 from sifu.run.training import Progress
-from sifu.server.flower_app import Settings, serve_on_flower
+from sifu.server.flower_app import serve_on_flower
+from sifu.server.flower_settings import Settings
 from sifu.store import keys
 from sifu.store.checkpoints import Checkpoint, checkpoint_body
-from sifu.store.kept_outside import check_heads, read_witness
+from sifu.store.witnesses import check_heads, read_witness
 
 SPEC = small_spec(data={"clients": 3, "samples_per_client": 8}, local={"steps": 1}, stop={"max_rounds": 20})
 

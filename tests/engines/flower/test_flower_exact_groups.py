@@ -58,7 +58,7 @@ import sifu
 from sifu.engines.flower.client import client_app
 from sifu.engines.flower.ready import ReadyClient
 
-sifu.allow_code("federation.trunk:make_language")
+sifu.allow_code("federation.backbone:make_language")
 
 
 class Held(ReadyClient):
@@ -81,7 +81,7 @@ TUNED = {
     "model": {"kind": "ridge", "outputs": 3},
     "features": {
         "kind": "module",
-        "module": "federation.trunk:make_language",
+        "module": "federation.backbone:make_language",
         "trainable": "mix.down,mix.up",
         "tune": "blocks",
         "block": 4,
@@ -113,10 +113,11 @@ def test_groups_tune_adapters_of_a_language_model_and_forget_without_a_round_wha
 ) -> None:
     marker, gate = tmp_path / "killed", tmp_path / "gate"
     client = TUNED_CLIENT.replace("GATE", repr(str(gate)))
-    server = SERVER.rpartition("app = ")[0] + 'sifu.allow_code("federation.trunk:make_language")\napp = server_app()\n'
+    allowed = 'sifu.allow_code("federation.backbone:make_language")\n'
+    server = SERVER.rpartition("app = ")[0] + f"{allowed}app = server_app()\n"
     server = server.replace("import numpy as np\n", "import numpy as np\n\nimport sifu\n", 1)
     app, run = exact_app(nodes, tmp_path, TUNED, client, server, marker, masked_statistics="false")
-    (app / "federation" / "trunk.py").write_text(Path(public_backbone.__file__).read_text())
+    (app / "federation" / "backbone.py").write_text(Path(public_backbone.__file__).read_text())
     nodes.flwr_run(app, "tuned-1")
     nodes.wait_for(gate.with_suffix(".reached").exists, "the round of the groups")
     nodes.kill("superlink", signal.SIGKILL)

@@ -13,8 +13,8 @@ from served_runs import SPEC, Federation, psi_of
 import sifu
 from sifu.engines.flower.ready import ReadyClient
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file, listed_clients
-from sifu.server import flower_app as flower_server
-from sifu.theory.regularity import largest_certified_rate
+from sifu.server import flower_clients
+from sifu.theory.regularity import certified_rates, largest_rate_within
 from sifu.theory.tracking import client_increments
 
 
@@ -41,7 +41,7 @@ def joined_federation(folder: Path, phase: str = "training", third: object = Non
 
 
 def test_a_client_joins_later_and_takes_part_from_then_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flower_server, "LOOK_FOR_NEWCOMERS", 0.0)
+    monkeypatch.setattr(flower_clients, "LOOK_FOR_NEWCOMERS", 0.0)
     first = "client-000"
 
     def forget_first() -> None:
@@ -65,7 +65,7 @@ def test_a_client_joins_later_and_takes_part_from_then_on(tmp_path: Path, monkey
     for path in (fed.run_folder / "certificates").iterdir():
         assert sifu.api.verify_certificate(path).problems == []
     # The learning rate was computed from the first eleven clients and stays.
-    assert rate == largest_certified_rate(recorded[:11], 0.0)
+    assert rate == largest_rate_within(certified_rates(recorded[:11], 0.0))
     # A restarted server knows the newcomer; returning to a model from before it joined forgets it exactly.
     plan = run.plan([late], sigma=1e-9)
     assert plan.level == "exact"
@@ -78,7 +78,7 @@ def test_a_client_joins_later_and_takes_part_from_then_on(tmp_path: Path, monkey
 def test_psi_of_everyone_is_the_same_as_if_the_newcomer_had_been_absent_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flower_server, "LOOK_FOR_NEWCOMERS", 0.0)
+    monkeypatch.setattr(flower_clients, "LOOK_FOR_NEWCOMERS", 0.0)
     fed, _ = joined_federation(tmp_path)
     reader = sifu.open_run(fed.run_folder).reader()
     part = reader.participation()
@@ -96,7 +96,7 @@ def test_psi_of_everyone_is_the_same_as_if_the_newcomer_had_been_absent_before(
 def test_a_newcomer_that_would_lower_what_is_proven_is_refused_and_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flower_server, "LOOK_FOR_NEWCOMERS", 0.0)
+    monkeypatch.setattr(flower_clients, "LOOK_FOR_NEWCOMERS", 0.0)
     usual = ReadyClient.profile
 
     def steep(self: ReadyClient, question: object) -> object:

@@ -24,7 +24,8 @@ from sifu.engines.flower.client import FunctionClient, add_profile, client_app
 from sifu.engines.own_models import FreshModels, own_blueprint
 from sifu.errors import InputError
 from sifu.run.rehearsal import REHEARSED
-from sifu.server.flower_app import Settings, serve_on_flower
+from sifu.server.flower_app import serve_on_flower
+from sifu.server.flower_settings import Settings
 from sifu.theory.facts import CLAIMED
 
 TARGETS = [np.array([1.0, 2.0]), np.array([3.0, -1.0]), np.array([0.0, 4.0]), np.array([2.0, 2.0])]

@@ -30,7 +30,8 @@ from sifu.engines.flower.wire import EVALUATE, TRAIN
 from sifu.errors import InputError
 from sifu.flower import ForgettingFedAvg
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file
-from sifu.server.flower_app import OwnServer, Settings, serve_on_flower
+from sifu.server.flower_app import serve_on_flower
+from sifu.server.flower_settings import OwnServer, Settings
 
 RUN_CONFIG = {"local-epochs": 1, "batch-size": 16}
 

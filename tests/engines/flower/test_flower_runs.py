@@ -43,7 +43,7 @@ def test_the_same_problem_gives_the_same_psi_node_and_model(tmp_path: Path, sect
     assert sifu.open_run(flower.run_folder).verify().problems == []
 
 
-def test_requests_that_arrive_while_it_trains_are_carried_out_and_training_goes_on(tmp_path: Path) -> None:
+def test_requests_that_arrive_during_training_are_executed_and_training_goes_on(tmp_path: Path) -> None:
     fed = Federation(tmp_path, replace(SPEC, model=replace(SPEC.model, outputs=10)))
     names = [client.name for client in fed.data]
 
@@ -89,7 +89,7 @@ def test_requests_that_arrive_while_it_trains_are_carried_out_and_training_goes_
     assert sifu.open_run(fed.run_folder).verify().problems == []
 
 
-def test_a_letter_outlives_its_server_and_counts_once(tmp_path: Path) -> None:
+def test_a_message_outlives_its_server_and_counts_once(tmp_path: Path) -> None:
     fed = Federation(tmp_path, SPEC)
     names = [client.name for client in fed.data]
 
@@ -112,7 +112,7 @@ def test_a_letter_outlives_its_server_and_counts_once(tmp_path: Path) -> None:
     assert sifu.open_run(fed.run_folder).verify().problems == []
 
 
-def test_a_letter_that_cannot_be_received_is_refused_and_recorded(tmp_path: Path) -> None:
+def test_a_message_that_cannot_be_received_is_refused_and_recorded(tmp_path: Path) -> None:
     fed = Federation(tmp_path, SPEC)
     fed.serve()
     inbox = fed.run_folder / "inbox"

@@ -162,7 +162,7 @@ def test_rounds_in_which_every_training_fails_stop_the_run_with_the_clients_own_
     failing.mended = True
     fed.serve()
     with run.reader() as reader:
-        rounds = [row.node for row in reader.nodes_by_number().values() if row.node.kind == "round"]
+        rounds = [node for node in reader.nodes() if node.kind == "round"]
     counted = [node for node in rounds if node.regularity.total_samples > 0]
     assert len(counted) == 8  # the five lost rounds do not count towards max_rounds
     assert len(rounds) == 13
@@ -170,7 +170,7 @@ def test_rounds_in_which_every_training_fails_stop_the_run_with_the_clients_own_
     assert run.verify().problems == []
     fed.serve()  # nor do they when the run is opened again
     with run.reader() as reader:
-        assert len([row for row in reader.nodes_by_number().values() if row.node.kind == "round"]) == 13
+        assert len([node for node in reader.nodes() if node.kind == "round"]) == 13
 
 
 def test_status_counts_how_often_a_client_was_late(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def four_nodes(wrong: int = -1) -> MemoryGrid:
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the patience, because nodes in memory answer at once."""
-    monkeypatch.setattr("sifu.server.flower_app.Settings.patience", Patience(timeout=0.05, pause=0.0, poll=0.01))
+    monkeypatch.setattr("sifu.server.flower_settings.Settings.patience", Patience(timeout=0.05, pause=0.0, poll=0.01))
 
 
 Start = Callable[..., Result]

@@ -144,7 +144,7 @@ def test_a_server_loop_tunes_and_solves_the_same_bits(tmp_path: Path) -> None:
     np.testing.assert_array_equal(head_of(fed.run_folder), head_of(tmp_path / "loop"))
 
 
-def test_blocks_forget_without_a_round_and_are_those_of_a_world_without_the_client(tmp_path: Path) -> None:
+def test_blocks_forget_without_a_round_and_are_those_of_a_federation_without_the_client(tmp_path: Path) -> None:
     fed = plain(tmp_path / "run", tuned_spec())
     fed.serve()
     leaver = fed.data[2]
@@ -201,7 +201,7 @@ def test_masked_updates_and_statistics_forget_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_network_that_was_struck_is_tuned_again_and_asked_for_once(tmp_path: Path, masked: bool) -> None:
+def test_a_network_that_was_dropped_is_tuned_again_and_asked_for_once(tmp_path: Path, masked: bool) -> None:
     spec = tuned_spec(groups={"rebuild": "now"}, keep={"statistics": "sum" if masked else "clients"})
     fed = Federation(tmp_path, spec, masked_statistics=masked)
     fed.serve()
@@ -252,7 +252,7 @@ def test_only_what_is_tuned_travels(tmp_path: Path, module: str, trainable: str,
 
 def test_a_node_runs_no_network_that_it_was_not_told_to_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = plain(tmp_path, tuned_spec())
-    ready.travelled_map.cache_clear()
+    ready.received_map.cache_clear()
     ready.head_of.cache_clear()
     monkeypatch.setenv(ALLOWED_CODE, "")
     with pytest.raises(NoClientResponseError, match="is code and was not run"):

@@ -9,7 +9,7 @@ import torch
 from sifu.core.engine import Position
 from sifu.engines.sim.gpu.conv_plan import ALIGNMENT, DeviceLayout
 from sifu.engines.sim.gpu.schedule import Drawing, LaneTables, draw_schedule, mix
-from sifu.engines.sim.local_training import LocalTraining, batch_sequence
+from sifu.engines.sim.local_training import batch_sequence
 from sifu.engines.sim.networks import ConvNet, Convolution, dropout_key
 from sifu.theory.participation import Participation, base_key, place_key
 
@@ -51,7 +51,6 @@ def test_participants_batches_and_dropout_are_those_of_the_other_engines(partici
         rounds,
         drawing,
     )
-    training = LocalTraining(0.1, steps, batch)
     for lane, (branch, first) in enumerate([(0, 5), (2, 0)]):
         for ahead in range(rounds):
             position = Position(branch, first + ahead)
@@ -61,7 +60,7 @@ def test_participants_batches_and_dropout_are_those_of_the_other_engines(partici
             assert who[who >= 0].tolist() == drawn
             for slot, client in enumerate(drawn):
                 assert float(schedule.weights[ahead, lane, slot]) == SIZES[lane, client] / SIZES[lane, drawn].sum()
-                batches = batch_sequence(training, int(SIZES[lane, client]), seeds[lane], position, int(client))
+                batches = batch_sequence(batch, int(SIZES[lane, client]), seeds[lane], position, int(client), steps)
                 for step, expected in enumerate(batches):
                     rows = schedule.rows[ahead, step, lane * CLIENTS + slot].numpy()
                     places = rows[rows >= 0] - (lane * CLIENTS + client) * MOST

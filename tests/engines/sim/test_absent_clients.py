@@ -24,7 +24,7 @@ from sifu.engines.sim import (
     ModuleModel,
     SimulatedFederation,
     SimulationSettings,
-    embedded_clients,
+    client_blocks,
     linear,
 )
 from sifu.engines.sim.client_updates import Clipping
@@ -200,8 +200,8 @@ def test_padding_to_the_largest_client_is_told_apart(monkeypatch: pytest.MonkeyP
 
 @given(samples=st.integers(1, 10**6), batch=st.integers(1, 5000))
 def test_padding_is_small_and_says_whose_batches_are_whole(samples: int, batch: int) -> None:
-    (rows,) = embedded_clients.padded_rows(np.array([samples]))
+    (rows,) = client_blocks.padded_rows(np.array([samples]))
     assert samples <= rows <= 1.25 * samples
-    (rows,) = embedded_clients.padded_rows(np.array([samples]), batch)
+    (rows,) = client_blocks.padded_rows(np.array([samples]), batch)
     assert samples <= rows <= 1.5 * samples
     assert (rows <= batch) == (samples <= batch)

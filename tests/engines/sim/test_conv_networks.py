@@ -197,7 +197,7 @@ def test_the_authors_networks_are_their_definitions(name):
     parameters = parameter_views(network, flat)
     conv_pass = ConvPass(network, 4, torch.float64)
     conv_pass.forward(
-        padded_images(network, torch.tensor(x)), torch.arange(4), parameters, prepare(network, parameters)
+        padded_images(network, torch.tensor(x)), torch.arange(4), None, parameters, prepare(network, parameters)
     )
     np.testing.assert_allclose(conv_pass.scores.numpy(), expected, rtol=0, atol=1e-12)
 

@@ -72,3 +72,21 @@ def test_a_device_that_gives_other_features_the_second_time_is_refused(
     with pytest.raises(InputError, match="use --device cpu"):
         sifu.train(SPEC, run=tmp_path / "gpu", clients=clients(), device="cuda")
     sifu.train(SPEC, run=tmp_path / "cpu", clients=clients(), device="cpu")
+
+
+def test_an_audit_compares_bits_only_with_the_device_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums that a GPU rounded differ on a CPU, which contradicts no claim; those of a CPU must be repeated there."""
+    compute = NetworkFeatures._features
+    with monkeypatch.context() as patch:
+        patch.setattr(NetworkFeatures, "_features", lambda self, x, module: (1.0 - 1e-6) * compute(self, x, module))
+        for device in ("cuda", "cpu"):
+            run = sifu.train(SPEC, run=tmp_path / device, clients=clients(), device=device)
+            run.forget(["c1"], "case")
+            assert sifu.audit_run(run).contradictions == ()
+    elsewhere = sifu.audit_run(sifu.open_run(tmp_path / "cuda", clients=clients(), device="cpu"))
+    assert elsewhere.contradictions == ()
+    assert any("as on another machine or device" in note for note in elsewhere.notes)
+    wrong = sifu.audit_run(sifu.open_run(tmp_path / "cpu", clients=clients(), device="cpu"))
+    assert any("not solved from the sum" in contradiction for contradiction in wrong.contradictions)

@@ -173,7 +173,7 @@ def test_a_clipped_step_expands_and_stays_within_the_smooth_bound():
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_two_worlds_stay_within_what_is_claimed(make_federation, momentum):
+def test_run_and_counterfactual_stay_within_what_is_claimed(make_federation, momentum):
     federation = make_federation(clip=0.1, momentum=momentum, weight_decay=0.05, steps=4, rate=0.3)
     factor = Regularities.of(federation.clients, federation.facts, Spec()).factors.max()
     generator = np.random.default_rng(0)

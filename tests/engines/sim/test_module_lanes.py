@@ -139,7 +139,7 @@ def test_groups_are_lanes() -> None:
 
 def test_seeds_share_a_program() -> None:
     """Two runs of the same model in a spec are lanes of one program, each with its own data."""
-    pairs = [federation_of(make_model("mlp", SHAPE, 3, hidden=4), TRAININGS["momentum"], seed=seed) for seed in (1, 2)]
+    pairs = [federation_of(make_model("mlp", SHAPE, 3), TRAININGS["momentum"], seed=seed) for seed in (1, 2)]
     engines = lane_engines([federation for federation, _ in pairs], [data for _, data in pairs], DEVICE)
     for engine, (federation, _) in zip(engines, pairs, strict=True):
         start = federation.initial_model(0)

@@ -56,7 +56,7 @@ def gradients(conv_pass: ConvPass, network: ConvNet, dtype: torch.dtype) -> list
             prepare(network, parameters),
             parameter_views(network, flat),
         )
-        conv_pass.forward(padded_images(network, x), torch.arange(6), parameters, prepare(network, parameters))
+        conv_pass.forward(padded_images(network, x), torch.arange(6), None, parameters, prepare(network, parameters))
         results += [flat, conv_pass.scores.clone()]
     return results
 

@@ -164,9 +164,9 @@ def test_models_beyond_the_memory_budget_are_trained_again(make_federation, monk
 def test_blocks_within_a_small_budget_give_the_same_round(make_federation, monkeypatch):
     sizes = tuple(range(1, 25))
     whole = make_federation("softmax", sizes=sizes, features=30)
-    monkeypatch.setattr("sifu.engines.sim.embedded_clients.PART_ROWS", 50)
-    monkeypatch.setattr("sifu.engines.sim.embedded_clients.COPY_BYTES", 30 * 8 * 10)
-    monkeypatch.setattr("sifu.engines.sim.embedded_clients.PART_BYTES", 30 * 8 * 60)
+    monkeypatch.setattr("sifu.engines.sim.client_blocks.PART_ROWS", 50)
+    monkeypatch.setattr("sifu.engines.sim.client_blocks.COPY_BYTES", 30 * 8 * 10)
+    monkeypatch.setattr("sifu.engines.sim.client_blocks.PART_BYTES", 30 * 8 * 60)
     cut = make_federation("softmax", sizes=sizes, features=30)
     start = np.random.default_rng(1).standard_normal(whole.layout.size) / 10
     for active in (np.arange(24), np.arange(0, 24, 3)):

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from sifu.core.engine import Position
 from sifu.engines.sim import LocalTraining, SimulatedFederation
+from sifu.engines.sim.client_blocks import Part, make_block
 from sifu.engines.sim.client_updates import TOLERATED_EXCESS, DualUpdates, average
-from sifu.engines.sim.embedded_clients import OBJECTIVES, CheckedClient, Part, make_block
+from sifu.engines.sim.embedded_clients import OBJECTIVES, CheckedClient
 from suite_setup import examples
 
 Extended = np.longdouble

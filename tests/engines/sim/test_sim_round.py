@@ -152,16 +152,21 @@ def test_taking_a_client_out_leaves_the_others_local_models(make_federation, str
 
 
 def test_batches_walk_permutations_and_end_them_with_a_smaller_one():
-    training = LocalTraining(0.1, steps=7, batch_size=4)
-    batches = batch_sequence(training, 10, 0, Position(0, 0), 3)
+    batches = batch_sequence(4, 10, 0, Position(0, 0), 3, steps=7)
     assert [batch.size for batch in batches] == [4, 4, 2, 4, 4, 2, 4]
     assert sorted(np.concatenate(batches[:3])) == sorted(np.concatenate(batches[3:6])) == list(range(10))
     assert np.concatenate(batches[:3]).tolist() != np.concatenate(batches[3:6]).tolist()
-    other = batch_sequence(training, 10, 0, Position(0, 0), 4)
+    other = batch_sequence(4, 10, 0, Position(0, 0), 4, steps=7)
     assert [batch.tolist() for batch in other] != [batch.tolist() for batch in batches]
-    whole = batch_sequence(LocalTraining(0.1, steps=2, batch_size=10), 10, 0, Position(0, 0), 3)
+    whole = batch_sequence(10, 10, 0, Position(0, 0), 3, steps=2)
     assert [batch.tolist() for batch in whole] == [list(range(10))] * 2
-    assert [LocalTraining(0.1, 1, size).smallest_batch(10) for size in (None, 3, 5, 10, 99)] == [10, 1, 5, 10, 10]
+    assert [int(LocalTraining(0.1, 1, size).smallest_batch(np.array(10))) for size in (None, 3, 5, 10, 99)] == [
+        10,
+        1,
+        5,
+        10,
+        10,
+    ]
 
 
 @pytest.mark.parametrize("strategy", ["loop", "vectorised"])

@@ -27,7 +27,7 @@ def exact_round(clients, kind: str, training: LocalTraining, server_rate: float,
             targets = np.asarray(client.y, dtype=Extended).reshape(len(x), outputs)
         weights = start.astype(Extended).reshape(x.shape[1], outputs)
         velocity = np.zeros_like(weights)
-        for batch in batch_sequence(training, len(x), 0, position, number):
+        for batch in batch_sequence(training.batch_size, len(x), 0, position, number, training.steps):
             scores = x[batch] @ weights
             if kind == "softmax":
                 powers = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -114,7 +114,7 @@ def test_the_allowance_covers_clipped_steps(make_clients, strategy):
     assert max(ratios) > 1e-7
 
 
-def test_two_computed_worlds_stay_within_the_exact_distance_plus_the_allowance(make_federation):
+def test_run_and_counterfactual_stay_within_the_exact_distance_plus_the_allowance(make_federation):
     """||fl(theta') - fl(phi')|| <= ||theta - phi|| + rounding holds for the same convex round from two models."""
     federation = make_federation(steps=20)
     generator = np.random.default_rng(0)

@@ -50,7 +50,7 @@ def test_the_batch_beta_bounds_every_batch_drawn(samples, batch_size, features, 
     x = np.random.default_rng(seed).standard_normal((samples, features)) * 3.0
     training = LocalTraining(0.1, steps=15, batch_size=batch_size, weight_decay=0.5)
     measured = curvature(x, OBJECTIVES["softmax"], training, "a")
-    for batch in batch_sequence(training, samples, seed, Position(0, seed), 0):
+    for batch in batch_sequence(batch_size, samples, seed, Position(0, seed), 0, training.steps):
         assert reference(x[batch], 0.5) + 0.5 <= measured.smoothness * (1 + 1e-14)
         energy = 0.5 * (np.square(x[batch]).sum() + batch.size) / batch.size
         assert energy <= measured.energy * (1 + 1e-14)

@@ -11,7 +11,7 @@ from sifu_verifier.sealed import is_erased
 
 
 def check_auto(run: RunFolder, request: Row, level: str) -> None:
-    """Check the method of a request: the requested one, or the choice of `auto` by the rule (section 4a)."""
+    """Check that a request used the requested method or, for `auto`, the method that the rule chooses (section 4)."""
     at, auto = f"request {request['request']}", run.rolled[request["request"]]["payload"].get("auto")
     strength = ("none", "conditional", "proven", "exact").index
     restored = bool(restored_before(run, request))

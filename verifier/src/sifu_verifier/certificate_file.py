@@ -1,20 +1,15 @@
-"""A certificate without its run: signatures, commitments, and figures that follow from each other."""
+"""Check of a certificate without its run: signatures, commitments, and figures that follow from other figures."""
 
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-from sifu_verifier.calibration import multiplier
-from sifu_verifier.canonical import Row, canonical, same, sha256
+from sifu_verifier.calibration import attacker_rate, multiplier
+from sifu_verifier.canonical import Row, same, sha256
 from sifu_verifier.certificates import CONFIDENTIAL
-from sifu_verifier.normal import cdf
+from sifu_verifier.signatures import is_signed
 
 FORMATS = ("sifu-certificate-3", "sifu-certificate-4")
 
@@ -38,29 +33,24 @@ def verify_certificate(file: Path, public_key: str | None = None) -> list[str]:
 
 
 def _signature_problems(certificate: Row, public_key: str) -> list[str]:
-    """Check the signature of the certificate and of the head of the ledger that it names."""
-    body, problems = certificate["body"], []
+    """Return the problems of two signatures: of the certificate, and of the ledger head that it names."""
+    body = certificate["body"]
     head = {"format": "sifu-checkpoint-1", "run": body["run"]} | body["ledger"]
     of_head = head.pop("signature")
-    for what, signature, signed in (
-        ("the certificate", certificate["signature"], body),
-        ("the head of the ledger", of_head, head),
-    ):
-        try:
-            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
-            key.verify(bytes.fromhex(signature), canonical(signed).encode())
-        except (InvalidSignature, ValueError):
-            problems.append(f"the signature of {what} does not verify")
-    return problems
+    signatures = {"the certificate": (certificate["signature"], body), "the head of the ledger": (of_head, head)}
+    return [
+        f"the signature of {what} does not verify"
+        for what, (signature, signed) in signatures.items()
+        if not is_signed(public_key, signature, signed)
+    ]
 
 
 def _figure_problems(body: Row) -> list[str]:
-    """Check the figures that follow from others in the same certificate (docs/store.md, sections 4 and 7)."""
+    """Return the problems of figures that follow from others in the certificate (docs/store.md, sections 4 and 7)."""
     s, level = multiplier(body), body["level"]
-    rate = math.ceil(1e4 * cdf(NormalDist().inv_cdf(0.01) + 1 / s) - 1e-6) / 1e4
     expected: dict[str, Any] = {
         "noise_multiplier": s,
-        "attacker_true_positive_rate_at_1_percent": {"none": None, "exact": 0.01}.get(level, rate),
+        "attacker_true_positive_rate_at_1_percent": attacker_rate(level, s),
     }
     if body["form"] == "auditor":
         models = body["models"].items()

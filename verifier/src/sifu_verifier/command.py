@@ -11,7 +11,7 @@ from sifu_verifier.verification import not_recomputed, verify
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Verify the named run folders, or a certificate, and print what was found.
+    """Verify the named run folders, or a certificate, and print their problems.
 
     Args:
         arguments: Command line without the program's name; the process's own if None.
@@ -42,13 +42,9 @@ def print_problems(path: Path, problems: list[str]) -> int:
 
 
 def print_verification(folder: Path) -> int:
-    """Verify a run folder, print what was found, and return 1 if there are problems."""
+    """Verify a run folder, print its problems, and return 1 if there are any."""
     problems = verify(folder)
     print_problems(folder, problems)
     for name, time in ({} if problems else not_recomputed(folder)).items():
         print(f"  not recomputed, figures erased {time}: {name}")
     return int(bool(problems))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

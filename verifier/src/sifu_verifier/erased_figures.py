@@ -1,4 +1,4 @@
-"""Purges of all figures, and what must be left of each event and request (docs/store.md, section 6e)."""
+"""Purges of all figures, and the data that must remain of each event and request (docs/store.md, section 6e)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import hashlib
 import json
 import math
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from sifu_verifier.calibration import multiplier
-from sifu_verifier.canonical import Row, canonical, parsed, sha256
+from sifu_verifier.canonical import Row, parsed, sha256
 from sifu_verifier.methods import ERASABLE
 from sifu_verifier.paths import path_to
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.sealed import kept_path
+from sifu_verifier.signatures import is_signed
 from sifu_verifier.subjects import indices_of
 
-# Section 6e: keys that a purge of all figures removes from the payloads of these kinds of events.
+# Section 6e: kinds of events whose payloads lose keys in a purge of all figures, and these keys.
 WITH_FIGURES = ("rounds", "evaluation", "rolled back", "request planned", "request done", "restored", "purged")
 
 FIGURES = {"dropped_models", "dropped_updates", "remaining_models", "source_model", "certified_models", "bytes_kept",
@@ -24,7 +23,7 @@ FIGURES = {"dropped_models", "dropped_updates", "remaining_models", "source_mode
 
 
 def check_rest(run: RunFolder) -> None:
-    """Check events before a purge of all figures: their figures are gone, and the digest is right (section 6e)."""
+    """Check events before a purge of all figures: their figures are erased, and the digest is correct (section 6e)."""
     digest, tip = hashlib.sha256(), None
     for event in run.tables["events"][: max(run.wish - 1, 0)]:
         payload, at = parsed(event["payload"]), f"event {event['seq']}"
@@ -57,7 +56,7 @@ def erased_forms(run: RunFolder, request: Row) -> list[str]:
 
 
 def check_rest_of_request(run: RunFolder, request: Row) -> None:
-    """Check the remains of a request whose figures are erased (section 6e)."""
+    """Check the remaining data of a request with erased figures (section 6e)."""
     name, noise = request["request"], run.nodes[request["noise_node"]]
     chains = [indices_of(run, client) for client in json.loads(request["clients"])]
     own = [clients for i, clients in run.subjects.items() if run.owner[i] is request]
@@ -76,11 +75,8 @@ def check_rest_of_request(run: RunFolder, request: Row) -> None:
         certificate, issued = json.loads(text), run.done[name]["payload"]["certificates"][form]
         run.agree(f"{at}: certificate in the ledger", issued, sha256(text.encode()))
         key = [key for seq, key in run.keys if seq < run.done[name]["seq"]][-1]
-        try:
-            public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
-            public.verify(bytes.fromhex(certificate["signature"]), canonical(certificate["body"]).encode())
-        except Exception:
-            run.problems.append(f"{at}: the signature of its certificate does not verify")
+        signed = is_signed(key, certificate.get("signature", ""), certificate["body"])
+        run.check(signed, f"{at}: the signature of its certificate does not verify")
 
 
 def check_wish(run: RunFolder, moment: Row) -> None:

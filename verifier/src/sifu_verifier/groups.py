@@ -12,7 +12,7 @@ from sifu_verifier.run_folder import RunFolder
 
 
 def check_groups(run: RunFolder) -> None:
-    """Check the members of each group, and the parts of every merge (section 1b)."""
+    """Check the members of each group, and the group models of every merge (section 1b)."""
     rounds = run.spec["groups"]["rounds"]
     for moment in run.separate:
         for row in moment["payload"]["group_models"]:

@@ -9,9 +9,12 @@ import numpy as np
 
 from sifu_verifier.canonical import sha256
 from sifu_verifier.packed import numbers_of
-from sifu_verifier.rows import ClientRows, words_of_rows
+from sifu_verifier.rows import ClientRows, sums, words_of_rows
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.tensors import tensors_of
+
+GRID = [10.0 ** (eighth / 8.0) for eighth in range(-64, 17)]
+"""Values of r that cross-validation chooses from (section 5a)."""
 
 
 def check_statistics(run: RunFolder) -> None:
@@ -27,16 +30,14 @@ def check_statistics(run: RunFolder) -> None:
         staying = [c for c in range(client_count) if run.clients[c]["name"] not in left]
         absent = run.solves[node].get("absent", [])
         run.agree(f"clients of solve {node}", sorted([*run.rounds[node], *absent]), staying)
+        drifts = [run.nodes[node]["mean_shift"], *(row["drift"] for row in run.rounds[node].values())]
+        run.check(all(map(math.isinf, drifts)), f"solve {node} has a finite drift")
+        chosen, rule = run.solves[node]["relative_penalty"], run.spec["ridge"]["regularisation"]
+        run.check(chosen is None or chosen in (GRID if rule == "auto" else [rule]), f"solve {node} has r = {chosen}")
     forgotten = {c for clients in run.subjects.values() for c in clients}
-    shapes, ridge = json.loads(run.entries["layout"])["shapes"], run.spec["ridge"]
-    (k, outputs), a, b = shapes[0], ridge["feature_bits"], ridge["target_bits"]
-    reach = {"classification": 1.0, "multi_label": math.sqrt(outputs), "regression": 8.0 * math.sqrt(outputs)}
+    k, outputs = json.loads(run.entries["layout"])["shapes"][0]
     tuned, places = run.spec["features"].get("tune", "none"), block_places(run, k)
-    parts = {"none": 1, "merge": 2, "blocks": 1 + run.spec["groups"]["count"]}[tuned]
-    norm = float(run.spec["features"]["norm"]) * math.sqrt(parts)
-    norms = f"norm={norm!r} target_norm={reach[ridge['task']]!r}"
-    bits = f"features={k} outputs={outputs} feature_bits={a} target_bits={b}"
-    heading = f"sifu statistics 2 {bits} {norms}\n".encode()
+    heading = heading_of(run, k, outputs)
     words, whole, samples_of = {}, None, {}
     rows_of: dict[int, ClientRows] = {}
     nodes = {backbone for row in listed.values() for backbone in json.loads(row["trunks"]) if backbone in run.groups}
@@ -90,16 +91,7 @@ def check_statistics(run: RunFolder) -> None:
             run.check(not held, f"statistics/{file}: a block without a network is not zero")
             run.agree(f"statistics/{file}: samples", row["samples"], int(numbers[-2]))
         else:
-            # Section 5b: a file holds only numbers computed by the networks it names.
-            high = np.array([*places[through[-1]]] if through else public)
-            low = np.array([*places[through[0]]] if len(through) == 2 else public if through else [], dtype=int)
-            rows, columns = np.tril_indices(len(high) if len(through) < 2 else 0)
-            below, corner = np.split(numbers[: high.size * low.size + len(rows)], [high.size * low.size])
-            square[np.ix_(high, low)] = below.reshape(high.size, low.size)
-            square[np.ix_(low, high)] = square[np.ix_(high, low)].T
-            square[high[rows], high[columns]] = square[high[columns], high[rows]] = corner
-            rest = numbers[below.size + corner.size : None if through else -2]
-            cross[high if len(through) < 2 else []] = rest.reshape(-1, outputs)
+            place_part(square, cross, numbers, [list(places[group]) for group in through], public)
         totals = numbers[-2:] if is_sum or not (tuned == "blocks" and through) else np.zeros(2, dtype=np.int64)
         run.agree(f"statistics/{file}: number of samples", row["samples"], counted)
         numbers = np.concatenate([square[np.tril_indices(k + 1)], cross.ravel(), totals])
@@ -129,48 +121,93 @@ def check_statistics(run: RunFolder) -> None:
     if whole is None or tip["kind"] != "round":
         return
     row, clients, numbers = whole
+    solve = run.solves[tip["node"]]
+    run.agree("the current head's sum", [solve["sum"], sorted(run.rounds[tip["node"]])], [row["digest"], clients])
     if set(clients) <= words.keys() | rows_of.keys():  # integers: any order of summation gives the same bits
-        added = words_of_rows((rows_of[c] for c in clients if c in rows_of), k, outputs, 2**a)
+        unit = 2 ** run.spec["ridge"]["feature_bits"]
+        added = words_of_rows((rows_of[c] for c in clients if c in rows_of), k, outputs, unit)
         run.check(added is not None, "rows have numbers that are beyond the norm")
         if added is not None:
             added = sum((words[c] for c in clients if c not in rows_of), added)
             run.check(np.array_equal(added, numbers), "the sum differs from the sum of its clients' statistics")
-    solve = run.solves[tip["node"]]
-    run.agree("the current head's sum", [solve["sum"], sorted(run.rounds[tip["node"]])], [row["digest"], clients])
-    gram = np.zeros((k + 1, k + 1))
-    gram[np.tril_indices(k + 1)] = numbers[: (k + 1) * (k + 2) // 2]
-    gram = np.ldexp(gram + np.tril(gram, -1).T, -2 * a)
-    cross = np.ldexp(numbers[(k + 1) * (k + 2) // 2 : -2].reshape(k + 1, outputs).astype(float), -a - b)
-    energy, n = math.ldexp(int(numbers[-1]), -2 * b), int(numbers[-2])
-    tensors = tensors_of((run.folder / "models" / f"{tip['node']}.safetensors").read_bytes(), "<f8")
-    head = np.concatenate([tensors["weight"], tensors["bias"]]).reshape(k + 1, outputs)
-    # Section 5b: a head uses only the features of existing networks, and the constant.
     through = {run.groups[backbone]["grp"] for backbone in json.loads(row["trunks"])}
     lost = {place for group, own in places.items() if group not in through for place in own}
     if tuned == "merge" and not through:
         lost = set(range(k // 2, k))
+    check_head(run, tip["node"], numbers, lost)
+
+
+def heading_of(run: RunFolder, k: int, outputs: int) -> bytes:
+    """Return the first line of a file of statistics with `k` features (section 5a)."""
+    features, ridge = run.spec["features"], run.spec["ridge"]
+    parts = {"none": 1, "merge": 2, "blocks": 1 + run.spec["groups"]["count"]}[features.get("tune", "none")]
+    norm = float(features["norm"]) * math.sqrt(parts)
+    reach = {"classification": 1.0, "multi_label": math.sqrt(outputs), "regression": 8.0 * math.sqrt(outputs)}
+    bits = f"feature_bits={ridge['feature_bits']} target_bits={ridge['target_bits']}"
+    norms = f"norm={norm!r} target_norm={reach[ridge['task']]!r}"
+    return f"sifu statistics 2 features={k} outputs={outputs} {bits} {norms}\n".encode()
+
+
+def place_part(
+    square: np.ndarray, cross: np.ndarray, numbers: np.ndarray, blocks: list[list[int]], public: list[int]
+) -> None:
+    """Write the numbers of one part of a client's statistics to their places in G and H (section 5b).
+
+    A file contains only numbers computed by the networks that it names.
+
+    Args:
+        square: The matrix G, changed in place.
+        cross: The matrix H, changed in place.
+        numbers: Numbers of the file.
+        blocks: Features of each network that the file names: none, one or two.
+        public: Public features and the constant.
+    """
+    high = np.array(blocks[-1] if blocks else public)
+    low = np.array(blocks[0] if len(blocks) == 2 else public if blocks else [], dtype=int)
+    rows, columns = np.tril_indices(len(high) if len(blocks) < 2 else 0)
+    below, corner = np.split(numbers[: high.size * low.size + len(rows)], [high.size * low.size])
+    square[np.ix_(high, low)] = below.reshape(high.size, low.size)
+    square[np.ix_(low, high)] = square[np.ix_(high, low)].T
+    square[high[rows], high[columns]] = square[high[columns], high[rows]] = corner
+    rest = numbers[below.size + corner.size : None if blocks else -2]
+    cross[high if len(blocks) < 2 else []] = rest.reshape(-1, cross.shape[1])
+
+
+def check_head(run: RunFolder, node: int, numbers: np.ndarray, lost: set[int]) -> None:
+    """Check that the current head solves the system of its sum with the penalty of the rule (sections 5a and 5b).
+
+    Args:
+        run: Run folder to verify.
+        node: Node of the head.
+        numbers: Numbers of the sum.
+        lost: Features without a network; the head uses none of them.
+    """
+    ridge, chosen = run.spec["ridge"], run.solves[node]["relative_penalty"]
+    gram, cross = sums(run, numbers)
+    tensors = tensors_of((run.folder / "models" / f"{node}.safetensors").read_bytes(), "<f8")
+    head = np.concatenate([tensors["weight"], tensors["bias"]]).reshape(cross.shape)
     run.check(not head[sorted(lost)].any(), "the current head has weights of features without a network")
-    kept = [place for place in range(k + 1) if place not in lost]
-    gram, cross, head, k = gram[np.ix_(kept, kept)], cross[kept], head[kept], len(kept) - 1
-    chosen = solve["relative_penalty"] * float(np.trace(gram)) / (k + 1)
+    kept = [place for place in range(len(gram)) if place not in lost]
+    gram, cross, head = gram[np.ix_(kept, kept)], cross[kept], head[kept]
+    mean = float(np.trace(gram)) / len(gram)
     if ridge["regularisation"] == "auto":
+        energy, n = math.ldexp(int(numbers[-1]), -2 * ridge["target_bits"]), int(numbers[-2])
         values, vectors = np.linalg.eigh(gram)
         rotated, scores = vectors.T @ cross, {}
-        for r in (10.0 ** (eighth / 8.0) for eighth in range(-64, 17)):
-            penalty = r * float(np.trace(gram)) / (k + 1)
+        for r in GRID:
+            penalty = r * mean
             weights = rotated / (np.maximum(values, 0.0) + penalty)[:, None]
             left = energy - float(np.sum(weights * rotated)) - penalty * float(np.sum(weights**2))
             free = 1 - float(np.sum(np.maximum(values, 0.0) / (np.maximum(values, 0.0) + penalty))) / n
-            noise = 64 * 2.0**-52 * (k + 1) * energy
+            noise = 64 * 2.0**-52 * len(gram) * energy
             if left > noise and free > 1e-9:
                 scores[r] = ((left - noise) / n / free**2, (left + noise) / n / free**2)
-        least, _ = scores.get(solve["relative_penalty"], (math.inf, math.inf))
-        good = least <= min(most for _, most in scores.values()) * (1 + 1e-6)
-        run.check(good, f"r = {solve['relative_penalty']} is not what cross-validation chooses")
-    else:
-        run.agree("r", solve["relative_penalty"], ridge["regularisation"])
-    residual = np.linalg.norm(cross - gram @ head - chosen * head) / np.linalg.norm(cross)
-    run.check(residual <= 1e-9, f"the current head leaves a residual of {residual}")
+        least, _ = scores.get(chosen, (math.inf, math.inf))
+        smallest = min((most for _, most in scores.values()), default=math.inf)
+        good = chosen in GRID and least <= smallest * (1 + 1e-6)
+        run.check(good, f"r = {chosen} is not what cross-validation chooses")
+    residual, scale = np.linalg.norm(cross - gram @ head - chosen * mean * head), np.linalg.norm(cross)
+    run.check(residual <= 1e-9 * scale, f"the current head leaves a residual of {residual}, with ||H|| = {scale}")
 
 
 def block_places(run: RunFolder, k: int) -> dict[int, range]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from sifu_verifier.canonical import Row, canonical, parsed, sha256
 from sifu_verifier.erased_figures import check_rest
@@ -23,12 +24,22 @@ RATES_SET_BY = ("run created", "rolled back", "purged")
 
 DECIDED = ("request verified", "request planned", "request refused", "request withdrawn")
 
+PHASES = {"run created": "training", "training done": "ready", "rolled back": "retraining", "request done": "ready"}
+"""Phase that an event sets; a refusal or withdrawal sets it only if it undoes a running request."""
+
+
+def approvals_needed(run: RunFolder) -> int:
+    """Return the number of people, besides the one who filed it, that must approve a request (section 6)."""
+    return {"none": 0, "one": 1, "two": 2}[run.spec.get("requests", {}).get("approval", "none")]
+
 
 def leaves_out(run: RunFolder, request: Row) -> bool:
-    """Return whether a waiting request excludes its clients: once approved, or after a restore (section 4d)."""
-    needed = {"none": 0, "one": 1, "two": 2}[run.spec.get("requests", {}).get("approval", "none")]
-    restored = was_restored(run, request["request"])
-    return not json.loads(request["records"]) and (restored or len(run.approved[request["request"]]) > needed)
+    """Return whether a waiting request excludes its clients (section 4d).
+
+    It does if it is approved and names no records, or if it lacks approvals but was executed before a restore.
+    """
+    approved = len(run.approved[request["request"]]) > approvals_needed(run)
+    return not json.loads(request["records"]) if approved else was_restored(run, request["request"])
 
 
 def check_ledger(run: RunFolder) -> None:
@@ -57,9 +68,8 @@ def check_ledger(run: RunFolder) -> None:
         moment["statistics"] = dict(replayed["statistics"])
         moment["requests"] = {n: with_terms(row) for (n,), row in replayed["requests"].items()}
         asking = [row for row in moment["requests"].values() if row["status"] not in ("refused", "withdrawn")]
-        if "left_out" in payload or "left_out" in payload.get(
-            "solve", {}
-        ):  # older events excluded all clients with a request
+        # Events of earlier versions do not name the excluded clients: they excluded every client with a request.
+        if "left_out" in payload or "left_out" in payload.get("solve", {}):
             begun = [row for row in asking if row["status"] in ("running", "done") or row["request"] == name]
             waiting = [row for row in asking if row not in begun and leaves_out(run, row)]
             names = {client for row in waiting for client in json.loads(row["clients"])}
@@ -88,6 +98,14 @@ def check_ledger(run: RunFolder) -> None:
                                                          for c in json.loads(s["clients"])]  # fmt: skip
         moment["order"] = sum(row.get("request_order") is not None for row in replayed["requests"].values())
         moment["method"] = payload.get("choice", {}).get("method")
+        current = int(moment["tip"] or 0)
+        if event["kind"] in PHASES:
+            run.agree(f"{at}: phase", said.get("phase"), PHASES[event["kind"]])
+        if event["kind"] == "training done":
+            run.agree(f"{at}: node", payload["node"], current)
+        measured = [row["node"] for row in payload.get("evaluations", [])]
+        there = all(current <= node <= (recorded["last"] if moves else current) for node in measured)
+        run.check(there, f"{at}: evaluates another model than the current one")
         if event["kind"] in ("merged", "rolled back"):
             run.merged.append(moment)
         if event["kind"] == "group rounds":
@@ -122,40 +140,13 @@ def check_ledger(run: RunFolder) -> None:
             run.check(there, f"{at}: drops statistics {file}, which are not there")
         for row in payload.get("statistics", []):
             put("statistics", row | {name: canonical(row[name]) for name in ("clients", "trunks")})
+            node, owner = row["file"].split(".")[:2]
+            own = owner == "sum" or [owner] == [str(client) for client in row["clients"]]
+            run.check(own and node == str(row["node"]), f"{at}: statistics {row['file']} are of another node or client")
         if "solve" in payload:
-            run.agree(f"{at}: rounds of a solve", [event["kind"], recorded["first"]], ["rounds", recorded["last"]])
-            run.solves[recorded["last"]] = payload["solve"] | {"relative_penalty": payload.get("relative_penalty")}
-            run.at_solve[recorded["last"]] = (sorted(moment["models"]), moment["gone"])
-            backbones = payload["solve"].get("trunks", [])
-            parts = run.spec["features"].get("tune", "none") == "blocks"
-            same_networks = all(
-                row["trunks"] == backbones
-                or (parts and not row["file"].endswith(".sum.statistics") and set(row["trunks"]) <= set(backbones))
-                for row in payload.get("statistics", [])
-            )
-            run.check(same_networks, f"{at}: statistics are through other networks than the head")
-            left = {name for row in asking for name in json.loads(row["clients"])} | run.unused
-            left |= {row["client"] for row in payload.get("rejections", []) if row["left_out"]}
-            run.solvers[recorded["last"]] = (int(replayed["run"][("client_count",)]["value"]), left)
-        if event["kind"] == "request received" and "commitments" in payload:
-            commitments = payload["commitments"]
-            good = commitments == sorted(commitments) and all(re.fullmatch("[0-9a-f]{64}", c) for c in commitments)
-            run.check(good and 0 < len(commitments) <= len(name["records"]), f"{at}: commitments to records")
-            run.committed[name["request"]] = commitments
-        if event["kind"] == "request received":
-            run.approved[name["request"]] = [person(payload["actor"])]
-            filed = {key: value for key, value in name.items() if key != "deadline_days"}
-            run.filed[name["request"]] = sha256(canonical(filed).encode())
-        elif event["kind"] == "request approved":
-            people, actor = run.approved[name], person(payload["actor"])
-            good = actor not in people and 0 < run.steps.get(name, 0) < 4
-            run.agree(f"{at}: terms approved", payload.get("terms"), run.filed[name])
-            run.check(good, f"{at}: {actor} cannot approve {name}")
-            people.append(actor)
-        elif event["kind"] == "rolled back":
-            asked_for = run.spec.get("requests", {}).get("approval", "none")
-            needed = {"none": 0, "one": 1, "two": 2}[asked_for]
-            run.check(len(run.approved[name]) > needed, f"{at}: {name} ran without its {needed} approvals")
+            known = moment | {"clients": int(replayed["run"][("client_count",)]["value"])}
+            take_solve(run, event, known, [name for row in asking for name in json.loads(row["clients"])])
+        take_approval(run, event, payload, name)
         take_rejoining(run, event, payload)
         take_release(run, event, payload, moment["tip"])
         if event["kind"] in STEPS:
@@ -199,17 +190,78 @@ def check_ledger(run: RunFolder) -> None:
             columns = ("request", "method", "rounds", "reached", "accuracy", "forgotten_accuracy")
             put("comparisons", {key: payload[key] for key in columns if key in payload})
     check_rest(run)
-    put("run", {"key": "head", "value": f"{len(run.tables['events'])}:{previous.hex()}"})
+    head = f"{len(run.tables['events'])}:{previous.hex()}"
+    put("run", {"key": "head", "value": head})
     text = (run.folder / "head").read_bytes().decode() if (run.folder / "head").is_file() else ""
-    here = f"{len(run.tables['events'])}:{previous.hex()}"
     whole = re.fullmatch(r"([0-9]+:[0-9a-f]{64}\n){1,2}", text) is not None
-    run.check(whole and here in text.split(), f"file head: says {text[:160]!r}")
+    run.check(whole and head in text.split(), f"file head: says {text[:160]!r}")
+    compare_tables(run, replayed)
+    run.agree("nodes", list(run.nodes), list(range(next_node)))
+    run.check(run.rounds.keys() | run.grams.keys() == run.nodes.keys(), "rows of rounds name nodes that do not exist")
+    run.agree("client_count", run.entries["client_count"], str(len(run.clients)))
+
+
+def take_solve(run: RunFolder, event: Row, moment: Row, asking: list[str]) -> None:
+    """Record a solve and the clients that it excluded, and check the networks of its statistics (section 5b).
+
+    Args:
+        run: Run folder to verify.
+        event: Row of the event.
+        moment: State of the run at the event.
+        asking: Names of the clients whose requests exclude them.
+    """
+    at, payload = f"event {event['seq']}", moment["payload"]
+    first, node = payload["rows"]["first"], payload["rows"]["last"]
+    run.agree(f"{at}: rounds of a solve", [event["kind"], first], ["rounds", node])
+    run.solves[node] = payload["solve"] | {"relative_penalty": payload.get("relative_penalty")}
+    run.at_solve[node] = (sorted(moment["models"]), moment["gone"])
+    backbones = payload["solve"].get("trunks", [])
+    parts = run.spec["features"].get("tune", "none") == "blocks"
+    same_networks = all(
+        row["trunks"] == backbones
+        or (parts and not row["file"].endswith(".sum.statistics") and set(row["trunks"]) <= set(backbones))
+        for row in payload.get("statistics", [])
+    )
+    run.check(same_networks, f"{at}: statistics are through other networks than the head")
+    refused = {row["client"] for row in payload.get("rejections", []) if row["left_out"]}
+    run.solvers[node] = (moment["clients"], {*asking, *run.unused, *refused})
+
+
+def take_approval(run: RunFolder, event: Row, payload: Row, name: Any) -> None:
+    """Record the filer and the approvers of a request, and check its approvals when it runs (section 6).
+
+    Args:
+        run: Run folder to verify.
+        event: Row of the event.
+        payload: Payload of the event.
+        name: The id of the request; its id and terms if the event files it.
+    """
+    at = f"event {event['seq']}"
+    if event["kind"] == "request received":
+        if "commitments" in payload:
+            commitments = payload["commitments"]
+            good = commitments == sorted(commitments) and all(re.fullmatch("[0-9a-f]{64}", c) for c in commitments)
+            run.check(good and 0 < len(commitments) <= len(name["records"]), f"{at}: commitments to records")
+            run.committed[name["request"]] = commitments
+        run.approved[name["request"]] = [person(payload["actor"])]
+        filed = {key: value for key, value in name.items() if key != "deadline_days"}
+        run.filed[name["request"]] = sha256(canonical(filed).encode())
+    elif event["kind"] == "request approved":
+        people, actor = run.approved[name], person(payload["actor"])
+        good = actor not in people and 0 < run.steps.get(name, 0) < 4
+        run.agree(f"{at}: terms approved", payload.get("terms"), run.filed[name])
+        run.check(good, f"{at}: {actor} cannot approve {name}")
+        people.append(actor)
+    elif event["kind"] == "rolled back":
+        needed = approvals_needed(run)
+        run.check(len(run.approved[name]) > needed, f"{at}: {name} ran without its {needed} approvals")
+
+
+def compare_tables(run: RunFolder, replayed: dict[str, dict]) -> None:
+    """Check that the stored tables equal the replayed ones; a null value equals a missing one."""
     for table, keys in REPLAYED.items():
         rows = {tuple(row[k] for k in keys): row for row in run.tables[table]}
         for key in rows.keys() | replayed[table].keys():
             both = (rows.get(key, {}), replayed[table].get(key, {}))
             here, there = ({k: v for k, v in row.items() if v is not None} for row in both)
             run.check(here == there, f"table {table}: {here} is not what the ledger says, {there}")
-    run.agree("nodes", list(run.nodes), list(range(next_node)))
-    run.check(run.rounds.keys() | run.grams.keys() == run.nodes.keys(), "rows of rounds name nodes that do not exist")
-    run.agree("client_count", run.entries["client_count"], str(len(run.clients)))

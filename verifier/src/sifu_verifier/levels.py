@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 from sifu_verifier.canonical import Row
 from sifu_verifier.methods import PROTECTION
@@ -11,8 +10,11 @@ from sifu_verifier.paths import path_to
 from sifu_verifier.rates import rate_depends, rate_since
 from sifu_verifier.restores import restored_before
 from sifu_verifier.run_folder import RunFolder
-from sifu_verifier.subjects import names_gone, rules_version
+from sifu_verifier.subjects import forgotten_by, founding_clients, names_gone, rules_version
 from sifu_verifier.tolerances import RELATIVE
+
+COUPLES = ("a minimum of", "dropping a masked round in which one client fails", "closing a round before")
+"""Prefixes of the items of `facts.outside` by which one client can influence which rounds or replies are used."""
 
 
 def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, noise: Row | None) -> str:
@@ -35,9 +37,8 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, nois
               facts["identity"] not in ("in process", "node keys", "authenticated by the operator's program"),
               rate_depends(run, request), groups_depend(run, request), facts.get("engine", "not known") == "not known",
               draws_by_number(run, request))  # fmt: skip
-    couples = ("a minimum of", "dropping a masked round in which one client fails", "closing a round before")
     rounds = (facts["participation"].startswith("fixed"), was_left_out(run, request), restored_before(run, request),
-              any(what.startswith(couples) for what in facts["outside"]))  # fmt: skip
+              any(what.startswith(COUPLES) for what in facts["outside"]))  # fmt: skip
     if untouched:
         chosen = request["method"] == "noisy_scratch" and request["sigma"] == "auto"
         engine = facts.get("engine", "")
@@ -69,8 +70,7 @@ def is_steep(run: RunFolder, request: Row) -> bool:
     """Return whether eta beta > 2 for a client that was not forgotten when the path of the request began."""
     eta = run.rates.get(rate_since(run, request["noise_node"]), run.facts["local_rate"])
     begun = run.nodes[min(path_to(run, request["noise_node"]))]["request_order"]
-    gone = {c for i, clients in run.subjects.items() for c in clients
-            if (run.owner[i]["request_order"] or math.inf) <= begun}  # fmt: skip
+    gone = forgotten_by(run, begun)
     there = range(run.rolled[request["request"]]["clients"])
     return any(eta * (run.clients[c]["smoothness"] or 0) > 2 for c in there if c not in gone)
 
@@ -84,7 +84,7 @@ def draws_by_number(run: RunFolder, request: Row) -> bool:
 
 
 def was_left_out(run: RunFolder, request: Row, names: list[str] | None = None) -> bool:
-    """Return whether a round on the path to the source ignored a reply of these clients, or of any (section 1a)."""
+    """Return whether a round on the path to the source ignored a reply, by default of any client (section 1a)."""
     rounds = {(run.nodes[n]["branch"], run.nodes[n]["position"] - 1) for n in path_to(run, request["source_node"])
               if run.nodes[n]["kind"] == "round"}  # fmt: skip
     return any(row["left_out"] and (row["branch"], row["round"]) in rounds
@@ -94,15 +94,10 @@ def was_left_out(run: RunFolder, request: Row, names: list[str] | None = None) -
 def groups_depend(run: RunFolder, request: Row) -> bool:
     """Return whether the rule would have made a different number of groups without the clients of the request."""
     count, given = run.spec["groups"]["count"], json.loads(run.entries["asked"]).get("groups", {})
-    if (
-        count == 0
-        or given.get("count", count)
-        or request["method"] in ("scratch", "noisy_scratch")
-        or (from_initial(run, request))
-    ):
+    afresh = request["method"] in ("scratch", "noisy_scratch") or from_initial(run, request)
+    if count == 0 or given.get("count", count) or afresh:
         return False
-    founders = len(run.clients) - sum(event["kind"] == "client joined" for event in run.tables["events"])
     names, part = names_gone(run, request), run.facts["participation"]
     rate = float(part[len("poisson(") : -1]) if part.startswith("poisson") else 1.0
-    left = sum(1 for client, row in run.clients.items() if client < founders and row["name"] not in names)
+    left = sum(run.clients[client]["name"] not in names for client in founding_clients(run))
     return count != max(2, min(10, left // 5, int(left * rate) // 4))

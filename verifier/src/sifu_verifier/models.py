@@ -16,8 +16,18 @@ from sifu_verifier.tolerances import RELATIVE
 from sifu_verifier.updates import replayed_updates
 
 
+def erased_digests(run: RunFolder) -> set[str]:
+    """Return the digests of all files that were recorded and erased, except initial models (section 5)."""
+    kinds = ("models", "updates", "statistics")
+    payloads = [json.loads(event["payload"]) for event in run.tables["events"]]
+    rows = [row for payload in payloads for kind in kinds for row in payload.get(kind, [])]
+    kept = {row["digest"] for kind in kinds for row in run.tables[kind]}
+    fresh = {row["digest"] for row in rows if "file" not in row and run.nodes[row["node"]]["kind"] == "initial"}
+    return {row["digest"] for row in rows} - kept - fresh
+
+
 def check_models(run: RunFolder) -> None:
-    """Check the model files: their digests, and how far each model moved from its parent."""
+    """Check the files of models and certificates, that no erased file is left, and how far each model moved."""
     listed, vectors = {f"{row['node']}.safetensors": row for row in run.tables["models"]}, {}
     files = {path.name for path in (run.folder / "models").iterdir()}
     run.agree("files in models/", sorted(files), sorted(listed))
@@ -25,6 +35,10 @@ def check_models(run: RunFolder) -> None:
                       if form not in erased_forms(run, run.requests[name]))  # fmt: skip
     run.agree("certificates/", sorted(p.name for p in (run.folder / "certificates").iterdir()), expected)
     run.agree("rows of certificates", len(run.tables["certificates"]), len(expected))
+    erased = erased_digests(run)
+    for path in (path for path in run.folder.rglob("*") if path.is_file() and not path.is_symlink()):
+        name = path.relative_to(run.folder)
+        run.check(sha256(path.read_bytes()) not in erased, f"{name} holds a model or file that was erased")
     number = {"float64": "<f8", "float32": "<f4"}[run.facts["dtype"]]
     for name in files & listed.keys():
         data, row = (run.folder / "models" / name).read_bytes(), listed[name]
@@ -35,14 +49,14 @@ def check_models(run: RunFolder) -> None:
             continue
         tensors = tensors_of(data, number)
         vectors[row["node"]] = np.concatenate([tensors[n] for n in json.loads(run.entries["layout"])["names"]])
-    for node, vector in vectors.items():  # section 5: compare how far each model moved with its record
+    for node, vector in vectors.items():  # section 5: the recorded movement of each model
         row, start = run.nodes[node], vectors.get(run.nodes[node]["parent"])
         if row["kind"] == "merge":
             check_merged_model(run, node, vectors, number)
         elif start is not None and row["kind"] != "group":
             moved, slack = np.linalg.norm(vector - start), 8 * np.finfo(number).eps * np.linalg.norm(vector)
             low, high = 0.0, run.facts["server_rate"] * row["mean_shift"] * (1 + RELATIVE)
-            if row["kind"] == "heuristic":  # the updates of this node are its replayed updates
+            if row["kind"] == "heuristic":  # the stored updates of this node are those that it replayed
                 now = {update["file"] for update in run.tables["updates"] if update["node"] == node}
                 if now != {row["file"] for row in run.written if row["node"] == node}:
                     continue  # a later request erased updates of its clients

@@ -9,7 +9,7 @@ from sifu_verifier.run_folder import RunFolder
 
 
 def check_networks(run: RunFolder) -> None:
-    """Check that every head uses all networks that groups had finished and that existed (section 5b)."""
+    """Check that every head uses all networks that were finished and stored when it was solved (section 5b)."""
     if run.spec["features"].get("tune", "none") == "none":
         run.check(not any("trunks" in solve for solve in run.solves.values()), "a solve names networks of groups")
         return
@@ -52,8 +52,8 @@ def check_dropped_statistics(
 ) -> None:
     """Check the sums that a request left in a run with tuned networks (section 5b).
 
-    A sum over blocks continues without the blocks of erased networks. If a network of a merge is erased, the sum is
-    erased as well and not replaced.
+    If the networks are separate blocks, the new sum omits the blocks of erased networks. If they are merged and one is
+    erased, the sum is erased and not replaced.
 
     Args:
         run: Run folder to verify.

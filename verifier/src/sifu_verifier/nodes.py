@@ -35,6 +35,10 @@ def check_nodes(run: RunFolder) -> None:
     for node, row in run.nodes.items():
         parent, here, at = run.nodes.get(row["parent"]), run.rounds[node], f"node {node}"
         run.check((parent is None) == (row["kind"] == "initial"), f"{at}: kind and parent do not fit")
+        bounds = [row["mean_shift"], row["rounding"], *(p["drift"] for p in here.values())]
+        run.check(all(bound >= 0 for bound in bounds), f"{at}: a drift, mean shift or rounding is below zero")
+        if row["kind"] in ("round", "group"):
+            run.agree(f"{at}: noise and order", [row["noise_std"], row["request_order"]], [0.0, 0])
         if row["kind"] == "heuristic":
             run.agree(f"{at}: kind of the parent", parent["kind"], "initial")
         if row["kind"] not in ("round", "merge"):

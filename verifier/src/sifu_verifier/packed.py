@@ -8,7 +8,7 @@ RUN = 64
 
 
 def unpacked(content: bytes, size: int) -> np.ndarray | None:
-    """Return the numbers of `size` bytes in packed content, or None if it is not packed numbers."""
+    """Return the numbers in packed content, each of `size` bytes; None if the content is malformed."""
     if len(content) < 8:
         return None
     count, half = int.from_bytes(content[:8], "little"), size // 2
@@ -34,7 +34,7 @@ def unpacked(content: bytes, size: int) -> np.ndarray | None:
 def numbers_of(data: bytes, start: bytes, size: int) -> np.ndarray | None:
     """Return the numbers of a file that begins with the line `start`, or None if it does not.
 
-    The last 32 bytes are the salt. Lines of older runs have the version 1, and numbers follow unpacked.
+    The last 32 bytes are the salt. In older runs, the line has the version 1 and the numbers are not packed.
     """
     content = data[len(start) : -32]
     if data.startswith(start):

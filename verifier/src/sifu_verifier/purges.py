@@ -13,10 +13,10 @@ from sifu_verifier.sealed import figures_gone, kept_path
 
 
 def check_purges(run: RunFolder) -> None:
-    """Check that each purge erased exactly the data with uncovered influence of forgotten clients (section 5)."""
+    """Check that each purge erased exactly the data with influence that no later noise covers (section 5)."""
     for moment in run.purges:
         if moment["seq"] < run.wish:
-            continue  # section 6e: the record of what it erased is gone
+            continue  # section 6e: its record of erased data is gone
         active, held, at = path_to(run, int(moment["tip"])), set(), f"event {moment['seq']}"
         run.agree(f"{at}: subjects", moment["payload"]["subjects"], moment["known"])
         for i in moment["known"]:

@@ -10,12 +10,12 @@ from sifu_verifier.canonical import Row
 from sifu_verifier.regularity import momentum_limit
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.sealed import is_erased
-from sifu_verifier.subjects import names_gone, there_since
+from sifu_verifier.subjects import founding_clients, names_gone, there_since
 from sifu_verifier.tolerances import RELATIVE
 
 
 def rate_since(run: RunFolder, node: int) -> int:
-    """Return the fresh node from which training used the local rate of a node (section 2)."""
+    """Return the fresh node at which the local rate of `node` came into use (section 2)."""
     return max((first for first in run.rates if first <= node), default=0)
 
 
@@ -35,12 +35,6 @@ def largest_rates(run: RunFolder, clients: Any) -> dict[str, float]:
     }
 
 
-def founding_clients(run: RunFolder) -> range:
-    """Return the clients that founded the run."""
-    joined = sum(event["kind"] == "client joined" for event in run.tables["events"])
-    return range(len(run.clients) - joined)
-
-
 def set_the_rate(run: RunFolder, request: Row) -> Any:
     """Return the clients that determined the local rate used after the request."""
     since = rate_since(run, request["noise_node"])
@@ -48,7 +42,7 @@ def set_the_rate(run: RunFolder, request: Row) -> Any:
     return there_since(run, began[0]) if began else founding_clients(run)
 
 
-def found_anew(run: RunFolder, request: Row) -> bool:
+def is_recomputed(run: RunFolder, request: Row) -> bool:
     """Return whether the request recomputed an automatic local rate (section 4)."""
     measured = [row for c, row in run.clients.items() if c not in run.erased]
     unknown = any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in measured)
@@ -59,8 +53,8 @@ def found_anew(run: RunFolder, request: Row) -> bool:
     eta = run.rates.get(rate_since(run, request["noise_node"]), run.facts["local_rate"])
     if json.loads(run.entries["asked"])["local"]["rate"] != "auto" or eta == 0:
         return eta == 0  # section 6d: a purge erased it
-    anew = automatic_rate(run, set_the_rate(run, request))
-    return abs((1.0 if math.isinf(anew) else anew) / eta - 1) <= 2 * RELATIVE
+    recomputed = automatic_rate(run, set_the_rate(run, request))
+    return abs((1.0 if math.isinf(recomputed) else recomputed) / eta - 1) <= 2 * RELATIVE
 
 
 def automatic_rate(run: RunFolder, clients: Any) -> float:
@@ -70,14 +64,14 @@ def automatic_rate(run: RunFolder, clients: Any) -> float:
 
 
 def check_rates(run: RunFolder, request: Row) -> None:
-    """Check that an automatic rate is computed from the remaining clients if training starts afresh (section 4)."""
+    """Check that a recomputed automatic rate is that of the remaining clients (section 4)."""
     moment, node = run.rolled[request["request"]], request["noise_node"]
     said, at = moment["payload"].get("local_rates"), f"request {request['request']}: local rates"
-    if not found_anew(run, request):
+    if not is_recomputed(run, request):
         run.agree(at, (said, node in run.rates), (None, False))
         return
-    anew = automatic_rate(run, there_since(run, request))
-    rate = 1.0 if math.isinf(anew) else anew
+    recomputed = automatic_rate(run, there_since(run, request))
+    rate = 1.0 if math.isinf(recomputed) else recomputed
     if is_erased(run, moment):  # section 6d: a purge of figures erases rates that were rolled back
         gone = node <= run.erased_up_to and bool(run.rates) and node < min(run.rates)
         run.agree(at, run.rates.get(node), None if gone else rate)
@@ -87,13 +81,13 @@ def check_rates(run: RunFolder, request: Row) -> None:
 
 
 def rate_depends(run: RunFolder, request: Row) -> bool:
-    """Return whether the request's clients determined the automatic local rate, or labels the number of outputs."""
+    """Return whether the request's clients set the automatic local rate, or labels set the number of outputs."""
     if run.facts["shape_from_labels"] or request["method"] == "closed_form":
         return bool(run.facts["shape_from_labels"])
     measured = {c: row for c, row in run.clients.items() if c not in run.erased}
     if any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in measured.values()) or not measured:
         return False
-    if found_anew(run, request):
+    if is_recomputed(run, request):
         return False
     names, since = names_gone(run, request), rate_since(run, request["noise_node"])
     rates = largest_rates(run, [client for client in set_the_rate(run, request) if client in measured])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from sifu_verifier.run_folder import RunFolder
+from sifu_verifier.subjects import founding_clients
 
 
 def check_records(run: RunFolder) -> None:
@@ -35,11 +36,10 @@ def check_records(run: RunFolder) -> None:
 
 
 def check_salts(run: RunFolder) -> None:
-    """Check for a sample digest of each founder, and that no salt of a forgotten client remains (section 4c)."""
+    """Check that each founder has a digest of its samples, and that no forgotten client has a salt (section 4c)."""
     events = [(event["kind"], json.loads(event["payload"])) for event in run.tables["events"]]
-    joined = sum(kind == "client joined" for kind, _ in events)
     digests = events[0][1].get("sample_digests")
-    run.check(digests is None or len(digests) == len(run.clients) - joined, "a digest of samples for each client")
+    run.check(digests is None or len(digests) == len(founding_clients(run)), "a digest of samples for each client")
     path = run.folder / "salts.json"
     salts = json.loads(path.read_text()) if path.exists() else {}
     unsolved = {

@@ -1,4 +1,4 @@
-"""Contraction and averagedness of a client's local steps (docs/store.md, section 2)."""
+"""Contraction and averagedness of a client's local steps (docs/store.md, section 3)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def regularity(client: Row, facts: Row, spec: Row) -> tuple[float, float]:
     """Return a client's P_i and alpha_i; limits have a tolerance, because automatic rates meet them with equality."""
     steps, eta, rho = client["local_steps"], facts["local_rate"], facts["momentum"]
     if spec["regularity"]["kind"] == "assumed":
-        return spec["regularity"]["factor"] ** steps, 1.0
+        return _power(spec["regularity"]["factor"], steps), 1.0
     beta, mu = client["smoothness"], client["curvature"]
     if beta is None:  # the document defines P_i neither for an unknown beta nor for an unknown mu
         return math.inf, 1.0
@@ -31,7 +31,7 @@ def regularity(client: Row, facts: Row, spec: Row) -> tuple[float, float]:
     if rho == 0:
         within = x <= 2 * (1 + RELATIVE)
         bound = 1.0 if mu == 0 and within else max(abs(1 - eta * mu), abs(1 - x))
-        return bound**steps, steps * (x / 2) / (1 + (steps - 1) * (x / 2)) if mu >= 0 and within else 1.0
+        return _power(bound, steps), steps * (x / 2) / (1 + (steps - 1) * (x / 2)) if mu >= 0 and within else 1.0
     if mu >= 0 and not facts["nesterov"] and x <= momentum_limit(steps, rho) * (1 + RELATIVE):
         return 1.0, 1.0
     a, b = 1.0, 0.0
@@ -39,3 +39,11 @@ def regularity(client: Row, facts: Row, spec: Row) -> tuple[float, float]:
         b = rho * b + beta * a
         a += eta * (beta * a + rho * b if facts["nesterov"] else b)
     return a, 1.0
+
+
+def _power(base: float, exponent: int) -> float:
+    """Return base ** exponent, or infinity where float64 overflows."""
+    try:
+        return base**exponent
+    except OverflowError:
+        return math.inf

@@ -11,7 +11,7 @@ import numpy as np
 from sifu_verifier.calibration import delta_of, epsilon_of, exact_multiplier
 from sifu_verifier.canonical import Row, sha256
 from sifu_verifier.packed import numbers_of
-from sifu_verifier.rows import ClientRows, words_of_rows
+from sifu_verifier.rows import ClientRows, sums, words_of_rows
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.subjects import indices_of
 from sifu_verifier.tensors import tensors_of
@@ -114,17 +114,6 @@ def largest_of_records(run: RunFolder, eigen: Any, cross: Any, whole: Any, rows:
     return largest
 
 
-def sums(run: RunFolder, words: Any) -> tuple[Any, Any]:
-    """Return G and H from statistics (section 5a)."""
-    (k, outputs), ridge = json.loads(run.entries["layout"])["shapes"][0], run.spec["ridge"]
-    triangle = (k + 1) * (k + 2) // 2
-    gram = np.zeros((k + 1, k + 1))
-    gram[np.tril_indices(k + 1)] = words[:triangle]
-    gram = np.ldexp(gram + np.tril(gram, -1).T, -2 * ridge["feature_bits"])
-    bits = ridge["feature_bits"] + ridge["target_bits"]
-    return gram, np.ldexp(words[triangle:-2].reshape(k + 1, outputs).astype(float), -bits)
-
-
 def solve(run: RunFolder, words: Any) -> Any:
     """Return the head solved from statistics, with lambda from their trace (section 5a)."""
     gram, cross = sums(run, words)
@@ -133,11 +122,11 @@ def solve(run: RunFolder, words: Any) -> Any:
 
 
 def before_after(run: RunFolder, request: Row) -> Row | None:
-    """Return the unrounded (epsilon, delta) for an observer of all releases, or None (section 7)."""
+    """Return the unrounded (epsilon, delta) for an observer of all releases; None if none is stated (section 7)."""
     noise = noise_of(run)
     rolled = run.rolled[request["request"]]["seq"]
     if not noise or request["method"] != "closed_form" or any(event["seq"] < rolled for event in run.restored):
-        return None  # a restored run does not know the releases that were made after the backup
+        return None  # the run may have made releases after the backup, which a restored run does not record
     demanded = json.loads(request["terms"]).get("before_after")
     epsilon, delta = map(float, demanded.split(",")) if demanded else (0.0, run.spec["release"]["delta"])
     of, reached = "records" if json.loads(request["records"]) else "clients", 0.0

@@ -8,12 +8,17 @@ import unicodedata
 from sifu_verifier.canonical import Row, canonical
 from sifu_verifier.run_folder import RunFolder
 
+INVISIBLE = ((0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F),
+             (0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x2800, 0x2800), (0x3164, 0x3164), (0xFE00, 0xFE0F),
+             (0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A),
+             (0xE0000, 0xE0FFF))  # fmt: skip
+
 STEPS = {"request received": 1, "request verified": 2, "request planned": 3, "rolled back": 4, "request done": 5,
          "request refused": 6, "request withdrawn": 6}  # fmt: skip
 
 
 def take_step(run: RunFolder, event: Row, payload: Row, request: str) -> None:
-    """Check the order of a request's steps: a refusal or withdrawal precedes or undoes its execution (section 4)."""
+    """Check the order of a request's steps: a refusal or withdrawal precedes or undoes its execution (section 6)."""
     before, new = run.steps.get(request, 0), STEPS[event["kind"]]
     good = {
         1: before == 0,
@@ -39,6 +44,7 @@ def take_rejoining(run: RunFolder, event: Row, payload: Row) -> None:
     kind, at = event["kind"], f"event {event['seq']}"
     if kind == "client joined":
         client = int(payload["run"]["client_count"]) - 1
+        run.agree(f"{at}: name", run.clients.get(client, {}).get("name"), payload["client"])
         if run.rejoins is not None or "request" in payload:
             run.agree(f"{at}: request of the client that joins again", payload.get("request"), run.rejoins)
             run.rejoined[payload["request"]] = client
@@ -72,5 +78,12 @@ def take_undoing(run: RunFolder, event: Row, payload: Row, replayed: dict[str, d
 
 
 def person(name: str) -> str:
-    """Return the normalised form of a name, by which people are compared."""
-    return " ".join(unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold()).split())
+    """Return the normalised form of a person's name; equal forms denote the same person (section 6)."""
+    for _ in range(2):
+        name = "".join(sign for sign in unicodedata.normalize("NFKC", name).casefold() if not is_invisible(ord(sign)))
+    return " ".join(unicodedata.normalize("NFKC", name).split())
+
+
+def is_invisible(code: int) -> bool:
+    """Return whether a code point is default-ignorable in Unicode, or the blank Braille pattern."""
+    return any(first <= code <= last for first, last in INVISIBLE)

@@ -14,6 +14,7 @@ from sifu_verifier.levels import level_of, was_left_out
 from sifu_verifier.methods import PROTECTION, REPLAYING
 from sifu_verifier.networks import check_statistics_of_request
 from sifu_verifier.paths import path_to
+from sifu_verifier.premises import premises_of
 from sifu_verifier.psi import psi_along
 from sifu_verifier.rates import check_rates
 from sifu_verifier.run_folder import RunFolder
@@ -129,6 +130,7 @@ def check_request(run: RunFolder, request: Row, spent: dict[int, float]) -> None
         level = level_of(run, request, highest, untouched, noise)
         run.agree(f"{at}: level", request["level"], level)
         check_auto(run, request, level)
+        premises = premises_of(run, request, highest, noise)
         most = max(delta_of(multiplier(request), request["epsilon"]), FLOOR)
         if noise is not None:
             most = noise.pop("delta")
@@ -151,11 +153,11 @@ def check_request(run: RunFolder, request: Row, spent: dict[int, float]) -> None
         }
         body |= {key: [p for i, p in sorted(people.items()) if (run.owner[i] is request) == (key == "subjects")]
                  for key in ("subjects", "earlier_subjects")}  # fmt: skip
-        check_certificates(run, request, body)
+        check_certificates(run, request, body, premises)
 
 
 def solve_of(run: RunFolder, request: Row) -> Row | None:
-    """Return the part of an auditor's copy that describes a head in closed form, or None."""
+    """Return the description of a closed-form head in an auditor's copy; None for other methods."""
     if request["method"] != "closed_form":
         return None
     return {key: run.solves[request["final_node"]][key] for key in ("sum", "samples")}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+
+from sifu_verifier.run_folder import RunFolder
 
 
 @dataclass
@@ -55,3 +59,14 @@ def words_of_rows(clients: Iterable[ClientRows], k: int, outputs: int, unit: int
             energy += int((of_some * of_some).sum())
         count += len(features)
     return np.concatenate([gram[np.tril_indices(k + 1)], cross.ravel(), np.array([count, energy], dtype=np.int64)])
+
+
+def sums(run: RunFolder, words: Any) -> tuple[Any, Any]:
+    """Return G and H from statistics (section 5a)."""
+    (k, outputs), ridge = json.loads(run.entries["layout"])["shapes"][0], run.spec["ridge"]
+    triangle = (k + 1) * (k + 2) // 2
+    gram = np.zeros((k + 1, k + 1))
+    gram[np.tril_indices(k + 1)] = words[:triangle]
+    gram = np.ldexp(gram + np.tril(gram, -1).T, -2 * ridge["feature_bits"])
+    bits = ridge["feature_bits"] + ridge["target_bits"]
+    return gram, np.ldexp(words[triangle:-2].reshape(k + 1, outputs).astype(float), -bits)

@@ -46,6 +46,9 @@ def figures_gone(run: RunFolder, node: int) -> bool:
 
 
 def kept_path(run: RunFolder, active: list[int]) -> list[int]:
-    """Return the path whose figures remain: the active path if the last request began it, else none (section 6e)."""
+    """Return the path whose figures a purge keeps: the active path if the last request began it (section 6e).
+
+    Otherwise it keeps no figures, and the path is empty.
+    """
     orders = [row["request_order"] for node, row in run.nodes.items() if node <= active[-1]]
     return active if run.nodes[active[0]]["request_order"] == max(orders) else []

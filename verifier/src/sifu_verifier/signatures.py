@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -11,8 +12,25 @@ from sifu_verifier.canonical import Row, canonical, sha256
 from sifu_verifier.run_folder import RunFolder
 
 
+def is_signed(public_key: str, signature: bytes | str, value: Any) -> bool:
+    """Return whether a signature of a value's canonical JSON verifies; malformed keys and signatures do not.
+
+    Args:
+        public_key: Key in hexadecimal digits.
+        signature: The signature, as bytes or in hexadecimal digits.
+        value: The signed JSON value.
+    """
+    try:
+        signed = bytes.fromhex(signature) if isinstance(signature, str) else signature
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
+        key.verify(signed, canonical(value).encode())
+    except Exception:
+        return False
+    return True
+
+
 def check_signature(run: RunFolder, event: Row, payload: Row) -> None:
-    """Check that an event is signed, or covered by the next signed event (section 6a)."""
+    """Check the time of an event, and that it is signed or covered by the next signed event (section 6a)."""
     at, events = f"event {event['seq']}", run.tables["events"]
     before = events[event["seq"] - 2] if event["seq"] > 1 else event
     if event["kind"] == "clock set":
@@ -33,11 +51,8 @@ def check_signature(run: RunFolder, event: Row, payload: Row) -> None:
     key = run.keys[-1][1] if run.keys else payload["run"]["public_key"]
     body = {"format": "sifu-checkpoint-1", "run": run.entries["run"], "seq": event["seq"],
             "head": event["hash"].hex(), "time": event["time"]}  # fmt: skip
-    try:
-        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
-        public.verify(event["signature"], canonical(body).encode())
-    except Exception:
-        run.problems.append(f"{at}: its signature does not verify")
+    signed = isinstance(event["signature"], bytes) and is_signed(key, event["signature"], body)
+    run.check(signed, f"{at}: its signature does not verify")
 
 
 def take_key(run: RunFolder, seq: int, payload: Row) -> None:
@@ -53,11 +68,7 @@ def take_key(run: RunFolder, seq: int, payload: Row) -> None:
         }
         run.agree(f"event {seq}: old key", payload["old_key"], old)
         for key, name in ((old, "signature_by_old"), (new, "signature_by_new")):
-            try:
-                public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
-                public.verify(bytes.fromhex(payload[name]), canonical(said).encode())
-            except Exception:
-                run.problems.append(f"event {seq}: {name} does not verify")
+            run.check(is_signed(key, payload.get(name, ""), said), f"event {seq}: {name} does not verify")
     run.keys.append((seq, new))
 
 

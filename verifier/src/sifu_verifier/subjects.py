@@ -24,23 +24,33 @@ def names_of(run: RunFolder, request: Row) -> list[str]:
 
 
 def first_name_of(run: RunFolder, name: str) -> str:
-    """Return the name under which a client first joined, which certificates use (section 4b)."""
+    """Return the name under which a client first joined; certificates use this name (section 4b)."""
     return str(run.clients[indices_of(run, name)[0]]["name"])
 
 
+def forgotten_by(run: RunFolder, order: int) -> set[int]:
+    """Return the clients forgotten by requests whose `request_order` is at most `order`."""
+    return {c for i, clients in run.subjects.items() for c in clients
+            if (run.owner[i]["request_order"] or math.inf) <= order}  # fmt: skip
+
+
+def founding_clients(run: RunFolder) -> range:
+    """Return the clients that founded the run."""
+    joined = sum(event["kind"] == "client joined" for event in run.tables["events"])
+    return range(len(run.clients) - joined)
+
+
 def names_gone(run: RunFolder, request: Row) -> list[str]:
-    """Return the names of all clients absent after the request; from version 3 on this includes earlier requests."""
+    """Return the names of clients absent after the request; from rules version 3 on, also those forgotten earlier."""
     if rules_version(run, request) < 3:
         return names_of(run, request)
-    earlier = {c for i, clients in run.subjects.items() for c in clients
-               if (run.owner[i]["request_order"] or math.inf) <= request["request_order"]}  # fmt: skip
-    return [*names_of(run, request), *(run.clients[c]["name"] for c in earlier)]
+    gone = forgotten_by(run, request["request_order"])
+    return [*names_of(run, request), *(run.clients[c]["name"] for c in gone)]
 
 
 def there_since(run: RunFolder, request: Row) -> list[int]:
-    """Return the clients present at the request that neither this request nor an earlier one forgot."""
-    gone = {c for i, clients in run.subjects.items() for c in clients
-            if (run.owner[i]["request_order"] or math.inf) <= request["request_order"]}  # fmt: skip
+    """Return the clients that had joined before the rollback of the request and are not forgotten after it."""
+    gone = forgotten_by(run, request["request_order"])
     return [client for client in range(run.rolled[request["request"]]["clients"]) if client not in gone]
 
 

@@ -15,7 +15,7 @@ from sifu_verifier.tensors import tensors_of
 
 
 def replayed_updates(run: RunFolder, node: int, number: str) -> Any:
-    """Return the server rate times the sum of the weighted means of a heuristic node's stored updates."""
+    """Return the movement of a heuristic node: the server rate times the sum of its weighted mean updates."""
     total: Any = 0.0
     for row in (row for row in run.tables["updates"] if row["node"] == node):
         updates = tensors_of((run.folder / "updates" / row["file"]).read_bytes(), number)
@@ -26,7 +26,7 @@ def replayed_updates(run: RunFolder, node: int, number: str) -> Any:
 
 
 def check_updates(run: RunFolder) -> None:
-    """Check the stored updates, and that none of them is of a forgotten client (section 5)."""
+    """Check the stored updates, and that none of them belongs to a forgotten client (section 5)."""
     active, forgotten = path_to(run, int(run.entries["tip"])), {c for clients in run.subjects.values() for c in clients}
     every, first = run.spec["keep"].get("updates_every", 0), {}
     for row in run.written:
@@ -96,7 +96,7 @@ def check_updates_of_request(run: RunFolder, request: Row, active: list[int], hi
         rounds = len(replayed)
     stay |= {(request["noise_node"], part): left for part, left in enumerate(replayed, 1)}
     recorded = {(row["node"], row["part"]): row["clients"] for row in moment["payload"].get("updates", [])}
-    if request["method"] == "fed_eraser":  # it makes new updates: only their clients can be checked
+    if request["method"] == "fed_eraser":  # fed_eraser computes new updates, of which only the clients can be checked
         stay, recorded = ({key: sorted(value) for key, value in updates.items()} for updates in (stay, recorded))
     run.agree(f"{at}: updates erased", sorted(moment["payload"].get("dropped_updates", [])), sorted(dropped))
     run.check(recorded == stay, f"{at}: the updates that stay are not those of the remaining clients")

@@ -48,7 +48,7 @@ def not_recomputed(folder: Path) -> dict[str, str]:
 def verify(folder: Path) -> list[str]:
     """Return the problems of a run folder; an empty list if everything agrees.
 
-    A damaged folder never raises an error: each part that cannot be read or checked is reported as a problem.
+    A damaged folder never raises an error: a check that fails with an error is reported as a problem.
     """
     try:
         run = RunFolder(Path(folder))

@@ -28,7 +28,8 @@ from sifu.core.premises import Premise, level_of
 from sifu.methods.base import Claim, Method, plan_from, premises_of
 from sifu.methods.scratch import Scratch
 from sifu.methods.sifu import Sifu
-from sifu.planning.plan import Plan, on_ladder
+from sifu.planning.noise_options import on_ladder
+from sifu.planning.plan import Plan
 from sifu.run.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.rollback import least_noise

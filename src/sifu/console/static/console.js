@@ -1,4 +1,4 @@
-// Live pages without a build step: what a run does arrives as server-sent events, or is asked for where they fail.
+// Live pages, without a build step. The state of a run arrives as server-sent events; if they fail, the page polls.
 "use strict";
 
 const PHASES = { training: "Training", retraining: "Retraining", ready: "Ready" };
@@ -51,7 +51,7 @@ function show(live) {
       bar.max = Math.max(live.expected, live.rounds, 1);
       bar.value = live.rounds;
     }
-    // Made by the server from figures alone. What is pointed at stays until the pointer leaves it.
+    // The server draws the charts from numbers only. Charts under the pointer are not replaced.
     const charts = panel.querySelector('[data-field="charts"]');
     if (charts.dataset.made !== live.charts && !charts.matches(":hover")) {
       charts.innerHTML = live.charts;
@@ -63,14 +63,14 @@ function show(live) {
   if (before && before !== live.stamp) refresh();
 }
 
-// When a request or a job changed, the parts of the page that show them are fetched and put in place.
+// After a change of a request or a job, fetch the page again and replace the sections that differ.
 async function refresh() {
   const answer = await fetch(location.pathname + location.search, { credentials: "same-origin" });
   if (!answer.ok) return;
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const part of document.querySelectorAll("[data-refresh]")) {
     const fresh = page.querySelector(`[data-refresh="${part.dataset.refresh}"]`);
-    // Parts that are being typed in, or whose content is the same, stay as they are; what was unfolded stays so.
+    // Keep sections that have the focus or did not change, and keep details open that the visitor opened.
     if (!fresh || part.contains(document.activeElement) || part.innerHTML === fresh.innerHTML) continue;
     const unfolded = new Set([...part.querySelectorAll("details[open] > summary")].map((title) => title.textContent));
     for (const title of fresh.querySelectorAll("details > summary")) {

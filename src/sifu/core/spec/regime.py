@@ -1,7 +1,7 @@
 """Regimes of training: in rounds, in groups first, in closed form, or in closed form on tuned networks.
 
-A spec has exactly one regime (`Spec.regime`). It answers every question that depends on the kind of training and on the
-spec alone. Questions that need the record of a run or its engine are answered in `sifu.run.regimes`.
+A spec has exactly one regime (`Spec.regime`). The regime answers every question that depends on the kind of training
+and on the spec alone. `sifu.run.regimes` answers questions that also depend on the record of a run or on its engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sifu.core.spec.sections import NETWORK_FEATURES, RIDGE, FeaturesSpec, Ridge
 from sifu.errors import InputError
 
 Demand = tuple[str, bool, str]
-"""Condition on a key: its name, whether its value is valid, and a description of valid values."""
+"""Condition on a key of the spec: the key's name, whether its value is valid, and a description of valid values."""
 Found = TypeVar("Found")
 
 
@@ -47,17 +47,21 @@ class Regime:
     tunes: ClassVar[bool] = False
     """True if groups tune the network that computes features (docs/theory.md, section 15.5)."""
     draws_noise: ClassVar[bool] = True
-    """True if the record may hold noise, so that seeded noise makes the run an experiment."""
+    """True if a run may draw noise; with seeded noise, such a run is an experiment."""
     needs_data: ClassVar[bool] = True
-    """True if clients' data are needed to continue, even where their statistics are kept."""
+    """True if requests need clients' data even if the run keeps their statistics."""
     records_figures: ClassVar[bool] = True
     """True if the record holds figures of rounds, such as drifts and Psi."""
     ends_early: ClassVar[bool] = True
     """True if a request that cannot finish its rounds may end with the model it has reached."""
     releases_with_noise: ClassVar[bool] = False
-    """True if the distances between releases can be computed and releases contain nothing else from clients' data."""
+    """True if `release.noise` can be used: distances between heads are known, and only the head depends on clients."""
     trusted: ClassVar[tuple[str, ...]] = ()
-    """Premises about groups in a certificate that rest on trust in the operator."""
+    """Names of premises about groups that certificates state as `trusted`."""
+    why_no_groups: ClassVar[str] = ""
+    """Reason why clients cannot train in groups; empty if they can."""
+    why_figures_stay: ClassVar[str] = ""
+    """Reason why the record must keep its figures even if the operator would erase them; empty if there is none."""
 
     def __init__(self, spec: Sections) -> None:
         self.spec = spec
@@ -76,14 +80,6 @@ class Regime:
         """Yield the conditions on the keys of a spec in this regime."""
         yield from ()
 
-    def why_no_groups(self) -> str:
-        """Return why clients cannot train in groups; empty if they can."""
-        return ""
-
-    def allows_separate_rounds(self, rounds: int) -> bool:
-        """Return whether groups may train separately for `rounds` rounds."""
-        return 0 <= rounds < self.spec.stop.max_rounds
-
     def separate_rounds(self) -> tuple[str, dict[str, Any]]:
         """Return the case and the values of the premise on the groups' separate rounds."""
         groups = self.spec.groups
@@ -97,7 +93,7 @@ class Regime:
 
     @property
     def squared_error_per_loss(self) -> float | None:
-        """Factor from a mean loss to the mean squared error in the target's unit; None for classification."""
+        """Factor that converts a mean loss into the mean squared error of the raw targets; None for classification."""
         return None if self.has_accuracy else 2.0 / max(1, self.spec.model.outputs)
 
     def squared_error(self, loss: float | None) -> float | None:
@@ -107,23 +103,23 @@ class Regime:
 
     @property
     def penalty(self) -> float | None:
-        """Relative penalty r of a head, if the spec fixes it."""
+        """Relative penalty r of a head; None if the spec does not fix it."""
         return None
 
     @property
     def maps_samples(self) -> bool:
-        """True if a feature map is applied to samples before the model."""
-        return self.spec.features.kind != "none"
+        """True if a feature map is applied to samples before the model; this is always so for a closed-form head."""
+        return self.solves or self.spec.features.kind != "none"
 
     @property
     def maps_before_training(self) -> bool:
-        """True if features are computed once, before the engine receives the clients."""
-        return self.maps_samples
+        """True if features are computed before the engine receives the clients; engines of heads compute their own."""
+        return self.maps_samples and not self.solves
 
     @property
     def finds_rate(self) -> bool:
         """True if training from a fresh model can choose an automatic local rate from the remaining clients."""
-        return self.spec.groups.count == 0
+        return not self.solves and self.spec.groups.count == 0
 
     @property
     def rounds_from_scratch(self) -> int | None:
@@ -139,7 +135,7 @@ class Regime:
 
         Args:
             rate: Local rate of the engine.
-            keep: Statistics to keep where the spec says `auto`.
+            keep: Statistics to keep if the spec says `auto`.
             features: Number of features of a head in closed form.
 
         Returns:
@@ -156,18 +152,15 @@ class Regime:
             )
 
     def check_joining(self) -> None:
-        """Refuse the call that adds clients to a head, because this model is trained in rounds."""
-        raise InputError(
-            f"sifu join needs a head in closed form (model.kind = {RIDGE!r}); this run has {self.spec.model.kind!r}. "
-            "On Flower clients join while the server runs"
-        )
+        """Refuse to add clients unless the model is a closed-form head, which adds their statistics to its sum."""
+        if not self.solves:
+            raise InputError(
+                f"sifu join needs a head in closed form (model.kind = {RIDGE!r}); this run has "
+                f"{self.spec.model.kind!r}. On Flower clients join while the server runs"
+            )
 
     def why_not_compared(self) -> str:
-        """Return why a request is not compared with Scratch; empty if it can be."""
-        return ""
-
-    def why_figures_stay(self) -> str:
-        """Return why the record must keep its figures even if the operator would erase them, or an empty string."""
+        """Return why a request cannot be compared with Scratch; empty if it can."""
         return ""
 
     def sent_settings(self) -> SentSettings:
@@ -199,19 +192,16 @@ class Groups(Regime):
     """Training in groups that run their first rounds separately and are then merged."""
 
     name = "groups"
+    why_figures_stay = "models of groups are verified from them"
 
     @classmethod
     def is_for(cls, spec: Sections) -> bool:
         """Return whether clients train in groups at first."""
         return spec.groups.count > 0 or spec.groups.rounds > 0
 
-    def why_figures_stay(self) -> str:
-        """Return why the record must keep its figures: merged models are derived from them."""
-        return "it has a head in closed form or groups, whose models and sums are verified from them"
-
 
 class ClosedForm(Regime):
-    """A head solved from the sum of the clients' statistics."""
+    """Regime in which a head is solved from the sum of the clients' statistics."""
 
     name = "closed form"
     exact_method = "closed_form"
@@ -221,6 +211,11 @@ class ClosedForm(Regime):
     records_figures = False
     ends_early = False
     releases_with_noise = True
+    why_no_groups = (
+        "groups.count must be 0 with model.kind = 'ridge' unless features.tune says that groups tune a network: heads "
+        "are solved, not trained"
+    )
+    why_figures_stay = "a head in closed form records no figures of rounds; use sifu purge without --figures"
 
     @classmethod
     def is_for(cls, spec: Sections) -> bool:
@@ -247,13 +242,6 @@ class ClosedForm(Regime):
         yield "keep.gram_clients", self.spec.keep.gram_clients == 0, f"0 with model.kind = {kind!r}"
         yield "model.dtype", self.spec.model.dtype == "float64", f"float64 with model.kind = {kind!r}"
 
-    def why_no_groups(self) -> str:
-        """Return the reason: a head is solved, not trained."""
-        return (
-            "groups.count must be 0 with model.kind = 'ridge' unless features.tune says that groups tune a network: "
-            "heads are solved, not trained"
-        )
-
     @property
     def has_accuracy(self) -> bool:
         """True unless the head is a regression."""
@@ -268,21 +256,6 @@ class ClosedForm(Regime):
     def penalty(self) -> float | None:
         """Relative penalty r in the spec; None for cross-validation."""
         return None if self.spec.ridge.regularisation == "auto" else self.spec.ridge.regularisation
-
-    @property
-    def maps_samples(self) -> bool:
-        """Always True: a feature map is applied to the samples of a head."""
-        return True
-
-    @property
-    def maps_before_training(self) -> bool:
-        """Always False: the engine maps samples itself."""
-        return False
-
-    @property
-    def finds_rate(self) -> bool:
-        """Always False: a solve has no rate."""
-        return False
 
     @property
     def rounds_from_scratch(self) -> int | None:
@@ -314,28 +287,21 @@ class ClosedForm(Regime):
                 f"method {self.exact_method}, which is exact and takes no rounds or one"
             )
 
-    def check_joining(self) -> None:
-        """Accept every client: its statistics are added to the sum."""
-
     def why_not_compared(self) -> str:
-        """Return why a request is not compared with Scratch: doing so would measure the head that noise hides."""
+        """Return why a request cannot be compared with Scratch if releases have noise; empty without noise."""
         return "it would measure the solved head, which release.noise hides" if self.spec.release.noise != 0.0 else ""
-
-    def why_figures_stay(self) -> str:
-        """Return why the record must keep its figures: sums are derived from them."""
-        return "it has a head in closed form or groups, whose models and sums are verified from them"
 
     def sent_settings(self) -> SentSettings:
         """Return the settings of a head: its feature map and its targets."""
         return SentSettings(0.0, self.spec.features, self.spec.ridge)
 
     def described_task(self) -> dict[str, Any] | None:
-        """Return the settings that give the scores of the head their meaning."""
+        """Return the task, shift and scale that turn the scores of the head into predictions."""
         return {key: getattr(self.spec.ridge, key) for key in ("task", "shift", "scale")}
 
 
 def penalty_of(ridge: RidgeSpec, features: int) -> float | None:
-    """Return the relative penalty r of a head on `features` features; None if cross-validation is to choose it.
+    """Return the relative penalty r of a head on `features` features; None if cross-validation chooses it.
 
     Cross-validation reduces G to tridiagonal form in every request, which takes minutes for 8,000 features. Wide heads
     have a fixed penalty instead.
@@ -349,13 +315,14 @@ def penalty_of(ridge: RidgeSpec, features: int) -> float | None:
 
 
 class TunedNetworks(ClosedForm):
-    """A head in closed form on networks that groups tune separately, with rounds and rate fixed in advance."""
+    """Regime in which a head is solved on networks that groups tune, with rounds and rate fixed in advance."""
 
     name = "tuned networks"
     tunes = True
     needs_data = True
     releases_with_noise = False
     trusted = ("tuning",)
+    why_no_groups = ""
 
     @classmethod
     def is_for(cls, spec: Sections) -> bool:
@@ -378,19 +345,11 @@ class TunedNetworks(ClosedForm):
         yield from super().demands()
 
     def why_not_compared(self) -> str:
-        """Return why a request is not compared with Scratch: groups would tune the network again."""
+        """Return why no request can be compared with Scratch: groups would have to tune the network again."""
         return "groups would tune the network again"
 
-    def why_no_groups(self) -> str:
-        """Return an empty string: groups tune the network."""
-        return ""
-
-    def allows_separate_rounds(self, rounds: int) -> bool:
-        """Return True: no common rounds follow."""
-        return True
-
     def separate_rounds(self) -> tuple[str, dict[str, Any]]:
-        """Return the case and the values of the premise: the width of a block, or the stretch of a merge."""
+        """Return the case and the values of the premise, including the width of a block or the stretch of a merge."""
         tune, groups = self.spec.features.tune, self.spec.groups
         more = {"stretch": groups.stretch} if tune == "merge" or groups.stretch != 1.0 else {}
         values = {"block": self.spec.features.block} if tune == "blocks" else more
@@ -421,5 +380,5 @@ def regime_of(spec: Sections) -> Regime:
 
 
 def by_regime(table: Mapping[type[Regime], Found], regime: Regime) -> Found:
-    """Return the entry of a table for a regime, or for the nearest class that it extends."""
+    """Return the entry of a table for the class of a regime, or for its nearest base class in the table."""
     return next(table[kind] for kind in type(regime).__mro__ if kind in table)

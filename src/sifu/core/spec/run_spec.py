@@ -10,7 +10,7 @@ R is a compromise. A separate round is worth nearly as much as a common one, so 
 train separately: on CIFAR-10 iid a request took 14, 7 and 7 % of Scratch's rounds after R = 150, 180 and 210 of 240.
 But the first training also needs common rounds: with a fifth of the clients per round it ended 0.9, 1.7 and 2.2 points
 of test accuracy below plain training on CIFAR-10 iid after R = 320, 360 and 400 of 480. R is therefore at most two
-thirds of the largest number of rounds, and at most 150 / sqrt(p) where a share p of the clients takes part.
+thirds of the largest number of rounds, and at most 150 / sqrt(p) if a share p of the clients takes part.
 
 With S = 10, nine tenths of the training remain after one client leaves; twenty groups were no better. A group needs a
 few participants per round: with a fifth of the clients, ten groups of ten took twice the rounds of five groups of
@@ -32,7 +32,7 @@ from dataclasses import Field, asdict, dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
 
-from sifu.core.extensions import RoundExtras, SpecKey, missing_key, spec_key
+from sifu.core.extensions import RoundExtras, SpecKey, required_key, spec_key
 from sifu.core.ledger import LARGEST_INTEGER
 from sifu.core.replies import ReplyRules, Wait
 from sifu.core.spec.regime import Demand, Regime, regime_of
@@ -55,11 +55,11 @@ USUAL_COST, COSTS = 0.1693, (8 / 240, 100 / 120)
 
 
 FORMER_KEYS = {"server.clip": 0, "server.noise": 0, "keep.updates_every": 0, "local.calibration_steps": 0}
-"""Keys that recorded specs of older runs always contain, with the value that means off."""
+"""Keys that recorded specs of older runs always contain, each with the value that switches it off."""
 
 
 def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
-    """Yield the conditions on the keys of each section alone."""
+    """Yield the conditions on keys that apply in every regime."""
     data, local, server, stop, keep, features = spec.data, spec.local, spec.server, spec.stop, spec.keep, spec.features
     yield "seed", spec.seed >= 0, "0 or more"
     yield "data.clients", data.clients >= 2, "at least 2"
@@ -113,24 +113,21 @@ def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
 
 
 def _demands_of_groups(spec: Spec) -> Iterator[Demand]:
-    """Yield the conditions of groups: a fixed number of separate rounds, and groups that train independently."""
+    """Yield the conditions on groups: a fixed number of separate rounds, and groups that train independently."""
     groups, server, most = spec.groups, spec.server, spec.stop.max_rounds
     if groups.count == 0 and groups.rounds == 0:
         return
     yield "groups.count", groups.count == 0 or 2 <= groups.count <= MOST_GROUPS, f"0 or in 2 to {MOST_GROUPS}"
-    yield (
-        "groups.rounds",
-        spec.regime.allows_separate_rounds(groups.rounds),
-        f"at least 1 (0: by rule) and below stop.max_rounds = {most}, so that common rounds follow",
-    )
+    common_follow = f"at least 1 (0: by rule) and below stop.max_rounds = {most}, so that common rounds follow"
+    yield "groups.rounds", spec.regime.tunes or 0 <= groups.rounds < most, common_follow
     yield "groups.stretch", 1 <= groups.stretch <= 2, "in 1 to 2, and fixed before training"
     if not Participation.parse(server.participation).independent:
         raise InputError(
             f"server.participation = {server.participation} cannot be combined with groups, each of which would draw "
             "that many: use all or poisson(RATE)"
         )
-    if why := spec.regime.why_no_groups():
-        raise InputError(why)
+    if spec.regime.why_no_groups:
+        raise InputError(spec.regime.why_no_groups)
 
 
 def _demands_of_features(spec: Spec) -> Iterator[Demand]:
@@ -144,7 +141,7 @@ def _demands_of_features(spec: Spec) -> Iterator[Demand]:
 
 
 def _demands_of_releases(spec: Spec) -> Iterator[Demand]:
-    """Yield the conditions of noise on releases: a head with computable distances, and settings fixed in advance."""
+    """Yield the conditions on noise added to releases: computable distances between heads, and fixed settings."""
     release = spec.release
     if release.noise == 0.0:
         yield "release.when", release.when == "request", "request without release.noise: there is nothing to hold back"
@@ -193,7 +190,7 @@ def _parse(kind: type[Any], mapping: Any, prefix: str) -> Any:
 
 
 def _nearest_hint(prefix: str, key: str, kind: type[Any]) -> str:
-    """Return a hint with the nearest known keys, in this section or another."""
+    """Return a hint that names the nearest known key of any section, or else all keys of this section."""
     here = [prefix + entry.name for entry in fields(kind)]
     everywhere = [
         f"{section.name}.{entry.name}" for section in _sections() for entry in fields(_hints(Spec)[section.name])
@@ -254,22 +251,20 @@ def _take_extensions(mapping: Any) -> tuple[Any, tuple[tuple[str, Any], ...]]:
         known = {entry.name for entry in fields(_hints(Spec)[section])}
         for name in [str(name) for name in values if name not in known]:
             full, value = f"{section}.{name}", values[name]
-            extension = spec_key(full)
-            if extension is not None:
+            if spec_key(full) is None and full not in FORMER_KEYS:
+                continue  # `_parse` reports the error
+            if spec_key(full) is not None or value != FORMER_KEYS[full]:
+                extension = required_key(full, value)
                 value = _cast(type(extension.default), value, full)
-            elif full not in FORMER_KEYS:
-                continue
-            elif value != FORMER_KEYS[full]:
-                raise missing_key(full, value)
-            if extension is not None and value != extension.default:
-                taken[full] = value
+                if value != extension.default:
+                    taken[full] = value
             own[section] = {key: kept for key, kept in own[section].items() if key != name}
     return own, tuple(sorted(taken.items()))
 
 
 @dataclass(frozen=True)
 class Spec(Sections):
-    """A complete run.
+    """Complete spec of a run.
 
     `extensions` holds the keys that other packages add to sections (`sifu.core.extensions`) and that are switched on.
     """
@@ -279,9 +274,7 @@ class Spec(Sections):
         """Optional steps of rounds that keys of extensions switch on."""
         extras: dict[str, Any] = {}
         for name, value in self.extensions:
-            extension = spec_key(name)
-            if extension is None:
-                raise missing_key(name, value)
+            extension = required_key(name, value)
             if extension.sets:
                 extras[extension.sets] = value
         return RoundExtras(**extras)
@@ -305,7 +298,7 @@ class Spec(Sections):
 
     @staticmethod
     def from_mapping(mapping: Mapping[str, Any]) -> Spec:
-        """Return the spec for plain values.
+        """Parse the spec from plain values.
 
         Raises:
             InputError: If a key is unknown, or a value has the wrong type or is out of range.
@@ -319,9 +312,7 @@ class Spec(Sections):
                 value = functools.reduce(getattr, name.split("."), spec)
                 raise InputError(f"{name} must be {wanted}, found {value}")
         for name, value in extensions:
-            extension = spec_key(name)
-            if extension is None:
-                raise missing_key(name, value)
+            extension = required_key(name, value)
             solved = spec.regime.solves and extension.sets is not None
             by_rounds = (not solved, f"{extension.default} with model.kind = {spec.model.kind!r}")
             for holds, wanted in (by_rounds, *extension.demands(spec)):
@@ -365,7 +356,7 @@ def _toml_value(value: object) -> str:
 
 
 def number_of_groups(clients: int, taking_part: float = 1.0) -> int:
-    """Return the number S of groups, given the number of clients and the share of them that takes part in a round.
+    """Return the number S of groups, given the number of clients and the share of clients per round.
 
     >>> [number_of_groups(clients) for clients in (4, 20, 50, 1000)], number_of_groups(100, 0.2)
     ([2, 4, 10, 10], 5)
@@ -374,7 +365,7 @@ def number_of_groups(clients: int, taking_part: float = 1.0) -> int:
 
 
 def separate_rounds(max_rounds: int, taking_part: float) -> int:
-    """Return the number R of separate rounds, given the most rounds and the share of clients that take part in a round.
+    """Return the number R of separate rounds, given the largest number of rounds and the share of clients per round.
 
     >>> separate_rounds(2000, 1.0), separate_rounds(2000, 0.2), separate_rounds(40, 1.0)
     (150, 335, 26)

@@ -12,7 +12,7 @@ from sifu.core.round import NoiseSource
 from sifu.theory.history import Accounting
 
 RIDGE = "ridge"
-"""Kind of the model that is solved in closed form."""
+"""Model kind that is solved in closed form."""
 
 LINEAR_KINDS = ("softmax", "logistic", "least_squares")
 HEAD_KINDS = (*LINEAR_KINDS, RIDGE)
@@ -31,7 +31,7 @@ OLD_NETWORKS = {"layers": "last", "size": 128, "mirror": False, "count": 0}
 
 
 def recorded_features(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recorded section `[features]` with the meaning it had when it was written.
+    """Return a recorded section `[features]`; keys added since it was written get the values that reproduce the run.
 
     >>> recorded_features({"kind": "pretrained"})["size"], recorded_features({"kind": "none"})
     (128, {'kind': 'none'})
@@ -197,7 +197,7 @@ class LocalSpec:
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """Work of the server in a round."""
+    """The server's part in a round: averaging, participation, and handling of replies."""
 
     rate: float = key(1.0, "server rate g of FedAvg")
     participation: str = key("all", "all, poisson(RATE), or fixed(COUNT) (conditional at best)")

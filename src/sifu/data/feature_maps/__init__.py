@@ -1,20 +1,21 @@
-"""Public feature maps, the inputs of closed-form heads and of softmax heads trained under SIFU.
+"""Public feature maps, which compute the inputs of closed-form heads and of linear models trained in rounds.
 
-The module `feature_map` defines a map and its exactness. Importing this package does not import torch.
+The module `feature_map` defines maps, and when a map is exact. Importing this package does not import torch.
 """
 
-from sifu.data.feature_maps.build import KINDS, feature_map, fixed_point
+from sifu.data.feature_maps.build import fixed_point, specified_map
+from sifu.data.feature_maps.cached_features import CachedFeatures
 from sifu.data.feature_maps.convolutions import RandomConvolutions
-from sifu.data.feature_maps.feature_map import CachedFeatures, FeatureMap, PlainInputs, Projection, RandomFourier
+from sifu.data.feature_maps.feature_map import FeatureMap
+from sifu.data.feature_maps.row_maps import PlainInputs, Projection, RandomFourier
 
 __all__ = [
-    "KINDS",
     "CachedFeatures",
     "FeatureMap",
     "PlainInputs",
     "Projection",
     "RandomConvolutions",
     "RandomFourier",
-    "feature_map",
     "fixed_point",
+    "specified_map",
 ]

@@ -7,59 +7,20 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sifu.core.allowed_code import demand_consent
-from sifu.core.spec import IMAGE_FEATURES
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.feature_maps.convolutions import LARGE_IMAGES, LARGEST_SIDE, RandomConvolutions
-from sifu.data.feature_maps.feature_map import FeatureMap, PlainInputs, Projection, RandomFourier
+from sifu.data.feature_maps.feature_map import FeatureMap
+from sifu.data.feature_maps.row_maps import PlainInputs, Projection, RandomFourier
 from sifu.errors import InputError
 from sifu.theory.closed_form import FixedPoint, Targets
 
 if TYPE_CHECKING:  # importing it imports torch, which commands that only read a run do not need
     from sifu.data.feature_maps.tuned_networks import TunedFeatures
-
-KINDS = ("none", "random_convolutions", "random_fourier", "projection", "module", "pretrained", "transformers")
-IMAGE_KINDS = ("random_convolutions", "pretrained")
-ROW_MAPS = {"none": PlainInputs, "projection": Projection, "random_fourier": RandomFourier}
-
-
-def feature_map(kind: str, shape: tuple[int, ...], **options: Any) -> FeatureMap:
-    """Return the feature map of a kind for samples of one shape.
-
-    Args:
-        kind: One of `KINDS`.
-        shape: Shape of a sample; (channels, height, width) for images.
-        **options: Options of the map's class.
-
-    Raises:
-        InputError: If the kind is unknown, or does not accept the shape or the options.
-
-    >>> feature_map("projection", (13,), features=4, seed=1).features
-    4
-    """
-    if kind not in KINDS:
-        raise InputError(f"features of kind {kind!r} are unknown: write one of {', '.join(KINDS)}")
-    if kind in IMAGE_KINDS and len(shape) != 3:
-        raise InputError(f"images must have a shape (channels, height, width), found {shape}")
-    if kind == "random_convolutions" and max(shape[1:]) > LARGEST_SIDE:
-        options = LARGE_IMAGES | options
-    make: Callable[..., FeatureMap] = ROW_MAPS.get(kind, RandomConvolutions)
-    if kind == "transformers":
-        from sifu.data.feature_maps.transformer_networks import transformer_features
-
-        make = transformer_features
-    if kind in ("module", "pretrained"):
-        from sifu.data.feature_maps import fixed_networks
-
-        make = fixed_networks.NetworkFeatures if kind == "module" else fixed_networks.pretrained_efficientnet
-    try:
-        return make(shape=shape, **options)
-    except TypeError as error:
-        raise InputError(f"features of kind {kind!r} do not accept these options: {error}") from error
 
 
 def fixed_point(features: FeatureMap, targets: Targets, *, feature_bits: int = 16, target_bits: int = 16) -> FixedPoint:
@@ -79,40 +40,46 @@ USUAL_COUNT = 512
 
 
 def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
-    """Return the feature map that a section `[features]` specifies.
+    """Return the feature map that a section `[features]` specifies, for samples of one shape.
 
-    The section may come from another machine. A module that it names runs only if this process allowed it. Nothing is
-    written to disk, except that a model on the Hugging Face hub may be downloaded.
+    The section may come from another machine, so a module that it names runs only if this process allowed it. Nothing
+    is written to disk, except that a model on the Hugging Face hub may be downloaded.
 
     >>> specified_map(FeaturesSpec(kind="projection"), (13,)).features
     512
     """
-    options: dict[str, Any] = {"norm": features.norm}
-    if features.kind == "module":
-        options["module"], options["source"] = module_of(features.module)
-    elif features.kind != "none":
-        options["seed"] = features.seed
-    if features.kind in ("random_fourier", "projection"):
-        options["features"] = features.count or USUAL_COUNT
-    if features.kind == "random_fourier":
-        options["bandwidth"] = features.bandwidth
-    if features.kind in IMAGE_FEATURES and len(shape) == 2:  # images of one channel, without an axis for it
-        shape = (1, *shape)
-    if features.kind == "pretrained":
-        from sifu.data.feature_maps.fixed_networks import DEEP_BLOCKS, USUAL_SIDE
+    kind, seed, norm = features.kind, features.seed, features.norm
+    if kind == "none":
+        return PlainInputs(shape, norm)
+    if kind == "projection":
+        return Projection(shape, features.count or USUAL_COUNT, seed, norm)
+    if kind == "random_fourier":
+        return RandomFourier(shape, features.count or USUAL_COUNT, features.bandwidth, seed, norm)
+    if kind == "module":
+        from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 
-        options |= {"size": features.size or USUAL_SIDE, "mirror": features.mirror, "count": features.count}
-        options["blocks"] = _blocks(features, DEEP_BLOCKS)
-    if features.kind == "transformers":
+        module, source = module_of(features.module)
+        return NetworkFeatures(_read_deeply(features, module, shape), shape, norm=norm, source=source)
+    if len(shape) == 2:  # grey images, without an axis for channels
+        shape = (1, *shape)
+    options: dict[str, Any] = {"shape": shape, "seed": seed, "norm": norm}
+    if kind == "transformers":
+        from sifu.data.feature_maps.transformer_networks import transformer_features
+
         reading = ("model", "layers", "size", "mirror", "count")
-        options |= {name: getattr(features, name) for name in reading}
-    if features.kind == "module":
-        options["module"] = _read_deeply(features, options["module"], shape)
-    return feature_map(features.kind, shape, **options)
+        return transformer_features(**options, **{name: getattr(features, name) for name in reading})
+    if len(shape) != 3:
+        raise InputError(f"images must have a shape (channels, height, width), found {shape}")
+    if kind == "random_convolutions":
+        return RandomConvolutions(**options, **(LARGE_IMAGES if max(shape[1:]) > LARGEST_SIDE else {}))
+    from sifu.data.feature_maps.fixed_networks import DEEP_BLOCKS, USUAL_SIDE, pretrained_efficientnet
+
+    options |= {"size": features.size or USUAL_SIDE, "mirror": features.mirror, "count": features.count}
+    return pretrained_efficientnet(**options, blocks=_blocks(features, DEEP_BLOCKS))
 
 
 def _blocks(features: FeaturesSpec, deep: int) -> int:
-    """Return how many blocks before the last layer `features.layers` selects; the word "deep" means `deep` blocks."""
+    """Return the number of blocks before the last layer that `features.layers` selects; "deep" means `deep` blocks."""
     words = {"last": 0, "deep": deep}
     return words[features.layers] if isinstance(features.layers, str) else features.layers
 
@@ -128,7 +95,7 @@ def _read_deeply(features: FeaturesSpec, module: Any, shape: tuple[int, ...]) ->
 
 
 def tuned_map(features: FeaturesSpec, public: FeatureMap, outputs: int, count: int, stretch: float) -> TunedFeatures:
-    """Return the map for `count` groups that tune the network of `public`, in the state before any group has tuned."""
+    """Return the feature map for `count` groups that tune the network of `public`, before any group has tuned it."""
     from sifu.data.feature_maps.fixed_networks import NetworkFeatures
     from sifu.data.feature_maps.tuned_networks import TunedFeatures
 
@@ -139,7 +106,7 @@ def tuned_map(features: FeaturesSpec, public: FeatureMap, outputs: int, count: i
 def texts_as_tokens(x: Any, features: FeaturesSpec) -> Any:
     """Return texts as rows of token ids for the model of a section `[features]`, and any other input unchanged.
 
-    Texts are a list of strings, or an array or series of them.
+    Texts are a list, an array or a series of strings.
     """
     if features.kind != "transformers":
         return x
@@ -153,9 +120,9 @@ def texts_as_tokens(x: Any, features: FeaturesSpec) -> Any:
 
 
 def module_of(name: str) -> tuple[Any, str]:
-    """Return the module that the named function makes, and the digest of its source file.
+    """Return the module that the named function makes, and the SHA-256 of its source file.
 
-    The file is searched on Python's path and in the current folder. Nothing is imported without consent.
+    The file is searched on Python's path and in the current folder. It is imported only with the operator's consent.
     """
     import torch
 

@@ -1,9 +1,10 @@
 """Random filters with integer weights, whose responses are exact in float32 on any machine.
 
-Filters are Gaussian, whitened by a covariance that comes from no data set. It models natural images: pixels have the
-correlation exp(-distance / REACH), and colours have the correlation 0.9. Without whitening, most filters would respond
-to the same slow changes. Weights are rounded to integers that sum to zero, and pixels are integers from 0 to 255, so a
-response is an integer below 2^24. A float32 holds it exactly, whatever the order of summation.
+Filters are Gaussian, whitened by a covariance that comes from no data set. The covariance models natural images: two
+pixels have the correlation exp(-distance / REACH), and two colours have the correlation 0.9. Without whitening, most
+filters would respond mainly to the same low spatial frequencies. Weights are rounded to integers that sum to zero, and
+pixels are integers from 0 to 255, so a response is an integer below 2^24. A float32 holds it exactly, whatever the
+order of summation.
 
 The response is divided by the standard deviation of its patch (a correctly rounded square root and division of
 integers), rounded to a grid, and shrunk towards zero by `THRESHOLD` deviations. Positive and negative parts are summed
@@ -16,7 +17,7 @@ import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,16 +34,20 @@ REACH, COLOURS, DAMPING = 8.0, 0.9, 0.3
 """Whitening covariance: correlation length in pixels, correlation of two colours, and the value added to its diagonal.
 """
 FLAT = 10.0
-"""Added to the variance of a patch, about the noise of a camera, so that noise in flat patches is not amplified."""
+"""Amount added to a patch's variance, about the variance of camera noise, so that flat patches do not amplify noise.
+"""
 THRESHOLD = 1.0
 EXACT = 2**24
-"""Bound up to which float32 represents every integer exactly."""
+"""Largest n such that float32 represents every integer up to n exactly."""
 ROUNDING = 1.5 * 2.0**23
 """Constant whose addition and subtraction rounds a float32 below 2^22 to an integer, ties to even."""
 
 
 class FilterBank:
-    """Filters of patch x patch pixels, summed by sign over regions x regions: 2 filters regions^2 features."""
+    """Random filters of patch x patch pixels, which give 2 * filters * regions^2 features.
+
+    Positive and negative responses are summed separately over each of regions x regions areas of an image.
+    """
 
     def __init__(self, shape: tuple[int, int, int], filters: int, patch: int, regions: int, seed: int) -> None:
         channels, height, width = shape
@@ -108,33 +113,36 @@ def _whole_filters(channels: int, filters: int, patch: int, seed: int) -> tuple[
     values, vectors = np.linalg.eigh(np.kron(colours, np.exp(-distances / REACH)))
     whitened = drawn @ (vectors / np.sqrt(values + DAMPING)) @ vectors.T
     whitened -= whitened.mean(axis=1, keepdims=True)
-    # Keeps sum |w| 255 below 2^24 even if every weight moves by one more than its rounding.
+    # Leave room for rounding and for the correction below, so that 255 * sum |w| stays below 2^24.
     room = EXACT / 255.0 - 2.0 * taps
     shift = math.floor(math.log2(room / float(np.abs(whitened).sum(axis=1).max())))
     weights: Any = np.rint(whitened * 2.0**shift)
-    for row in weights:  # subtract the remainder that rounding left in the sum, one by one
+    for row in weights:  # rounding may leave a nonzero sum: subtract it, one from each weight
         rest = int(row.sum())
         row[: abs(rest)] -= math.copysign(1.0, rest)
     return weights, shift
 
 
 LARGEST_SIDE = 48
-"""Longest side of an image that is not shrunk; others are shrunk by an integer factor, to rounded means of pixels."""
+"""Longest side of an image that is not shrunk; larger images are shrunk by an integer factor, averaging pixels."""
 LARGE_IMAGES: dict[str, Any] = {"banks": ((170, 5, 2),), "waves": (24, 8, 8), "grey_waves": 26, "wave_weight": 2.5}
-"""Options of the default map for shrunk images. Labels of large images depend on the position of an object's parts, so
-the map has more and heavier waves, and fewer filters.
+"""Options of the default map for shrunk images.
+
+Labels of large images depend on the position of an object's parts, so the map has more and heavier waves, and fewer
+filters.
 """
 WAVE_BITS = 10
 GPU_BATCH = 256
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class RandomConvolutions(FeatureMap):
-    """Features of images of a `shape` (channels, height, width), computed with filters drawn from `seed`.
+    """Feature map for images of a `shape` (channels, height, width), with filters drawn from `seed`.
 
     `banks` lists (filters, patch, regions) of each bank. `waves` is the number of cosine waves in each direction for
     the brightness and for each of the two colour differences; images of one channel use `grey_waves` instead.
-    `wave_weight` is the length of the wave features of a full-contrast image; the features of each bank have length 1.
+    Before all features are scaled to length `norm` at most, the wave features of a full-contrast image have length
+    `wave_weight`, and the features of each bank have length 1.
 
     >>> tiny = RandomConvolutions((1, 8, 8), banks=((4, 3, 2),), grey_waves=3)
     >>> tiny(np.arange(64, dtype=np.uint8).reshape(1, 1, 8, 8)).shape == (1, tiny.features)
@@ -149,27 +157,21 @@ class RandomConvolutions(FeatureMap):
     seed: int = 0
     norm: float = 10.0
     device: str = "cpu"
-    kind: str = field(default="random_convolutions", init=False)
-    exact: bool = field(default=True, init=False)
-    _factor: int = field(init=False, repr=False, compare=False)
-    _small: tuple[int, int, int] = field(init=False, repr=False, compare=False)
-    _banks: tuple[FilterBank, ...] = field(init=False, repr=False, compare=False)
-    _waves: list[tuple[Floats, Floats]] = field(init=False, repr=False, compare=False)
+    kind = "random_convolutions"
+    exact = True
 
     def __post_init__(self) -> None:
         check_norm(self.norm)
         channels, height, width = self.shape
         if min(self.shape) < 1:
             raise InputError(f"images of shape {self.shape} (channels, height, width) have no pixels")
-        factor = max(1, math.ceil(max(height, width) / LARGEST_SIDE))
-        small = (channels, height // factor, width // factor)
-        banks = tuple(FilterBank(small, *bank, seed=self.seed) for bank in self.banks)
+        self._factor = max(1, math.ceil(max(height, width) / LARGEST_SIDE))
+        self._small = (channels, height // self._factor, width // self._factor)
+        self._banks = [FilterBank(self._small, *bank, seed=self.seed) for bank in self.banks]
         counts = self.waves if channels == 3 else (self.grey_waves,) * channels
-        waves = _waves(small, counts) if self.wave_weight else []
-        for name, value in (("_factor", factor), ("_small", small), ("_banks", banks), ("_waves", waves)):
-            object.__setattr__(self, name, value)
-        count = sum(bank.numbers for bank in banks) + sum(len(down) * len(across) for down, across in waves)
-        object.__setattr__(self, "features", count)
+        self._waves = _waves(self._small, counts) if self.wave_weight else []
+        self.features = sum(bank.numbers for bank in self._banks)
+        self.features += sum(len(down) * len(across) for down, across in self._waves)
 
     def on(self, device: str) -> RandomConvolutions:
         """Return the same map computed on another device."""
@@ -192,7 +194,7 @@ class RandomConvolutions(FeatureMap):
         if self._waves:
             parts.append(self._wave_part(images))
         features = np.concatenate(parts, axis=1)
-        # The total length of all parts is bounded, so one fixed factor keeps their proportions and the norm.
+        # The total length of all parts is bounded, so one fixed factor bounds the norm and keeps their proportions.
         longest = math.sqrt(len(self._banks) + (self.wave_weight**2 if self._waves else 0.0))
         return features * (self.norm / longest)
 
@@ -222,7 +224,7 @@ class RandomConvolutions(FeatureMap):
         return results
 
     def _wave_part(self, images: NDArray[np.float32]) -> Floats:
-        """Return the low-frequency waves of brightness and colour differences, scaled to at most `wave_weight`."""
+        """Return cosine coefficients of brightness and colour differences, scaled to length at most `wave_weight`."""
         centred = images.astype(np.float64) * 2.0 - 255.0
         planes = [centred[:, channel] for channel in range(centred.shape[1])]
         if len(planes) == 3:
@@ -230,8 +232,8 @@ class RandomConvolutions(FeatureMap):
             planes = [red + green + blue, red - blue, red - 2.0 * green + blue]
         lengths = [3.0, 2.0, 6.0] if len(planes) == 3 else [1.0] * len(planes)
         pixels = centred.shape[2] * centred.shape[3]
-        # Full contrast has length 255 sqrt(channels pixels), and a wave 2^WAVE_BITS in each direction; rounded waves
-        # are orthogonal to within 2 %.
+        # An image of full contrast has length 255 sqrt(channels pixels), and a wave has length 2^WAVE_BITS in each
+        # direction. The factor 1.02 is a margin, because rounded waves are not exactly orthogonal.
         full = 1.02 * 255.0 * math.sqrt(len(planes) * pixels) * 4.0**WAVE_BITS
         parts = []
         for plane, square, (down, across) in zip(planes, lengths, self._waves, strict=True):
@@ -260,7 +262,7 @@ def levels(x: NDArray[Any], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
 
 
 def _in_pieces(bank: FilterBank, pixels: Any, inverse: Any, weights: Any) -> Floats:
-    """Compute `bank.sums` for all images: in large batches on a GPU, one image per task on the cores of a CPU.
+    """Return `bank.sums` for all images, computed in large batches on a GPU, or one image at a time per CPU core.
 
     The responses of one image fit in a core's cache. Batch sizes and threads affect only the time.
     """
@@ -293,7 +295,7 @@ def _in_pieces(bank: FilterBank, pixels: Any, inverse: Any, weights: Any) -> Flo
 
 
 def _waves(shape: tuple[int, int, int], counts: tuple[int, ...]) -> list[tuple[Floats, Floats]]:
-    """Return the first waves of the cosine transform of each plane, down and across, in units of 2^-WAVE_BITS."""
+    """Return, for each plane, the first cosine waves down and across the image, in units of 2^-WAVE_BITS."""
     return [tuple(_cosines(size, min(count, size)) for size in shape[1:]) for count in counts]  # type: ignore[misc]
 
 

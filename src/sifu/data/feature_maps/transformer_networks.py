@@ -1,9 +1,10 @@
-"""Backbones of Hugging Face's `transformers` for images and texts, from a folder or by their name on the hub.
+"""Backbones of Hugging Face's `transformers` for images and texts, from a folder or from the hub.
 
 Weights are read from safetensors files only, and code shipped with a model is never run. The digest of the map covers
 every file that determines its features: configuration, weights, tokenizer and preprocessing.
 
-`tokenised` turns a text into a row of token ids, padded with -1. An activation is the mean over the tokens of a text.
+`tokenised` turns a text into a row of token ids, padded with -1. An activation is the mean over the tokens of a text,
+or over the positions of an image.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import abc
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +25,21 @@ from torch.nn import functional as F
 
 from sifu.data.feature_maps.deep_network import blocks_of, deep_network, pooled
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
-from sifu.errors import InputError, install_extra
+from sifu.errors import InputError, UnusableSamplesError, install_extra
 
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
 """Patterns of the files of a model that are read; all other files, including programs, are ignored."""
 USUAL_TOKENS = 128
 END = -1
 """Padding after the last token of a text."""
+SAME_FACTOR = 1e-3
+"""Largest difference from 1 at which a pixel factor counts as 1: configurations round 1 / 255 to a few digits."""
 RESIZING = {2: "bilinear", 3: "bicubic"}
 """Interpolation modes, by their number in the preprocessing configuration."""
 
 
 class StillNetwork(nn.Module, abc.ABC):
-    """A network that stays in evaluation mode while it is tuned, so that dropout draws nothing."""
+    """A network that stays in evaluation mode while it is tuned, so that dropout stays off."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -51,7 +54,7 @@ class StillNetwork(nn.Module, abc.ABC):
         return self.activations(x)[-1]
 
     def train(self, mode: bool = True) -> StillNetwork:
-        """Stay in evaluation mode."""
+        """Keep the network in evaluation mode, whatever the `mode`."""
         super().train(False)
         return self
 
@@ -67,11 +70,14 @@ class TextNetwork(StillNetwork):
 
     def activations(self, x: Tensor) -> list[Tensor]:
         """Return the means over tokens after the embedding and after every layer."""
-        ids = x.round().long() if x.is_floating_point() else x.long()
+        ids, known = x.long(), getattr(self.network.config, "vocab_size", None) or torch.iinfo(torch.int64).max
+        if not torch.equal(ids.to(x.dtype), x) or int(ids.min()) < END or int(ids.max()) >= known:
+            raise UnusableSamplesError(
+                f"token ids must be whole numbers from 0 to {known - 1}, and {END} after the end of a text, found "
+                f"{x.min():g} to {x.max():g}: use the tokenizer that the model was trained with"
+            )
         is_token = ids != END
-        is_token = torch.cat(
-            [torch.ones_like(is_token[:, :1]), is_token[:, 1:]], dim=1
-        )  # an empty text counts as one token
+        is_token[:, 0] = True  # an empty text counts as one token
         states = self._states(input_ids=ids.clamp(min=0), attention_mask=is_token.long())
         if any(state.shape[1] != ids.shape[1] for state in states):
             raise InputError(
@@ -92,6 +98,9 @@ class ImageNetwork(StillNetwork):
         super().__init__(network)
         self.side, self.mode = side, RESIZING.get(prepared.get("resample", 2), "bilinear")
         self.channels = getattr(network.config, "num_channels", 3)
+        rescaled = prepared.get("do_rescale", True)
+        self.factor = 255.0 * prepared.get("rescale_factor", 1.0 / 255.0) if rescaled else 255.0
+        self.flips = bool(prepared.get("do_flip_channel_order", False))
         centred = prepared.get("do_normalize", True)
         for name, key, neutral in (("mean", "image_mean", 0.0), ("deviation", "image_std", 1.0)):
             numbers = prepared.get(key) if centred else None
@@ -99,8 +108,11 @@ class ImageNetwork(StillNetwork):
             self.register_buffer(name, values.reshape(1, -1, 1, 1))
 
     def settings(self) -> dict[str, Any]:
-        """Return the side that images are resized to."""
-        return {"size": self.side}
+        """Return the side that images are resized to, and unusual options of the preprocessing."""
+        chosen: dict[str, Any] = {"size": self.side}
+        if abs(self.factor - 1.0) > SAME_FACTOR:
+            chosen["factor"] = self.factor
+        return chosen | ({"flips": True} if self.flips else {})
 
     def activations(self, x: Tensor) -> list[Tensor]:
         """Return the means over positions after the embedding and after every layer."""
@@ -114,6 +126,10 @@ class ImageNetwork(StillNetwork):
         if tuple(x.shape[2:]) != (self.side, self.side):
             shrinks = min(x.shape[2:]) > self.side
             x = F.interpolate(x, (self.side, self.side), mode=self.mode, align_corners=False, antialias=shrinks)
+        if abs(self.factor - 1.0) > SAME_FACTOR:
+            x = x * self.factor
+        if self.flips:
+            x = x.flip(1)
         states = self._states(pixel_values=(x - self.mean.to(x.dtype)) / self.deviation.to(x.dtype))
         return [pooled(state) for state in states]
 
@@ -141,7 +157,7 @@ def transformer_features(
         count: Number of features after the projection; 0 for no projection.
         seed: Public seed of the projection.
         norm: Length of a sample's features.
-        device: Device that computes them.
+        device: Device that computes the features.
     """
     folder = model_folder(model)
     network, drawn = _loaded(folder)
@@ -170,18 +186,23 @@ def transformer_features(
 
 
 def tokenised(model: str, texts: Sequence[str], size: int = 0) -> NDArray[np.int32]:
-    """Return texts as rows of `size` token ids (0: 128); long texts are cut, and short ones padded with -1."""
-    wanted = size or USUAL_TOKENS
+    """Return texts as rows of `size` token ids; long texts are cut, and short texts are padded with -1.
+
+    If `size` is 0, a row has 128 token ids, or as many as the model has positions if these are fewer.
+    """
     strange = [text for text in texts if not isinstance(text, str)]
     if strange:
         raise InputError(f"a text was expected, found {strange[0]!r}")
-    folder, rows = model_folder(model), np.full((len(texts), wanted), END, dtype=np.int32)
+    folder = model_folder(model)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    wanted = size or min(USUAL_TOKENS, config.get("max_position_embeddings") or USUAL_TOKENS)
+    rows = np.full((len(texts), wanted), END, dtype=np.int32)
     tokenizer = _tokenizer(str(folder), files_digest(folder))
     if not len(texts):
         return rows
     for row, ids in zip(rows, tokenizer(list(texts), truncation=True, max_length=wanted)["input_ids"], strict=True):
         row[: len(ids)] = ids
-    known = json.loads((model_folder(model) / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+    known = config.get("vocab_size")
     if known and rows.max() >= known:
         raise InputError(
             f"the tokenizer in {model} produced token {rows.max()}, and the model knows {known} tokens: use the "
@@ -240,7 +261,7 @@ def _from_hub(name: str) -> Path:
 
 
 def files_digest(folder: Path) -> str:
-    """Return the digest of all files read from a model, each hashed once per process."""
+    """Return the digest of all files read from a model; a process hashes each file again only if it changed."""
     hashed = hashlib.sha256()
     for path in sorted({path for pattern in FILES for path in folder.glob(pattern)}):
         found = path.stat()
@@ -268,13 +289,13 @@ def _library() -> Any:
 def _loaded(folder: Path) -> tuple[nn.Module, list[Tensor]]:
     """Return the model in a folder, without unused pooling layers, and the weights that its files lack.
 
-    The library draws such weights at random.
+    The library draws missing weights at random.
     """
     library, here = _library(), {"local_files_only": True, "trust_remote_code": False}
     bars = library.utils.logging
     shown, verbosity = bars.is_progress_bar_enabled(), bars.get_verbosity()
     bars.disable_progress_bar()
-    bars.set_verbosity_error()  # the weights that matter are checked here
+    bars.set_verbosity_error()  # hide warnings about missing weights: `_refuse_drawn` checks them
     try:
         network, report = library.AutoModel.from_pretrained(
             folder, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **here
@@ -285,7 +306,7 @@ def _loaded(folder: Path) -> tuple[nn.Module, list[Tensor]]:
         bars.set_verbosity(verbosity)
         if shown:
             bars.enable_progress_bar()
-    drawn = [weight for name, weight in network.named_parameters() if name in report["missing_keys"]]
+    drawn = [value for name, value in _values(network) if name in report["missing_keys"]]
     if getattr(network.config, "is_encoder_decoder", False) or {"encoder", "decoder"} <= set(network._modules):
         network = network.get_encoder()
     pooler = getattr(network, "pooler", None)
@@ -294,10 +315,16 @@ def _loaded(folder: Path) -> tuple[nn.Module, list[Tensor]]:
     return network.eval(), drawn
 
 
+def _values(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters, and the buffers of a floating-point type, such as running means."""
+    yield from network.named_parameters()
+    yield from ((name, buffer) for name, buffer in network.named_buffers() if buffer.is_floating_point())
+
+
 def _refuse_drawn(network: nn.Module, drawn: list[Tensor], folder: Path) -> None:
     """Refuse a network with random weights: they differ each time, and the digest of its files does not cover them."""
     random = {id(weight) for weight in drawn}
-    names = [name.removeprefix("network.") for name, weight in network.named_parameters() if id(weight) in random]
+    names = [name.removeprefix("network.") for name, value in _values(network) if id(value) in random]
     if names:
         raise InputError(
             f"the files in {folder} lack {len(names)} of the model's weights ({names[0]}): download it again, or "
@@ -333,6 +360,11 @@ def _preprocessing(folder: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(prepared, dict):
         raise InputError(f"{folder / 'preprocessor_config.json'} is not a JSON object")
+    if prepared.get("rescale_offset") or not isinstance(prepared.get("rescale_factor", 1.0), int | float):
+        raise InputError(
+            f"{folder / 'preprocessor_config.json'} asks for a shift of the pixels (rescale_offset), or its "
+            "rescale_factor is not a number: choose another features.model"
+        )
     return prepared
 
 

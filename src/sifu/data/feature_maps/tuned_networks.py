@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from sifu.theory.merging import merge, move_on
 
 LORA = re.compile(r"lora\(([1-9][0-9]{0,3})\)")
 HEAD_GAIN = math.sqrt(10.0)
-"""Factor on the scores, which makes the last layer learn ten times as fast as the network."""
+"""Factor on the scores, which has the effect of a tenfold learning rate for the last layer."""
 
 
 class TunedNetwork(nn.Module):
@@ -83,7 +84,7 @@ class TunedNetwork(nn.Module):
 
 
 def keep_parameters(network: nn.Module, trainable: str) -> None:
-    """Turn all parameters except the trainable ones into buffers.
+    """Turn all parameters that are not trainable into buffers.
 
     Args:
         network: The network to change.
@@ -99,19 +100,30 @@ def keep_parameters(network: nn.Module, trainable: str) -> None:
         wanted = _last_layers(network)
     else:
         wanted = [part.strip() for part in trainable.split(",")]
-    names = [name for name, _ in network.named_parameters()]
+    held = [
+        (f"{path}.{own}" if path else own, module, own, parameter)
+        for path, module in network.named_modules()
+        for own, parameter in module.named_parameters(recurse=False)
+    ]
+    names = [name for name, *_ in held]
     for part in wanted:
         if not any(name == part or name.startswith(f"{part}.") for name in names):
             raise InputError(
                 f"features.trainable names {part!r}, and the network has no parameters of that name: it has "
                 f"{', '.join(names[:4])}{'...' if len(names) > 4 else ''}"
             )
-    for path, module in list(network.named_modules()):
-        for own, parameter in list(module.named_parameters(recurse=False)):
-            name = f"{path}.{own}" if path else own
-            if not any(name == part or name.startswith(f"{part}.") for part in wanted):
-                del module._parameters[own]
-                module.register_buffer(own, parameter.detach().clone())
+    is_wanted = {name: any(name == part or name.startswith(f"{part}.") for part in wanted) for name in names}
+    tuned = {id(parameter): name for name, _, _, parameter in held if is_wanted[name]}
+    for name, module, own, parameter in held:
+        if is_wanted[name]:
+            continue
+        if id(parameter) in tuned:
+            raise InputError(
+                f"features.trainable names {tuned[id(parameter)]!r}, which shares its values with {name!r}: name both, "
+                "or neither"
+            )
+        del module._parameters[own]
+        module.register_buffer(own, parameter.detach().clone())
 
 
 class LowRankLinear(nn.Linear):
@@ -161,7 +173,7 @@ def _last_layers(network: nn.Module) -> Sequence[str]:
 
 
 class Projected(Reading):
-    """A network's flattened output, multiplied by the projection P if there is one."""
+    """Module that flattens a network's output and multiplies it by the projection P, if there is one."""
 
     project: Tensor | None
 
@@ -189,7 +201,7 @@ class Projected(Reading):
 
 
 class TunedFeatures(FeatureMap):
-    """Features [phi_0(x), P phi_1(x), ..., P phi_S(x)], or [phi_0(x), phi_m(x)] for a merge.
+    """Feature map [phi_0(x), P phi_1(x), ..., P phi_S(x)], or [phi_0(x), phi_m(x)] for a merge.
 
     phi_0 is the public network, phi_1 to phi_S are the networks of the groups, phi_m is their merge, and P is a
     projection. The features of a missing network are zero. The digest covers the plan (the public network, the
@@ -216,14 +228,15 @@ class TunedFeatures(FeatureMap):
             "block": self.blocks.block,
             "count": count,
             "trainable": features.trainable,
+            "seed": features.seed,
+            "stretch": stretch,
         }
-        self._plan |= {"seed": features.seed, "stretch": stretch}
         drawn = self.tune == "blocks" and self.blocks.block < width
         self._project = torch.tensor(projection(features.seed, raw, self.blocks.block)) if drawn else None
         self._parts: dict[int, NetworkFeatures] = {}
 
     def networks(self, backbones: Sequence[GroupNetwork]) -> dict[int, Vector]:
-        """Return the parameters of each network behind the features: one per group, or their merge as group 0."""
+        """Return the parameters of the tuned networks that compute features, by group; a merged network has key 0."""
         if self.tune == "blocks" or not backbones:
             return {backbone.group: backbone.vector for backbone in backbones}
         in_order = sorted(backbones, key=lambda backbone: backbone.group)
@@ -246,14 +259,14 @@ class TunedFeatures(FeatureMap):
         return changed
 
     def _block(self, tuned: nn.Module) -> nn.Module:
-        """Return the module for a tuned network's block: read like the public network, then projected."""
+        """Return the module that reads a tuned network like the public one and projects its output to a block."""
         if self._deep is not None:
             tuned = self._deep.of(tuned, projected=self._project is None)
         return Projected(tuned, self._project)
 
     @property
     def parts(self) -> tuple[NetworkFeatures, Mapping[int, NetworkFeatures]]:
-        """Feature maps of the public network and, by group, of the tuned networks; a merge is group 0."""
+        """Feature maps of the public network and, by group, of the tuned networks; a merged network has the key 0."""
         return self._public, self._parts
 
     def on(self, device: str) -> TunedFeatures:
@@ -272,9 +285,14 @@ class TunedFeatures(FeatureMap):
         return rows
 
     def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
-        """Yield the features of a client's samples; each network is checked at the end (see `NetworkFeatures`)."""
+        """Yield the rows and the features of a client's samples; the networks are checked as in `NetworkFeatures`."""
+        for part in (self._public, *self._parts.values()):
+            part.remember_first(x)
+        return self._public.run(partial(self._chunks_here, x))
+
+    def _chunks_here(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
         places = [slice(0, self.blocks.frozen), *(self.blocks.columns(group) for group in self._parts)]
-        parts = (part.chunks(x) for part in (self._public, *self._parts.values()))
+        parts = (part.chunks_here(x) for part in (self._public, *self._parts.values()))
         for pieces in zip(*parts, strict=True):
             rows = pieces[0][0]
             features = np.zeros((rows.stop - rows.start, self.features))

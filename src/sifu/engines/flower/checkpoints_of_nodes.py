@@ -39,7 +39,7 @@ class ShownCheckpoint:
         """Return the checkpoint and all key rotations as entries of a message's config; empty if nothing is signed.
 
         Args:
-            since: Number of an event that the client kept; the result then includes the links from it.
+            since: Number of an event that the client kept; the result then includes the links of later events.
         """
         status = os.stat(self._folder / HEAD_FILE)
         stamp = (status.st_ino, status.st_mtime_ns)
@@ -63,7 +63,7 @@ class ShownCheckpoint:
 
     @property
     def seq(self) -> int:
-        """Number of the event shown last."""
+        """Number of the latest event that was shown; 0 if nothing was."""
         return len(self._links)
 
 
@@ -77,7 +77,7 @@ Handler = Callable[[Message, Context], Message]
 
 
 def guard(app: ClientApp) -> ClientApp:
-    """Make every function of an app check the checkpoint of a message first."""
+    """Make every handler of an app, except the profile query, check the checkpoint of a message first."""
     for name, function in list(app._registered_funcs.items()):
         if name != PROFILE_QUERY:  # there may be no run yet
             app._registered_funcs[name] = partial(witness_mod, call_next=function)
@@ -87,12 +87,12 @@ def guard(app: ClientApp) -> ClientApp:
 
 
 def witness_mod(message: Message, context: Context, call_next: Handler) -> Message:
-    """Check and keep the signed head that a message shows, then call the app; this is a Flower client mod."""
-    look_at_checkpoint(message, context)
+    """Check and keep the signed head that a message shows, then call the app; usable as a Flower client mod."""
+    check_checkpoint(message, context)
     return call_next(message, context)
 
 
-def look_at_checkpoint(message: Message, context: Context) -> None:
+def check_checkpoint(message: Message, context: Context) -> None:
     """Keep the checkpoint of a message, or refuse the message if it contradicts the kept checkpoint."""
     config = message.content.get(CONFIG)
     text = config.get(CHECKPOINT) if isinstance(config, ConfigRecord) else None
@@ -125,8 +125,8 @@ def follow(
 ) -> None:
     """Refuse a checkpoint that is not signed, or that does not follow from the kept checkpoint.
 
-    A head with the kept number must equal the kept head, and a head with a lower number is refused. A later head must
-    be computable from the kept head and the links.
+    A head of the same event must equal the kept head, and a head of an earlier event is refused. A head of a later
+    event must be computable from the kept head and the links.
 
     Args:
         kept: The kept checkpoint; None if there is none.
@@ -189,7 +189,7 @@ def _rotations(config: ConfigRecord) -> list[dict[str, Any]]:
 
 
 def _links(config: ConfigRecord) -> tuple[int, list[Any]]:
-    """Return the first event and the links of a message; (0, []) if a link is malformed."""
+    """Return the event after which a message's links begin, and the links; (0, []) if a link is malformed."""
     try:
         first, links = int(config.get(LINKS_FROM, 0)), json.loads(str(config.get(LINKS, "[]")))  # type: ignore[arg-type]
         sound = isinstance(links, list) and all(
@@ -205,7 +205,7 @@ def _links(config: ConfigRecord) -> tuple[int, list[Any]]:
 
 
 def _kept_in_file(path: Path, run: str) -> dict[int, Checkpoint]:
-    """Return the checkpoints of a run in the file, by event number; incomplete lines are skipped."""
+    """Return the checkpoints of a run in the file, by event number; skip unreadable lines and invalid signatures."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Client side: functions that turn a training function or an existing ClientApp into a tracked client.
+"""Client side: functions that make a tracked client from a training function or from an existing ClientApp.
 
     app = client_app(lambda context: FunctionClient("hospital-a", len(y), train_arrays=my_training))
 
@@ -37,14 +37,13 @@ from sifu.errors import InputError
 
 USUAL_TRAINING = "train.default"
 """Flower's name of the function that answers `train` messages."""
-IN_THE_CLEAR = "this client sends masked updates only: the server must run with masked-updates = true"
 
 
 class LocalClient(Protocol):
     """Interface of a client on a node: profile, training and evaluation."""
 
     def profile(self, instruction: Instruction) -> WireProfile:
-        """Return name, samples, local steps, and bounds on the loss if there are any."""
+        """Return the name, the numbers of samples and local steps, and known bounds on the loss."""
         ...
 
     def train(self, model: Arrays, instruction: Instruction) -> tuple[Arrays, int]:
@@ -52,7 +51,7 @@ class LocalClient(Protocol):
         ...
 
     def evaluate(self, model: Arrays, instruction: Instruction) -> tuple[int, int, float]:
-        """Return samples, correct predictions and the summed loss."""
+        """Return the numbers of samples and of correct predictions, and the summed loss."""
         ...
 
 
@@ -62,7 +61,7 @@ MakeClient = Callable[[Context], LocalClient]
 def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientApp:
     """Make a ClientApp that takes part in rounds, masked or not.
 
-    The app keeps the signed ledger heads that the server shows, and takes no part in a fork (`checkpoints_of_nodes`).
+    The app keeps the signed ledger heads that the server shows, and refuses a forked history (`checkpoints_of_nodes`).
 
     Args:
         make_client: Function that makes the client. It is called for every message, since each message may reach a new
@@ -84,7 +83,7 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
     @app.train()
     def train(message: Message, context: Context) -> Message:
         if masked_only:
-            raise InputError(IN_THE_CLEAR)
+            raise InputError("this client sends masked updates only: the server must run with masked-updates = true")
         arrays, samples = trained(message, context)
         content = RecordDict(
             {
@@ -113,7 +112,7 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
 
 
 def _answering(app: ClientApp, profile: Callable[[Message, Context], Message]) -> ClientApp:
-    """Let the app answer a training message that asks for a profile, without `guard`: there may be no run yet."""
+    """Make the app answer training messages that ask for a profile, without `guard`, as there may be no run yet."""
     train = app._registered_funcs.get(USUAL_TRAINING)
     if train is None:
         return app
@@ -135,14 +134,14 @@ def add_profile(
     smoothness: float | None = None,
     curvature: float | None = None,
 ) -> ClientApp:
-    """Turn a ClientApp for Flower's usual messages into a tracked client, which also reports a profile and can mask.
+    """Turn a ClientApp for Flower's usual messages into a tracked client with a profile and masked updates.
 
     Args:
         app: The app to extend.
         name: Name of the client, or a function of the node's context if the same app runs on several nodes.
         samples: Number of samples, or a function of the node's context.
-        local_steps: Local steps of a round.
-        smoothness: Bound on the smoothness of the client's loss, if known.
+        local_steps: Number of local steps in a round.
+        smoothness: Upper bound on the smoothness of the client's loss, if known.
         curvature: Lower bound on the curvature of the client's loss, if known.
     """
 
@@ -188,7 +187,7 @@ class FunctionClient:
         return self.train_arrays(model), self.samples
 
     def evaluate(self, model: Arrays, instruction: Instruction) -> tuple[int, int, float]:
-        """Return samples, correct predictions and the summed loss."""
+        """Return the numbers of samples and of correct predictions, and the summed loss."""
         if self.evaluate_arrays is None:
             raise InputError("this client does not evaluate models")
         correct, loss_sum = self.evaluate_arrays(model)

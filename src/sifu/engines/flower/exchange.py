@@ -1,7 +1,7 @@
-"""Exchange of messages with clients: maps clients to nodes, matches replies to clients, and records missing replies.
+"""Exchange of messages with clients: lookup of their nodes, matching of replies, and records of missing replies.
 
-A client that is offline, late or fails is recorded as an `Incident` and has no reply. Excluded clients are never sent
-anything.
+A client that is offline, replies late or fails is recorded as an `Incident` and counts as a client without a reply.
+Excluded clients receive no messages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sifu.engines.flower.wire import (
     with_config,
 )
 from sifu.engines.plans import Instruction
-from sifu.engines.remote import RemoteFederation
+from sifu.engines.remote import NOWHERE, RemoteFederation
 from sifu.errors import InputError
 from sifu.theory.participation import ClientIndices
 
@@ -46,7 +46,7 @@ class KeyRoster:
         self.names: dict[str, str] = {fingerprint: name for name, fingerprint in keys.items()}
 
     def nodes(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the node of each online client in `names`; a key held by two nodes is not trusted."""
+        """Return the node of each online client in `names`, except clients whose key is used by two nodes."""
         nodes_of: dict[str, list[int]] = {}
         for node in self._grid.get_nodes():
             try:
@@ -61,7 +61,7 @@ class KeyRoster:
 class ClaimedRoster:
     """Clients identified by the name they claim: for demos and simulation, never certified above `conditional`.
 
-    `claims` maps nodes to the names they gave; `ask` asks nodes that connect later.
+    `claims` maps nodes to the names they claimed. `ask` returns the names claimed by nodes that connect later.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ClaimedRoster:
 
 
 Roster = KeyRoster | ClaimedRoster
-"""Lookup of the nodes of clients."""
+"""Lookup of clients' nodes by client name."""
 
 Answer = TypeVar("Answer")
 LONGEST_REASON = 200
@@ -97,14 +97,14 @@ class _Overdue:
 class Exchange:
     """Sender of messages over a grid that matches replies to clients."""
 
-    def __init__(self, grid: Grid, poll: float = 0.5) -> None:
+    def __init__(self, grid: Grid, poll: float) -> None:
         self._grid, self._poll = grid, poll
         self._overdue: dict[str, _Overdue] = {}
         self.received: dict[int, Message] | None = None
         """Last reply of each node, including errors; None if replies are not collected."""
 
     def busy(self) -> frozenset[int]:
-        """Return the clients that still owe a reply to a message that has not expired."""
+        """Return the clients that have not yet replied to a message that has not expired."""
         return frozenset(overdue.client for overdue in self._overdue.values())
 
     def late(self) -> list[tuple[int, float]]:
@@ -130,7 +130,7 @@ class Exchange:
             messages: One message per client.
             timeout: Seconds after which the exchange closes.
             read: Parser of a reply; may raise `InputError`.
-            expires: Seconds after sending until which a client without a reply counts as busy.
+            expires: Seconds after sending during which a client without a reply counts as busy.
             enough: Pairs of a set of clients and a number of replies. Once a set has sent this number of readable
                 replies, its other clients are late. Sets do not influence each other.
 
@@ -189,9 +189,6 @@ class Exchange:
 log = logging.getLogger(__name__)
 Answers = tuple[dict[int, Answer], dict[int, str]]
 """Parsed replies by client, and failure reasons for the rest."""
-NOWHERE = Position(0, 0)
-"""Position of messages that belong to no round, such as evaluations."""
-EVALUATION = "evaluation: "
 
 
 @dataclass(frozen=True)
@@ -199,16 +196,14 @@ class Patience:
     """Waiting times of the server, and the number of replies it needs.
 
     `timeout` is the time in seconds for the replies of a round or an evaluation. A round needs `min_replies` replies;
-    a minimum above 1 couples the clients, which certificates list as an assumption. After `rounds_without_answer` lost
-    rounds in a row training stops and can be resumed later. `pause` is the time between attempts, and `poll` the
-    polling interval. `wait` defines when a round closes early (`server.wait`). A round waits up to `absence` seconds
-    until `nodes` nodes, or all clients of the round if they are fewer, are connected: nodes need about a minute after a
-    restart of SuperLink.
+    a minimum above 1 couples the clients, which certificates list as an assumption. `pause` is the time between
+    attempts, and `poll` the polling interval. `wait` defines when a round closes early (`server.wait`). A round waits
+    up to `absence` seconds until `nodes` nodes, or all clients of the round if they are fewer, are connected: nodes
+    need about a minute to reconnect after a restart of SuperLink.
     """
 
     timeout: float = 600.0
     min_replies: int = 1
-    rounds_without_answer: int = 5
     pause: float = 5.0
     poll: float = 0.5
     wait: Wait = Wait()
@@ -217,14 +212,14 @@ class Patience:
 
 
 class Messenger:
-    """Message exchange with the clients of a federation by their indices."""
+    """Message exchange with the clients of a federation, which are addressed by index."""
 
     def __init__(self, federation: RemoteFederation, exchange: Exchange, roster: Roster, patience: Patience) -> None:
         self._federation, self._exchange, self._roster, self.patience = federation, exchange, roster, patience
         self.shown: ShownCheckpoint | None = None
-        """Ledger checkpoint shown in every message."""
+        """Ledger checkpoint that every message includes; None before there is one."""
         self.networks: Mapping[int, ArrayRecord] = {}
-        """Parameters tuned by each group, included in every message of statistics or evaluation."""
+        """Parameters tuned by each group, which messages for statistics and evaluations include."""
 
     def record(self, model: Vector) -> ArrayRecord:
         """Return a model as a Flower record."""
@@ -236,8 +231,8 @@ class Messenger:
         nodes = self._roster.nodes(list(names.values()))
         return {client: nodes[name] for client, name in names.items() if name in nodes}
 
-    def _nodes_if_any_come(self, clients: Sequence[int]) -> dict[int, int]:
-        """Return `nodes`, after waiting up to `absence` seconds until enough of them are connected."""
+    def _awaited_nodes(self, clients: Sequence[int]) -> dict[int, int]:
+        """Wait up to `absence` seconds until enough nodes are connected; return the result of `nodes`."""
         nodes, end = self.nodes(clients), time.monotonic() + self.patience.absence
         least = min(self.patience.nodes, len(clients))
         if len(nodes) < least and self.patience.absence:
@@ -251,15 +246,15 @@ class Messenger:
     def online(
         self, position: Position, clients: Iterable[int] | ClientIndices, everybody: bool = False
     ) -> dict[int, int]:
-        """Return the nodes of online clients sorted by client, and note offline, busy and late clients.
+        """Return the nodes of online clients sorted by client; record offline, busy and late clients as incidents.
 
-        Busy clients are included only with `everybody`.
+        Busy clients are included only if `everybody` is true.
         """
         note = self._federation.note
         for client, seconds in self._exchange.late():
             note(position, client, f"{LATE}its answer to an earlier round came {seconds:.1f} s too late, refused")
         reachable, busy = self._federation.may_ask(clients), frozenset() if everybody else self._exchange.busy()
-        nodes = self._nodes_if_any_come(reachable)
+        nodes = self._awaited_nodes(reachable)
         for client in reachable:
             if client not in nodes:
                 note(position, client, "its node is not there")
@@ -316,7 +311,7 @@ class Messenger:
             messages: One message per client.
             read: Parser of a reply.
             together: Groups of clients that the spec's `server.wait` applies to: a group closes once enough of its
-                members have replied. Groups do not influence each other, and all other clients are awaited.
+                members have replied. Groups do not influence each other. For other clients, only the timeout applies.
 
         Returns:
             The parsed replies by client, and the failure reasons for the rest.
@@ -355,17 +350,14 @@ class Messenger:
         doing: str = "",
         together: Sequence[Collection[int]] = (),
     ) -> dict[int, Answer]:
-        """Send messages as `try_to_ask` does, and note the clients without a reply.
+        """Return the parsed replies of `try_to_ask`; record an incident for each client without a reply.
 
         Args:
             messages: One message per client.
             read: Parser of a reply.
-            position: Branch and round of the notes.
-            doing: Prefix of the notes.
+            position: Branch and round of the incidents.
+            doing: Prefix of the incidents' descriptions.
             together: Groups of clients, as in `try_to_ask`.
-
-        Returns:
-            The parsed replies by client.
         """
         answers, failed = self.try_to_ask(messages, read, together)
         for client, why in sorted(failed.items()):

@@ -1,15 +1,15 @@
-"""Records of exchanges with clients for Flower strategies, and the sample of clients that evaluates a model."""
+"""Reports of a round's messages to a Flower strategy, and the sample of clients that evaluate a model."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import Message
 
-from sifu.core.engine import Incident, Position, Rejection
+from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.theory.participation import Participation, base_key, place_key
 
@@ -31,35 +31,8 @@ class Exchanged:
     errors: tuple[Message, ...] = ()
     notes: tuple[str, ...] = ()
 
-    @staticmethod
-    def of(
-        kind: str,
-        position: Position,
-        nodes: Mapping[int, int],
-        received: Mapping[int, Message],
-        taken: Iterable[int],
-        incidents: Iterable[Incident],
-        rejections: Iterable[Rejection] = (),
-    ) -> Exchanged:
-        """Make the record of one exchange.
 
-        Args:
-            kind: Training or evaluation.
-            position: Branch and round.
-            nodes: Node of each client that was asked.
-            received: Replies by node.
-            taken: Clients whose replies count.
-            incidents: Incidents of the exchange.
-            rejections: Rejected replies.
-        """
-        counting = list(taken)
-        notes = [f"{incident.client}: {incident.what}".removeprefix(": ") for incident in incidents]
-        notes += [f"{rejection.client}: refused, {rejection.reason}" for rejection in rejections]
-        counted = tuple(received[nodes[client]] for client in counting if nodes[client] in received)
-        errors = tuple(reply for reply in received.values() if reply.has_error())
-        return Exchanged(kind, position, len(nodes), len(counting), counted, errors, tuple(notes))
-
-
+@dataclass(frozen=True)
 class Reporter:
     """Listener to a federation's exchanges; both functions are called in every round.
 
@@ -67,8 +40,8 @@ class Reporter:
     receives the replies.
     """
 
-    def __init__(self, before: Callable[[str, Position, int, int], None], after: Callable[[Exchanged], None]) -> None:
-        self.before, self.after = before, after
+    before: Callable[[str, Position, int, int], None]
+    after: Callable[[Exchanged], None]
 
 
 @dataclass(frozen=True)
@@ -83,7 +56,7 @@ class EvaluationSample:
         return min(clients, max(int(clients * self.fraction), self.least))
 
     def draw(self, clients: Sequence[int], seed: int, model: Vector) -> list[int]:
-        """Return the evaluating clients, sorted; the same model is always evaluated by the same clients."""
+        """Return the clients that evaluate the model, sorted; equal arguments give the same clients."""
         count = self.size(len(clients))
         if count == len(clients):
             return sorted(clients)

@@ -1,21 +1,16 @@
-"""Flower engine: sifu's own round loop over a `Grid`, with the same protocol as the embedded simulator.
+"""Flower engine: rounds over a `Grid`, with the same protocol as the embedded simulator.
 
 A round draws its participants with the same keys as every engine, asks the drawn clients whose node is connected, and
-averages the replies that arrive in time (`sifu.core.round`). A client that is offline, late or fails counts as absent,
-which is recorded (`take_incidents`). Every reply is checked before it affects the model. Refusals are recorded, and
-`server.rejected` determines how the round continues.
+averages the replies that arrive in time (`sifu.core.round`). A round with fewer than `min_replies` replies is dropped:
+it has no participants and leaves the model unchanged.
 
 No client belongs to two groups, so the members of all groups are asked at once and the replies are sorted by group.
-Each group gets the same bits from its replies as if it trained alone. S groups thus take as long as one.
+Several groups thus take about as long as one, and each group's result is, bit for bit, the same as if it trained alone.
 
-In open rounds the server sees every client's model (`sifu.engines.remote.OpenRound`). A round with fewer than
-`min_replies` replies is dropped: it has no participants and leaves the model unchanged.
-
-In a `MaskedRound` the server learns the participants, the mean, and one number from each client. A client that is not
-ready in time counts as absent. From then on every ready client is needed, because the masks cancel only in the sum over
-all of them. A round is therefore dropped if a masked update is missing or does not fit the range. A client whose drift
-does not arrive remains a participant, and its drift is recorded as infinite: its Psi is unbounded, never zero. Groups
-are not asked for drifts, because their rounds are recorded by their models and Psi begins after the merge.
+In an `OpenRound` the server sees every client's model. In a `MaskedRound` it learns the participants, the mean, and one
+number from each client, its drift. A client whose drift does not arrive remains a participant, and its drift is
+recorded as infinite: its Psi is unbounded, never zero. Members of separate groups are not asked for drifts, because Psi
+begins after the groups' models are merged.
 """
 
 from __future__ import annotations
@@ -32,17 +27,10 @@ from numpy.typing import NDArray
 from sifu.core.engine import EvaluatesSeveral, Evaluation, Position, RoundResult
 from sifu.core.layout import ModelLayout, ModelPieces, Vector
 from sifu.core.replies import Reply, vector_refusal
-from sifu.core.round import RoundSetup, listed, run_round
+from sifu.core.round import RoundSetup, run_round
 from sifu.core.round_stream import RoundsWanted, RunsAhead, StreamedRound, rounds_one_by_one
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
-from sifu.engines.flower.exchange import (
-    EVALUATION,
-    NOWHERE,
-    Exchange,
-    Messenger,
-    Patience,
-    Roster,
-)
+from sifu.engines.flower.exchange import Exchange, Messenger, Patience, Roster
 from sifu.engines.flower.exchanged import EvaluationSample, Exchanged, Reporter
 from sifu.engines.flower.wire import (
     DRIFT_QUERY,
@@ -63,6 +51,7 @@ from sifu.engines.masked_updates import MaskedRound, Ready, masked_facts
 from sifu.engines.remote import (
     ATTEMPTS,
     NO_SCORE,
+    NOWHERE,
     Blueprint,
     OpenRound,
     RemoteFederation,
@@ -79,7 +68,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 MOST_AT_ONCE = 1 << 24
-"""Maximum number of parameters of all models in one message; larger models are sent separately."""
+"""Maximum number of parameters of all models in one message; a larger model is sent alone."""
 
 
 class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
@@ -90,28 +79,27 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         grid: Grid,
         roster: Roster,
         blueprint: Blueprint,
-        patience: Patience | None = None,
+        patience: Patience,
         *,
         masked: bool = False,
         exchange: Exchange | None = None,
     ) -> None:
-        self._patience, self._masked = patience or Patience(), masked
-        self._exchange = exchange or Exchange(grid, self._patience.poll)
-        self._messenger = Messenger(self, self._exchange, roster, self._patience)
+        self._masked, self.pause = masked, patience.pause
+        self._exchange = exchange or Exchange(grid, patience.poll)
+        self._messenger = Messenger(self, self._exchange, roster, patience)
         self.after_round: Callable[[Position, ArrayRecord], None] | None = None
         self.reporter: Reporter | None = None
         self.evaluation_sample = EvaluationSample()
         self._position = NOWHERE
-        self.least = max(self._patience.min_replies, LEAST_MASKED if masked else 1)
-        facts = blueprint.facts
-        # Without one client, the round might not have counted, or another client's reply might have counted. Clients
-        # are therefore coupled, which certificates list as an assumption.
+        self.least = max(patience.min_replies, LEAST_MASKED if masked else 1)
+        # Without one client, a round might have been dropped, or another client's late reply might have counted.
+        # Clients are therefore coupled, which certificates list as an assumption.
         coupled = []
-        if self._patience.min_replies > 1:
-            coupled.append(f"{MINIMUM_OF_ANSWERS} {self._patience.min_replies} answers a round")
-        if self._patience.wait.closes_early:
+        if patience.min_replies > 1:
+            coupled.append(f"{MINIMUM_OF_ANSWERS} {patience.min_replies} answers a round")
+        if patience.wait.closes_early:
             coupled.append(CLOSED_EARLY)
-        facts = replace(facts, outside=(*facts.outside, *coupled))
+        facts = replace(blueprint.facts, outside=(*blueprint.facts.outside, *coupled))
         super().__init__(blueprint, masked_facts(blueprint, facts, "masked-updates = false") if masked else facts)
 
     def record(self, model: Vector) -> ArrayRecord:
@@ -123,33 +111,27 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         self._messenger.shown = shown
 
     def run_together(self, setups: Sequence[RoundSetup], *, separate: bool) -> list[RoundResult]:
-        """Run one round per setup in the same messages; masked rounds of groups skip the drifts."""
+        """Run one round per setup at the same time; clients of separate groups are not asked for their drifts."""
         drawn, position = [self.draw(setup) for setup in setups], setups[0].position
         self._position, noted = position, len(self.incidents)
         everyone = sorted(int(client) for members in drawn for client in members)
         online = self._messenger.online(position, everyone) if everyone else {}
         there = [{client: online[client] for client in members.tolist() if client in online} for members in drawn]
-        messages: dict[int, Message] = {}
         members_of = (setup.active.index if isinstance(setup.active, Places) else setup.active for setup in setups)
         self._begin_report(TRAIN, online, sum(len(members) for members in members_of))
         if self._masked:
-            pairs = zip(setups, there, strict=True)
-            rounds = [FlowerMaskedRound(self, setup, nodes, wants_drifts=not separate) for setup, nodes in pairs]
-            for masked_round in rounds:
-                messages |= masked_round.preparation()
-            ready = self._messenger.ask(messages, read_ready, position, together=there)
-            messages = {}
-            for masked_round, members in zip(rounds, drawn, strict=True):
-                if members.size:
-                    messages |= masked_round.key_messages(ready)
-            size = self.layout.size + 1
-            words = self._messenger.ask(messages, lambda reply: read_masked(reply, size), position)
-            results = []
-            for masked_round, setup, members in zip(rounds, setups, drawn, strict=True):
-                masked_round.add_up(words)
-                results.append(run_round(masked_round, setup, members))
-            self._end_report(TRAIN, online, noted, results)
-            return results
+            results = self._run_masked(setups, drawn, there, wants_drifts=not separate)
+        else:
+            results = self._run_open(setups, drawn, there)
+        self._end_report(TRAIN, online, noted, results)
+        return results
+
+    def _run_open(
+        self, setups: Sequence[RoundSetup], drawn: Sequence[ClientIndices], there: Sequence[Mapping[int, int]]
+    ) -> list[RoundResult]:
+        """Run rounds in which the server sees every model; `there` maps each round's connected clients to nodes."""
+        position = self._position
+        messages: dict[int, Message] = {}
         for setup, nodes in zip(setups, there, strict=True):
             messages |= self._messenger.messages(nodes, self._messenger.record(setup.start), position, TRAIN)
         answers = self._messenger.ask(messages, lambda reply: read_model(reply, self.layout), position, together=there)
@@ -158,7 +140,33 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
             answered = [(client, *answers.pop(client)) for client in nodes if client in answers]
             replies = [Reply(client, position, samples, model, owned=True) for client, model, samples in answered]
             results.append(run_round(OpenRound(self, replies), setup, members))
-        self._end_report(TRAIN, online, noted, results)
+        return results
+
+    def _run_masked(
+        self,
+        setups: Sequence[RoundSetup],
+        drawn: Sequence[ClientIndices],
+        there: Sequence[Mapping[int, int]],
+        *,
+        wants_drifts: bool,
+    ) -> list[RoundResult]:
+        """Run rounds of masked updates; all clients prepare before any of them sends its update."""
+        rounds = [FlowerMaskedRound(self, *pair, wants_drifts) for pair in zip(setups, there, strict=True)]
+        position = self._position
+        messages: dict[int, Message] = {}
+        for masked_round in rounds:
+            messages |= masked_round.preparation()
+        ready = self._messenger.ask(messages, read_ready, position, together=there)
+        messages = {}
+        for masked_round, members in zip(rounds, drawn, strict=True):
+            if members.size:
+                messages |= masked_round.key_messages(ready)
+        size = self.layout.size + 1
+        words = self._messenger.ask(messages, lambda reply: read_masked(reply, size), position)
+        results = []
+        for masked_round, setup, members in zip(rounds, setups, drawn, strict=True):
+            masked_round.add_up(words)
+            results.append(run_round(masked_round, setup, members))
         return results
 
     def _begin_report(self, kind: str, nodes: Mapping[int, int], known: int) -> None:
@@ -176,21 +184,24 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
     ) -> None:
         """Report the replies of `nodes`.
 
-        Clients in `results` or `scored` count as used; incidents since `noted` explain why others do not.
+        Replies of the clients in `results` or `scored` count; incidents since `noted` explain why others do not.
         """
         if self.reporter:
-            shown = {} if self._masked and kind == TRAIN else self._exchange.received or {}
+            received = {} if self._masked and kind == TRAIN else self._exchange.received or {}
             taken = [*scored, *(int(client) for result in results for client in result.participants)]
+            counted = tuple(received[nodes[client]] for client in taken if nodes[client] in received)
+            errors = tuple(reply for reply in received.values() if reply.has_error())
+            notes = [f"{incident.client}: {incident.what}".removeprefix(": ") for incident in self.incidents[noted:]]
             rejections = [rejection for result in results for rejection in result.rejections]
-            incidents = self.incidents[noted:]
-            self.reporter.after(Exchanged.of(kind, self._position, nodes, shown, taken, incidents, rejections))
+            notes += [f"{rejection.client}: refused, {rejection.reason}" for rejection in rejections]
+            self.reporter.after(Exchanged(kind, self._position, len(nodes), len(taken), counted, errors, tuple(notes)))
         self._exchange.received = None
 
     def run_rounds(
         self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
     ) -> Iterator[StreamedRound]:
-        """Yield rounds one after another; raise after several lost rounds in a row, naming the clients' errors."""
-        lost_in_a_row = 0
+        """Yield rounds one after another; after several lost rounds in a row, raise an error with the reasons."""
+        self._lost_in_a_row = 0
         rounds = rounds_one_by_one(self, model, position, active, wanted, self._evaluation_if_any)
         for number, done in enumerate(rounds, position.round):
             here = Position(position.branch, number)
@@ -200,14 +211,9 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
             if self.after_round is not None:
                 self.after_round(here, self.record(done.fetch_model()))
             yield done  # the consumer also clears the incidents
-            lost_in_a_row = lost_in_a_row + 1 if done.lost else 0
-            if lost_in_a_row >= self._patience.rounds_without_answer:
-                raise NoClientResponseError(
-                    f"{lost_in_a_row} rounds in a row were lost because no client's training could be used "
-                    f"({listed(reasons)}): every round is saved; check the clients and start the run again to continue"
-                )
+            self._count_lost(done.lost, reasons, "the run")
             if done.lost:
-                time.sleep(self._patience.pause)
+                time.sleep(self.pause)
 
     def _evaluation_if_any(self, model: Vector, clients: ClientIndices) -> Evaluation | None:
         evaluation = self._evaluate([model], clients, reported=True)[0]
@@ -216,7 +222,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
-        """Return theta_i - model of each client; all are needed, so each is asked up to three times."""
+        """Return one row theta_i - model per client; all must reply, so each client is asked up to `ATTEMPTS` times."""
         if self._masked:
             raise InputError("this method needs the update of each client, which the server of a masked run never sees")
         start = self.layout.own_copy(model)
@@ -225,7 +231,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
             missing = [int(client) for client in clients if int(client) not in models]
             if missing:
                 if attempt:
-                    time.sleep(self._patience.pause)
+                    time.sleep(self.pause)
                 nodes = self._messenger.online(position, missing, everybody=True)
                 messages = self._messenger.messages(nodes, self._messenger.record(start), position, TRAIN, steps)
                 answers = self._messenger.ask(messages, lambda reply: read_model(reply, self.layout), position)
@@ -241,7 +247,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         return np.stack(rows) if rows else np.zeros((0, start.size), dtype=self.layout.dtype)
 
     def _usable(self, position: Position, client: int, start: Vector, vector: ModelPieces, samples: int) -> bool:
-        """Return whether a reply may be used; if not, note the reason."""
+        """Return whether a reply may be used; if not, record the reason as an incident."""
         mine = self.clients[client].samples
         why = "wrong samples" if samples != mine else vector_refusal(vector, start, self.layout)
         if why is not None:
@@ -255,7 +261,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         """
         for attempt in range(ATTEMPTS):
             if attempt:
-                time.sleep(self._patience.pause)
+                time.sleep(self.pause)
             evaluation = self._evaluate([model], clients)[0]
             if evaluation.samples.any() or not (self.evaluates and self.may_ask(clients)):
                 return evaluation
@@ -269,7 +275,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         return self.evaluation_sample.size(len(self.clients)) == len(self.clients)
 
     def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
-        """Evaluate several models, in few messages if clients support it; clients without a reply have no samples."""
+        """Evaluate several models, in fewer messages if all clients support it; missing replies count zero samples."""
         count = max(1, MOST_AT_ONCE // self.layout.size) if self.blueprint.several else 1
         kind, waiting = EVALUATE_SEVERAL if count > 1 else EVALUATE, iter(models)
         evaluations: list[Evaluation] = []
@@ -280,10 +286,10 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
     def _evaluate(
         self, models: Sequence[Vector], clients: ClientIndices, kind: str = EVALUATE, *, reported: bool = False
     ) -> list[Evaluation]:
-        """Evaluate each model with one message per client; only `EVALUATE_SEVERAL` takes more than one model."""
+        """Evaluate all models with one message per client; only `EVALUATE_SEVERAL` allows more than one model."""
         answers: dict[int, list[Score]] = {}
         if self.evaluates:
-            busy = self._exchange.busy()  # these are still in a round: a node handles one message at a time
+            busy = self._exchange.busy()  # skip these, because a node handles one message at a time
             nodes = {client: node for client, node in self._messenger.nodes(clients).items() if client not in busy}
             sample = self.evaluation_sample.draw(list(nodes), self.blueprint.seed, models[0])
             nodes, noted = {client: nodes[client] for client in sample}, len(self.incidents)
@@ -296,7 +302,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
             answers = self._messenger.ask(
                 messages,
                 lambda reply: read_scores(reply, len(models)) if several else [read_score(reply, metrics)],
-                doing=EVALUATION,
+                doing="evaluation: ",
                 together=[list(messages)],
             )
             if reported:
@@ -318,12 +324,12 @@ class FlowerMaskedRound(MaskedRound):
         self._messenger, self._nodes, self._wants_drifts = engine._messenger, nodes, wants_drifts
 
     def preparation(self) -> dict[int, Message]:
-        """Return the messages that make clients train and report their samples and whether their update fits."""
+        """Return the messages that ask clients to train and to reply with a `Ready`."""
         model = arrays_record(self.layout, self._setup.start)
         return self._messenger.messages(self._nodes, model, self._setup.position, PREPARE, more=self.numbers)
 
     def key_messages(self, answers: Mapping[int, Ready]) -> dict[int, Message]:
-        """Decide who takes part, and return the messages with all keys; empty if the round is dropped."""
+        """Determine the participants, and return the messages with all keys; return none if the round is dropped."""
         keys = self.settle(answers)
         more = {**self.numbers, "clients": list(keys), "keys": list(keys.values())}
         nodes = {client: self._nodes[client] for client in keys}
@@ -333,7 +339,7 @@ class FlowerMaskedRound(MaskedRound):
         """Return each participant's reported distance to the mean; infinite if it reports none."""
         if not self._wants_drifts:
             return super()._drifts(mean)
-        # Always in float64: rounded to float32 it would differ from the mean that is applied.
+        # Send the mean as float64: rounded to float32, it would differ from the mean that is applied.
         record = arrays_record(ModelLayout(self.layout.names, self.layout.shapes, "float64"), mean)
         position = self._setup.position
         drifts: dict[int, float] = {}
@@ -342,7 +348,7 @@ class FlowerMaskedRound(MaskedRound):
             missing = {client: self._nodes[client] for client in self._ready if client not in drifts}
             if missing:
                 if attempt:
-                    time.sleep(self._messenger.patience.pause)
+                    time.sleep(self._engine.pause)
                 messages = self._messenger.messages(missing, record, position, DRIFT_QUERY)
                 answers, why = self._messenger.try_to_ask(messages, lambda reply: read_drift(reply, position))
                 drifts |= answers

@@ -1,22 +1,18 @@
-"""Secure aggregation of updates and statistics: pairwise masks modulo 2^64 over integers.
-
-See docs/theory.md, section 11. Every two participants of a round share a secret (X25519, with keys made for this round
-only) and expand it to a vector (HKDF-SHA256, then ChaCha20). One participant adds the vector to its numbers and the
-other subtracts it, so that only the sum of all updates can be read. If a participant is missing, nothing can be decoded
-and the round is dropped. A client refuses to send an update that exceeds the range; nothing is clipped.
+"""A node's answers to messages of masked rounds and of closed-form heads (docs/theory.md, section 11).
 
 An update takes three messages, and the local model never leaves the client:
 
-1. `train.sifu_prepare`: train, keep theta_c and its update, answer with a key made for this round.
-2. `train.sifu_masked`: answer with the masked update, given the keys of all participants.
+1. `train.sifu_prepare`: train, keep theta_c and its update, and answer with a key made for this round.
+2. `train.sifu_masked`: answer with the masked update, given the keys of all participants. An update that exceeds the
+   range is not sent, and nothing is clipped.
 3. `query.sifu_drift`: given the mean, answer with drift_c = ||theta_c - mean||. A client answers for one mean per
    round, since distances to many points would reveal theta_c itself.
 
 Statistics of a closed-form head take only the first two messages. If a round is repeated because another client went
 missing, the client reuses the statistics it kept and makes a new key.
 
-State between two messages is in `Context.state`, which a node keeps in memory for the run. A restarted node has lost
-it and reports that. Its drift is then unknown, and the server treats its Psi as unbounded.
+State between two messages is stored in `Context.state`, which a node keeps in memory for the run. A restarted node has
+lost this state and answers with an error. Its drift is then unknown, and the server treats its Psi as unbounded.
 """
 
 from __future__ import annotations
@@ -48,15 +44,16 @@ from sifu.engines.flower.wire import (
     statistics_arrays,
 )
 from sifu.engines.masked_updates import prepared_update
-from sifu.engines.masks import counted_words, in_order, mask, networks_digest, new_secret, public_part
+from sifu.engines.masks import counted_words, in_order, mask, mask_context, networks_digest, new_secret, public_part
 from sifu.engines.plans import KEY, MASKED, WORDS, Arrays, Origin
 from sifu.errors import InputError
 from sifu.theory.closed_form import Rows, Statistics
 from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up, up
 
 Train = Callable[[Message, Context], tuple[Arrays, int]]
+"""Function that trains and returns the trained arrays and the number of samples."""
 UPDATE, HEAD = "sifu-round", "sifu-statistics"
-"""Names in `Context.state` of the values kept for updates and for statistics; their arrays are in other records."""
+"""Names in `Context.state` of the values kept for updates and for statistics; `_keep` stores arrays separately."""
 
 
 def _keep(context: Context, name: str, arrays: Mapping[str, Any], **values: Any) -> bytes:
@@ -68,12 +65,12 @@ def _keep(context: Context, name: str, arrays: Mapping[str, Any], **values: Any)
 
 
 def _kept(message: Message, context: Context, name: str) -> tuple[ConfigRecord, Arrays]:
-    """Return the state kept for the round of this message."""
+    """Return the values and arrays kept for the round of this message; raise `InputError` if there are none."""
     kept, arrays = context.state.get(name), context.state.get(f"{name}-{ARRAYS}")
     position = instruction_of(message).position
     same = isinstance(kept, ConfigRecord) and kept.get("place") == _place(message)
     if not same or not isinstance(kept, ConfigRecord) or not isinstance(arrays, ArrayRecord):
-        raise InputError(f"nothing of round {position.branch}.{position.round} is stored here: this node was restarted")
+        raise InputError(f"this node has no state of round {position.branch}.{position.round}: it was restarted")
     return kept, arrays_of(arrays)
 
 
@@ -93,20 +90,15 @@ def _send_masked(message: Message, context: Context, name: str) -> Message:
     if WORDS not in arrays:
         raise InputError("the update does not fit the range: it was not sent")
     keys: dict[int, bytes] = dict(zip(config["clients"], config["keys"], strict=True))  # type: ignore[arg-type]
-    label = (b"statistics " if name == HEAD else b"") + b"%d.%d" % (position.branch, position.round)
-    sent = mask(arrays[WORDS].view(np.uint64), bytes(kept["secret"]), instruction.client, keys, label)  # type: ignore[arg-type]
+    context_of_masks = mask_context(position, of_statistics=name == HEAD)
+    sent = mask(arrays[WORDS].view(np.uint64), bytes(kept["secret"]), instruction.client, keys, context_of_masks)  # type: ignore[arg-type]
     # Delete the key, so that no message can make this client mask the same round twice with it.
     context.state[name] = ConfigRecord({key: value for key, value in kept.items() if key != "secret"})
     return Message(RecordDict({ARRAYS: ArrayRecord({MASKED: Array(sent)})}), reply_to=message)
 
 
 def add_masking(app: ClientApp, train: Train) -> ClientApp:
-    """Register the handlers of masked rounds with an app.
-
-    Args:
-        app: The app to extend.
-        train: Its usual training, which returns arrays and a number of samples.
-    """
+    """Register the handlers of masked rounds with an app; `train` is its usual training."""
 
     @app.train(PREPARE.partition(".")[2])
     def prepare(message: Message, context: Context) -> Message:
@@ -136,7 +128,7 @@ def add_masking(app: ClientApp, train: Train) -> ClientApp:
         drift = up(norm_up(exact - mean) + 4.0 * UNIT_ROUNDOFF * (norm_up(mean) + norm_up(exact)))
         digest = hashlib.sha256(np.ascontiguousarray(mean).data).hexdigest()
         if kept.get("mean", digest) != digest:
-            raise InputError("this client already told its distance to another mean of the round")
+            raise InputError("this client has already reported its distance to another mean of the round")
         context.state[UPDATE] = ConfigRecord({**kept, "mean": digest})
         metrics = MetricRecord({DRIFT: drift, "branch": position.branch, "round": position.round})
         return Message(RecordDict({METRICS: metrics}), reply_to=message)
@@ -145,20 +137,17 @@ def add_masking(app: ClientApp, train: Train) -> ClientApp:
 
 
 def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, masked_only: bool) -> ClientApp:
-    """Register the handlers of closed-form heads with an app.
+    """Register the handlers of closed-form heads with an app; with `masked_only`, refuse to send unmasked statistics.
 
-    Args:
-        app: The app to extend.
-        make_client: Function that makes the client, which must have a method `statistics`.
-        masked_only: True to refuse to send unmasked statistics.
+    Only a client with a method `statistics` can answer.
     """
 
     def computed(message: Message, context: Context) -> tuple[Statistics | Rows, Origin]:
         client: Any = make_client(context)
         if not hasattr(client, "statistics"):
             raise InputError("this client computes no statistics: a head in closed form needs a ReadyClient")
-        statistics, features = client.statistics(instruction_of(message))
-        return statistics, Origin(statistics.samples, features, statistics.fixed.describe())
+        sent: tuple[Statistics | Rows, Origin] = client.statistics(instruction_of(message))
+        return sent
 
     @app.train(STATISTICS.partition(".")[2])
     def in_the_clear(message: Message, context: Context) -> Message:

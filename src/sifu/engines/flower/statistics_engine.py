@@ -1,4 +1,4 @@
-"""Flower engines for closed-form heads: clients' nodes compute statistics, and a round solves for the head."""
+"""Flower engines for closed-form heads, whose statistics are computed on the clients' nodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FlowerStatistics(RemoteStatistics, FlowerFederation):
     """`RemoteStatistics` for Flower nodes."""
 
     def reachable(self, clients: Sequence[int]) -> list[int]:
-        """Return the clients whose node is online and may be asked."""
+        """Return the clients that may be asked and whose node is online."""
         return sorted(self._messenger.nodes(clients)) if clients else []
 
     def _ask_statistics(self, clients: Sequence[int], position: Position) -> dict[int, tuple[Origin, Sent] | Reason]:
@@ -54,10 +54,6 @@ class MaskedFlowerStatistics(MaskedRemoteStatistics, FlowerStatistics):
 
     unmasked = unmasked_setting(FLOWER)
 
-    def __init__(self, grid: Grid, roster: Roster, blueprint: Blueprint, patience: Patience | None = None) -> None:
-        super().__init__(grid, roster, blueprint, patience)
-        self.pause = self._patience.pause
-
     def _ask_keys(self, clients: Sequence[int], position: Position) -> Mapping[int, tuple[Origin, bytes]]:
         messages = self._messages(clients, position, PREPARE_STATISTICS)
         return self._messenger.ask(messages, read_prepared, position, "statistics: ")
@@ -74,7 +70,7 @@ class MaskedFlowerStatistics(MaskedRemoteStatistics, FlowerStatistics):
 
 
 class TunedFlowerStatistics(TunedRemoteStatistics, FlowerStatistics):
-    """`TunedRemoteStatistics` for Flower nodes; a client that is busy in one kind of round is busy in the other."""
+    """`TunedRemoteStatistics` for Flower nodes; tuning and statistics share the list of busy clients."""
 
     tuning: FlowerFederation
 
@@ -83,7 +79,7 @@ class TunedFlowerStatistics(TunedRemoteStatistics, FlowerStatistics):
         grid: Grid,
         roster: Roster,
         blueprint: Blueprint,
-        patience: Patience | None = None,
+        patience: Patience,
         *,
         masked_updates: bool = False,
     ) -> None:
@@ -96,33 +92,33 @@ class TunedFlowerStatistics(TunedRemoteStatistics, FlowerStatistics):
         self._messenger.networks = {group: self.tuning.record(network) for group, network in networks.items()}
 
     def show_checkpoints(self, shown: ShownCheckpoint) -> None:
-        """Include ledger checkpoints in messages of both kinds."""
+        """Include the latest signed ledger head in all later messages of statistics and of tuning."""
         super().show_checkpoints(shown)
         self.tuning.show_checkpoints(shown)
 
 
 class MaskedTunedFlowerStatistics(TunedFlowerStatistics, MaskedFlowerStatistics):
-    """A `TunedFlowerStatistics` in which the server learns only the sum of statistics."""
+    """Variant of `TunedFlowerStatistics` in which the server learns only the sum of statistics."""
 
 
 def make_federation(
     grid: Grid,
     roster: Roster,
     blueprint: Blueprint,
-    patience: Patience | None = None,
+    patience: Patience,
     *,
     masked_updates: bool = False,
     masked_statistics: bool = True,
 ) -> FlowerFederation:
-    """Make the engine of a blueprint.
+    """Return the Flower engine for a blueprint.
 
     Args:
         grid: Flower's grid.
         roster: Lookup of the clients' nodes.
         blueprint: Description of the training.
         patience: Waiting times.
-        masked_updates: True if single clients' updates are hidden from the server.
-        masked_statistics: True if single clients' statistics are hidden from the server.
+        masked_updates: True to hide the updates of individual clients from the server.
+        masked_statistics: True to hide the statistics of individual clients from the server.
     """
     if blueprint.head is None:
         return FlowerFederation(grid, roster, blueprint, patience, masked=masked_updates)

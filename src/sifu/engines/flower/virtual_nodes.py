@@ -22,7 +22,7 @@ __all__ = ["Patience", "ReadyClient", "client_app", "engine_of_nodes"]
 
 
 def engine_of_nodes(grid: Grid, spec: Spec, names: Sequence[str], preprocessing: str, patience: Patience) -> Engine:
-    """Make an engine of the nodes that hold the data of these clients.
+    """Return an engine for the nodes that hold the data of these clients.
 
     The names that nodes report are trusted, which is justified only if this program started all nodes.
 

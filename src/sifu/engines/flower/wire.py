@@ -2,14 +2,13 @@
 
 A training message holds `arrays` and `config`. Its reply holds `arrays` and `metrics` with `num-examples`, as in
 Flower's FedAvg, so an unmodified ClientApp of any framework can take part. Fields specific to sifu are in `config`
-(branch, round, client index, local steps, the plan as JSON). There is one additional query, sent once per client: its
-profile.
+(branch, round, client index, local steps, the plan as JSON). One additional query asks each client for its profile.
 
 Clients of a closed-form head send statistics unmasked in one step, or masked in two steps. Unmasked, a client answers
-`STATISTICS` with its integer words (`sifu.theory.closed_form.sums`). Masked, the client computes them on
+`STATISTICS` with its integer words (`sifu.theory.closed_form.sums`). Masked, the client computes the words on
 `PREPARE_STATISTICS` and answers with a key for the round. On `SEND_MASKED_STATISTICS` it receives all clients' keys
-and answers with masked words, of which only the sum over all clients can be read. In both cases the reply names the
-feature map and the number format, so that the server never adds incompatible statistics.
+and answers with masked words, of which only the sum over all clients can be read. The reply to `STATISTICS` or
+`PREPARE_STATISTICS` names the feature map and the number format, so that the server never adds incompatible statistics.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from sifu.engines.plans import (
     Sent,
     WireProfile,
 )
-from sifu.engines.remote import USUAL_METRICS, MetricNames, Score
+from sifu.engines.remote import NOWHERE, MetricNames, Score
 from sifu.errors import InputError
 from sifu.theory.arrays import Words
 from sifu.theory.closed_form import Rows, Statistics
@@ -59,14 +58,14 @@ TRAIN, EVALUATE = "train", "evaluate"
 EVALUATE_SEVERAL = "evaluate.sifu_several"
 """Evaluation of several models, in `arrays-0`, `arrays-1`, ...; sent only to clients whose profile sets `several`."""
 PREPARE, MASKED_TRAIN, DRIFT_QUERY = "train.sifu_prepare", "train.sifu_masked", "query.sifu_drift"
-"""The three messages of a masked round; a ClientApp that does not know them never answers them unmasked."""
+"""The three messages of a masked round; a ClientApp without handlers for them never sends an unmasked update."""
 DRIFT = "drift"
 CHECKPOINT, ROTATIONS = "checkpoint", "key-rotations"
 """Keys in `config` of every message of a run: the latest signed ledger head and the key rotations, as JSON."""
 LINKS, LINKS_FROM = "ledger-links", "ledger-links-from"
-"""Proof that the head extends event `ledger-links-from`: [time, kind, commitment] of every event since, as JSON."""
+"""Proof that the head extends event `ledger-links-from`: [time, kind, commitment] of each later event, as JSON."""
 SHOW_EVENT = re.compile(r"show event (\d{1,15}):")
-"""Pattern of a client's request for the links, naming the event they should start from."""
+"""Pattern of the error with which a client requests the links that start from an event."""
 LOSS_KEYS = ("loss", "eval_loss", "eval-loss")
 ACCURACY_KEYS = ("accuracy", "eval_acc", "eval_accuracy", "acc")
 
@@ -105,7 +104,7 @@ def model_message(
     node: int,
     kind: str,
     timeout: float,
-    more: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any],
     networks: Mapping[int, ArrayRecord] = MappingProxyType({}),
 ) -> Message:
     """Build a message to a node.
@@ -116,13 +115,13 @@ def model_message(
         node: Flower's id of the receiving node.
         kind: Flower's message type.
         timeout: Seconds after which the reply is no longer accepted.
-        more: Additional entries of `config`.
+        config: Entries of the message's `config` besides the instruction.
         networks: Tuned network parameters of each group.
 
     Returns:
         The message, ready to be sent.
     """
-    content = RecordDict({CONFIG: ConfigRecord({**instruction.to_values(), **(more or {})})})
+    content = RecordDict({CONFIG: ConfigRecord({**instruction.to_values(), **config})})
     if isinstance(models, ArrayRecord):
         content[ARRAYS] = models
     elif models is not None:
@@ -144,7 +143,7 @@ def with_config(message: Message, more: Mapping[str, Any], timeout: float) -> Me
 
 def profile_message(node: int, plan: str, timeout: float) -> Message:
     """Build the message that asks a node for its profile."""
-    content = RecordDict({CONFIG: ConfigRecord({**Instruction(Position(0, 0), 0, 1, plan).to_values()})})
+    content = RecordDict({CONFIG: ConfigRecord({**Instruction(NOWHERE, 0, 1, plan).to_values()})})
     return Message(content, node, PROFILE_QUERY, ttl=timeout, group_id="profile")
 
 
@@ -167,7 +166,7 @@ def read_profile(reply: Message) -> WireProfile:
 
 
 def read_profile_or_samples(reply: Message) -> WireProfile | int:
-    """Return the profile in a reply to a training with `PROFILE_WANTED`, or the number of samples trained on."""
+    """Return the profile in a reply to a training message with `PROFILE_WANTED`, or the number of samples used."""
     return read_profile(reply) if PROFILE in reply.content else read_arrays(reply)[1]
 
 
@@ -206,7 +205,7 @@ def _value(record: MetricRecord | ConfigRecord, key: str, *kinds: type) -> Any:
 
 
 def _decoded(reply: Message, only: str = "") -> dict[str, NDArray[Any]]:
-    """Return the named arrays of a reply without copying; with `only`, require that it is the sole array."""
+    """Return the named arrays of a reply, without copies if possible; if `only` is given, accept no other array."""
     record = _only(reply, ArrayRecord)
     if only and set(record) != {only}:
         raise InputError(f"the answer holds {sorted(record)[:3]}, {only!r} was expected")
@@ -263,16 +262,18 @@ def read_drift(reply: Message, position: Position) -> float:
     place = Position(int(_value(metrics, "branch", *NUMBER)), int(_value(metrics, "round", *NUMBER)))
     drift = float(_value(metrics, DRIFT, *NUMBER))
     if place != position:
-        raise InputError(f"the drift is that of round {place.branch}.{place.round}")
+        raise InputError(
+            f"the drift belongs to round {place.branch}.{place.round}, not {position.branch}.{position.round}"
+        )
     if not 0.0 <= drift < math.inf:
-        raise InputError(f"the drift is {drift}")
+        raise InputError(f"the drift must be finite and at least 0, found {drift}")
     return drift
 
 
-def read_score(reply: Message, names: MetricNames = USUAL_METRICS) -> Score:
-    """Return samples, correct predictions and summed loss of an evaluation, in sifu's or Flower's usual format.
+def read_score(reply: Message, names: MetricNames) -> Score:
+    """Return the score in a reply to an evaluation, in sifu's or Flower's usual format.
 
-    If the reply has an accuracy but no loss, the number of wrong predictions is the loss.
+    If the reply has an accuracy but no loss, the number of wrong predictions serves as the loss.
     """
     metrics = _only(reply, MetricRecord)
     samples = int(_value(metrics, SAMPLES, *NUMBER))
@@ -290,12 +291,14 @@ def read_score(reply: Message, names: MetricNames = USUAL_METRICS) -> Score:
     else:
         loss_sum = samples * _value(metrics, loss or "loss", *NUMBER)
     if samples < 1 or not 0 <= correct <= samples or not math.isfinite(loss_sum):
-        raise InputError(f"the evaluation says {correct} of {samples} right with losses of {loss_sum}")
+        raise InputError(
+            f"the evaluation reports {correct} of {samples} predictions as correct and a loss of {loss_sum}"
+        )
     return samples, correct, loss_sum
 
 
 def read_scores(reply: Message, count: int) -> list[Score]:
-    """Return samples, correct predictions and summed loss of each of `count` models; a loss may be infinite."""
+    """Return the score of each of `count` models in a reply; a loss may be infinite."""
     metrics = _only(reply, MetricRecord)
     columns = [metrics.get(key) for key in (SAMPLES, "correct", "loss-sum")]
     scores: list[Score] = []

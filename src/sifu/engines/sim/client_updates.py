@@ -1,26 +1,26 @@
-"""Server side of a round: the weighted mean, and the distance of each client's model from it.
+"""Server side of a round: the weighted mean of the clients' models, and the distance of each model from the mean.
 
     mean = sum_i w_i theta_i,   w_i = |D_i| / sum_j |D_j|,   drift_i = ||theta_i - mean||
 
 (eq. 5 of the paper; docs/theory.md, section 2.1). Models are given as theta_i = base + u_i with a common `base` (zero,
 or a multiple of the model the round started from). Then mean = base + m with m = sum_i w_i u_i, and
 drift_i = ||u_i - m||, independent of the base. Everything is computed in float64, whatever the type of the models.
-Every norm is an upper bound of the distance to the *exact* mean (section 6.2 derives the errors). The u_i are given as
+Every norm is an upper bound on the distance to the *exact* mean (section 6.2 derives the errors). The u_i are given as
 rows, or as duals u_i = X_i' V_i of linear models trained in sample space, which avoids computing u_i.
 
 Clipped updates with noise: theta' = theta + g sum_i w_i (c_i + z C xi_i) with ||c_i|| <= C.
 
 c_i = u_i min(1, C / ||u_i||) is the clipped update u_i = theta_i - theta of client i. The order of the sums matters
 for the proof (docs/theory.md, section 10). The clipped updates are averaged separately, so that C alone bounds their
-rounding. The noise is averaged separately and depends on no data. One addition joins them, and all later steps are
-post-processing. Clipping is exact: the norm of each c_i, as it is averaged, is at most C, since
-||u_i|| is rounded up and the factor is rounded down.
+rounding. The noise is averaged separately and depends on no data. The two means are then added, and all later steps are
+post-processing. Clipping is exact: the norm of each computed c_i is at most C, because ||u_i|| is rounded up and the
+factor is rounded down.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,7 @@ from torch import Tensor
 from sifu.core.engine import Position
 from sifu.core.round import Average, NoiseSource, NormalSource, SystemNormals, keyed_generator
 from sifu.core.spec import Spec
-from sifu.engines.sim.embedded_clients import Part, PartPlaces
+from sifu.engines.sim.client_blocks import Part, PartPlaces
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import ROUNDED_DOWN, ROUNDED_UP, UNIT_ROUNDOFF, enlargement, norm_up, up
@@ -46,43 +46,35 @@ TOLERATED_EXCESS = 1e-6
 
 
 class RowUpdates:
-    """Updates u_i of some participants, as rows that may be changed in place; kept between passes if `keep`.
+    """Updates u_i of some participants as rows, which are changed in place.
 
-    `DualUpdates` has the same methods. Places are the positions of these participants among all participants.
+    If `keep` is True, the rows are stored between passes; otherwise every pass trains the clients again. Places are the
+    positions of these participants among all participants. `DualUpdates` has the same methods.
     """
 
     def __init__(self, make: LocalModels, keep: bool) -> None:
         self._make, self._keep = make, keep
-        self._kept: list[tuple[PartPlaces, Tensor]] | None = None
+        self._kept: list[tuple[PartPlaces, Tensor]] = []
         self._centred = False
+        """True if `_kept` holds the differences to the mean instead of the updates."""
         self._largest = 0.0
 
-    def rows(self) -> Iterator[tuple[PartPlaces, Tensor]]:
-        """Yield the updates u_i: (places, rows); do not call this after `distances`."""
-        if self._kept is not None:
-            yield from self._kept
-            return
-        kept = []
-        for places, rows in self._make():
-            if self._keep:
-                kept.append((places, rows))
-            yield places, rows
-        if self._keep:
-            self._kept = kept
+    def rows(self) -> Iterable[tuple[PartPlaces, Tensor]]:
+        """Return pairs (places, rows u_i) of the updates; do not call this after `differences`."""
+        if not self._keep:
+            return self._make()
+        self._kept = self._kept or list(self._make())
+        return self._kept
 
-    def differences(self, mean: Tensor) -> Iterator[tuple[PartPlaces, Tensor]]:
-        """Yield u_i - mean in float64: (places, rows)."""
+    def differences(self, mean: Tensor) -> Iterable[tuple[PartPlaces, Tensor]]:
+        """Return pairs (places, rows u_i - mean) in float64; `mean` must be the same in every call."""
         if self._centred:
-            yield from self.rows()
-            return
-        kept = []
-        for places, rows in self.rows():
-            rows = rows.to(torch.float64).sub_(mean)
-            if self._keep:
-                kept.append((places, rows))
-            yield places, rows
-        if self._keep:
-            self._kept, self._centred = kept, True
+            return self._kept
+        centred = ((places, rows.to(torch.float64).sub_(mean)) for places, rows in self.rows())
+        if not self._keep:
+            return centred
+        self._kept, self._centred = list(centred), True
+        return self._kept
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Return sum_i w_i u_i over these participants in float64; `weights` has an entry for every participant."""
@@ -90,7 +82,7 @@ class RowUpdates:
         return sum(sums[1:], start=sums[0])
 
     def distances(self, mean: Tensor, norms: Floats) -> None:
-        """Write upper bounds of ||u_i - mean|| to their places in `norms`."""
+        """Write upper bounds on ||u_i - mean|| to their places in `norms`."""
         factor = enlargement(mean.numel())
         for places, difference in self.differences(mean):
             lengths = torch.linalg.vector_norm(difference, dim=1).numpy()
@@ -99,22 +91,19 @@ class RowUpdates:
             self._largest = max(self._largest, float(lengths.max()))
 
     def sum_error(self, weights: Floats, mean_norm: float) -> float:
-        """Bound the error of `weighted_sum`, including its addition to the other parts; call this after `distances`."""
+        """Return a bound on the error of `weighted_sum` and of its addition to other parts; call `distances` first."""
         if weights.size == 1:
             return 0.0
         return (weights.size + 2) * UNIT_ROUNDOFF * (mean_norm + self._largest) * 1.001
 
     def add_row_errors(self, errors: Floats) -> None:
-        """Add to `errors` a bound on the error of each row of `differences`; zero for this class.
-
-        The rows are the u_i themselves, and the error of a Gram matrix covers the rounding of the differences.
-        """
+        """Add nothing: the rows are exact, and the error of a Gram matrix already covers rounded differences."""
 
 
 class DualUpdates:
     """Updates u_i = X_i' V_i of clients of a linear model, given by V_i' (clients, outputs, rows) in float64.
 
-    It has the methods of `RowUpdates`.
+    This class has the methods of `RowUpdates`.
     """
 
     def __init__(self, part: Part, gram: Tensor, dual: Tensor, keep: bool) -> None:
@@ -122,16 +111,15 @@ class DualUpdates:
         self._let_go: Callable[[], None] = (lambda: None) if keep else part.let_go
         lengths = _repaired(torch.linalg.vector_norm(dual, dim=(1, 2)).numpy(), dual.flatten(1).numpy())
         self._sizes = part.lengths * lengths * enlargement(dual[0].numel() + 4)
-        """Upper bounds of F_i = ||X_i||_F ||V_i||_F."""
+        """Upper bounds on F_i = ||X_i||_F ||V_i||_F."""
 
-    def rows(self) -> Iterator[tuple[PartPlaces, Tensor]]:
-        """Yield the updates u_i: (places, rows)."""
-        yield self._part.places, self._part.pulled_back(self._dual).flatten(1)
+    def rows(self) -> Iterable[tuple[PartPlaces, Tensor]]:
+        """Return pairs (places, rows u_i) of the updates."""
+        return [(self._part.places, self._part.pulled_back(self._dual).flatten(1))]
 
-    def differences(self, mean: Tensor) -> Iterator[tuple[PartPlaces, Tensor]]:
-        """Yield u_i - mean: (places, rows)."""
-        for places, rows in self.rows():
-            yield places, rows.sub_(mean)
+    def differences(self, mean: Tensor) -> Iterable[tuple[PartPlaces, Tensor]]:
+        """Return pairs (places, rows u_i - mean)."""
+        return [(places, rows.sub_(mean)) for places, rows in self.rows()]
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Return sum_i w_i u_i over these participants; `weights` has an entry for every participant."""
@@ -140,7 +128,7 @@ class DualUpdates:
         return total
 
     def distances(self, mean: Tensor, norms: Floats) -> None:
-        """Write upper bounds of ||u_i - mean|| to their places in `norms`, computing u_i only if necessary."""
+        """Write upper bounds on ||u_i - mean|| to their places in `norms`, computing u_i only if necessary."""
         dual, (_, outputs, samples), size = self._dual, self._dual.shape, mean.numel()
         width = size // outputs
         own = torch.bmm(dual, self._gram).mul_(dual).sum(dim=(1, 2)).numpy()
@@ -167,7 +155,7 @@ class DualUpdates:
         self._let_go()
 
     def sum_error(self, weights: Floats, mean_norm: float) -> float:
-        """Bound the error of `weighted_sum`."""
+        """Return a bound on the error of `weighted_sum`."""
         roundings = self._dual.shape[0] * self._dual.shape[2] + weights.size + 4
         return float(weights[self._part.places] @ self._sizes) * roundings * UNIT_ROUNDOFF * 1.001
 
@@ -186,7 +174,7 @@ def average(
     samples: Integers,
     want_gram: bool,
 ) -> Average:
-    """Average the participants.
+    """Return the weighted mean of the participants' updates, and the distance of each participant from it.
 
     Gram entries are plain float64 inner products of differences to the computed mean; `gram_errors` bounds the errors
     of these differences.
@@ -197,9 +185,6 @@ def average(
         offset_error: Bound on the error of `offset`.
         samples: Number of samples of each participant.
         want_gram: True to compute the Gram matrix.
-
-    Returns:
-        The mean with all drifts.
     """
     count = samples.size
     weights = samples / samples.sum()
@@ -233,7 +218,7 @@ def average(
 def average_models(
     local_models: LocalModels, start: Floats, samples: Integers, item_bytes: int, want_gram: bool
 ) -> Average:
-    """Average complete local models.
+    """Return the mean of complete local models minus `start`, and the distance of each model from the mean.
 
     Args:
         local_models: Function that trains the participants.
@@ -255,7 +240,7 @@ def _gram(updates: Sequence[LocalUpdates], mean: Tensor, count: int) -> Floats:
 
 
 def _repaired(norms: Floats, rows: Floats) -> Floats:
-    """Recompute norms whose squares over- or underflowed, with scaling."""
+    """Return `norms`; recompute with scaling each norm whose square may have over- or underflowed."""
     trusted = (norms > 1e-140) & (norms < 1e140)
     if not trusted.all():
         for place in np.flatnonzero(~trusted):
@@ -279,7 +264,7 @@ OUTSIDE = "clipping of updates"
 
 
 def clip_rows(updates: NDArray[np.floating], clip: float) -> Floats:
-    """Scale each row to a norm of at most `clip`, exactly; shorter rows are unchanged, and NaN and Inf are kept.
+    """Return the rows, scaled so that no exact norm exceeds `clip`; shorter rows are unchanged, NaN and Inf give NaN.
 
     >>> clip_rows(np.array([[3.0, 4.0], [0.3, 0.4]]), 1.0).round(6).tolist()
     [[0.6, 0.8], [0.3, 0.4]]
@@ -293,7 +278,10 @@ def clip_rows(updates: NDArray[np.floating], clip: float) -> Floats:
 
 @dataclass(frozen=True)
 class Clipping:
-    """Clipping of updates to norm `clip`, and system or seeded noise with standard deviation `noise` * `clip`."""
+    """Clipping of updates to norm `clip`, and Gaussian noise with standard deviation `noise` * `clip`.
+
+    The noise comes from the operating system, or from a generator keyed by `seed` if `source` is "seeded".
+    """
 
     clip: float
     noise: float
@@ -302,7 +290,7 @@ class Clipping:
 
     @staticmethod
     def of(spec: Spec) -> Clipping | None:
-        """Return the clipping that the spec's extensions configure; None if updates are not clipped."""
+        """Return the clipping that the spec configures; None if updates are not clipped."""
         extras = spec.round_extras
         if extras.update_clip == 0.0:
             return None

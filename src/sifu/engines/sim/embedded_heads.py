@@ -17,7 +17,7 @@ from sifu.core.closed_form_engine import HasRecords, head_facts, head_layout, he
 from sifu.core.engine import Evaluation, LacksData, Position, Rejection, RoundResult, ShowsSamples
 from sifu.core.layout import ModelLayout, Vector
 from sifu.data.dataset import sample_digest
-from sifu.engines.sim.embedded_clients import ClientData
+from sifu.engines.sim.embedded_clients import ClientData, check_names
 from sifu.errors import InputError, RoundRejectedError, UnusableSamplesError
 from sifu.theory.arrays import Array, Floats
 from sifu.theory.closed_form import FixedPoint, Rows, Statistics, Targets, check_statistics, fit_head, total
@@ -34,14 +34,12 @@ if TYPE_CHECKING:
 BLOCK = 4096
 KEPT_BYTES = 1 << 29
 """Size of the feature cache in bytes, enough for 65,536 samples of 2,048 features; further features are recomputed."""
-
-
 PROBED = 128
 """Number of samples whose features a device computes twice before it is used."""
 
 
 class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
-    """Engine, and `StatisticsEngine`, of clients whose data are available in this process.
+    """Engine for closed-form heads of clients whose data are available in this process.
 
     `declared` is True if the operator declares the feature map to be public; `from_labels` is True if the number of
     outputs was counted from the clients' labels.
@@ -63,15 +61,11 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         self._map, self.targets, self.fixed, self.relative_penalty = features, targets, fixed, relative_penalty
         self._kept: dict[int, NDArray[np.float32]] = {}
         self._kept_bytes = 0
-        names = [client.name for client in self._data]
-        if len(set(names)) != len(names):
-            raise InputError("two clients have the same name; every client needs its own")
-        empty = [client.name for client in self._data if not len(client.x)]
-        if empty:
-            raise InputError(f"client {empty[0]!r} has no samples; leave it out of the federation")
+        check_names(self._data)
         for client in self._data:
             targets.encode(np.asarray(client.y))  # refuse unusable labels before a run is created
         self.clients = tuple(head_profile(client.name, len(client.x)) for client in self._data)
+        self._samples = np.array([client.samples for client in self.clients], dtype=np.int64)
         self.facts = head_facts(
             features.digest(),
             declared=declared,
@@ -92,11 +86,11 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         return head_layout(self.fixed)
 
     def compute_features_on(self, device: str) -> None:
-        """Compute features on a device from now on; an exact map gives the same bits on every device."""
+        """Compute features on a device from now on; an exact map gives identical features on every device."""
         self._map = self._map.on(device)
 
     def with_features_on(self, device: str) -> ClosedFormFederation:
-        """Return the engine with features computed on a device; only exact maps give the same bits on every device."""
+        """Return an engine that computes features on a device: this engine for an exact map, otherwise a copy."""
         if self._map.exact:
             self.compute_features_on(device)
             return self
@@ -105,7 +99,7 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         return moved
 
     def initial_model(self, branch: int) -> Vector:
-        """Return zeros."""
+        """Return a head of zeros."""
         return np.zeros(self.layout.size)
 
     def reachable(self, clients: Sequence[int]) -> list[int]:
@@ -127,12 +121,10 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
 
     def sent_by(self, client: int) -> Statistics | Rows:
         """Return the statistics or the rows of a client, whichever are smaller."""
-        data = self._data[client]
-        targets = self.targets.encode(np.asarray(data.y))
-        chunks = ((phi, targets[rows]) for rows, phi in self._blocks(client))
-        if rows_are_smaller(self.fixed, len(data.x)):
-            return rows_of_chunks(self.fixed, chunks)
-        return statistics_of_chunks(self.fixed, chunks)
+        records = self.records_of(client)
+        if rows_are_smaller(self.fixed, len(self._data[client].x)):
+            return rows_of_chunks(self.fixed, records)
+        return statistics_of_chunks(self.fixed, records)
 
     def records_of(self, client: int) -> Iterator[tuple[Floats, Floats]]:
         """Yield features and targets of a client's records in blocks."""
@@ -172,34 +164,35 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
             parts.append(sent)
         head = fit_head(total(self.fixed, parts), self.relative_penalty)
         vector = head.weights.ravel()
-        samples = np.array([self.clients[client].samples for client in chosen.tolist()], dtype=np.int64)
         drifts = np.full(chosen.size, np.inf)
-        return RoundResult(vector, chosen, samples, drifts, norm_up(vector - model), 0.0)
+        return RoundResult(vector, chosen, self._samples[chosen], drifts, norm_up(vector - model), 0.0)
 
     def local_updates(self, *arguments: Any) -> NDArray[np.floating]:
         """Raise `InputError`: a closed-form head has no updates."""
         raise InputError("clients of a closed-form head send statistics once, and no updates")
 
     def features(self, x: Array) -> Floats:
-        """Return the features of samples, without the constant."""
+        """Return the features of samples, one row per sample, without the constant column."""
         blocks = [phi for _, phi in self._map.chunks(np.asarray(x))]
         return np.concatenate(blocks) if blocks else np.zeros((0, self.fixed.features))
 
     def predict(self, model: Vector, x: Array) -> Floats:
         """Return the predicted real-valued targets of samples, before decoding."""
-        weights = np.asarray(model, dtype=np.float64).reshape(self.fixed.width, self.fixed.outputs)
+        weights = self._weights(model)
         blocks = [phi @ weights[:-1] + weights[-1] for _, phi in self._map.chunks(np.asarray(x))]
         return np.concatenate(blocks) if blocks else np.zeros((0, self.fixed.outputs))
 
+    def _weights(self, model: Vector) -> Floats:
+        return np.asarray(model, dtype=np.float64).reshape(self.fixed.width, self.fixed.outputs)
+
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
-        """Count correct predictions and sum squared errors for each client.
+        """Return each client's number of correct predictions and summed squared error.
 
         Regression has no correct predictions; in `multi_label` all labels of a sample must be correct. A client whose
         samples cannot be mapped to features counts as a client without samples.
         """
         chosen = np.asarray(clients, dtype=np.int64)
-        weights = np.asarray(model, dtype=np.float64).reshape(self.fixed.width, self.fixed.outputs)
-        samples = np.array([self.clients[client].samples for client in chosen.tolist()], dtype=np.int64)
+        weights, samples = self._weights(model), self._samples[chosen]
         correct, loss = np.zeros(chosen.size, dtype=np.int64), np.zeros(chosen.size)
         for place, client in enumerate(chosen.tolist()):
             try:
@@ -233,9 +226,9 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
 
 
 class HeadsOnDevice(ClosedFormFederation):
-    """A `ClosedFormFederation` whose features are not exact, on a device that must give the same bits twice.
+    """Variant of `ClosedFormFederation` whose features depend on the device that computes them.
 
-    Certificates depend on the class of an engine (`run.devices`).
+    This is a separate class, because `run.devices` identifies engines by class.
     """
 
     _repeated = False
@@ -262,7 +255,7 @@ class HeadsOnDevice(ClosedFormFederation):
 def checked(
     sent: Statistics | Rows, fixed: FixedPoint, client: ClientProfile, position: Position
 ) -> Statistics | Rows | Rejection:
-    """Check the statistics or rows of a client.
+    """Return the statistics or rows that a client sent, or a rejection if its data cannot have given them.
 
     Args:
         sent: The client's message.
@@ -271,7 +264,7 @@ def checked(
         position: Branch and round of a rejection.
 
     Returns:
-        `sent`, or a rejection if data of this client cannot have given it.
+        `sent`, or a rejection.
     """
     if sent.fixed != fixed or sent.samples != client.samples:
         detail = f"{sent.samples} samples in [{sent.fixed.describe()}]"

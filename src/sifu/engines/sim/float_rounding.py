@@ -26,14 +26,8 @@ from functools import partial
 
 import numpy as np
 
-from sifu.engines.sim.embedded_clients import (
-    PART_ROWS,
-    CheckedClient,
-    Objective,
-    groups_of,
-    padded_rows,
-    padded_samples,
-)
+from sifu.engines.sim.client_blocks import PART_ROWS, groups_of, padded_rows, padded_samples
+from sifu.engines.sim.embedded_clients import CheckedClient, Objective
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import LinearModel
 from sifu.errors import InputError
@@ -45,17 +39,17 @@ from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement
 _MARGIN = 1.0 + 1e-9
 """Factor that covers the eigensolver's own error, a small multiple of n * 2**-53."""
 _STACK_BYTES = 2**26
-"""Bytes of samples that are processed together."""
+"""Maximum number of bytes of samples that are processed together."""
 
 
 def linear_curvature(
     clients: Sequence[CheckedClient], objective: Objective, training: LocalTraining
 ) -> tuple[Floats, Floats]:
-    """Compute beta and energy of every client, from its samples in the training type.
+    """Return the beta and the energy of every client, computed from its samples in the training type.
 
-    Both hold for every batch a client can draw. beta includes weight decay. The energy is factor * ||X_B||_F^2 / b. It
-    is the sum of the eigenvalues, while beta (without weight decay) bounds the largest of them. Rounding errors grow
-    with the energy.
+    Both hold for every batch that a client can draw. beta includes weight decay. The energy is
+    factor * ||X_B||_F^2 / b. It is the sum of the eigenvalues, while beta (without weight decay) bounds the largest of
+    them. Rounding errors grow with the energy.
 
     >>> from sifu.engines.sim.embedded_clients import OBJECTIVES
     >>> client = CheckedClient("a", np.array([[1.0, 0.0]]), np.array([0]))
@@ -72,15 +66,15 @@ def linear_curvature(
         step = max(1, _STACK_BYTES // (8 * width * rows))
         for start in range(0, group.size, step):
             some = group[start : start + step]
-            stacked = [clients[i] for i in some], rows, samples[some]
-            smoothness[some], energy[some] = _stacked_curvature(*stacked, objective, training)
+            chosen = [clients[i] for i in some]
+            smoothness[some], energy[some] = _stacked_curvature(chosen, rows, samples[some], objective, training)
     return smoothness, energy
 
 
 def _stacked_curvature(
     clients: Sequence[CheckedClient], rows: int, samples: Integers, objective: Objective, training: LocalTraining
 ) -> tuple[Floats, Floats]:
-    """Compute beta and energy of stacked clients; the zero rows that pad a client to `rows` change neither."""
+    """Return the beta and the energy of clients that are all padded to `rows` rows; zero rows change neither."""
     factor = objective.curvature_factor
     extended = padded_samples(clients, rows)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -88,16 +82,15 @@ def _stacked_curvature(
         trace = row_energy.sum(axis=1)
         whole = factor * _top_eigenvalue_up(extended, trace, clients) / samples
     row_bound = factor * row_energy.max(axis=1) * _MARGIN
-    batch_size = samples if training.batch_size is None else np.minimum(samples, training.batch_size)
-    smallest = np.where(samples % batch_size == 0, batch_size, samples % batch_size)
+    smallest = training.smallest_batch(samples)
     batch = np.minimum(whole * samples / smallest * _MARGIN, row_bound)
-    all_at_once = batch_size == samples
+    all_at_once = smallest == samples
     smoothness = np.where(all_at_once, whole, batch) * _MARGIN + training.weight_decay
     return smoothness, np.where(all_at_once, factor * trace / samples * _MARGIN, row_bound)
 
 
 def _top_eigenvalue_up(extended: Floats, trace: Floats, clients: Sequence[CheckedClient]) -> Floats:
-    """Return upper bounds of lambda_max(X'X) = lambda_max(XX'), from the smaller of the two matrices.
+    """Return upper bounds on lambda_max(X'X) = lambda_max(XX'), from the smaller of the two matrices.
 
     Computing a Gram matrix with inner products of m terms in float64 has an error of at most m u trace(X'X) in the
     Frobenius norm (Higham 2002, section 3.5), which is added.
@@ -116,7 +109,7 @@ def _top_eigenvalue_up(extended: Floats, trace: Floats, clients: Sequence[Checke
 
 @dataclass(frozen=True)
 class ClientSizes:
-    """Quantities of each client that determine the allowance; with them, a server without clients' data can compute it.
+    """Quantities of each client from which a server computes the allowance of a round without the clients' data.
 
     `samples` is n and `batch_ratios` is n/b_min. `linear_curvature` defines `smoothness` and `energy`. `target_norms`
     is the largest ||y_row|| (least squares only).
@@ -132,7 +125,7 @@ class ClientSizes:
     def of(clients: Sequence[CheckedClient], objective: Objective, training: LocalTraining) -> ClientSizes:
         """Compute the quantities of clients whose data are available."""
         samples = np.array([client.samples for client in clients])
-        ratios = np.array([client.samples / training.smallest_batch(client.samples) for client in clients])
+        ratios = samples / training.smallest_batch(samples)
         target_norms = np.zeros(len(clients))
         if not objective.labels:
             values = np.concatenate([client.y for client in clients])
@@ -147,17 +140,22 @@ class ClientSizes:
 def proven_allowance(
     model: LinearModel, training: LocalTraining, server_rate: float, sizes: ClientSizes, dtype: str
 ) -> Callable[[float, ClientIndices], float] | None:
-    """Return a function that computes `round_allowance` for these clients; None if nothing is proven.
+    """Return a function of a round's starting norm and participants that bounds the round's rounding error.
 
-    The derivation assumes float64 and eta beta <= 2. The second condition is checked in each round for its
-    participants: a statement about the whole training must not depend on one client's data.
+    The function bounds the error of a float64 round, summed over the run and its counterfactual. Its result may be
+    infinite if many steps with momentum amplify errors without limit. It is 0, and nothing is proven, if eta beta > 2
+    for a participant (`RunView.facts`). This is checked in each round, because a statement about the whole training
+    must not depend on one client's data.
 
     Args:
         model: The linear model.
-        training: Local training.
+        training: Settings of local training.
         server_rate: Learning rate of the server.
         sizes: Quantities of all clients that determine the allowance.
         dtype: Element type of training.
+
+    Returns:
+        The function; None if `dtype` is not float64, because then nothing is proven.
     """
     if dtype != "float64":
         return None
@@ -173,16 +171,13 @@ def round_allowance(
     server_rate: float,
     sizes: ClientSizes,
 ) -> float:
-    """Bound the rounding error of one float64 round, summed over the run and its counterfactual.
-
-    The bound uses the largest of each quantity over the participants. It may be infinite if many steps with momentum
-    amplify errors without limit. It is 0, and nothing is proven, if eta beta > 2 for a participant (`RunView.facts`).
+    """Return the allowance of a round from the largest of each quantity over its participants.
 
     Args:
         start_norm: Norm of the model that the round starts from.
         participants: The participating clients.
         model: The linear model.
-        training: Local training.
+        training: Settings of local training.
         server_rate: Learning rate of the server.
         sizes: Quantities of all clients.
     """
@@ -233,7 +228,7 @@ def _path_radius(
 
 
 def _after_all_steps(step: float, smoothness: float, training: LocalTraining) -> float:
-    """Bound the accumulated effect of an error of `step` in each of K steps."""
+    """Return a bound on the accumulated effect of an error of at most `step` in each local step."""
     if training.momentum == 0.0 and not training.clip:
         return training.steps * step
     position, velocity = 0.0, 0.0
@@ -245,7 +240,7 @@ def _after_all_steps(step: float, smoothness: float, training: LocalTraining) ->
 
 
 def _lengthen(length: float, gradient: float, velocity: float, training: LocalTraining) -> tuple[float, float]:
-    """Take one momentum step on norms, in the worst case where all terms add up."""
+    """Return bounds on the norms of value and velocity after one step, as if all terms had the same direction."""
     velocity = training.momentum * velocity + gradient
     push = gradient + training.momentum * velocity if training.nesterov else velocity
     return length + training.rate * push, velocity

@@ -1,4 +1,4 @@
-"""Engines of several runs that run as lanes of one batched program on a GPU.
+"""Engines of several runs, executed as lanes of one batched program on a GPU.
 
 Separately trained groups of a run are lanes as well; only their models and members differ.
 
@@ -42,7 +42,7 @@ def lane_engines(
     device: str = "cuda",
     precision: str = "float32",
 ) -> list[LaneEngine]:
-    """Make an engine for each of `federations`; the engines are lanes of one group.
+    """Return one engine per federation; the engines are lanes of one group.
 
     Args:
         federations: The simulated federations; they must share model, training and participation.
@@ -108,7 +108,7 @@ def lane_engines(
 
 
 class _LaneData:
-    """Clients of all distinct federations in one list, and row numbers (client * most + position) for each lane."""
+    """Clients of all distinct federations, each padded to `most` rows, and the row numbers of each lane's samples."""
 
     def __init__(self, clients: Sequence[Sequence[ClientData]], most: int, device: str) -> None:
         where: dict[int, int] = {}
@@ -136,7 +136,7 @@ class _LaneData:
         return torch.from_numpy(values).to(self.device)
 
     def encoded(self, objective: Objective, outputs: int, dtype: str) -> Tensor:
-        """Return the encoded targets, padded."""
+        """Return each client's encoded targets, padded as in `padded`."""
 
         def encode(client: ClientData) -> Array:
             targets = torch.from_numpy(np.asarray(client.y).astype(np.int64 if objective.labels else dtype))
@@ -194,7 +194,7 @@ def _module_source(
 def _compare_with_the_cpu(
     module: ModulePass, federation: SimulatedFederation, samples: Tensor, encoded: Tensor, precision: str
 ) -> None:
-    """Compare the first client's gradient on the device with the CPU's before training."""
+    """Refuse a module whose gradient on some samples of the first client differs between the device and the CPU."""
     on_cpu = ModulePass(cast("ModuleModel", federation.model), federation.layout.dtype, torch.device("cpu"))
     model = torch.from_numpy(federation.initial_model(0))[None].to(samples.device)
     rows = (model, samples, encoded, torch.ones_like(encoded[..., 0]))

@@ -19,8 +19,8 @@ Outputs precede rows: scores are (clients, C, n) and models (C, d), so that sums
 
 Softmax regression with whole batches, in sample space, uses several cores. One function, of torch operations only,
 trains a set of clients. TorchScript runs it without Python's lock, so each thread trains its own clients. If the
-function cannot be compiled, it runs as Python with the same bits (`sifu.engines.sim.threads`). A client's bits depend
-neither on the number of threads nor on the other participants.
+function cannot be compiled, it runs as Python with identical results (`sifu.engines.sim.threads`). A client's result
+depends neither on the number of threads nor on the other participants.
 """
 
 from __future__ import annotations
@@ -41,18 +41,9 @@ from torch import Tensor, nn
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import Average
+from sifu.engines.sim.client_blocks import Block, Part, PartPlaces, groups_of, make_block, padded_rows, side_by_side
 from sifu.engines.sim.client_updates import KEEP_BYTES, DualUpdates, LocalUpdates, RowUpdates, average
-from sifu.engines.sim.embedded_clients import (
-    Block,
-    CheckedClient,
-    Objective,
-    Part,
-    PartPlaces,
-    groups_of,
-    make_block,
-    padded_rows,
-    side_by_side,
-)
+from sifu.engines.sim.embedded_clients import CheckedClient, Objective
 from sifu.engines.sim.local_training import LocalTraining, TrainingPlan, draw_batches
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel
 from sifu.engines.sim.threads import one_thread, scripted
@@ -61,13 +52,13 @@ from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up
 
 ROWS_AN_OUTPUT = 4
-"""Rows per output up to which an additional product with all samples is cheaper than computing local models."""
+"""Number of rows per output up to which another product with all samples is cheaper than computing local models."""
 SMALL_ROUND = 2**19
 """Number of sample values below which threads would wait for each other about as long as they work."""
 NEARLY_ALL = 0.75
-"""Share of a block's clients from which they are made contiguous once instead of being copied every round."""
+"""Share of a block's clients from which the requested clients are made contiguous once, not copied every round."""
 MASKED_BATCHES = 4
-"""Batches per client up to which weighting all rows is cheaper than copying the rows of a batch."""
+"""Number of batches per client up to which weighting all rows is cheaper than copying the rows of a batch."""
 
 
 class VectorisedTrainer:
@@ -105,7 +96,7 @@ class VectorisedTrainer:
     def train(
         self, start: Vector, position: Position, participants: ClientIndices, steps: int
     ) -> Iterator[tuple[PartPlaces, Tensor]]:
-        """Yield the local models after `steps` steps in parts: (places among the participants, rows of models)."""
+        """Yield (places among the participants, rows of models) after `steps` local steps, one part at a time."""
         model = torch.tensor(start).reshape(self._shape)
         share = _share_after(self._training, steps)
         for part in self._parts(participants):
@@ -120,12 +111,13 @@ class VectorisedTrainer:
         samples: np.ndarray,
         want_gram: bool,
     ) -> Average:
-        """Train the participants and average them, without computing the local models if that is cheaper."""
+        """Train the participants and average their models, without computing each model if that is cheaper."""
         parts = list(self._parts(participants))
         model = torch.from_numpy(start).reshape(self._shape)
         keep = want_gram or samples.size * start.size * 8 <= KEEP_BYTES
         threads = torch.get_num_threads() if int(samples.sum()) * self._shape[0] >= SMALL_ROUND else 1
-        # Sifu's threads need the cores on which torch's threads would wait for work (`sifu.engines.sim.threads`).
+        # Keep torch at one thread while sifu's own threads work: torch's others would wait in a busy loop on the same
+        # cores (`sifu.engines.sim.threads`).
         alone = threads == 1 or all(id(part.block) in self._whole for part in parts)
         offset, error = None, 0.0
         if self._share != 1.0:
@@ -231,7 +223,7 @@ class VectorisedTrainer:
             # V is zero before the first step.
             scores = outputs if dual is None else torch.baddbmm(outputs, dual, products, beta=share)
             residual = self._objective.residual(scores, targets, dim=1)
-            if self._plain and rows is None:  # as `descend`, but in one pass and in place
+            if self._plain and rows is None:  # like `descend`, but in one pass and in place
                 scale = -training.rate * row_weights
                 dual = residual.mul_(scale) if dual is None else dual.addcmul_(residual, scale)
                 continue
@@ -256,7 +248,8 @@ class VectorisedTrainer:
         largest = part.targets.shape[2]
         if training.whole_batches(largest):
             return [(None, part.row_weights)] * steps
-        drawn = draw_batches(training, part.samples, self._plan.seed, position, self._plan.numbers[part.clients], steps)
+        numbers = self._plan.numbers[part.clients]
+        drawn = draw_batches(training.batch_size, part.samples, self._plan.seed, position, numbers, steps)
         weights = torch.from_numpy(drawn.real / drawn.counts[..., None]).to(part.targets.dtype)
         index = torch.from_numpy(drawn.rows)
         if largest <= MASKED_BATCHES * index.shape[2]:
@@ -288,22 +281,22 @@ def descend_between_features(
 
 
 class Rows:
-    """Row selection from each client's data, padded with row 0 to the largest batch of the step."""
+    """Selection of rows from each client's data, padded with row 0 to the largest batch of the step."""
 
     def __init__(self, index: Tensor) -> None:
         self._index = index
         self._clients = torch.arange(index.shape[0])[:, None]
 
     def of_samples(self, data: Tensor) -> Tensor:
-        """Select these rows of `data` (clients, rows, anything)."""
+        """Return these rows of `data` (clients, rows, ...)."""
         return data[self._clients, self._index]
 
     def __call__(self, data: Tensor) -> Tensor:
-        """Select these rows of `data` (clients, outputs, rows)."""
+        """Return these rows of `data` (clients, outputs, rows)."""
         return data.gather(2, self._index[:, None].expand(-1, data.shape[1], -1))
 
     def spread(self, rows: Tensor, like: Tensor) -> Tensor:
-        """Scatter `rows` to their original positions among zeros; padding adds zeros to row 0."""
+        """Return a tensor shaped like `like` with `rows` at their original positions and zeros elsewhere."""
         index = self._index[:, None].expand(-1, rows.shape[1], -1)
         return torch.zeros_like(like).scatter_add_(2, index, rows)
 
@@ -317,7 +310,7 @@ def _averaged_by_duals(dual: Tensor) -> bool:
 
 
 def _turned(model: Tensor) -> Tensor:
-    """Return a contiguous W'; numpy needs a third of torch's time for so few columns."""
+    """Return a contiguous copy of W'; for so few columns, numpy copies three times as fast as torch."""
     return torch.from_numpy(np.ascontiguousarray(model.numpy().T))
 
 
@@ -332,8 +325,8 @@ def _share_after(training: LocalTraining, steps: int) -> float:
 def cheaper_between_samples(samples: int, width: int, training: LocalTraining) -> bool:
     """Return whether K steps need fewer multiplications in sample space than in feature space.
 
-    A step on b of n rows costs about b n in sample space and 2 b d in feature space (3 b d including the copy of a
-    batch). Steps in sample space cost another 2 n d once.
+    A step on b of n rows costs about b n in sample space and 2 b d in feature space. Copying a batch adds b n and b d.
+    Steps in sample space cost another 2 n d once.
     """
     seen = training.steps * min(samples, training.batch_size or samples)
     if training.whole_batches(samples):
@@ -396,7 +389,7 @@ class SoftmaxSteps(nn.Module):
 
 
 class WholeBatches:
-    """Trainer that takes all steps of some clients of a block, with as many threads as pay off."""
+    """Trainer that takes all steps of some clients of a block, in several threads if there are enough clients."""
 
     def __init__(self, steps: int, rate: float) -> None:
         self._steps, self._rounds = SoftmaxSteps(steps, rate, GATHERED), 0
@@ -436,7 +429,7 @@ class WholeBatches:
 
 @functools.lru_cache(maxsize=4)
 def _helpers(process: int, count: int) -> ThreadPoolExecutor:
-    """Return a pool of persistent worker threads; a forked process makes its own."""
+    """Return a pool of persistent worker threads, one pool per `process`: a forked process inherits no threads."""
     before = torch.get_num_threads()
     crew = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
     wait([crew.submit(int) for _ in range(count)])

@@ -1,4 +1,4 @@
-"""Local training of a client: K steps of plain SGD, and the batches they use.
+"""Local training of a client: K steps of SGD, and the batches they use.
 
 The samples of a step do not depend on the other participants of the round. A client processes a permutation of its n
 samples in batches of b. The last batch of a permutation may be smaller; then a new permutation begins. The permutation
@@ -69,15 +69,14 @@ class LocalTraining:
                 f"the bound on a step's gradient (clip) must be a number of at least 0, 0 for none, found {self.clip}"
             )
 
-    def smallest_batch(self, samples: int) -> int:
-        """Return b_min, the size of the smallest batch that a client with `samples` samples can draw.
+    def smallest_batch(self, samples: Integers) -> Integers:
+        """Return b_min of clients with `samples` samples: the size of the smallest batch that each can draw.
 
-        >>> LocalTraining(rate=0.1, steps=5, batch_size=4).smallest_batch(10)
-        2
+        >>> LocalTraining(rate=0.1, steps=5, batch_size=4).smallest_batch(np.array([10, 8, 3])).tolist()
+        [2, 4, 3]
         """
-        if self.batch_size is None or self.batch_size >= samples:
-            return samples
-        return samples % self.batch_size or self.batch_size
+        size = np.minimum(samples, self.batch_size or samples)
+        return np.where(samples % size == 0, size, samples % size)
 
     def whole_batches(self, samples: int) -> bool:
         """Return whether a client with `samples` samples uses all of them in every step."""
@@ -93,7 +92,7 @@ class LocalTraining:
         return torch.clamp(self.clip / norm, max=1.0) + 0.0 * norm
 
     def clip_gradient(self, gradient: torch.Tensor, dim: tuple[int, ...] | None = None) -> None:
-        """Clip a gradient in place if clipping is on; `dim` lists the dimensions of one model if there are several."""
+        """Clip a gradient in place if clipping is on; for several models, `dim` lists the dimensions of one model."""
         if self.clip:
             norm = torch.linalg.vector_norm(gradient, dim=dim, keepdim=dim is not None, dtype=torch.float64)
             gradient.mul_(self.clip_factor(norm).to(gradient.dtype))
@@ -109,7 +108,7 @@ class LocalTraining:
         if self.weight_decay:
             gradient = gradient + self.weight_decay * value
         if not self.momentum:
-            if isinstance(value, torch.Tensor):  # one pass instead of two
+            if isinstance(value, torch.Tensor):  # `alpha` saves a second pass
                 return torch.sub(value, gradient, alpha=self.rate), None
             return value - self.rate * gradient, None
         velocity = gradient if velocity is None else self.momentum * velocity + gradient
@@ -142,9 +141,6 @@ def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-SampleIndices = Integers
-
-
 @dataclass(frozen=True)
 class Batches:
     """Batches of many clients, with dimensions (steps, clients, positions in a batch).
@@ -152,8 +148,8 @@ class Batches:
     `rows` are sample indices, padded with 0; `counts` (steps, clients) are the batch sizes.
     """
 
-    rows: SampleIndices
-    counts: SampleIndices
+    rows: Integers
+    counts: Integers
 
     @property
     def real(self) -> Booleans:
@@ -162,29 +158,20 @@ class Batches:
 
 
 def draw_batches(
-    training: LocalTraining,
-    samples: Integers,
-    seed: int,
-    position: Position,
-    clients: ClientIndices,
-    steps: int | None = None,
+    batch_size: int | None, samples: Integers, seed: int, position: Position, clients: ClientIndices, steps: int
 ) -> Batches:
     """Draw the batches of several clients in one round.
 
     Args:
-        training: Batch size and number of steps.
+        batch_size: Number of samples per batch; None for all samples of a client.
         samples: Number of samples of each client.
         seed: Seed of the run.
         position: Branch and round.
         clients: Index of each client, which keys its draws.
-        steps: Number of steps; None for all steps of `training`.
-
-    Returns:
-        The batches of all steps.
+        steps: Number of steps.
     """
-    steps = training.steps if steps is None else steps
     largest = int(samples.max())
-    size = np.minimum(training.batch_size or largest, samples)
+    size = np.minimum(batch_size or largest, samples)
     in_epoch = -(-samples // size)
     epochs = -(-steps // int(in_epoch.min()))
     key = place_key(base_key(seed, "batches"), position.branch, position.round)
@@ -204,28 +191,18 @@ def draw_batches(
 
 
 def batch_sequence(
-    training: LocalTraining, samples: int, seed: int, position: Position, client: int, steps: int | None = None
-) -> list[SampleIndices]:
-    """Return the batches of one client in one round.
-
-    Args:
-        training: Batch size and number of steps.
-        samples: Number of samples of the client.
-        seed: Seed of the run.
-        position: Branch and round.
-        client: Index of the client, which keys its draws.
-        steps: Number of steps; None for all steps of `training`.
-    """
-    steps = training.steps if steps is None else steps
-    if training.whole_batches(samples):
+    batch_size: int | None, samples: int, seed: int, position: Position, client: int, steps: int
+) -> list[Integers]:
+    """Return the batches of one client in one round; the arguments are those of `draw_batches`."""
+    if batch_size is None or batch_size >= samples:
         return [np.arange(samples, dtype=np.int64)] * steps
-    drawn = draw_batches(training, np.array([samples]), seed, position, np.array([client]), steps)
+    drawn = draw_batches(batch_size, np.array([samples]), seed, position, np.array([client]), steps)
     return [rows[0, :count] for rows, (count,) in zip(drawn.rows, drawn.counts, strict=True)]
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Parameters of every trainer in this process besides the data.
+    """Parameters that all trainers need besides the clients' data.
 
     `samples` are |D_i|. `numbers` are the client indices that key batches and dropout. `outputs` is the number of
     outputs that the targets need.
@@ -238,16 +215,16 @@ class TrainingPlan:
     dtype: str
     seed: int
 
-    def batches(self, position: Position, client: int, steps: int) -> list[SampleIndices]:
+    def batches(self, position: Position, client: int, steps: int) -> list[Integers]:
         """Return the batches of a client's first `steps` steps in one round."""
         samples, number = int(self.samples[client]), int(self.numbers[client])
-        return batch_sequence(self.training, samples, self.seed, position, number, steps)
+        return batch_sequence(self.training.batch_size, samples, self.seed, position, number, steps)
 
     def layer_seed(self, position: Position, client: int) -> int:
-        """Return the seed of torch's generator for a client's round, so that random layers repeat exactly."""
+        """Return the seed of the random generators for a client's round, so that random layers repeat exactly."""
         return torch_seed(self.seed, "layers", position.branch, position.round, int(self.numbers[client]))
 
 
 def torch_seed(seed: int, purpose: str, *key: int) -> int:
-    """Return a seed for torch's generator, keyed like every other random stream."""
+    """Return a seed for torch's generator, derived from the run's seed, a purpose and a key."""
     return int(keyed_generator(seed, purpose, *key).integers(2**63))

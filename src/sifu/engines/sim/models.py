@@ -3,8 +3,6 @@
 A spec names a model (`make_model`); a program can pass a module factory (`ModuleModel`). The flat vector of a linear
 model is its weight (features x outputs) followed by its bias. It is thus also the matrix of the bias-extended problem:
 `vector.reshape(features + 1, outputs)`.
-
-A `Scorer` returns outputs sample by sample, which attacks need; engines only count and sum.
 """
 
 from __future__ import annotations
@@ -15,34 +13,32 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.utils import vector_to_parameters
 
-from sifu.core.engine import Engine
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.round import keyed_generator
 from sifu.data.fresh_modules import check_trainable, fixed_generators, fresh_copy
 from sifu.engines.sim.embedded_clients import OBJECTIVES, Objective, ObjectiveName
-from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.local_training import torch_seed
 from sifu.engines.sim.networks import CONV_NETS, ConvNet, LinearScores, SmallResidualNet, image_shape, mlp
 from sifu.errors import InputError
-from sifu.theory.arrays import Array, Floats, Integers
+from sifu.theory.arrays import Array
 from sifu.theory.facts import BATCH_NORMALISATION, DRAWN_FROM_SEED, MADE_BY_OPERATOR, OTHER_BUFFERS
 
 _SEEDING = threading.Lock()
 
 TORCH_TYPES = {"float64": torch.float64, "float32": torch.float32}
 """Element types a model may have."""
+HIDDEN_UNITS = 64
+"""Number of hidden units of the model `mlp`."""
 
 
 @dataclass(frozen=True)
 class LinearModel:
-    """Linear model x W + b with a convex, smooth loss, whose smoothness constants can be computed and proven."""
+    """Linear model x W + b with a convex, smooth loss, whose smoothness constants can be bounded from the data."""
 
     kind: ObjectiveName
     features: int
@@ -73,7 +69,7 @@ class LinearModel:
         return self.objective.mean_loss
 
     def layout(self, dtype: str) -> ModelLayout:
-        """Return names and shapes of the parameters."""
+        """Return the names and shapes of the parameters."""
         shapes = ((self.features, self.outputs), (self.outputs,))
         return ModelLayout(("weight", "bias"), shapes, dtype)
 
@@ -150,7 +146,7 @@ class ModuleModel:
         return self.custom_loss or self.objective.mean_loss
 
     def layout(self, dtype: str) -> ModelLayout:
-        """Return names and shapes of the parameters, in the module's order."""
+        """Return the names and shapes of the parameters, in the module's order."""
         named = list(self._seeded(0).named_parameters())
         return ModelLayout(tuple(n for n, _ in named), tuple(tuple(p.shape) for _, p in named), dtype)
 
@@ -175,7 +171,7 @@ class ModuleModel:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Factory that equals every factory with the same function and arguments, so that lanes can share a program."""
+    """Factory that compares equal if function and arguments are equal, so that lanes can share a program."""
 
     make: Callable[..., nn.Module]
     arguments: tuple[Any, ...]
@@ -186,7 +182,7 @@ class Recipe:
 
 
 def _is_sifus(factory: Callable[[], nn.Module]) -> bool:
-    """Return whether a factory makes one of sifu's own networks, which have no hidden state."""
+    """Return whether a factory makes one of sifu's own networks, which keep no state between clients."""
     return type(factory) is ConvNet or (type(factory) is Recipe and factory.make in (mlp, SmallResidualNet))
 
 
@@ -194,12 +190,7 @@ Model = LinearModel | ModuleModel
 
 
 def make_model(
-    name: str,
-    input_shape: tuple[int, ...],
-    outputs: int,
-    *,
-    init: Literal["zeros", "random"] = "zeros",
-    hidden: int = 64,
+    name: str, input_shape: tuple[int, ...], outputs: int, *, init: Literal["zeros", "random"] = "zeros"
 ) -> Model:
     """Make the model that a spec names.
 
@@ -208,7 +199,6 @@ def make_model(
         input_shape: Shape of a sample.
         outputs: Number of outputs.
         init: Initialisation of a linear model; networks always start at random.
-        hidden: Number of hidden units of mlp.
 
     Returns:
         The model.
@@ -224,16 +214,20 @@ def make_model(
     if name == "resnet_small":
         shape = image_shape(name, tuple(input_shape))
         return ModuleModel(Recipe(SmallResidualNet, (shape, outputs)), initial_source=DRAWN_FROM_SEED)
-    if name != "mlp":
-        names = [*OBJECTIVES, "mlp", "resnet_small", *CONV_NETS]
-        raise InputError(f"model {name!r} is unknown: use one of {', '.join(names)}")
-    if hidden < 1:
-        raise InputError(f"a network needs at least 1 hidden unit, found {hidden}")
-    return ModuleModel(Recipe(mlp, (tuple(input_shape), outputs, hidden)), initial_source=DRAWN_FROM_SEED)
+    if name == "mlp":
+        recipe = Recipe(mlp, (tuple(input_shape), outputs, HIDDEN_UNITS))
+        return ModuleModel(recipe, initial_source=DRAWN_FROM_SEED)
+    names = [*OBJECTIVES, "mlp", "resnet_small", *CONV_NETS]
+    raise InputError(f"model {name!r} is unknown: use one of {', '.join(names)}")
+
+
+def is_users(model: Model) -> bool:
+    """Return whether a model runs code of the operator, which may keep state."""
+    return isinstance(model, ModuleModel) and not model.conv_net and model.initial_source == MADE_BY_OPERATOR
 
 
 def evaluated_module(model: Model, layout: ModelLayout, parameters: Mapping[str, Array]) -> nn.Module:
-    """Return a module in evaluation mode; `eval()` and `train()` do not change how it normalises.
+    """Return a module in evaluation mode that always normalises with the statistics of its input.
 
     Args:
         model: Model to evaluate.
@@ -241,7 +235,7 @@ def evaluated_module(model: Model, layout: ModelLayout, parameters: Mapping[str,
         parameters: Parameters of the module by name.
 
     Raises:
-        InputError: If the model has another layout than the run.
+        InputError: If the layout of the model differs from the run's.
     """
     module = model.build(layout.dtype).eval()
     if model.layout(layout.dtype) != layout:
@@ -258,9 +252,9 @@ def evaluated_module(model: Model, layout: ModelLayout, parameters: Mapping[str,
 
 
 def set_to_evaluate(module: nn.Module) -> None:
-    """Set a module to evaluation mode, with batch normalisation by the statistics of the input.
+    """Set a module to evaluation mode, except that batch normalisation uses the statistics of the input.
 
-    Running statistics are not exchanged between clients.
+    Running statistics cannot be used, because clients do not exchange them.
     """
     module.eval()
     for part in module.modules():
@@ -269,7 +263,7 @@ def set_to_evaluate(module: nn.Module) -> None:
 
 
 def _shared_storage(first: nn.Module, second: nn.Module) -> str:
-    """Return the name of a parameter or buffer whose memory both modules use; empty if there is none."""
+    """Return the name of a shared parameter or buffer, or a phrase if both are the same module; empty if neither."""
     if first is second:
         return "it returns the same module again"
     held = {tensor.untyped_storage().data_ptr() for tensor in (*first.parameters(), *first.buffers()) if tensor.numel()}
@@ -288,157 +282,3 @@ def _outside_the_theory(module: nn.Module) -> tuple[str, ...]:
     if any(isinstance(part, _DropoutNd) and part.p > 0 for part in module.modules()):
         reasons.append("dropout")
     return tuple(reasons)
-
-
-CHUNK = 4096
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Model inputs and their targets."""
-
-    x: Array
-    y: Array
-
-    @property
-    def count(self) -> int:
-        """Number of samples."""
-        return int(self.x.shape[0])
-
-
-class Scorer:
-    """Losses and predictions of flat models on samples; `model` is a model of `sifu.engines.sim`."""
-
-    def __init__(self, model: Any, dtype: str) -> None:
-        self._model, self._dtype = model, dtype
-        self._module = model.build(dtype)
-        set_to_evaluate(self._module)
-
-    @property
-    def labels(self) -> bool:
-        """True if targets are classes."""
-        return bool(self._model.objective.labels)
-
-    def outputs(self, vector: Vector, x: Array) -> Floats:
-        """Return the model's scores, one row per sample."""
-        # Copy: `vector` may be read-only or of another type.
-        vector_to_parameters(torch.tensor(np.array(vector, dtype=self._dtype)), self._module.parameters())
-        inputs = torch.tensor(np.ascontiguousarray(x, dtype=self._dtype))
-        with torch.no_grad():
-            parts = [self._module(part).reshape(part.shape[0], -1) for part in torch.split(inputs, CHUNK)]
-        return np.asarray(torch.cat(parts).double().numpy())
-
-    def losses(self, vector: Vector, samples: Samples) -> Floats:
-        """Return the loss of each sample."""
-        scores, encoded = self._encoded(vector, samples)
-        return np.asarray(self._model.objective.row_loss(scores, encoded).numpy())
-
-    def accuracy(self, vector: Vector, samples: Samples) -> float:
-        """Return the share of correct predictions; NaN for real targets."""
-        if not self.labels or samples.count == 0:
-            return float("nan")
-        scores, encoded = self._encoded(vector, samples)
-        return float(self._model.objective.hits(scores, encoded).double().mean())
-
-    def confidences(self, vector: Vector, samples: Samples) -> Floats:
-        """Return ln(p / (1 - p)) of the true class (Carlini et al. 2022), or minus the loss for real targets."""
-        losses = self.losses(vector, samples)
-        if not self.labels:
-            return -losses
-        right = -losses  # ln p
-        return right - np.log(-np.expm1(np.minimum(right, -1e-15)))
-
-    def predictions(self, vector: Vector, x: Array) -> Integers:
-        """Return the predicted class of each sample."""
-        scores = self.outputs(vector, x)
-        if scores.shape[1] == 1:
-            return (scores[:, 0] > 0).astype(np.int64)
-        return np.asarray(scores.argmax(axis=1))
-
-    def probabilities(self, vector: Vector, x: Array) -> Floats | None:
-        """Return the class probabilities, one row per sample; None if the model gives none."""
-        if not self.labels:
-            return None
-        scores = self.outputs(vector, x)
-        if scores.shape[1] == 1:
-            scores = np.concatenate([np.zeros_like(scores), scores], axis=1)
-        powers = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return np.asarray(powers / powers.sum(axis=1, keepdims=True))
-
-    def squared_error(self, vector: Vector, samples: Samples) -> float:
-        """Return the mean squared error of real targets, in the square of their unit."""
-        predicted = self._values(vector, samples.x)
-        return float(np.mean((predicted - np.asarray(samples.y, dtype=np.float64).reshape(predicted.shape)) ** 2))
-
-    def _values(self, vector: Vector, x: Array) -> Floats:
-        """Return the predicted real targets of each sample, in their unit."""
-        return self.outputs(vector, x)
-
-    def _encoded(self, vector: Vector, samples: Samples) -> tuple[Any, Any]:
-        scores = torch.from_numpy(self.outputs(vector, samples.x))
-        targets = torch.from_numpy(np.ascontiguousarray(samples.y))
-        if (
-            self.labels
-            and samples.count
-            and not 0 <= int(samples.y.min()) <= int(samples.y.max()) < max(2, scores.shape[1])
-        ):
-            raise InputError(f"labels must lie in 0..{max(2, scores.shape[1]) - 1}, found {int(samples.y.max())}")
-        return scores, self._model.objective.encode(targets, scores.shape[1], torch.float64)
-
-
-class HeadScorer(Scorer):
-    """Scorer of a closed-form head; its inputs are samples before the feature map."""
-
-    def __init__(self, engine: ClosedFormFederation) -> None:
-        self._engine = engine
-
-    @property
-    def labels(self) -> bool:
-        """True if targets are classes."""
-        return self._engine.targets.task == "classification"
-
-    def outputs(self, vector: Vector, x: Array) -> Floats:
-        """Return the predicted targets, one row per sample."""
-        return self._engine.predict(vector, x)
-
-    def losses(self, vector: Vector, samples: Samples) -> Floats:
-        """Return the squared error of each sample."""
-        wrong = self.outputs(vector, samples.x) - self._engine.targets.encode(np.asarray(samples.y))
-        return np.asarray(np.sum(wrong * wrong, axis=1))
-
-    def accuracy(self, vector: Vector, samples: Samples) -> float:
-        """Return the share of correct predictions; NaN for tasks other than classification."""
-        if not self.labels or samples.count == 0:
-            return float("nan")
-        return float(np.mean(self.predictions(vector, samples.x) == np.asarray(samples.y)))
-
-    def confidences(self, vector: Vector, samples: Samples) -> Floats:
-        """Return minus the loss: a ridge head has no probabilities."""
-        return -self.losses(vector, samples)
-
-    def predictions(self, vector: Vector, x: Array) -> Integers:
-        """Return the predicted class of each sample."""
-        return np.asarray(self._engine.targets.decode(self.outputs(vector, x)))
-
-    def probabilities(self, vector: Vector, x: Array) -> Floats | None:
-        """Return None: a ridge head has no probabilities."""
-        return None
-
-    def _values(self, vector: Vector, x: Array) -> Floats:
-        return np.asarray(self._engine.targets.decode(self.outputs(vector, x)), dtype=np.float64)
-
-
-def scorer_of(engine: Engine) -> Scorer | None:
-    """Return a scorer for an engine's models; None if the engine does not expose its model."""
-    if isinstance(engine, ClosedFormFederation):
-        return HeadScorer(engine)
-    model = getattr(engine, "model", None)
-    return None if model is None else Scorer(model, engine.layout.dtype)
-
-
-def stacked(clients: Any, chosen: Integers | list[int]) -> Samples:
-    """Concatenate the samples of some clients."""
-    return Samples(
-        np.concatenate([np.asarray(clients[int(k)].x) for k in chosen]),
-        np.concatenate([np.asarray(clients[int(k)].y) for k in chosen]),
-    )

@@ -1,4 +1,4 @@
-"""Networks that a spec can name, and dropout with keyed masks; certificates treat their regularity as assumed.
+"""Networks that a spec can name, and dropout with keyed masks; the networks' regularity is assumed, not proven.
 
 Masks are keyed by position, so that every implementation and device drops the same units. In step k of a client's
 round, dropout layer l keeps unit u of the b-th sample of the batch iff
@@ -46,7 +46,7 @@ def dropout_key(seed: int, position: Position, client: int, step: ArrayLike, lay
 
 
 def kept_units(key: ArrayLike, first: int, samples: int, units: int, rate: float) -> Booleans:
-    """Return which units are kept for a range of samples of a batch.
+    """Return a mask (samples, units) of the units that dropout keeps for a range of samples of a batch.
 
     Args:
         key: Key of the dropout layer in this step.
@@ -71,7 +71,7 @@ class KeyedDropout(_DropoutNd):
         self.key = 0
 
     def forward(self, activations: Tensor) -> Tensor:
-        """Zero the dropped units and scale the kept ones by 1/(1 - p)."""
+        """Return the activations with dropped units set to zero and kept units scaled by 1/(1 - p)."""
         if not self.training or self.p == 0.0:
             return activations
         kept = kept_units(self.key, 0, activations.shape[0], activations[0].numel(), self.p)
@@ -90,7 +90,7 @@ class Convolution:
 
 
 class Layer(ABC):
-    """Position of a layer's parameters in the flat vector: a weight of shape (out, ...), then the bias."""
+    """Base class of layers; in the flat vector, a layer's weight of shape (out, ...) precedes its bias."""
 
     weight_at: int
 
@@ -114,7 +114,7 @@ class Layer(ABC):
 class ConvLayer(Layer):
     """Convolution that maps (channels_in, height_in, width_in) to (channels_out, height_out, width_out).
 
-    `height` and `width` are the sizes between convolution and pooling; an odd last row or column is not pooled.
+    `height` and `width` are the sizes between convolution and pooling; pooling ignores an odd last row or column.
     """
 
     channels_in: int
@@ -128,27 +128,27 @@ class ConvLayer(Layer):
 
     @property
     def height(self) -> int:
-        """Rows of the convolution's output."""
+        """Number of rows of the convolution's output."""
         return self.height_in + 2 * self.padding - 2
 
     @property
     def width(self) -> int:
-        """Columns of the convolution's output."""
+        """Number of columns of the convolution's output."""
         return self.width_in + 2 * self.padding - 2
 
     @property
     def height_out(self) -> int:
-        """Rows after pooling."""
+        """Number of rows after pooling."""
         return self.height // 2 if self.pool else self.height
 
     @property
     def width_out(self) -> int:
-        """Columns after pooling."""
+        """Number of columns after pooling."""
         return self.width // 2 if self.pool else self.width
 
     @property
     def features_out(self) -> int:
-        """Values per sample after this layer."""
+        """Number of values per sample after this layer."""
         return self.channels_out * self.height_out * self.width_out
 
     @property
@@ -325,7 +325,7 @@ CONV_NETS: dict[str, Callable[[tuple[int, int, int], int], ConvNet]] = {
     "authors_cifar100": lambda shape, outputs: ConvNet(shape, _AUTHORS_CIFAR, (256,), outputs),
     "authors_celeba": lambda shape, outputs: ConvNet(shape, _AUTHORS_CELEBA, (), outputs),
 }
-"""Convolutional networks by their name in a spec: a small network and the paper's; they adapt to the image size.
+"""Convolutional networks by their name in a spec: a small network and the paper's; all adapt to the image size.
 
 In `cnn_...` a ReLU follows every convolution. `authors_...` follow the code of the paper's authors, which omits the
 ReLU after the third convolution for CIFAR-10 and CIFAR-100, and after all convolutions for CelebA.
@@ -346,9 +346,9 @@ class LinearScores(nn.Module):
 
 
 CHANNELS = (8, 16, 32)
-"""Channels of each stage; every stage but the first halves height and width."""
+"""Number of channels of each stage; every stage but the first halves height and width."""
 NORMALISED_TOGETHER = 4
-"""Channels per normalisation group."""
+"""Number of channels per normalisation group."""
 
 
 def _normalisation(channels: int) -> nn.Module:

@@ -1,37 +1,39 @@
 """Plain loop: one client at a time, with torch's autograd and SGD.
 
-It is slow, short and easy to verify. It trains modules supplied by users, and is the reference against which the
-faster implementations are tested.
+The loop is slow, but short and easy to verify. It trains modules supplied by users, and is the reference against which
+the faster implementations are tested.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import Average
+from sifu.data.forked import forked, in_this_process
 from sifu.data.fresh_modules import Loss, fixed_generators, fresh_copy, fresh_loss
 from sifu.data.shared_state import refuse_changed_state, shared_state
 from sifu.engines.sim.client_updates import average_models
 from sifu.engines.sim.embedded_clients import CheckedClient
 from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
-from sifu.engines.sim.models import Model, ModuleModel, set_to_evaluate
+from sifu.engines.sim.models import Model, ModuleModel, is_users, set_to_evaluate
 from sifu.engines.sim.networks import KeyedDropout, dropout_key
 from sifu.engines.sim.threads import few_threads
 from sifu.errors import InputError
-from sifu.theory.facts import MADE_BY_OPERATOR
 from sifu.theory.participation import ClientIndices
 
 _EVALUATION_CHUNK = 4096
 PROBED_SEPARATELY = 0.01
-"""Offset of all parameters from their initial values in the training runs that are compared."""
+"""Offset of all parameters from their initial values at the start of trainings that are repeated and compared."""
 COMPARED = 3
 """Number of clients whose training is repeated before the first round."""
 
@@ -39,11 +41,15 @@ COMPARED = 3
 class LoopTrainer:
     """Trainer and evaluator of one client at a time.
 
-    A user's module and loss are copied for each client (`fresh_copy`). In addition, local training is repeated to check
-    that no state passes between clients. Before the first round, a few clients train again in another order and after
-    training on other data. After every round, the first client of the round and the first compared client train again.
-    Variables that all copies share must not change (`shared_state`).
+    A user's module and loss may keep state, so every client starts with a fresh copy of them (`fresh_copy`). On the
+    CPU, each round and each evaluation also runs in a forked copy of this process (`forked`), which leaves no state for
+    the next one. In addition, local training is repeated, and its results must not change. Before the first round, a
+    few clients are compared: they train, one of them trains on other data, and all train again in reverse order. After
+    every round, the first client of the round and the first compared client train again.
     """
+
+    forks = True
+    """True if users' modules run in forked processes; on a GPU they cannot."""
 
     def __init__(self, model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan, device: str = "cpu") -> None:
         self._model, self._plan, self._training = model, plan, plan.training
@@ -51,14 +57,17 @@ class LoopTrainer:
         self._data = self._put_samples(clients)
         self._pristine = model.build(plan.dtype).to(self._device)
         """Module as the model made it; it is copied but never run."""
-        users = isinstance(model, ModuleModel) and model.initial_source == MADE_BY_OPERATOR
+        users = is_users(model)
         self._reused = None if users else fresh_copy(self._pristine)
         self._users = (model.custom_loss,) if isinstance(model, ModuleModel) and model.custom_loss else ()
         """The user's own loss; empty if there is none."""
-        self._shared = shared_state(self._pristine, *self._users) if users else {}
+        self._run = forked if users and self.forks else in_this_process
+        """Function that runs an iterator and yields its items: `forked` for a user's module on the CPU."""
+        self._shared = shared_state(self._pristine, *self._users) if users and not self.forks else None
+        """Digests of variables that all copies of a user's module share and must not change; None if not checked."""
         self._compared: dict[int, Tensor] = {}
         """First training result of some clients, starting from `_compared_from`."""
-        self._score_width = self._try_forward(clients[0], plan.outputs)
+        (self._score_width,) = self._run(partial(self._try_forward, clients[0], plan.outputs))
         """Number of scores that the module gives for a sample."""
 
     def _put_samples(self, clients: Sequence[CheckedClient]) -> list[tuple[Tensor, Tensor]]:
@@ -69,7 +78,7 @@ class LoopTrainer:
     def average(
         self, start: Vector, position: Position, participants: ClientIndices, samples: np.ndarray, want_gram: bool
     ) -> Average:
-        """Train the participants and average them."""
+        """Train the participants and average their models."""
         return average_models(
             lambda: self.train(start, position, participants, self._training.steps),
             start.astype(np.float64),
@@ -81,17 +90,25 @@ class LoopTrainer:
     def train(
         self, start: Vector, position: Position, participants: ClientIndices, steps: int
     ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the local models after `steps` steps, client by client: (place among participants, rows of models)."""
+        """Yield (place among the participants, model as one row) of each participant after `steps` local steps."""
         self.check_repeats(participants)
+        rows = self._run(partial(self._train_in_order, start, position, participants.tolist(), steps))
+        for place, trained in enumerate(rows):
+            yield slice(place, place + 1), torch.from_numpy(trained)
+
+    def _train_in_order(
+        self, start: Vector, position: Position, clients: Sequence[int], steps: int
+    ) -> Iterator[NDArray[np.floating]]:
+        """Yield each client's model as a matrix of one row; for a user's module, then repeat trainings and compare."""
         first = None
-        for place, client in enumerate(participants):
+        for client in clients:
             with few_threads(start.size):
-                trained = self._train_client(start, position, int(client), steps)
+                trained = self._train_client(start, position, client, steps)
             first = trained.clone() if first is None else first
-            yield slice(place, place + 1), trained[None, :].cpu()
+            yield trained[None, :].cpu().numpy()
         if first is not None and self._reused is None:
             with few_threads(start.size):
-                refuse_another_result(first, self._train_client(start, position, int(participants[0]), steps))
+                refuse_another_result(first, self._train_client(start, position, clients[0], steps))
             self._compare_again(list(self._compared)[:1])
 
     def check_repeats(self, clients: ClientIndices | None = None) -> None:
@@ -106,13 +123,18 @@ class LoopTrainer:
         chosen = np.arange(len(samples)) if clients is None else np.asarray(clients)
         # Some layers need more than one sample; otherwise prefer small clients, which train fast.
         order = sorted(chosen.tolist(), key=lambda client: (samples[client] < 2, samples[client]))[:COMPARED]
-        first = {client: self._train_to_compare(client) for client in order}
+        (self._compared,) = self._run(partial(self._train_repeatedly, order))
+
+    def _train_repeatedly(self, order: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+        """Yield the training results of some clients, after repeating the training and comparing the results."""
+        self._compared = {client: self._train_to_compare(client) for client in order}
         self._train_on_other_labels(order[0])
-        self._compared = first
         self._compare_again(order[::-1])
+        yield self._compared
 
     def _compare_again(self, clients: Sequence[int]) -> None:
-        refuse_changed_state(self._shared, self._pristine, *self._users)
+        if self._shared is not None:
+            refuse_changed_state(self._shared, self._pristine, *self._users)
         for client in clients:
             refuse_another_result(self._compared[client], self._train_to_compare(client))
 
@@ -142,7 +164,7 @@ class LoopTrainer:
         steps: int,
         data: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Return the client's model after `steps` steps, trained on `data` instead of its own if given."""
+        """Return the client's model after `steps` local steps on its data, or on `data` if given."""
         x, y = self._data[client] if data is None else data
         training, module, loss = self._training, self._module_at(start), self._loss()
         module.train()
@@ -160,8 +182,10 @@ class LoopTrainer:
                 for layer, dropout in enumerate(dropouts):
                     dropout.key = int(dropout_key(plan.seed, position, int(plan.numbers[client]), step, layer))
                 optimizer.zero_grad()
-                scores = module(x if whole else x[batch])
-                loss(scores, y if whole else y[batch]).backward()  # type: ignore[no-untyped-call]
+                inputs, targets = (x, y) if whole else (x[batch], y[batch])
+                if whole and self._reused is None:  # a user's module may change its input in place
+                    inputs, targets = x.clone(), y.clone()
+                loss(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
                 if training.clip:
                     _clip(list(module.parameters()), training)
                 optimizer.step()
@@ -169,6 +193,10 @@ class LoopTrainer:
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of correct predictions and the summed loss of each client."""
+        (found,) = self._run(partial(self._evaluate_in_order, model, clients))
+        return found
+
+    def _evaluate_in_order(self, model: Vector, clients: ClientIndices) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         objective, correct = self._model.objective, np.zeros(len(clients), dtype=np.int64)
         loss_sum = np.zeros(len(clients))
         for place, client in enumerate(clients):
@@ -184,7 +212,7 @@ class LoopTrainer:
                         flat = scores.reshape(scores.shape[0], -1)
                         encoded = objective.encode(y[rows], flat.shape[1], flat.dtype)
                         correct[place] += int(objective.hits(flat, encoded).sum())
-        return correct, loss_sum
+        yield correct, loss_sum
 
     def _module_at(self, model: Vector) -> nn.Module:
         """Return a module with a copy of the parameters `model` and the initial buffers; users' modules are copied."""
@@ -202,16 +230,19 @@ class LoopTrainer:
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
-        """Set the device's options for computing with the module; none by default."""
+        """Set the device's options inside the `with` block; this class sets none."""
         yield
 
     def _first_batch(self) -> tuple[Tensor, Tensor]:
-        """Return samples and targets of the first client, for a trial."""
-        x, y = self._data[0]
-        return x[:2], y[:2]
+        """Return copies of up to two samples of the first client and their targets, for a trial.
 
-    def _try_forward(self, client: CheckedClient, outputs: int) -> int:
-        """Return the number of scores per sample; refuse a module that cannot process the clients' samples."""
+        A module may change its input in place, and changed data would depend on which client is the first.
+        """
+        x, y = self._data[0]
+        return x[:2].clone(), y[:2].clone()
+
+    def _try_forward(self, client: CheckedClient, outputs: int) -> Iterator[int]:
+        """Yield the number of scores per sample; refuse a module that cannot process the clients' samples."""
         x, y = self._first_batch()
         module = fresh_copy(self._pristine).eval()
         try:
@@ -233,7 +264,7 @@ class LoopTrainer:
             ) from error
         if not enough:
             raise InputError(f"the model has outputs of shape {tuple(scores.shape[1:])}, {outputs} are needed")
-        return scores.shape[1] if scores.ndim > 1 else 1
+        yield scores.shape[1] if scores.ndim > 1 else 1
 
 
 def refuse_another_result(first: Tensor, again: Tensor) -> None:

@@ -1,8 +1,8 @@
 """Embedded simulator: FedAvg over clients in this process.
 
-`sifu.core.round` defines a round. This engine trains the participants and averages them in the same pass if possible;
-it inspects single models only if necessary. The same model, position and active clients give the same bits on one
-machine with the same number of threads.
+`sifu.core.round` defines a round. This engine trains the participants and averages their models in the same pass if
+possible; it inspects single models only if necessary. On one machine with the same number of threads, the same model,
+position and active clients give identical results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sifu.engines.sim.embedded_clients import (
 from sifu.engines.sim.float_rounding import ClientSizes, proven_allowance
 from sifu.engines.sim.linear import VectorisedTrainer
 from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
-from sifu.engines.sim.models import TORCH_TYPES, LinearModel, Model, ModuleModel, make_model
+from sifu.engines.sim.models import TORCH_TYPES, LinearModel, Model, ModuleModel, is_users, make_model
 from sifu.engines.sim.plain_loop import LoopTrainer
 from sifu.engines.sim.threads import one_thread
 from sifu.errors import InputError
@@ -60,14 +60,14 @@ Strategy = Literal["auto", "loop", "vectorised"]
 def training_facts(
     model: Model, training: LocalTraining, clipping: Clipping | None, rules: ReplyRules, **others: Any
 ) -> TrainingFacts:
-    """Return the facts about rounds that train a model in this way.
+    """Return the training facts that follow from a model, its local training and the server's rules.
 
     Args:
         model: Model that clients train.
-        training: Local training.
+        training: Settings of local training.
         clipping: Clipping and noise of whole updates; None if updates get neither.
         rules: Handling of replies that cannot be used.
-        others: Facts that do not follow from these arguments.
+        others: All other training facts, by name.
     """
     return TrainingFacts(
         local_rate=training.rate,
@@ -89,11 +89,11 @@ def _trainer(
     model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan, settings: SimulationSettings
 ) -> LoopTrainer | VectorisedTrainer | ConvTrainer:
     """Return the trainer of a model for the chosen strategy."""
-    conv_net = None if isinstance(model, LinearModel) else model.conv_net
-    if settings.strategy != "loop" and isinstance(model, LinearModel):
-        return VectorisedTrainer(model, clients, plan)
-    if settings.strategy != "loop" and conv_net:
-        return ConvTrainer(conv_net, clients, plan)
+    if settings.strategy != "loop":
+        if isinstance(model, LinearModel):
+            return VectorisedTrainer(model, clients, plan)
+        if model.conv_net:
+            return ConvTrainer(model.conv_net, clients, plan)
     if settings.strategy == "vectorised":
         raise InputError(
             "only linear models and described convolutional networks can be vectorised; use strategy auto or loop for "
@@ -120,8 +120,8 @@ class SimulationSettings:
         participation: Rule that draws the participants of a round; by default all clients take part.
         dtype: Number format of models.
         seed: Public seed of all draws.
-        strategy: `auto` trains linear models many clients at once, a `ConvNet` by hand-written passes, and any other
-            model one client at a time. `loop` always trains one client at a time; `vectorised` never does.
+        strategy: `auto` trains many clients of a linear model at once, a `ConvNet` with hand-written passes, and any
+            other model one client at a time. `loop` always trains one client at a time; `vectorised` never does.
         preprocessing: Preprocessing of the samples (`TrainingFacts`).
         shape_from_labels: True if the clients' labels determined the number of outputs.
         features: Digest of the public map that computed the samples, if any (`TrainingFacts`).
@@ -159,10 +159,10 @@ class SimulationSettings:
             raise InputError(f"the strategy must be auto, loop or vectorised, found {self.strategy!r}")
 
     def numbers_of(self, clients: int) -> ClientIndices:
-        """Return the configured numbers of the clients, by default 0, 1, 2...
+        """Return the indices that key the clients' draws.
 
         Raises:
-            InputError: If there is not one number per client, or the numbers do not increase.
+            InputError: If there is not one index per client, or the indices do not increase.
         """
         numbers = np.arange(clients) if self.numbers is None else np.array(self.numbers, dtype=np.int64)
         if numbers.size != clients or bool((np.diff(numbers) <= 0).any()):
@@ -207,7 +207,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
         self._numbers = settings.numbers_of(len(clients))
         self._last_given: ClientIndices | None = None
         self._last_checked = Places.of(np.zeros(0, dtype=np.int64))
-        """Clients that `_checked_clients` last found to be in increasing order."""
+        """Most recent clients that `_checked_clients` found to be in increasing order."""
         self.layout = model.layout(settings.dtype)
         outputs = linear.outputs if linear else count_outputs(clients, model.objective)
         checked = check_clients(clients, model.objective, outputs, settings.dtype, flat=linear is not None)
@@ -239,9 +239,6 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
     def _facts(self, model: Model, settings: SimulationSettings) -> TrainingFacts:
         """Return the facts that certificates of this training depend on."""
         own_kind = type(model) in (LinearModel, ModuleModel)
-        users_module = (
-            not isinstance(model, LinearModel) and not model.conv_net and model.initial_source == MADE_BY_OPERATOR
-        )
         return training_facts(
             model,
             self.training,
@@ -257,7 +254,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
             initial=model.initial_source if own_kind else MADE_BY_OPERATOR,
             features=settings.features,
             features_declared=settings.features_declared,
-            module=FRESH_COPIES if settings.features_by_module or users_module else "",
+            module=FRESH_COPIES if settings.features_by_module or is_users(model) else "",
         )
 
     @cached_property
@@ -312,7 +309,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
         return AcceptedModels(drawn, (), average)
 
     def replies(self, setup: RoundSetup, participants: ClientIndices) -> list[Reply]:
-        """Return the replies of the participants: their models."""
+        """Train the participants and return their models as replies."""
         models = self._train(setup.start, setup.position, participants, self.training.steps)
         return [
             Reply(client, setup.position, count, model)
@@ -324,18 +321,18 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
     def gate(
         self, setup: RoundSetup, drawn: ClientIndices, collected: AcceptedModels | Sequence[Reply]
     ) -> tuple[AcceptedModels | None, tuple[Rejection, ...]]:
-        """Check every reply separately if needed; otherwise accept all collected models."""
+        """Accept all collected models at once if the rules allow it; otherwise check every reply separately."""
         rules = self.reply_rules
         if isinstance(collected, AcceptedModels):
             if rules.on_rejection == "stop" or _all_usable(collected, setup.start, rules.limit):
-                return collected, ()  # `step` stops the training if a model is not finite
+                return collected, ()  # `sifu.core.round.step` refuses models that are not finite
             collected = self.replies(setup, drawn)
         active = setup.active.index if isinstance(setup.active, Places) else setup.active
         forgotten = set(range(len(self.clients))) - set(active.tolist())
         return gate_replies(self, setup, drawn, collected, rules, forgotten)
 
     def average(self, setup: RoundSetup, accepted: AcceptedModels) -> Average:
-        """Return the mean computed during training, or average the accepted models."""
+        """Return the mean of the accepted models, which training may already have computed."""
         start, position, participants = setup.start, setup.position, accepted.participants
         samples = self.samples[participants]
         average = accepted.average
@@ -362,13 +359,13 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
-        """Return theta_i - model of each client after its first `steps` local steps at this position."""
+        """Return one row theta_i - model per client, after its first `steps` local steps at this position."""
         return self.local_models(model, position, clients, steps) - self.layout.own_copy(model)
 
     def local_models(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
-        """Return theta_i of each client after its first `steps` local steps at this position."""
+        """Return one row theta_i per client, after its first `steps` local steps at this position."""
         return self._train(self.layout.own_copy(model), position, self._checked_clients(clients, "trained"), steps)
 
     def _train(self, start: Vector, position: Position, clients: ClientIndices, steps: int) -> NDArray[np.floating]:
@@ -378,13 +375,13 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
         return trained
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
-        """Return samples, correct predictions (0 for regression) and summed loss of each client, in order."""
+        """Return each client's number of samples, correct predictions (0 for regression) and summed loss."""
         chosen = self._checked_clients(clients, "evaluated")
         correct, loss_sum = self._trainer.evaluate(self.layout.own_copy(model), chosen)
         return Evaluation(chosen.copy(), self.samples[chosen], correct, loss_sum)
 
     def _checked_clients(self, clients: ClientIndices, what: str) -> ClientIndices:
-        """Return `clients` as indices of known, distinct clients; a writable argument is never cached."""
+        """Return `clients` as an array of indices; raise `InputError` if an index is unknown or repeated."""
         if clients is self._last_given:
             return self._last_checked.index
         chosen = np.asarray(clients, dtype=np.int64).reshape(-1)

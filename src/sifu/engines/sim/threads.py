@@ -1,12 +1,12 @@
 """Control of torch's thread count, and TorchScript for sequences of short operations.
 
 After an operation, torch's threads wait in a busy loop for the next operation for some milliseconds. This is fast for
-operations in quick succession, but slows down other users of those cores.
+operations in quick succession, but slows down other work on the same cores.
 
 A pass of a network consists of a hundred operations of about twenty microseconds each. Between two of them a thread
 needs Python's lock, and two threads that train clients in parallel lose a fifth to a third of their time waiting for
 it. TorchScript runs a whole method without the lock. It is deprecated and restricts the code it compiles, so it is
-optional: without it, the same methods run as Python, with the same bits.
+optional: without it, the same methods run as Python, with identical results.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SMALL_MODEL = 100_000
 
 
 def few_threads(size: int) -> AbstractContextManager[None]:
-    """Use one thread for a small model, and the current number for a large one."""
+    """Return a context in which torch uses one thread if the model is small, and its current number otherwise."""
     return nullcontext() if size >= SMALL_MODEL or torch.get_num_threads() == 1 else one_thread()
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Restrict torch's operations to one thread."""
+    """Restrict torch's operations to one thread inside the `with` block."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,7 +1,7 @@
-"""Embedded engine of heads on networks tuned by groups: rounds of SGD in separate groups, then statistics.
+"""Embedded engine for closed-form heads on networks that groups of clients tune.
 
-Groups tune with the plain loop, one client at a time, or entirely on a GPU. Features are computed by the networks that
-the run selects (docs/theory.md, section 15.5).
+Each group tunes its network with rounds of SGD, in the plain loop or on a GPU. Afterwards, clients send statistics of
+the features that the tuned networks compute. The run selects these networks (docs/theory.md, section 15.5).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sifu.theory.participation import ClientIndices
 
 
 class TunedFederation(ClosedFormFederation, TunedEngine, ChecksModule):
-    """A `TunedEngine` of clients whose data are available in this process."""
+    """Engine for heads on tuned networks; the clients' data are available in this process."""
 
     tuning: TuningFederation
 
@@ -59,7 +59,7 @@ class TunedFederation(ClosedFormFederation, TunedEngine, ChecksModule):
         self.tuning = TuningFederation(clients, features.network, local, seed, numbers)
 
     def on(self, device: str, precision: str) -> TunedOnDevice:
-        """Return the same engine with tuning and features computed on a device."""
+        """Return a copy of this engine that tunes networks and computes features on `device`."""
         given, facts = self._plan
         moved = TunedOnDevice(*given, **facts)
         clients, features, *_, local, seed = given
@@ -79,11 +79,11 @@ class TunedFederation(ClosedFormFederation, TunedEngine, ChecksModule):
         super().compute_features_on(device)
 
     def use_backbones(self, backbones: Sequence[GroupNetwork]) -> None:
-        """Compute features with these networks of groups from now on."""
+        """Compute features with these groups' networks from now on."""
         self.use_networks(self._tuned.networks(backbones))
 
     def use_networks(self, networks: Mapping[int, Vector]) -> None:
-        """Use these networks for all later features: one network per block, or the network of the merge.
+        """Compute features with these networks from now on: one network per block, or the merged network.
 
         Blocks are independent of each other. If some blocks are dropped and the others stay, the dropped blocks of
         cached features are set to zero, and no network runs again.
@@ -102,11 +102,11 @@ class TunedFederation(ClosedFormFederation, TunedEngine, ChecksModule):
 
 
 class TunedOnDevice(TunedFederation):
-    """A `TunedFederation` on a device; certificates depend on the class of an engine (`run.devices`)."""
+    """Variant of `TunedFederation` on a device; a separate class, as `run.devices` identifies engines by class."""
 
 
 class TuningFederation(SimulatedFederation):
-    """FedAvg of the tuned parameters; every branch starts from the public network and a last layer of zeros."""
+    """Federation that tunes a network; every branch starts from the public network and a last layer of zeros."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class TuningFederation(SimulatedFederation):
 
 
 class TuningOnDevice(TuningFederation, StreamsGroupRounds):
-    """A `TuningFederation` on a device: the groups' networks stay there from round to round."""
+    """Variant of `TuningFederation` on a device, where the groups' networks stay from round to round."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class TuningOnDevice(TuningFederation, StreamsGroupRounds):
     def stream_group_rounds(
         self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices], wanted: RoundsWanted
     ) -> Iterator[list[StreamedRound]]:
-        """Yield rounds of groups, each from its own model; drifts are not computed, because nothing needs them."""
+        """Yield lists of rounds, one round per group from the group's own model; drifts are not computed (infinite)."""
         vectors = [self.loop.on_device(self.layout.own_copy(model)) for model in models]
         for start in range(position.round, wanted.stop.max_rounds):
             vectors, finite = self.loop.means(vectors, Position(position.branch, start), groups)

@@ -1,9 +1,9 @@
 """Requirements of OWASP AISVS on deletion, unlearning, consent and federated learning that a bundle supports.
 
 The requirements come from chapter C12, *Privacy Protection & Personal Data Management*, of the AISVS 1.0 draft. The
-chapter was removed before the release (docs/aisvs.md), so the revision is named. "supported" means that the bundle
-alone shows that a requirement is met, "partly" that it shows a part, and "not supported" that an auditor has to look
-elsewhere.
+chapter was removed before the release (docs/aisvs.md), so the source names a revision of the draft. A requirement is
+"supported" if the bundle alone shows that it is met, "partly" supported if the bundle shows a part of it, and "not
+supported" if an auditor needs other evidence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SOURCE = {
     "note": "removed before the release of AISVS 1.0, whose chapter C12 is about monitoring and logging",
 }
 WINDOW_DAYS = 30
-"""Upper limit of requirement 12.2.1, in days: a deletion request must be propagated in fewer."""
+"""Limit of requirement 12.2.1: a deletion request must be propagated in fewer days."""
 BEFORE_TRAINING = "about training data before a federation uses it; sifu does not check it"
 PURPOSE = "sifu records no purpose and does not watch queries"
 AT_INFERENCE = "sifu does not serve predictions, so it checks no consent at inference"
@@ -72,7 +72,7 @@ def _days(body: Mapping[str, Any]) -> float:
 
 
 def _propagation(body: Mapping[str, Any]) -> tuple[Support, str]:
-    """Answer for 12.2.1: deletion reaches data artefacts in fewer than 30 days."""
+    """Return status and reason for 12.2.1: deletion reaches data artefacts in fewer than 30 days."""
     if body["level"] == "none":
         return "not supported", "level none: nothing bounds what remains in the model"
     if _days(body) >= WINDOW_DAYS:
@@ -84,7 +84,7 @@ def _propagation(body: Mapping[str, Any]) -> tuple[Support, str]:
 
 
 def _unlearning(body: Mapping[str, Any]) -> tuple[Support, str]:
-    """Answer for 12.2.3: retraining on the retained data, or certified unlearning with (epsilon, delta)."""
+    """Return status and reason for 12.2.3: retraining on the retained data, or (epsilon, delta)-unlearning."""
     if body["level"] == "exact":
         return "supported", f"level exact by {body['method']}: the model was made from the retained data only"
     if body["level"] == "none":
@@ -96,7 +96,7 @@ def _unlearning(body: Mapping[str, Any]) -> tuple[Support, str]:
 
 
 def _withdrawal(body: Mapping[str, Any]) -> tuple[Support, str]:
-    """Answer for 12.5.3: a withdrawal of consent is handled like a deletion, and inference stops."""
+    """Return status and reason for 12.5.3: a withdrawal of consent is a deletion request, and inference stops."""
     status, reason = _propagation(body)
     if status == "not supported":
         return status, reason
@@ -107,10 +107,7 @@ def _withdrawal(body: Mapping[str, Any]) -> tuple[Support, str]:
 
 
 def _proofs(body: Mapping[str, Any]) -> tuple[Support, str]:
-    """Answer for 12.6.4: proofs of the overall epsilon, and the loss of utility."""
+    """Return status and reason for 12.6.4: proofs of the overall epsilon, and the loss of utility."""
     if body["level"] == "proven" and body["sigma"] > 0.0:
-        return (
-            "partly",
-            "the request's epsilon is proven; that of training is not, nor is the loss of utility",
-        )
+        return "partly", "the request's epsilon is proven; that of training is not, nor is the loss of utility"
     return "not supported", NOT_DIFFERENTIALLY_PRIVATE

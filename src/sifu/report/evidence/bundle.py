@@ -1,4 +1,4 @@
-"""Evidence of a request as a zip file: its creation with a printable page, and the check of a received file."""
+"""Evidence of a request as a zip file with a printable page, and the check of a received file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import io
 import json
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -16,16 +17,15 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from sifu.api.safekeeping import attest
-from sifu.core.certificate_words import exact_words, needs_budget, what_was_done, whom_words, words_of
+from sifu.api.attestation import attest
+from sifu.core.certificate_words import exact_words, needs_budget, terms_asked_for, what_was_done, whom_words, words_of
 from sifu.core.ledger import canonical_json, read_json
 from sifu.core.operator_words import forgotten_words
-from sifu.core.request_terms import terms_words
 from sifu.errors import InputError, VerificationError
 from sifu.report.evidence.aisvs import aisvs_support
-from sifu.report.evidence.check_evidence import STATEMENT, check_evidence
+from sifu.report.evidence.check_evidence import LARGEST_FILE, STATEMENT, check_evidence, statement_of
 from sifu.report.report_words import LEVEL_WORDS, templates
-from sifu.requests.approvals import deadline_of
+from sifu.requests.deadlines import deadline_of
 from sifu.store.checkpoints import Checkpoint, signed_events
 from sifu.store.clock import utc_now
 from sifu.store.erased_figures import no_certificate
@@ -47,7 +47,7 @@ def render_evidence(body: Mapping[str, Any], **about: Any) -> str:
         budget=needs_budget(body),
         clients=forgotten_words(body["clients"], body["records"]),
         done=what_was_done(body),
-        terms=terms_words(body.get("terms", {}), budget=needs_budget(body)),
+        terms=terms_asked_for(body) if "terms" in body else "",
         level=LEVEL_WORDS[body["level"]],
         promise=_promise(body),
         words=words_of(body),
@@ -101,11 +101,10 @@ def evidence_bytes(run: str | Path, request: str) -> bytes:
     digests = "".join(f"{hashlib.sha256(text).hexdigest()}  {name}\n" for name, text in sorted(contents.items()))
     contents["SHA256SUMS"] = digests.encode()
     moment = datetime.datetime.strptime(row.finished or "", "%Y-%m-%dT%H:%M:%SZ")
-    stamp = (moment.year, moment.month, moment.day, moment.hour, moment.minute, moment.second)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, text in sorted(contents.items()):
-            entry = zipfile.ZipInfo(f"evidence-{request}/{name}", stamp)
+            entry = zipfile.ZipInfo(f"evidence-{request}/{name}", moment.timetuple()[:6])
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o600 << 16
             archive.writestr(entry, text)
     return buffer.getvalue()
@@ -141,12 +140,13 @@ def _contents(reader: RunReader, row: RequestRow, verified: dict[str, Any]) -> d
     certificate_name = certificate_path(reader.folder, row.request, "public").name
     stamped, package = timestamp_path(reader.folder, certificate_name), files("sifu.report.evidence")
     public_key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(reader.value("public_key")))
+    keys = {"run": reader.value("run"), "keys": [key for _, key in keys_of(reader)], "changes": rotations(reader)}
     deadline, finished = deadline_of(row).strftime("%Y-%m-%d"), (row.finished or "")[:10]
     return ({stamped.name: read_plain(stamped)} if stamped.exists() else {}) | {
         certificate_name: text,
         "aisvs.json": _json(aisvs_support(certificate["body"])),
         "checkpoints.jsonl": b"".join(canonical_json(entry.to_mapping()) + b"\n" for entry in checkpoints),
-        "keys.json": _json(_keys(reader)),
+        "keys.json": _json(keys),
         "public-key.pem": public_key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
         "verified.json": _json(verified),
         "verify.py": (package / "check_evidence.py").read_bytes(),
@@ -166,7 +166,7 @@ def _contents(reader: RunReader, row: RequestRow, verified: dict[str, Any]) -> d
 
 
 def _checkpoints(reader: RunReader, row: RequestRow, certificate: dict[str, Any]) -> list[Checkpoint]:
-    """Return the ledger head that the certificate names, and the one that commits to the certificate."""
+    """Return two ledger heads: the head named in the certificate, and the head that commits to the certificate."""
     ledger, run = certificate["body"]["ledger"], reader.value("run")
     wanted = {ledger["seq"], reader.steps()[("request done", row.request)]}
     return [
@@ -176,21 +176,15 @@ def _checkpoints(reader: RunReader, row: RequestRow, certificate: dict[str, Any]
     ]
 
 
-def _keys(reader: RunReader) -> dict[str, Any]:
-    """Return the operator's public keys, and the doubly signed statements by which one replaced another."""
-    return {"run": reader.value("run"), "keys": [key for _, key in keys_of(reader)], "changes": rotations(reader)}
-
-
 def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
 MOST_FILES = 32
-LARGEST_BYTES = 64 << 20
 
 
 def is_evidence(target: Path) -> bool:
-    """Return whether a path is a bundle of evidence, unpacked or as a zip file."""
+    """Return whether a path can be a bundle of evidence: a folder with its statement, or any zip file."""
     return (target / STATEMENT).is_file() or (target.is_file() and zipfile.is_zipfile(target))
 
 
@@ -204,10 +198,10 @@ def verify_evidence(target: str | Path, public_key: str | None = None) -> Verifi
     target = Path(target)
     check_public_key(public_key)
     if target.is_dir():
-        return _figures_verified(target, target, public_key)
+        return _verify_folder(target, target, public_key)
     with tempfile.TemporaryDirectory(prefix="sifu-evidence-") as place:
         _unpack(target, Path(place))
-        return _figures_verified(target, Path(place), public_key)
+        return _verify_folder(target, Path(place), public_key)
 
 
 def _unpack(file: Path, place: Path) -> None:
@@ -220,22 +214,24 @@ def _unpack(file: Path, place: Path) -> None:
                 raise InputError(
                     f"{file} is not a bundle of evidence: its files are not those that sifu evidence writes"
                 )
-            if sum(member.file_size for member in members) > LARGEST_BYTES:
+            if sum(member.file_size for member in members) > LARGEST_FILE:
                 raise InputError(f"{file} is far larger than a bundle of evidence")
             for member, name in zip(members, names, strict=True):
+                if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise ValueError(f"{name} is compressed in another way than sifu evidence does")
                 with archive.open(member) as stream:
                     (place / name).write_bytes(stream.read(member.file_size))
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
         raise InputError(f"{file} is not a bundle of evidence: {error}") from error
 
 
-def _figures_verified(target: Path, folder: Path, public_key: str | None) -> Verification:
+def _verify_folder(target: Path, folder: Path, public_key: str | None) -> Verification:
     result = Verification(str(target), checked=["evidence"])
     findings = list(check_evidence(folder, public_key))
     result.problems.extend(f"evidence: this does not hold: {sentence}" for holds, sentence in findings if not holds)
     if not result.problems:
         result.public_key = str(json.loads((folder / "keys.json").read_bytes())["keys"][-1])
-        alone = verify_certificate(next(folder.glob("*.public.json")))
+        alone = verify_certificate(folder / Path(statement_of(folder)["subject"][0]["name"]).name)
         result.problems.extend(alone.problems)
         result.notes.extend(alone.notes)
         result.content = alone.content

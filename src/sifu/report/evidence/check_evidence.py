@@ -1,4 +1,4 @@
-"""Check of the evidence in this folder, without sifu and without the operator.
+"""Program that checks the evidence in this folder, without sifu and without the operator.
 
 Usage: python verify.py --public-key HEX. The exit code is 0 if everything holds, and 1 otherwise. It needs only the
 package cryptography.
@@ -8,6 +8,7 @@ import argparse
 import base64
 import hashlib
 import json
+import stat
 import sys
 from collections.abc import Iterator
 from decimal import Decimal
@@ -18,6 +19,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 STATEMENT, SUMS = "statement.dsse.json", "SHA256SUMS"
+LARGEST_FILE = 64 << 20
 Finding = tuple[bool, str]
 """A finding: whether a statement holds, and the statement."""
 
@@ -74,6 +76,28 @@ def read(content: bytes) -> Any:
     return json.loads(content, object_pairs_hook=each_once, parse_int=whole)
 
 
+def check_files(folder: Path) -> Iterator[Finding]:
+    """Check that there are only regular files: reading a pipe or a link to a device might never end."""
+    for path, status in ((path, path.lstat()) for path in sorted(folder.iterdir())):
+        readable = stat.S_ISREG(status.st_mode) and status.st_size <= LARGEST_FILE
+        yield readable, f"{path.name} is a regular file of at most {LARGEST_FILE} bytes"
+
+
+def check_sums(folder: Path) -> Iterator[Finding]:
+    """Check that the list of digests names every other file, with its digest."""
+    listed = [line.split("  ", 1) for line in (folder / SUMS).read_text().splitlines()]
+    names = {path.name for path in folder.iterdir()} - {SUMS}
+    yield sorted(name for _, name in listed) == sorted(names), f"{SUMS} names every other file once"
+    for digest, name in listed:
+        content = (folder / name).read_bytes() if name in names else b""
+        yield hashlib.sha256(content).hexdigest() == digest, f"the digest of {name}"
+
+
+def statement_of(folder: Path) -> Any:
+    """Return the statement in the envelope; its first subject is the certificate."""
+    return read(base64.b64decode(read((folder / STATEMENT).read_bytes())["payload"]))
+
+
 def check_keys(keys: dict[str, Any], published: str | None) -> Iterator[Finding]:
     """Check that every key but the first replaced its predecessor, and that both signed the change."""
     named = keys["keys"]
@@ -103,7 +127,7 @@ def check_statement(folder: Path, envelope: dict[str, Any], latest: str) -> Iter
     signature = base64.b64decode(envelope["signatures"][0]["sig"])
     yield signed(latest, signature, encoded), "the statement is signed with the operator's latest key"
     stated = {subject["name"]: subject["digest"]["sha256"] for subject in read(payload)["subject"]}
-    present = {path.name for path in folder.iterdir() if path.is_file()} - {STATEMENT, SUMS}
+    present = {path.name for path in folder.iterdir()} - {STATEMENT, SUMS}
     for name in sorted(stated.keys() | present):
         same = name in present and hashlib.sha256((folder / name).read_bytes()).hexdigest() == stated.get(name)
         yield same, f"{name} is the file that the statement is about"
@@ -136,14 +160,14 @@ def check_certificate(folder: Path, keys: dict[str, Any], statement: dict[str, A
 def check_evidence(folder: Path, published: str | None) -> Iterator[Finding]:
     """Check every file of a folder; an unreadable file is a failed check."""
     try:
-        for digest, name in (line.split("  ", 1) for line in (folder / SUMS).read_text().splitlines()):
-            content = (folder / name).read_bytes() if "/" not in name else b""
-            yield hashlib.sha256(content).hexdigest() == digest, f"the digest of {name}"
-        keys = read((folder / "keys.json").read_bytes())
-        envelope = read((folder / STATEMENT).read_bytes())
+        yield from (strange := [finding for finding in check_files(folder) if not finding[0]])
+        if strange:
+            return
+        yield from check_sums(folder)
+        keys, envelope = (read((folder / name).read_bytes()) for name in ("keys.json", STATEMENT))
         yield from check_keys(keys, published)
         yield from check_statement(folder, envelope, keys["keys"][-1])
-        yield from check_certificate(folder, keys, read(base64.b64decode(envelope["payload"])))
+        yield from check_certificate(folder, keys, statement_of(folder))
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         yield False, f"everything here can be read ({type(error).__name__}: {error})"
 
@@ -166,7 +190,7 @@ def main() -> int:
     print(f"Everything holds, signed with the key {key}.")
     if published is None:
         print("Compare that key with the one the operator published, or give it with --public-key.")
-    body = read(base64.b64decode(read((folder / STATEMENT).read_bytes())["payload"]))["predicate"]
+    body = statement_of(folder)["predicate"]
     print(f"Request {body['request']}, level {body['level']}. What that is worth is on the page index.html.")
     return 0
 

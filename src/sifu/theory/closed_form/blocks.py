@@ -1,10 +1,10 @@
-"""Features of networks that groups tuned separately: the block of each group, and its removal from the statistics.
+"""Blocks of features from networks that groups tuned separately, and their removal from the statistics.
 
 A sample's features are [phi_0(x), P phi_1(x), ..., P phi_S(x)]: the features of the public backbone, then a block from
-each group's tuned backbone, projected by a public P (docs/theory.md, section 15.5). Each of these parts has at most the
-length c, whichever parts exist, so without any group only the features of the public backbone remain. The block of a
-group without a backbone is zero in every row of Phi^, and so are its rows and columns of G and its rows of H. Dropping
-a block from the statistics gives the same zeros, bit for bit. The head is solved on the remaining features.
+each group's tuned backbone, projected by a public P (docs/theory.md, section 15.5). The norm of each part is at most c,
+independently of the other parts. Without any group, only the public backbone's features remain. The block of a group
+without a backbone is zero in every row of Phi^, and so are its rows and columns of G and its rows of H. Dropping a
+block from the statistics gives the same zeros, bit for bit. The head is solved on the remaining features.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sifu.theory.closed_form.sums import Statistics
 from sifu.theory.participation import base_key, scores
 
 Part = tuple[int, ...]
-"""A part of (G, H, n, q), named by the groups whose networks computed it: none, one, or two in ascending order."""
+"""Key of a part of (G, H, n, q): the ascending indices of the groups (at most two) whose networks it depends on."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Blocks:
 
     @property
     def features(self) -> int:
-        """k: the number of all features, without the constant."""
+        """Number k of all features, without the constant."""
         return self.frozen + self.block * self.count
 
     def columns(self, group: int) -> slice:
@@ -64,7 +64,7 @@ class Blocks:
         return part * math.sqrt(self.count + 1)
 
     def left(self, groups: Iterable[int]) -> Integers:
-        """Return the places of the public features, of the blocks of `groups` and of the constant.
+        """Return the indices of the public features, of the blocks of `groups` and of the constant.
 
         >>> Blocks(4, 2, 3).left([1])
         array([ 0,  1,  2,  3,  6,  7, 10])
@@ -74,7 +74,7 @@ class Blocks:
 
 
 def projection(seed: int, inputs: int, block: int) -> Floats:
-    """Return P: `inputs` x `block` signs over sqrt(block), drawn from a public seed, the same on every machine.
+    """Return the `inputs` x `block` matrix P of signs divided by sqrt(block), drawn from a public seed.
 
     One P serves every group. A P fitted to data would contain information about clients that leave.
 
@@ -92,7 +92,7 @@ def projection(seed: int, inputs: int, block: int) -> Floats:
 def drop(statistics: Statistics, blocks: Blocks, groups: Iterable[int]) -> Statistics:
     """Return the statistics without the blocks of `groups`: their rows and columns of G and rows of H are zero.
 
-    The result equals the statistics of the same samples when those groups have no backbone (docs/theory.md, section
+    The result equals the statistics of the same samples if those groups have no backbone (docs/theory.md, section
     15.6).
 
     >>> from sifu.theory.closed_form import FixedPoint, statistics_of
@@ -122,13 +122,13 @@ def drop(statistics: Statistics, blocks: Blocks, groups: Iterable[int]) -> Stati
 
 
 def head_at(statistics: Statistics, places: Integers, relative: float | None) -> Head:
-    """Return the head fitted on the features at these places alone; its weights are zero elsewhere.
+    """Return the head fitted on the features at the indices `places` alone; its other weights are zero.
 
-    Without any block it is, bit for bit, the head of the public backbone alone (docs/theory.md, section 15.5).
+    Without any block, it is, bit for bit, the head of the public backbone alone (docs/theory.md, section 15.5).
 
     Args:
         statistics: Statistics of all features.
-        places: Places of the features to use, with the constant.
+        places: Indices of the features to use, including the constant.
         relative: Relative penalty r; None for generalised cross-validation.
 
     >>> from sifu.theory.closed_form import FixedPoint, statistics_of
@@ -143,7 +143,7 @@ def head_at(statistics: Statistics, places: Integers, relative: float | None) ->
 
 
 def at_places(statistics: Statistics, places: Integers) -> Statistics:
-    """Return the statistics of the features at `places`, which include the constant."""
+    """Return the statistics of the features at the indices `places`, which include the constant."""
     if places.size == statistics.fixed.width:
         return statistics
     fixed = replace(statistics.fixed, features=places.size - 1)
@@ -163,7 +163,7 @@ def is_dropped(statistics: Statistics, blocks: Blocks, group: int) -> bool:
 
 
 def parts_through(groups: Iterable[int]) -> tuple[Part, ...]:
-    """Return the parts of statistics computed with the networks of `groups`; dropping a group drops its parts.
+    """Return the keys of all parts of statistics for these `groups`; dropping a group drops every part that names it.
 
     >>> parts_through([0, 2])
     ((), (0,), (2,), (0, 2))
@@ -173,7 +173,7 @@ def parts_through(groups: Iterable[int]) -> tuple[Part, ...]:
 
 
 def parts_of_rows(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Return the parts of rows needed for these parts of statistics: the public one, and one for each group.
+    """Return the keys of the parts of rows needed for these parts of statistics: the public part, and one per group.
 
     Products of two groups' blocks are computed from the rows of both groups.
 
@@ -184,7 +184,7 @@ def parts_of_rows(parts: Iterable[Part]) -> tuple[Part, ...]:
 
 
 def places_of_rows(blocks: Blocks, part: Part) -> Integers:
-    """Return the places of the features in a part of rows, without the constant.
+    """Return the indices of the features in a part of rows, without the constant.
 
     >>> places_of_rows(Blocks(4, 2, 3), ()), places_of_rows(Blocks(4, 2, 3), (1,))
     (array([0, 1, 2, 3]), array([6, 7]))
@@ -193,7 +193,7 @@ def places_of_rows(blocks: Blocks, part: Part) -> Integers:
 
 
 def words_of_part(fixed: FixedPoint, blocks: Blocks, part: Part) -> int:
-    """Return the number of words of a part; the words of all parts add up to the words of the statistics.
+    """Return the number of words in a part; the parts together have as many words as the statistics.
 
     >>> fixed, blocks = FixedPoint(features=8, outputs=2), Blocks(frozen=4, block=2, count=2)
     >>> [words_of_part(fixed, blocks, part) for part in parts_through([0, 1])]
@@ -225,7 +225,7 @@ def cut(statistics: Statistics, blocks: Blocks, part: Part) -> Integers:
 
 
 def joined(fixed: FixedPoint, blocks: Blocks, parts: Mapping[Part, Integers]) -> Statistics:
-    """Return the statistics made of these parts; entries in no part are zero.
+    """Return the statistics with these parts; entries that belong to no part are zero.
 
     >>> from sifu.theory.closed_form import statistics_of
     >>> fixed, blocks = FixedPoint(features=3, outputs=1), Blocks(frozen=1, block=1, count=2)

@@ -1,4 +1,4 @@
-"""Features and targets as whole numbers, small enough that sums of their products are exact.
+"""Fixed-point features and targets: whole numbers small enough that sums of their products are exact.
 
 A float64 matrix product is exact, and independent of order, threads and library, as long as every partial sum is an
 integer of at most 2^53. By Cauchy-Schwarz, sum_i ||Phi^_i||^2 <= 2^53 is sufficient (docs/theory.md, section 14.2).
@@ -17,15 +17,15 @@ from sifu.theory.arrays import Array, Floats
 EXACT = 2**53
 """Largest n such that float64 represents every whole number up to n exactly."""
 LARGEST_SUM = 2**63 - 1
-"""Largest sum over clients: int64."""
+"""Largest sum over clients that int64 can hold."""
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Fixed-point format of a federation: agreed on before any client sends statistics, and part of every digest.
+    """Fixed-point format of a federation, agreed on before any client sends statistics and part of every digest.
 
     `feature_bits` is a, `target_bits` is b, `norm` is c (the largest length of a sample's features), `features` is k
-    (without the constant 1), `outputs` the width of a target and `target_norm` the largest length of a target.
+    (without the constant 1), `outputs` is the width of a target, and `target_norm` is the largest length of a target.
 
     >>> FixedPoint(features=2048, outputs=10).samples_at_most
     21260760
@@ -106,7 +106,7 @@ class FixedPoint:
         return quantised
 
     def describe(self) -> str:
-        """Return one line of text that is equal for two federations iff they use the same format."""
+        """Return one line of text that two federations share if and only if they use the same format."""
         return (
             f"features={self.features} outputs={self.outputs} feature_bits={self.feature_bits} "
             f"target_bits={self.target_bits} norm={self.norm!r} target_norm={self.target_norm!r}"
@@ -123,7 +123,7 @@ def _rows(values: Array, width: int, name: str) -> Floats:
 
 
 def _check_lengths(quantised: Floats, limit: int, complaint: str) -> None:
-    """Check that squared lengths are within the limit; rounding never brings a longer one below the limit."""
+    """Refuse a row whose squared length exceeds the limit; rounding never hides such a row."""
     longest = float(np.max(np.einsum("ij,ij->i", quantised, quantised), initial=0.0))
     if longest > limit:
         raise InputError(f"{complaint}: {longest:.6g} found where {limit} is the limit; scale each sample on its own")

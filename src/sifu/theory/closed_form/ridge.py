@@ -2,12 +2,12 @@
 
     W = (G / 2^2a + lambda I)^-1 (H / 2^(a+b)),      lambda = r trace(G) / (2^2a (k + 1))
 
-(docs/theory.md, section 14.4). r is fixed, or the value of a fixed grid with the smallest generalised cross-validation
-score (Golub, Heath and Wahba 1979), which is computed from G, H, n and q of the remaining clients.
+See docs/theory.md, section 14.4. The relative penalty r is given, or it is the value of a fixed grid with the smallest
+generalised cross-validation score (Golub, Heath and Wahba 1979), computed from G, H, n and q of the remaining clients.
 
 Heads of up to `WIDE` features are solved on one thread. The same statistics then give the same bits on the same
-machine, and a head with a relative residual below 1e-9 on any other machine. The distance of two such heads depends on
-r (section 14.3). Wider heads meet the same limit, but their bits may depend on the number of threads.
+machine, and a head with a relative residual below 1e-9 on any other machine. The distance between two such heads
+depends on r (section 14.3). Wider heads meet the same limit, but their bits may depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ from sifu.theory.arrays import Array, Floats
 from sifu.theory.closed_form.fixed_point import FixedPoint
 from sifu.theory.closed_form.sums import Statistics, mirror
 
-GRID = tuple(10.0 ** (eighth / 8.0) for eighth in range(-64, 17))
+GRID: tuple[float, ...] = tuple(10.0 ** (eighth / 8.0) for eighth in range(-64, 17))
 """Values of r for cross-validation: eight per factor of ten, from 1e-8 to 100."""
 RESIDUAL = 1e-9
 """Largest accepted residual of a head, relative to the right-hand side."""
 WIDE = 4096
-"""Number of features above which heads are solved by conjugate gradients with a float32 factor, in a third of the time.
-"""
+"""Number of features above which heads are solved by conjugate gradients with a float32 factor, three times faster."""
 LARGEST_ITERATIONS = 200
-"""Largest number of iterations of a preconditioned solve, which then returns its solution; about ten are usual."""
+"""Number of iterations after which a preconditioned solve stops; about ten are usual."""
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """A linear model on the features and the constant, and its penalty.
+    """Linear model on the features and the constant, with its penalty.
 
     `weights` has the shape (k + 1, outputs). `relative_penalty` is r, `penalty` is lambda, and `residual` is the
     residual of the equations relative to H.
@@ -75,7 +74,7 @@ def penalty(statistics: Statistics, relative: float) -> float:
 
 
 def fit_head(statistics: Statistics, relative: float | None = None) -> Head:
-    """Fit the head of these statistics.
+    """Return the head fitted to these statistics.
 
     Args:
         statistics: Sums over the samples.
@@ -87,7 +86,7 @@ def fit_head(statistics: Statistics, relative: float | None = None) -> Head:
     >>> from sifu.theory.closed_form.sums import statistics_of
     >>> fixed = FixedPoint(features=1, outputs=1)
     >>> data = statistics_of(fixed, np.array([[-1.0], [1.0]]), np.array([[-0.5], [0.5]]))
-    >>> fit_head(data, 0.25).weights.round(6)  # slope 0.5 * 2 / (2 + 0.5), and nothing constant
+    >>> fit_head(data, 0.25).weights.round(6)  # slope 0.5 * 2 / (2 + 0.5), intercept 0
     array([[0.4],
            [0. ]])
     """
@@ -98,7 +97,7 @@ def fit_head(statistics: Statistics, relative: float | None = None) -> Head:
     with threadpool_limits(limits=1):
         chosen = relative_penalty_by_gcv(statistics) if relative is None else float(relative)
         ridge = penalty(statistics, chosen)
-    gram, cross = _scaled(statistics)
+    gram, cross = scaled_sums(statistics)
     gram[np.diag_indices_from(gram)] += ridge
     if statistics.fixed.features > WIDE:
         weights = _conjugate_gradients(gram, cross)
@@ -160,25 +159,25 @@ def _conjugate_gradients(gram: Floats, cross: Floats) -> Floats:
 
 def residual_of(statistics: Statistics, relative: float, weights: Floats) -> float:
     """Return the residual of (G / 2^2a + lambda I) W = H / 2^(a+b) for these weights, relative to the right side."""
-    gram, cross = _scaled(statistics)
+    gram, cross = scaled_sums(statistics)
     gram[np.diag_indices_from(gram)] += penalty(statistics, relative)
     with threadpool_limits(limits=1):
         return _relative(cross - gram @ weights, cross)
 
 
-def relative_penalty_by_gcv(statistics: Statistics, grid: tuple[float, ...] = GRID) -> float:
-    """Return the r of the grid with the smallest score; ties go to the larger one, which gives the smoother head.
+def relative_penalty_by_gcv(statistics: Statistics) -> float:
+    """Return the r of `GRID` with the smallest score; ties go to the largest r, which gives the smoothest head.
 
-    All scores tie if no residual can be distinguished from rounding, for example if all targets are zero.
+    All scores are equal if no residual can be distinguished from rounding, for example if all targets are zero.
     """
-    scores = gcv_scores(statistics, grid)
-    return grid[len(grid) - 1 - int(np.argmin(scores[::-1]))]
+    scores = gcv_scores(statistics)
+    return GRID[len(GRID) - 1 - int(np.argmin(scores[::-1]))]
 
 
-def gcv_scores(statistics: Statistics, grid: tuple[float, ...] = GRID) -> Floats:
-    """Return the generalised cross-validation score of each r.
+def gcv_scores(statistics: Statistics) -> Floats:
+    """Return the generalised cross-validation score of each r of `GRID`.
 
-    A score is infinite where the residual cannot be distinguished from rounding, or where no degrees of freedom remain.
+    A score is infinite if the residual cannot be distinguished from rounding, or if no degrees of freedom remain.
     G is reduced to tridiagonal form once, G = Q D Q'. Each r then costs a tridiagonal solve, and the eigenvalues are
     computed without eigenvectors.
     """
@@ -187,7 +186,7 @@ def gcv_scores(statistics: Statistics, grid: tuple[float, ...] = GRID) -> Floats
     samples, fixed = statistics.samples, statistics.fixed
     if samples < 1:
         raise InputError("no client is left: cross-validation needs the statistics of at least one sample")
-    gram, cross = _scaled(statistics)
+    gram, cross = scaled_sums(statistics)
     live = np.flatnonzero(np.diagonal(gram))  # drops features that are zero in every sample, such as dropped blocks
     if live.size < fixed.width:
         gram, cross = gram[np.ix_(live, live)], cross[live]
@@ -196,9 +195,9 @@ def gcv_scores(statistics: Statistics, grid: tuple[float, ...] = GRID) -> Floats
         diagonal, subdiagonal, rotated = _tridiagonal(gram, cross)
         values = scipy.linalg.eigh_tridiagonal(diagonal, subdiagonal, eigvals_only=True, check_finite=False)
         values = np.maximum(values, 0.0)
-        scores = np.full(len(grid), np.inf)
+        scores = np.full(len(GRID), np.inf)
         noise = 64.0 * np.finfo(np.float64).eps * fixed.width * energy
-        for place, relative in enumerate(grid):
+        for place, relative in enumerate(GRID):
             ridge = penalty(statistics, relative)
             if diagonal.size > 1:
                 bands = np.stack([diagonal + ridge, np.append(subdiagonal, 0.0)])
@@ -214,7 +213,7 @@ def gcv_scores(statistics: Statistics, grid: tuple[float, ...] = GRID) -> Floats
     return scores
 
 
-def _scaled(statistics: Statistics) -> tuple[Floats, Floats]:
+def scaled_sums(statistics: Statistics) -> tuple[Floats, Floats]:
     """Return G / 2^2a and H / 2^(a+b) in float64; scaling by a power of two is exact."""
     fixed = statistics.fixed
     gram, scale = np.empty((fixed.width, fixed.width)), math.ldexp(1.0, -2 * fixed.feature_bits)

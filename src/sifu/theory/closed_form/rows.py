@@ -1,4 +1,4 @@
-"""A client's samples in fixed point, stored as rows where they are smaller than the triangle of their Gram matrix.
+"""Samples of a client in fixed point; they are stored as rows if these take less space than statistics.
 
 Rows of n samples with k features and O outputs take n (k + O) numbers of 4 bytes; their statistics take (k + 1)(k + 2)
 / 2 + (k + 1) O + 2 numbers of 8 bytes. Rows and statistics add the same integers to a sum (docs/theory.md, section
@@ -21,7 +21,7 @@ from sifu.theory.closed_form.fixed_point import EXACT, FixedPoint
 
 RowNumbers = NDArray[np.int32]
 ROW_TYPE = np.dtype("<i4")
-"""Type of the numbers of a row. All of them fit, because no squared length exceeds 2^53."""
+"""Type of the numbers in a row. All numbers fit, because no squared length exceeds 2^53."""
 BLOCK_ROWS = 4096
 """Largest number of samples multiplied at once, to bound memory."""
 
@@ -52,13 +52,13 @@ class Rows:
         return self.features.nbytes + self.targets.nbytes
 
     def only(self, places: Integers) -> Rows:
-        """Return the rows with all features set to zero except those at `places`."""
+        """Return the rows with only the features at the indices `places`; all other features are zero."""
         features = np.zeros_like(self.features)
         features[:, places] = self.features[:, places]
         return replace(self, features=features)
 
     def largest(self) -> int:
-        """Return an upper bound on the entries of the statistics: the sum of squared lengths, rounded up."""
+        """Return an upper bound on the entries of the rows' statistics: the sum of squared lengths, rounded up."""
         squares = [float(squared_lengths(array).sum()) for array in (self.features, self.targets)]
         return math.ceil(max(squares[0] + self.samples * self.fixed.unit**2, squares[1]) * (1.0 + 1e-9))
 
@@ -66,7 +66,7 @@ class Rows:
         """Refuse rows that no samples of the agreed norm can have.
 
         Raises:
-            InputError: If a sample or a target is longer than the fixed point allows.
+            InputError: If a sample or a target is longer than the fixed-point format allows.
         """
         features = float(squared_lengths(self.features).max(initial=0.0)) + self.fixed.unit**2
         targets = float(squared_lengths(self.targets).max(initial=0.0))
@@ -84,7 +84,7 @@ def rows_are_smaller(fixed: FixedPoint, samples: int) -> bool:
     >>> rows_are_smaller(fixed, 100), rows_are_smaller(fixed, 6000)
     (True, False)
     """
-    return _bytes_of_rows(fixed, samples) < _bytes_of_statistics(fixed)
+    return _bytes_of_rows(fixed, samples) < 8 * words_at(fixed)
 
 
 def kept_bytes(fixed: FixedPoint, samples: int) -> int:
@@ -93,19 +93,15 @@ def kept_bytes(fixed: FixedPoint, samples: int) -> int:
     >>> kept_bytes(FixedPoint(features=5280, outputs=10), 100)
     2116000
     """
-    return min(_bytes_of_rows(fixed, samples), _bytes_of_statistics(fixed))
+    return min(_bytes_of_rows(fixed, samples), 8 * words_at(fixed))
 
 
 def _bytes_of_rows(fixed: FixedPoint, samples: int) -> int:
     return samples * (fixed.features + fixed.outputs) * ROW_TYPE.itemsize
 
 
-def _bytes_of_statistics(fixed: FixedPoint) -> int:
-    return 8 * words_at(fixed)
-
-
 def words_at(fixed: FixedPoint) -> int:
-    """Return the number of words of statistics in this fixed point.
+    """Return the number of 64-bit words in statistics of this fixed-point format.
 
     >>> words_at(FixedPoint(features=2048, outputs=10)) * 8
     16965736
@@ -140,7 +136,7 @@ def squared_lengths(rows: RowNumbers) -> Floats:
 
 
 def exact_blocks(features: Floats, targets: Floats) -> Iterator[slice]:
-    """Yield slices of consecutive rows whose squared lengths sum to at most 2^53, for features and targets separately.
+    """Yield slices of consecutive rows: in each, squared lengths sum to at most 2^53, for features and for targets.
 
     >>> [(rows.start, rows.stop) for rows in exact_blocks(np.full((5, 1), 2.0**26), np.zeros((5, 1)))]
     [(0, 2), (2, 4), (4, 5)]

@@ -1,4 +1,4 @@
-"""Refusal of statistics that no samples can have, with the reason.
+"""Checks that refuse statistics that no samples can have, and state the reason.
 
 The (G, H, n, q) of any real data satisfy (docs/theory.md, section 14.5):
 
@@ -6,9 +6,9 @@ The (G, H, n, q) of any real data satisfy (docs/theory.md, section 14.5):
     |G_jl|^2 <= G_jj G_ll,   0 <= q <= n target_limit,   |H_jo|^2 <= G_jj q,
     G_jj = s_j mod 2 with s_j = G_jk / 2^a,   |s_j|^2 <= n G_jj,
 
-where s_j is the sum of a column of Phi^. s_j is a whole number because the constant is 2^a in every row, and a square
+where s_j is the sum of column j of Phi^. It is a whole number because the constant is 2^a in every row, and a square
 has the parity of its root. All conditions but one are compared as exact integers. Positive semi-definiteness is decided
-in float64, on G scaled to a unit diagonal, by two tests that section 14.5 gives with their tolerance. The first, for
+in float64, on G scaled to a unit diagonal, by two tests; section 14.5 derives their tolerances. The first test, for
 low rank, can only accept. A client that invents plausible data passes: these checks exclude impossible statistics, not
 false ones.
 """
@@ -25,7 +25,7 @@ from sifu.theory.arrays import Floats, Integers
 from sifu.theory.closed_form.sums import Statistics
 
 LOW_RANK = 10
-"""The low-rank test is tried up to a rank of 1/`LOW_RANK` of the size, where it is faster."""
+"""Smallest ratio of a matrix's size to its rank at which the low-rank test is tried, because it is faster there."""
 COLUMNS_AT_ONCE = 256
 ROUNDOFF = float(np.finfo(np.float64).eps)
 
@@ -35,7 +35,7 @@ def is_semi_definite(gram: Integers, rank_at_most: int) -> bool:
 
     Args:
         gram: The matrix.
-        rank_at_most: Expected upper bound of its rank.
+        rank_at_most: Expected upper bound on its rank.
 
     >>> is_semi_definite(np.array([[4, 2], [2, 1]]), 1), is_semi_definite(np.array([[4, 3], [3, 1]]), 1)
     (True, False)
@@ -61,7 +61,7 @@ def _with_unit_squares(gram: Integers) -> Floats:
 
 
 def _is_low_rank(scaled: Floats, rank: int, tolerance: float) -> bool:
-    """Return whether K = L L' + R with at most `rank` columns in L and no entry of R beyond the tolerance."""
+    """Return whether K = L L' + R, with at most `rank` columns in L and no entry of R larger than the tolerance."""
     factor = np.zeros((rank, len(scaled)))
     left = scaled.diagonal().copy()
     for step in range(rank):
@@ -179,7 +179,10 @@ def find_flaw(statistics: Statistics) -> tuple[Flaw | None, str]:
 
 
 def _beyond(entries: Integers, rows: list[int], columns: list[int]) -> tuple[int, int] | None:
-    """Return a place with entry^2 > row * column, or None; candidates are found in float64 and compared exactly."""
+    """Return the indices of an entry whose square exceeds rows[i] * columns[j], or None.
+
+    Candidates are found in float64 and then compared exactly.
+    """
     left, right = (np.sqrt(np.array(bounds, dtype=np.float64)) for bounds in (rows, columns))
     square = entries.shape[0] == entries.shape[1]
     for start in range(0, len(rows), BLOCK):

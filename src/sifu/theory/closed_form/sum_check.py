@@ -1,4 +1,4 @@
-r"""Randomised check that statistics are the sum of their parts; parts stored as rows need no Gram matrices.
+r"""Randomised check that statistics are the sum of their parts, without Gram matrices of parts stored as rows.
 
 Parts that are statistics are subtracted from the sum. The remainder [G H] must equal Phi^' [Phi^ T^], the statistics of
 the rows. Both are multiplied by m random vectors modulo 2^64 (Freivalds 1977). This takes time proportional to the
@@ -58,7 +58,7 @@ def is_sum_of(whole: Statistics, parts: Iterable[Statistics | Rows]) -> bool:
 
 
 def vectors_needed(limit: int) -> int:
-    """Return the number of vectors for entries of at most `limit` in both matrices.
+    """Return the number of vectors needed if the entries of both matrices are at most `limit`.
 
     >>> vectors_needed(10_000 * 2**39), vectors_needed(2**61)
     (6, 32)

@@ -1,21 +1,16 @@
-r"""Exact sums (G, H, n, q) that clients send: their arithmetic, canonical form and digest; and the targets of labels.
+r"""Exact sums (G, H, n, q) that clients send: their arithmetic, canonical form and digest.
 
 G = Phi^' Phi^, H = Phi^' T^, n samples, q = sum ||T^||^2 (docs/theory.md, section 14.3). Integer addition does not
 depend on the order and has no rounding error. Whichever clients joined, left or were replaced, the result is the sum
 over the current clients.
 
-Canonical form: `words` are int64 numbers: the lower triangle of G row by row, H row by row, n, q. The digest is SHA-256
-of the line `sifu statistics 1 <FixedPoint.describe()>\n` in UTF-8 and then the words, little-endian.
-
-`Targets` turns labels and real numbers into the targets t of a head, by constants from the spec. None of these
-constants is fitted to clients' data: a mean or a scale taken from the data would contain information about a client
-that leaves.
+The canonical form, `words`, consists of int64 numbers: the lower triangle of G row by row, H row by row, n, q. The
+digest is SHA-256 of the line `sifu statistics 1 <FixedPoint.describe()>\n` in UTF-8 and then the words, little-endian.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +30,7 @@ STRIP = 512
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """(G, H, n, q) of some samples in one fixed point, as `words`: the canonical form without its heading."""
+    """(G, H, n, q) of some samples in one fixed-point format, as `words`: the canonical form without its heading."""
 
     fixed: FixedPoint
     words: Integers
@@ -64,22 +59,22 @@ class Statistics:
 
     @staticmethod
     def empty(fixed: FixedPoint) -> Statistics:
-        """Return the statistics of no samples: zeros."""
+        """Return the statistics of an empty set of samples, which are all zero."""
         return Statistics(fixed, np.zeros(words_at(fixed), dtype=np.int64))
 
     @property
     def samples(self) -> int:
-        """n, the number of samples."""
+        """Number of samples, n."""
         return int(self.words[-2])
 
     @property
     def target_energy(self) -> int:
-        """q, the sum of the squared lengths of the targets."""
+        """Sum of the squared lengths of the targets, q."""
         return int(self.words[-1])
 
     @property
     def cross(self) -> Integers:
-        """H."""
+        """Matrix H."""
         return self.words[triangle_size(self.fixed.width) : -2].reshape(self.fixed.width, self.fixed.outputs)
 
     @property
@@ -89,7 +84,7 @@ class Statistics:
 
     @cached_property
     def gram(self) -> Integers:
-        """G as a full symmetric matrix."""
+        """Complete symmetric matrix G."""
         gram = np.empty((self.fixed.width, self.fixed.width), dtype=np.int64)
         for row, part in self.rows_of_gram():
             gram[row, : row + 1] = part
@@ -98,15 +93,15 @@ class Statistics:
         return gram
 
     def rows_of_gram(self) -> Iterator[tuple[int, Integers]]:
-        """Yield the number of each row of G and its entries up to the diagonal, which are not copied."""
+        """Yield the number of each row of G and a view of its entries up to the diagonal."""
         return rows_of_triangle(self.words, 0, self.fixed.width)
 
     def __add__(self, other: Statistics | Rows) -> Statistics:
-        """Return the sum of these statistics and `other`; refuse it if an entry could overflow int64."""
+        """Return the sum of these statistics and `other`; raise an `InputError` if an entry could overflow int64."""
         return total(self.fixed, (self, other))
 
     def __sub__(self, other: Statistics | Rows) -> Statistics:
-        """Return the statistics without `other`, which must be part of them."""
+        """Return the statistics minus `other`, which must be part of them."""
         result = RunningSum(self.fixed, self)
         result.subtract(other)
         return result.statistics()
@@ -138,7 +133,7 @@ class Statistics:
 
     @staticmethod
     def heading(fixed: FixedPoint) -> bytes:
-        """Return the first line of the canonical form of statistics in this fixed point."""
+        """Return the first line of the canonical form of statistics in this fixed-point format."""
         return f"sifu statistics 1 {fixed.describe()}\n".encode()
 
     def canonical(self) -> bytes:
@@ -190,11 +185,11 @@ def statistics_of_chunks(fixed: FixedPoint, chunks: Iterable[tuple[Array, Array]
 
 
 class RunningSum:
-    """A running sum of statistics and rows; rows are collected until a large matrix product is possible.
+    """Running sum of statistics and rows; rows are collected until a large matrix product is possible.
 
     Args:
         fixed: Fixed-point format of all parts.
-        start: Statistics that the sum begins with; nothing by default.
+        start: Statistics that the sum begins with; statistics of no samples by default.
         in_place: True if the sum may overwrite `start`, which must not be used afterwards.
     """
 
@@ -222,7 +217,7 @@ class RunningSum:
         """Subtract one part, which must be in the sum.
 
         Raises:
-            InputError: If the part cannot be in the sum, because it has more samples or larger squares.
+            InputError: If n, q or a diagonal entry of G would become negative, so that the part cannot be in the sum.
         """
         self._check(part)
         self._multiply_waiting()
@@ -275,14 +270,14 @@ class RunningSum:
         self._samples += sign * len(features)
 
     def statistics(self) -> Statistics:
-        """Return the sum; call this last."""
+        """Return the sum; the object must not be used afterwards."""
         self._multiply_waiting()
         self._words[-2:] = self._samples, self._energy
         return Statistics(self._fixed, self._words)
 
 
 def mirror(matrix: Array) -> None:
-    """Copy the part of a matrix below its diagonal to the part above."""
+    """Copy the part of a square matrix below its diagonal to the part above, in place."""
     for first in range(0, len(matrix), TILE):  # one tile at a time, which fits into the processor's cache
         for last in range(first, len(matrix), TILE):
             tile = matrix[last : last + TILE, first : first + TILE]
@@ -292,7 +287,7 @@ def mirror(matrix: Array) -> None:
 
 
 def total(fixed: FixedPoint, parts: Iterable[Statistics | Rows]) -> Statistics:
-    """Return the sum of all parts; refuse it if an entry could overflow int64."""
+    """Return the sum of all parts; raise an `InputError` if an entry could overflow int64."""
     result = RunningSum(fixed)
     for part in parts:
         result.add(part)
@@ -310,101 +305,3 @@ def _check_room(largest: int) -> None:
 def _check_same(fixed: FixedPoint, part: Statistics | Rows) -> None:
     if part.fixed != fixed:
         raise InputError(f"statistics in [{part.fixed.describe()}] do not belong to [{fixed.describe()}]")
-
-
-Task = Literal["classification", "multi_label", "regression"]
-
-REACH = 8.0
-"""Largest distance of a regression target from its shift, in scales."""
-
-
-@dataclass(frozen=True)
-class Targets:
-    """Rule that turns labels into targets: one-hot minus 1/`outputs`, 0/1 minus `shift`, or (y - shift) / scale.
-
-    `shift` and `scale` are one number for all outputs or one for each; classification ignores them.
-
-    >>> Targets("classification", 4).encode(np.array([2]))
-    array([[-0.25, -0.25,  0.75, -0.25]])
-    >>> Targets("regression", 1, shift=(50.0,), scale=(10.0,)).encode(np.array([65.0]))
-    array([[1.5]])
-    """
-
-    task: Task
-    outputs: int
-    shift: tuple[float, ...] = (0.5,)
-    scale: tuple[float, ...] = (1.0,)
-
-    def __post_init__(self) -> None:
-        if self.task not in ("classification", "multi_label", "regression"):
-            raise InputError(f"task {self.task!r} is unknown: write classification, multi_label or regression")
-        if self.outputs < 1 or (self.task == "classification" and self.outputs < 2):
-            raise InputError(
-                f"{self.task} with {self.outputs} outputs is not possible: classification needs at least two"
-            )
-        for name, values in (("shift", self.shift), ("scale", self.scale)):
-            if len(values) not in (1, self.outputs) or not all(math.isfinite(value) for value in values):
-                raise InputError(f"{name} must be one number or {self.outputs}, found {values}")
-        if min(self.scale) <= 0.0:
-            raise InputError(f"every scale must be positive, found {self.scale}")
-        if self.task == "multi_label" and not all(0.0 <= value <= 1.0 for value in self.shift):
-            raise InputError(f"the shift of labels 0 and 1 must lie between them, found {self.shift}")
-
-    @property
-    def norm(self) -> float:
-        """Largest possible length of a target: `target_norm` of the fixed point."""
-        if self.task == "classification":
-            return 1.0
-        return math.sqrt(self.outputs) * (1.0 if self.task == "multi_label" else REACH)
-
-    def encode(self, labels: Array) -> Floats:
-        """Return the target of each label.
-
-        Args:
-            labels: Per sample a class number, a row of 0 and 1, or one real number for each output.
-
-        Raises:
-            InputError: If the labels do not fit the task, or a regression target is too far from the shift.
-        """
-        if self.task == "classification":
-            return self._one_hot(np.asarray(labels))
-        rows = np.asarray(labels, dtype=np.float64)
-        if rows.ndim == 1 and self.outputs == 1:
-            rows = rows[:, None]
-        if rows.ndim != 2 or rows.shape[1] != self.outputs:
-            raise InputError(f"labels have shape {rows.shape}; {self.outputs} for each sample were expected")
-        if self.task == "multi_label":
-            if not np.all((rows == 0.0) | (rows == 1.0)):
-                raise InputError("labels of a multi-label task must be 0 or 1")
-            return np.subtract(rows, self.shift)
-        targets: Floats = (rows - np.asarray(self.shift)) / np.asarray(self.scale)
-        if not np.all(np.abs(targets) <= REACH):  # also true for NaN
-            worst = float(np.max(np.abs(targets)))
-            raise InputError(
-                f"a regression target lies {worst:.3g} scales from the shift, where {REACH:g} is the limit: choose "
-                "shift and scale in the spec so that every plausible value fits"
-            )
-        return targets
-
-    def _one_hot(self, labels: Array) -> Floats:
-        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-            raise InputError(f"class numbers were expected, one for each sample; found {labels.dtype} {labels.shape}")
-        if labels.size and not (labels.min() >= 0 and labels.max() < self.outputs):
-            raise InputError(
-                f"class numbers run from {labels.min()} to {labels.max()}; 0 to {self.outputs - 1} were expected"
-            )
-        targets = np.full((labels.size, self.outputs), -1.0 / self.outputs)
-        targets[np.arange(labels.size), labels] += 1.0
-        return targets
-
-    def decode(self, predictions: Floats) -> Array:
-        """Return labels for predicted targets: the largest class, 0 or 1 for each label, or unscaled numbers.
-
-        >>> Targets("multi_label", 2).decode(np.array([[0.1, -0.2]]))
-        array([[1, 0]])
-        """
-        if self.task == "classification":
-            return np.asarray(np.argmax(predictions, axis=1))
-        if self.task == "multi_label":
-            return np.asarray(predictions + np.asarray(self.shift) > 0.5, dtype=np.int64)
-        return np.asarray(predictions * np.asarray(self.scale) + np.asarray(self.shift))

@@ -1,1 +1,1 @@
-"""Hand-written training of convolutional networks on the CPU."""
+"""Training of convolutional networks on the CPU with hand-written forward and backward passes."""

@@ -3,20 +3,20 @@
 3x3 convolutions are computed in tiles: each 2x2 block of outputs from its 4x4 patch of inputs.
 
 A tile is also a pooling window. Outputs are therefore stored as four planes (position in the tile; tile; channel), and
-pooling is a maximum over planes. Images are (sample, row, column, channel). Tiles are computed from patches in two
-ways:
+pooling is a maximum over planes. The axes of images are (sample, row, column, channel). Two classes compute tiles from
+patches:
 
 * `DenseTiles`, for few input channels: a patch (16 c numbers) times the weights of the four outputs, which are zero
   outside an output's window. This needs 16/9 of the multiplications of a plain convolution, but in one large product.
-* `WinogradTiles`, for many: F(2x2, 3x3) of Winograd (Lavin and Gray 2016), in one dimension
+* `WinogradTiles`, for many input channels: F(2x2, 3x3) of Winograd (Lavin and Gray 2016), in one dimension
       y = A'[(G g) * (B'd)],  A' = (1 1 1 0; 0 1 -1 -1),  G = (1 0 0; .5 .5 .5; .5 -.5 .5; 0 0 1),
       B' = (1 0 -1 0; 0 1 1 0; 0 -1 1 0; 0 1 0 -1),
   with 4/9 of the multiplications of a plain convolution, as 16 matrix products. The transforms multiply by the
   Kronecker squares of A', B' and G; their transposes propagate gradients.
 
-Both are exact in exact arithmetic. They are modules so that `threads.scripted` can compile them. Buffers and their
-views are created once for a number of samples and reused: a pass consists of a hundred short operations, and creating a
-view takes as long as starting an operation.
+In exact arithmetic, both give the convolution. They are modules so that `threads.scripted` can compile them. Buffers
+and their views are created once for a number of samples and reused: a pass consists of a hundred short operations, and
+creating a view takes as long as starting an operation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from sifu.engines.sim.networks import ConvLayer, ConvNet
 
 FEWEST_CHANNELS = 16
-"""Minimum number of input channels for Winograd tiles; with fewer, the products are too thin to be fast."""
+"""Minimum number of input channels for Winograd tiles; with fewer, the matrices are too narrow for fast products."""
 
 
 def tiles_of(layer: ConvLayer) -> tuple[int, int]:
@@ -60,7 +60,7 @@ def inside(layer: ConvLayer, padded: Tensor) -> Tensor:
 
 
 class Tiles(nn.Module):
-    """Base of both kinds of tiles: the padded images, their gradient, and the positions of patches in them.
+    """Base class of both kinds of tiles, with the padded images, their gradient and their patches.
 
     The caller writes `images`. `planes` (2, 2, samples, rows, columns, channels) is the result and, in the backward
     pass, its gradient.
@@ -91,7 +91,7 @@ class Tiles(nn.Module):
         _, rows, columns, _ = self._grid
         self._never_first = [self.gradient[:, 2 * rows :], self.gradient[:, :, 2 * columns :]]
         places, low, high = self._patches(self.gradient), slice(0, 2), slice(2, 4)
-        # Patches overlap by two, so that each of these four blocks covers every pixel at most once.
+        # Patches overlap by two pixels, so each of these four blocks covers every pixel at most once.
         blocks = [(low, low), (low, high), (high, low), (high, high)]
         self._places = [places[block] for block in blocks]
         self._found = [patch_gradient[block] for block in blocks]
@@ -124,7 +124,7 @@ class DenseTiles(Tiles):
 
     @staticmethod
     def room(layer: ConvLayer, dtype: torch.dtype) -> Tensor:
-        """Allocate the output of `prepare`: (position in the tile, 4 x 4 x in, out)."""
+        """Allocate the output of `prepare`, of shape (position in the tile, 4 x 4 x in, out)."""
         return torch.zeros((4, 16 * layer.channels_in, layer.channels_out), dtype=dtype)
 
     @staticmethod
@@ -159,12 +159,11 @@ def _square(rows: list[list[float]]) -> Tensor:
 
 _TO_TILES = _square([[1, 1, 1, 0], [0, 1, -1, -1]])
 _FROM_PATCHES = _square([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
-_FROM_WEIGHTS = _square([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
 
 
 @functools.cache
 def _from_weights(dtype: torch.dtype) -> Tensor:
-    return _FROM_WEIGHTS.to(dtype)
+    return _square([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]]).to(dtype)
 
 
 class WinogradTiles(Tiles):
@@ -189,7 +188,7 @@ class WinogradTiles(Tiles):
 
     @staticmethod
     def room(layer: ConvLayer, dtype: torch.dtype) -> Tensor:
-        """Allocate the output of `prepare`: (16, in, out)."""
+        """Allocate the output of `prepare`, of shape (16, in, out)."""
         return torch.empty((16, layer.channels_in, layer.channels_out), dtype=dtype)
 
     @staticmethod
@@ -221,7 +220,7 @@ def tiles_kind(layer: ConvLayer) -> type[DenseTiles] | type[WinogradTiles]:
 
 
 def bytes_a_sample(layer: ConvLayer, item: int) -> int:
-    """Return the bytes of one sample in the largest buffer of a layer, for elements of `item` bytes."""
+    """Return the number of bytes of one sample in a layer's largest buffer, for elements of `item` bytes."""
     rows, columns = tiles_of(layer)
     outputs = 16 if tiles_kind(layer) is WinogradTiles else 4
     return item * rows * columns * max(16 * layer.channels_in, outputs * layer.channels_out)
@@ -284,9 +283,9 @@ def padded_images(network: ConvNet, images: Tensor) -> Tensor:
 
 
 class ConvPass(nn.Module):
-    """Forward and backward pass for `samples` samples at a time, with all buffers.
+    """Forward and backward pass for `samples` samples at a time, with its own buffers.
 
-    It uses lists and numbers instead of the network's description, so that `threads.scripted` can compile it.
+    The class stores lists and numbers instead of the network's description, so that `threads.scripted` can compile it.
     """
 
     def __init__(self, network: ConvNet, samples: int, dtype: torch.dtype) -> None:
@@ -317,9 +316,28 @@ class ConvPass(nn.Module):
         self.scores = torch.empty((samples, network.outputs), dtype=dtype)
         self._minus_one = torch.full((samples, 1), -1.0, dtype=dtype)
 
-    def forward(self, data: Tensor, rows: Tensor, parameters: Parameters, prepared: list[Tensor]) -> None:
-        """Compute `scores` for some rows of the `padded_images`, without dropout."""
-        self._score(data, rows, None, parameters, prepared)
+    def forward(
+        self,
+        data: Tensor,
+        rows: Tensor,
+        kept: list[Tensor] | None,
+        parameters: Parameters,
+        prepared: list[Tensor],
+    ) -> None:
+        """Compute `scores`; the arguments are those of `gradient`."""
+        torch.index_select(data, 0, rows, out=self._images)
+        for number, stage in enumerate(self._stages):
+            stage(prepared[number], parameters[number][1])
+        last = len(self._features) - 1
+        for number in range(last + 1):
+            weight, bias = parameters[self._first_linear + number]
+            out = self.scores if number == last else self._features[number + 1]
+            torch.addmm(bias, self._features[number], weight.t(), out=out)
+            if number < last:
+                out.clamp_min_(0.0)
+                if kept is not None:
+                    self._factors[number + 1].copy_(kept[number]).mul_(self._scales[number])
+                    out.mul_(self._factors[number + 1])
 
     @torch.jit.export
     def gradient(
@@ -345,7 +363,7 @@ class ConvPass(nn.Module):
             prepared: Weights in the format of the tiles.
             gradients: Output of the gradients.
         """
-        self._score(data, rows, kept, parameters, prepared)
+        self.forward(data, rows, kept, parameters, prepared)
         torch.softmax(self.scores, 1, out=self.scores)
         slope = self.scores.scatter_add_(1, labels[:, None], self._minus_one).div_(batch)
         count = len(self._features)
@@ -364,28 +382,6 @@ class ConvPass(nn.Module):
             number = self._first_linear - 1 - back
             weight_gradient, bias_gradient = gradients[number]
             stage.backward(prepared[number], weight_gradient, bias_gradient)  # type: ignore[operator]
-
-    def _score(
-        self,
-        data: Tensor,
-        rows: Tensor,
-        kept: list[Tensor] | None,
-        parameters: Parameters,
-        prepared: list[Tensor],
-    ) -> None:
-        torch.index_select(data, 0, rows, out=self._images)
-        for number, stage in enumerate(self._stages):
-            stage(prepared[number], parameters[number][1])
-        last = len(self._features) - 1
-        for number in range(last + 1):
-            weight, bias = parameters[self._first_linear + number]
-            out = self.scores if number == last else self._features[number + 1]
-            torch.addmm(bias, self._features[number], weight.t(), out=out)
-            if number < last:
-                out.clamp_min_(0.0)
-                if kept is not None:
-                    self._factors[number + 1].copy_(kept[number]).mul_(self._scales[number])
-                    out.mul_(self._factors[number + 1])
 
 
 class _Stage(nn.Module):
@@ -408,9 +404,9 @@ class _Stage(nn.Module):
 class _Pooled(nn.Module):
     """Bias, ReLU (if any) and the maximum of each tile, from `planes` into `target`.
 
-    The bias is added after the maximum: this does not change the order, and there are only a quarter as many values.
-    Ties go to the earlier position, as in torch. The backward pass repeats the comparisons and sends the gradient to
-    the maximum, unless ReLU set it to zero.
+    The bias is added after the maximum, which gives the same result with a quarter of the additions. Ties go to the
+    earlier position, as in torch. The backward pass repeats the comparisons and sends the gradient to the maximum,
+    unless ReLU set it to zero.
     """
 
     def __init__(self, layer: ConvLayer, planes: Tensor, target: Tensor, target_gradient: Tensor) -> None:

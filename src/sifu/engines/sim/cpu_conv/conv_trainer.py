@@ -1,7 +1,7 @@
 """Training of convolutional networks on the CPU with hand-written passes, on several clients in parallel.
 
 A batch is split into pieces whose buffers fit into a core's cache. The gradients of the pieces are summed in an order
-that depends only on the batch, so the bits depend neither on the number of threads nor on the other participants. Each
+that depends only on the batch, so results depend neither on the number of threads nor on the other participants. Each
 thread trains its own clients. If the number of clients is not a multiple of the number of threads, several threads
 share each remaining client by sharing the pieces of its batches. For example, with five clients on two cores, each core
 trains two clients and both share the fifth.
@@ -44,13 +44,13 @@ PIECE_BYTES = 3 * 2**19
 """Maximum size of the largest buffer of a piece: most of a core's second-level cache."""
 
 SUMS = 4
-"""Number of sums of pieces, and so the maximum number of threads that share a client."""
+"""Number of partial sums of a batch's gradient, which is also the maximum number of threads that share a client."""
 
 SCRIPT_AFTER = 50
 """Number of uses after which a pass is compiled; compiling takes as long as 10 to 70 passes of the paper's networks."""
 
 CLIENTS_AHEAD = 32
-"""Number of clients trained before their models are yielded, independent of the number of threads."""
+"""Maximum number of clients trained before their models are yielded, independent of the number of threads."""
 
 
 class ConvTrainer:
@@ -82,9 +82,9 @@ class ConvTrainer:
     def average(
         self, start: Vector, position: Position, participants: ClientIndices, samples: np.ndarray, want_gram: bool
     ) -> Average:
-        """Train the participants and average them.
+        """Train the participants and average their models.
 
-        Averaging uses one thread, because torch's other threads would wait in a busy loop on the cores that train
+        Averaging uses one thread, because torch's other threads would occupy the cores that train
         (`sifu.engines.sim.threads`).
         """
         threads, steps = torch.get_num_threads(), self._training.steps
@@ -104,7 +104,7 @@ class ConvTrainer:
         steps: int,
         threads: int | None = None,
     ) -> Generator[tuple[slice, Tensor]]:
-        """Yield the local models after `steps` steps, some clients at a time: (places among the participants, rows).
+        """Yield (places among the participants, rows of models) after `steps` local steps, some clients at a time.
 
         `threads` is the number of threads, by default torch's setting.
         """
@@ -125,11 +125,10 @@ class ConvTrainer:
                     for place, client in enumerate(chosen[:alone])
                 ]
                 for place in range(alone, chosen.size):
-                    shared = self._begin(self._locals.take(), model, position, int(chosen[place]), steps)
+                    shared = self._begin(model, position, int(chosen[place]), steps)
                     meeting = threading.Barrier(team)
                     waiting += [
-                        crew.submit(self._train_shared, shared, member, team, meeting, rows[place])
-                        for member in range(team)
+                        crew.submit(self._train_member, shared, member, meeting, rows[place]) for member in range(team)
                     ]
                 errors = [job.exception() for job in waiting]
                 for error in errors:
@@ -150,7 +149,7 @@ class ConvTrainer:
             index = torch.from_numpy(rows[low:high])
             passes = self._passes.take()
             conv_pass = passes.of(high - low)
-            conv_pass.forward(self._images, index, parameters, prepared)
+            conv_pass.forward(self._images, index, None, parameters, prepared)
             targets = OBJECTIVES["softmax"].encode(self._labels[index], self._network.outputs, conv_pass.scores.dtype)
             hits[low:high] = OBJECTIVES["softmax"].hits(conv_pass.scores, targets).numpy()
             losses[low:high] = OBJECTIVES["softmax"].row_loss(conv_pass.scores, targets).numpy()
@@ -164,12 +163,13 @@ class ConvTrainer:
         return correct, np.bincount(owner, weights=losses, minlength=clients.size)
 
     def _pieces(self, samples: int) -> list[tuple[int, int]]:
-        """Split `samples` samples into as few pieces of nearly equal size as fit."""
+        """Return the bounds (first, end) of the fewest pieces of nearly equal size that hold `samples` samples."""
         count = -(-samples // self._piece)
         return [(samples * piece // count, samples * (piece + 1) // count) for piece in range(count)]
 
-    def _begin(self, local: _Local, model: Tensor, position: Position, client: int, steps: int) -> _Local:
-        """Set up a local training: the model, the batches and the dropout keys."""
+    def _begin(self, model: Tensor, position: Position, client: int, steps: int) -> _Local:
+        """Return the state before a client's local training, with the model, the batches and the dropout keys."""
+        local = self._locals.take()
         local.value.copy_(model)
         plan, hidden = self._plan, [layer for layer in self._network.linear_layers if layer.hidden]
         local.batches = [torch.from_numpy(rows + self._first[client]) for rows in plan.batches(position, client, steps)]
@@ -178,14 +178,12 @@ class ConvTrainer:
         return local
 
     def _train_alone(self, model: Tensor, position: Position, client: int, steps: int, row: Tensor) -> None:
-        local = self._begin(self._locals.take(), model, position, client, steps)
-        self._descend(local, 0, 1, None)
-        torch.index_select(local.value, 0, self._back, out=row)
-        self._locals.give(local)
+        self._train_member(self._begin(model, position, client, steps), 0, threading.Barrier(1), row)
 
-    def _train_shared(self, local: _Local, member: int, team: int, meeting: threading.Barrier, row: Tensor) -> None:
+    def _train_member(self, local: _Local, member: int, meeting: threading.Barrier, row: Tensor) -> None:
+        """Run one team member's share of a client's training; the first member writes the model into `row`."""
         try:
-            self._descend(local, member, team, meeting)
+            self._descend(local, member, meeting)
         except BaseException:
             meeting.abort()  # otherwise the others would wait forever
             raise
@@ -193,9 +191,12 @@ class ConvTrainer:
             torch.index_select(local.value, 0, self._back, out=row)
             self._locals.give(local)
 
-    def _descend(self, local: _Local, member: int, team: int, meeting: threading.Barrier | None) -> None:
-        """Run one team member's share of a client's steps: its pieces of each batch, its slice of the parameters."""
-        passes = self._passes.take()
+    def _descend(self, local: _Local, member: int, meeting: threading.Barrier) -> None:
+        """Run one team member's share of a client's steps: its pieces of each batch and its slice of the parameters.
+
+        The team meets at a barrier whenever a member needs results of the others.
+        """
+        passes, team = self._passes.take(), meeting.parties
         size = self._network.parameters
         share = slice(size * member // team, size * (member + 1) // team)
         for step, batch in enumerate(local.batches):
@@ -204,21 +205,17 @@ class ConvTrainer:
             for number in range(min(SUMS, len(pieces))):
                 if number % team == member:
                     self._add_up(passes, local, step, number, pieces, prepared)
-            if meeting:
-                meeting.wait()
+            meeting.wait()
             total = local.sums[0][share]
             for other in local.sums[1 : min(SUMS, len(pieces))]:
                 total.add_(other[share])
             if self._training.clip:
-                if meeting:
-                    meeting.wait()  # the norm needs the whole sum
+                meeting.wait()  # the norm needs the whole sum
                 factor = self._training.clip_factor(torch.linalg.vector_norm(local.sums[0], dtype=torch.float64))
-                if meeting:
-                    meeting.wait()  # until all members have read the sum
+                meeting.wait()  # continue once all members have read the sum
                 total.mul_(factor.to(total.dtype))
             self._training.descend_in_place(local.value[share], total, local.velocity[share], step)
-            if meeting:
-                meeting.wait()
+            meeting.wait()
         self._passes.give(passes)
 
     def _add_up(
@@ -256,7 +253,7 @@ class ConvTrainer:
 
 
 class _Local:
-    """State of one client's training: model, velocity and sums of gradients in pass order, batches, dropout keys."""
+    """State of a client's training: model, velocity and gradient sums in pass order, batches and dropout keys."""
 
     def __init__(self, network: ConvNet, dtype: torch.dtype) -> None:
         self.value = torch.empty(network.parameters, dtype=dtype)
@@ -269,7 +266,7 @@ class _Local:
 
 
 class _Passes:
-    """Buffers of a thread for every size of a piece."""
+    """Passes of a thread, one per number of samples in a piece, and the thread's gradient buffers."""
 
     def __init__(self, network: ConvNet, dtype: torch.dtype) -> None:
         self._network, self._dtype = network, dtype
@@ -280,7 +277,7 @@ class _Passes:
         self.room = room_to_prepare(network, dtype)
 
     def of(self, samples: int) -> ConvPass:
-        """Return the buffers for `samples` samples."""
+        """Return the pass for `samples` samples."""
         self._uses[samples] += 1
         if samples not in self._by_size:
             self._by_size[samples] = ConvPass(self._network, samples, self._dtype)
@@ -289,30 +286,30 @@ class _Passes:
         return self._by_size[samples]
 
 
-Thing = TypeVar("Thing")
+Buffers = TypeVar("Buffers")
 
 
-class _Spares(Generic[Thing]):
-    """Pool of objects that are used by one thread at a time, and made on demand."""
+class _Spares(Generic[Buffers]):
+    """Pool of buffers that are used by one thread at a time, and made on demand."""
 
-    def __init__(self, make: Callable[[], Thing]) -> None:
-        self._make, self._spare = make, list[Thing]()
+    def __init__(self, make: Callable[[], Buffers]) -> None:
+        self._make, self._spare = make, list[Buffers]()
 
-    def take(self) -> Thing:
-        """Return an unused object."""
+    def take(self) -> Buffers:
+        """Return unused buffers."""
         try:
             return self._spare.pop()
         except IndexError:
             return self._make()
 
-    def give(self, thing: Thing) -> None:
-        """Return an object to the pool."""
-        self._spare.append(thing)
+    def give(self, buffers: Buffers) -> None:
+        """Put buffers back into the pool."""
+        self._spare.append(buffers)
 
 
 @contextmanager
 def _crew(threads: int) -> Iterator[ThreadPoolExecutor]:
-    """Start threads in which torch's operations use one thread each."""
+    """Yield a pool of threads in which each torch operation uses one thread."""
     before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as crew:

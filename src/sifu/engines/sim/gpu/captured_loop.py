@@ -35,13 +35,13 @@ LANES = 3
 """Maximum number of clients that train concurrently; more were no faster on an H200."""
 PRECISIONS = ("float32", "tf32", "bfloat16")
 FILLED = 32
-"""Whole data are padded to a multiple of this, because a graph has a fixed batch size."""
+"""Multiple to which batches of a client's whole data are padded, because a graph has a fixed batch size."""
 MOST_GRAPHS = 8
 """Maximum number of batch sizes that a lane captures; others run without a graph."""
 DRAWN = 4
 """Number of artificial samples, which are used for warm-up steps and captures."""
 WARM_UPS = 3
-"""Steps before a capture, in which libraries select and load their kernels."""
+"""Number of steps before a capture, in which libraries select and load their kernels."""
 SAME_STEP = 1e-2
 """Tolerance between a replayed step and the same step without a graph, relative to the largest change."""
 RESULT_BYTES = 2**32
@@ -49,10 +49,12 @@ RESULT_BYTES = 2**32
 
 
 class CapturedLoop(LoopTrainer):
-    """A `LoopTrainer` whose samples and models stay on a device.
+    """Variant of `LoopTrainer` whose samples and models stay on a device.
 
     `why_uncaptured` is the reason why steps run without graphs; it is empty if graphs are replayed.
     """
+
+    forks = False
 
     def __init__(
         self,
@@ -101,14 +103,14 @@ class CapturedLoop(LoopTrainer):
     def train(
         self, start: Vector, position: Position, participants: ClientIndices, steps: int
     ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the local models after `steps` steps, client by client."""
+        """Yield (place among the participants, model as one row) of each participant after `steps` local steps."""
         self.check_repeats(participants)
         vector, first = self.on_device(start), None
         for places in self._train_together([(vector, int(client)) for client in participants], position, steps):
+            first = self._copied(0) if first is None else first
             self._queue.synchronize()
-            first = self._results[0].clone() if first is None else first
             for row, place in enumerate(places):
-                yield slice(place, place + 1), self._results[row : row + 1].cpu()
+                yield slice(place, place + 1), self._results[row : row + 1].to("cpu", copy=True)
         if first is not None:
             self._repeat_in_every_lane(first, (vector, int(participants[0])), position, steps)
 
@@ -138,8 +140,8 @@ class CapturedLoop(LoopTrainer):
         begun, first = [(starts[group], client) for group, client in jobs], None
         self.check_repeats(np.array([client for _, client in jobs]))
         for places in self._train_together(begun, position, self._training.steps):
+            first = self._copied(0) if first is None else first
             with self._queue.here():
-                first = self._results[0].clone() if first is None else first
                 for row, place in enumerate(places):
                     group, client = jobs[place]
                     share = self._sizes[client] / self._sizes[groups[group]].sum()
@@ -152,7 +154,7 @@ class CapturedLoop(LoopTrainer):
         return means, finite
 
     def _repeat_in_every_lane(self, first: Tensor, job: tuple[Tensor, int], position: Position, steps: int) -> None:
-        """Repeat a job, and the first compared client, in every lane; refuse a module whose results differ."""
+        """Repeat a job with result `first`, and the first compared client, in every lane; refuse different results."""
         compared = next(iter(self._compared))
         start, at = self.on_device(self._compared_from()), Position(0, 0)
         for expected, again, place, count in (
@@ -167,13 +169,19 @@ class CapturedLoop(LoopTrainer):
     def _train_client(
         self, start: Vector, position: Position, client: int, steps: int, data: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
-        """Return the client's model; `data` must be None, because all data are on the device already."""
+        """Return the client's model; `data` must be None, because steps read only the samples stored on the device."""
         (_,) = self._train_together([(self.on_device(start), client)], position, steps)
+        result = self._copied(0)
         self._queue.synchronize()
-        return self._results[0].clone()
+        return result
+
+    def _copied(self, row: int) -> Tensor:
+        """Return a copy of a result; lanes wait for the queue, so they overwrite the result only after the copy."""
+        with self._queue.here():
+            return self._results[row].clone()
 
     def _train_on_other_labels(self, client: int) -> None:
-        """Train on the artificial samples in every lane."""
+        """Train on the artificial samples in every lane; `client` is ignored."""
         start = self.on_device(self._compared_from())
         for lane in self._lanes:
             lane.queue.after(self._queue)
@@ -199,6 +207,7 @@ class CapturedLoop(LoopTrainer):
                     lane.train(start, chosen, shares, self._results[row], captured=not self.why_uncaptured)
             for lane in self._lanes:
                 self._queue.after(lane.queue)
+            self._wait()
             yield places
 
     def _filled(self, client: int, batches: Sequence[Integers]) -> tuple[Integers, Array]:
@@ -213,7 +222,7 @@ class CapturedLoop(LoopTrainer):
         return chosen, shares
 
     def _make_lanes(self, count: int) -> None:
-        """Make more lanes while half of the device's memory is free: a graph keeps its memory permanently."""
+        """Make up to `count` lanes while half of the device's memory is free, as a graph never releases its memory."""
         width = self._training.batch_size
         while len(self._lanes) < min(count, self._lane_count):
             if self._device.type == "cuda" and self._lanes:
@@ -226,13 +235,20 @@ class CapturedLoop(LoopTrainer):
                 lane = _Lane(self._pristine, self._samples, self._encoded, self._objective, self._training)
                 if width is not None and not self.why_uncaptured:
                     self.why_uncaptured = lane.capture(width)
+            self._wait()  # the lane was made in torch's default stream
             self._lanes.append(lane)
 
+    def _wait(self) -> None:
+        """Wait for all work on the device; without this, graphs gave wrong results on a device shared by processes."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def _why_never_captured(self) -> str:
-        """Return a reason why the module's steps cannot be captured; empty if none is known before trying."""
+        """Return why the module's steps cannot be captured; empty if no reason is known before the first capture."""
         if self._device.type != "cuda":
             return "graphs are for GPUs"
         start, results = self.on_device(self._compared_from()), []
+        self._queue.synchronize()
         for seed in (0, 1):
             lane = _Lane(self._pristine, self._samples, self._encoded, self._objective, self._training)
             with fixed_generators(seed, self._device), self._settings():
@@ -243,7 +259,7 @@ class CapturedLoop(LoopTrainer):
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
-        """Set the precision of products, and algorithms that give the same bits every time."""
+        """Set the precision of products, and select algorithms that give the same bits every time."""
         rough = self._precision == "bfloat16"
         # Do not cache casts of weights: a graph would replay the products without the casts.
         cast = torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False) if rough else nullcontext()
@@ -252,7 +268,7 @@ class CapturedLoop(LoopTrainer):
 
     @contextmanager
     def _keyed(self, position: Position, client: int) -> Iterator[None]:
-        """Key all generators by the position if steps run without graphs and may draw random numbers."""
+        """Seed all generators by position and client if steps run without graphs and may draw random numbers."""
         if not self.why_uncaptured:
             yield
             return
@@ -326,7 +342,7 @@ class _Lane:
         shares.fill_(1.0 / len(chosen))
 
     def capture(self, width: int) -> str:
-        """Capture the graph of a step with batches of a width; return an empty string, or why this failed."""
+        """Capture the graph of a step with batches of this width; return the reason if it fails, or an empty string."""
         if width in self._graphs:
             return ""
         chosen, shares = self._batch(width)

@@ -1,7 +1,7 @@
 """Plan for computing a `ConvNet` on the device: kernel forms, block sizes, and positions of parameters.
 
 On the device a layer is a matrix [inputs, outputs] followed by its bias. The inputs of a convolution are ordered by
-(row, column, channel) of its 3x3 patch. Images are NHWC, so a linear layer after them also sees (row, column, channel).
+(row, column, channel) of its 3x3 patch. Images are NHWC, so the inputs of the first linear layer have the same order.
 Convolutions come first. Every matrix and bias begins at a multiple of `ALIGNMENT` entries, so that loads are 16 bytes
 wide; the gaps are zero and stay zero. Norms, means and distances do not depend on the order of the entries, so vectors
 are reordered only when they leave the device.
@@ -22,15 +22,15 @@ ALIGNMENT = 16
 
 
 def stored_channels(channels: int) -> int:
-    """Return the stored channels of an image: 1 or a multiple of 4, so that one load reads a pixel."""
+    """Return the number of stored channels of an image: 1 or a multiple of 4, so that one load reads a pixel."""
     return channels if channels == 1 else -(-channels // 4) * 4
 
 
 def stored_outputs(channels: int) -> int:
-    """Return the stored channels of a convolution's output: a multiple of 8, padded with zeros.
+    """Return the number of stored channels of a convolution's output: a multiple of 8, padded with zeros.
 
     The weights of padded channels are gaps: zero, with zero gradients. Without the padding, a second convolution from 3
-        to 4 channels, compiled for an H200, gave outputs that were 10 to 30 % off; Triton's interpreter was correct.
+    to 4 channels, compiled for an H200, gave outputs that were 10 to 30 % off; Triton's interpreter was correct.
     """
     return -(-channels // 8) * 8
 
@@ -107,22 +107,22 @@ def _weight_entries(layer: ConvLayer | LinearLayer) -> NDArray[np.int64]:
 
 PRECISIONS = {"float32": "ieee", "tf32": "tf32", "tf32x3": "tf32x3"}
 BLOCK_CHANNELS = (1, 2, 4)
-"""Channel counts for which a pooled convolution uses blocks of 4 x 4 pixels; other counts would not fill a matrix."""
+"""Numbers of input channels for which a pooled convolution uses blocks of 4 x 4 pixels."""
 ENOUGH_PROGRAMS = 1024
 """Number of programs that keep the whole GPU busy; if there would be more, one program may compute several tiles."""
 
 
-def power_of_two(value: int, least: int = 16) -> int:
-    """Return the smallest power of two that is at least `value` and `least`: the side of a tile."""
-    return max(least, 1 << (value - 1).bit_length())
+def power_of_two(value: int) -> int:
+    """Return the side of a tile: the smallest power of two that is at least max(`value`, 16)."""
+    return max(16, 1 << (value - 1).bit_length())
 
 
 def in_flight(stages: int, length: int, inner: int) -> int:
-    """Return the number of pipeline stages of a loop over `length` in steps of `inner`: `stages`, or 1 for two passes.
+    """Return the number of pipeline stages of a loop over `length` in steps of `inner`.
 
-    This avoids a defect of Triton 3.6: on an H200, loops of two passes over an odd number of channels computed sums
-    that were wrong by 10 to 30 % with three stages, and correct sums with one stage. Apart from this defect, the
-    number of stages does not change the sums.
+    The result is 1 if the loop has two passes, and `stages` otherwise. This avoids a defect of Triton 3.6: on an H200,
+    loops of two passes over an odd number of channels computed sums that were wrong by 10 to 30 % with three stages,
+    and correct sums with one stage. Apart from this defect, the number of stages does not change the sums.
     """
     return 1 if -(-length // inner) == 2 else stages
 
@@ -134,7 +134,7 @@ def _parts(*limits: int) -> int:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Block sizes of a kernel."""
+    """Block sizes, warps and pipeline stages of a kernel."""
 
     rows: int
     inner: int
@@ -146,11 +146,11 @@ class Tiles:
 class WeightForm:
     """Method of summing a convolution's weight gradient.
 
-    `block` and `row` are for pooled convolutions with few and with many channels, `whole` for unpooled ones with few
-    outputs, and `patch` for all others. Sums over samples are split into `parts`, because a few slots alone would leave
-    most of the chip idle; `stored` partial sums stay in memory until the step. The form determines how sums are
-    rounded. It must therefore not depend on how many lanes run together: the results of a lane must not depend on other
-    lanes.
+    `block` and `row` are for pooled convolutions with few and with many channels, `whole` is for unpooled convolutions
+    with few outputs, and `patch` for all others. Sums over samples are split into `parts`, because a few slots alone
+    would leave most of the GPU idle; `stored` partial sums stay in memory until the step. The form determines how sums
+    are rounded. It must therefore not depend on how many lanes run together: the results of a lane must not depend on
+    other lanes.
     """
 
     kind: Literal["block", "row", "whole", "patch"]
@@ -163,7 +163,7 @@ class WeightForm:
 
     @staticmethod
     def of(layer: ConvolutionPlace, batch: int, slots: int, precision: str) -> WeightForm:
-        """Return the form that was fast on an H200; for `ieee` products, the form with the least arithmetic."""
+        """Return a form that was fast on an H200; for `ieee` products, the form with the least arithmetic."""
         if precision == "ieee":
             return WeightForm("patch", _parts(64 // slots, 8))
         channels, outputs = layer.channels_in, batch * layer.height_out * layer.width_out
@@ -191,7 +191,7 @@ class ConvPlan:
 
     @staticmethod
     def of(network: ConvNet, batch: int, slots: int, precision: str) -> ConvPlan:
-        """Make the plan of a network.
+        """Make the plan for computing a network.
 
         Args:
             network: The network to compute.
@@ -233,7 +233,7 @@ class ConvPlan:
         return samples, layer.height_out + 2 * border, layer.width_out + 2 * border, layer.channels_out
 
     def tiles(self, kernel: Literal["convolve", "input", "weight"], number: int) -> Tiles:
-        """Return block sizes that were fast on an H200."""
+        """Return block sizes for a kernel of convolution `number`; they were fast on an H200."""
         layer = self.layout.convolutions[number]
         if kernel == "convolve":
             if layer.channels_in <= 4:

@@ -33,7 +33,7 @@ from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.networks import ConvNet
 
 EVALUATED_AT_ONCE = 2**27
-"""Bytes of the largest activation tensor in evaluation."""
+"""Maximum size in bytes of the largest activation tensor in an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class ConvForward:
 
 
 class ConvBackward:
-    """Backward pass from a batch's `activations`; it changes `params` (slots, size) in place."""
+    """Backward pass and SGD step from a batch's `activations`; the step changes `params` (slots, size) in place."""
 
     def __init__(
         self,
@@ -372,8 +372,8 @@ def with_border(network: ConvNet, images: Tensor) -> Tensor:
 class ConvProgram(PackedProgram):
     """Program that trains a `ConvNet` on `images` prepared by `with_border`.
 
-    `summed_for` is the number of slots for which sums are split. It is the same for the whole run, so that a group of
-    clients gets the same bits whichever lanes run in parallel.
+    `summed_for` is the number of slots that determines how sums are split. It is the same for the whole run, so that
+    the results of a group of clients do not depend on the lanes that run in parallel.
     """
 
     def __init__(

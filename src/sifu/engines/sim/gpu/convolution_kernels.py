@@ -1,10 +1,10 @@
 """Triton kernels for the forward pass through convolutions, and for the gradients of their inputs.
 
-They process many small convolutional classifiers at once, each with its own weights. A *slot* is one client of one run.
-The parameters of slot g are models[g, :], in device order (`gpu.conv_plan`): every layer is a matrix [inputs, outputs],
-followed by its bias. A convolution is an implicit product of patches with that matrix, fused with bias, ReLU (if RELU;
-some layers have none) and 2x2 max-pooling. `winner` stores which of the four positions was the maximum (DEAD if ReLU
-set it to zero), which is all the backward pass needs.
+The kernels process many small convolutional classifiers at once, each with its own weights. A *slot* is one client of
+one run. The parameters of slot g are models[g, :], in device order (`gpu.conv_plan`): every layer is a matrix [inputs,
+outputs], followed by its bias. A convolution is an implicit product of patches with that matrix, fused with bias, ReLU
+(if RELU is set) and 2x2 max-pooling. `winner` stores which of the four positions was the maximum (DEAD if ReLU set it
+to zero), which is all the backward pass needs.
 
 Pixels are NHWC. Images and activations have borders of zeros as wide as the padding, so that an address is a corner
 plus an offset and no load needs a mask.
@@ -21,9 +21,9 @@ DEAD = tl.constexpr(4)
 
 @triton.jit
 def place_of(number, BATCH, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """Return positions in BATCH planes of HEIGHT x WIDTH: validity, number, sample, row and column.
+    """Split position `number` in BATCH planes of HEIGHT x WIDTH: whether it exists, its number, sample, row and column.
 
-    Numbers after the last position are replaced by the first.
+    If it does not exist, the other values are those of position 0.
     """
     real = number < BATCH * HEIGHT * WIDTH
     inner = tl.where(real, number, 0)
@@ -35,7 +35,7 @@ def place_of(number, BATCH, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def sample_of(rows, row_stride, g, n, BATCH, GATHER: tl.constexpr):
-    """Return the index of sample n of slot g's batch: the image of its row (GATHER), or the slot's own activation."""
+    """Return the index of sample n of slot g's batch, among all images (GATHER) or among the slots' activations."""
     if GATHER:
         sample = tl.maximum(tl.load(rows + g * row_stride + n).to(tl.int64), 0)
     else:
@@ -149,7 +149,7 @@ def convolve_block(
     KEEP_WINNER: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute `convolve` with pooling for few channels; the 4 x 4 input pixels of an output are one row of a product.
+    """Compute the same as `convolve` with pooling, for few channels; a row of the product is an output's 4 x 4 inputs.
 
     Each of the four positions has its own matrix: the 3x3 taps shifted within 4x4, and zeros around them. This needs
     more arithmetic than a patch for every position, but a quarter of the loads. A program computes TILES tiles in
@@ -193,9 +193,9 @@ def spread_gradient(
     CO: tl.constexpr, POOL: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     SH: tl.constexpr, SW: tl.constexpr, LEAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of a convolution's outputs before pooling and ReLU, LEAD pixels inside a zero border.
+    """Compute the gradient of a convolution's outputs before pooling and ReLU, inside a border of zeros.
 
-    `spread` is (samples, SH, SW, CO); its border is never written and stays zero.
+    `spread` is (samples, SH, SW, CO). The gradient begins at row and column LEAD; the border is never written.
     """
     j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     real = j < total

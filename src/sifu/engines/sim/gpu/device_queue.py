@@ -1,8 +1,8 @@
-"""Asynchronous queues of device work, and work captured as a graph to replay.
+"""Asynchronous queues of device work, and graphs that capture such work and replay it.
 
 Only `synchronize` waits for the device. A copy from ordinary memory would wait as well, so all copies use pinned
-memory. A caller that needs a result sleeps until the queue reaches the `Mark` after it. On a CPU all work is done
-immediately.
+memory. A caller that needs a result sleeps until the queue reaches the `Mark` after the work for this result. On a CPU
+all work is done immediately.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class DeviceQueue:
             return values.numpy().copy()
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         host.copy_(values, non_blocking=True)
-        values.record_stream(self._stream)  # keeps another queue from reusing its memory too early
+        values.record_stream(self._stream)  # keeps other queues from reusing the memory too early
         return host.numpy()
 
 
@@ -103,7 +103,7 @@ def without_collector() -> Iterator[None]:
 def capture(
     device: torch.device, work: Callable[[], None], first: Callable[[], None] | None = None
 ) -> torch.cuda.CUDAGraph:
-    """Record `work` as a graph.
+    """Record `work` as a graph and return the graph.
 
     Threads of other lanes may use the device meanwhile, so capture errors are restricted to this thread's calls. The
     graph is recorded in a separate stream. Torch's default stream is shared by all graphs, together with cuBLAS's

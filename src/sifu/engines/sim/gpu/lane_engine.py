@@ -1,4 +1,4 @@
-"""Engine of one run in a group of lanes: the protocol of the embedded engine, with rounds computed by the group."""
+"""Engine of one run in a group of lanes; it has the methods of the embedded engine, and the group runs its rounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import functools
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,27 +30,21 @@ NONE = np.zeros(0, dtype=np.int64)
 
 
 class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
-    """Engine of one lane of a group; `close` it when its run is done, so that other lanes do not wait for it."""
+    """Engine of one lane of a group.
 
-    def __init__(
-        self,
-        federation: SimulatedFederation,
-        group: LaneGroup,
-        lane: int,
-        outside: tuple[str, ...] = (),
-    ) -> None:
+    Call `close` when the run is done, so that other lanes do not wait for it.
+    """
+
+    def __init__(self, federation: SimulatedFederation, group: LaneGroup, lane: int, outside: tuple[str, ...]) -> None:
         self._federation, self._group, self._lane = federation, group, lane
         self.layout, self.clients = federation.layout, federation.clients
-        # Work of this lane alone does not wait for rounds that the group runs ahead.
+        # A separate queue, so that work of this lane alone does not wait for rounds that the group computes in advance.
         self._queue = DeviceQueue(group.device)
         # Every certificate lists how this device differs from the embedded engine.
-        linear = isinstance(federation.model, LinearModel)  # a lane trains all clients in one copy of a module
-        one_copy = ONE_COPY if federation.facts.module else ""
-        self.facts = replace(
-            federation.facts,
-            module=federation.facts.module if linear else one_copy,
-            outside=(*federation.facts.outside, *outside),
-        )
+        facts = replace(federation.facts, outside=(*federation.facts.outside, *outside))
+        if facts.module and not isinstance(federation.model, LinearModel):
+            facts = replace(facts, module=ONE_COPY)  # a lane trains all clients in one copy of a module
+        self.facts = facts
         self._places, self._entries = group.source.entries, group.entries
         self._samples = np.array([client.samples for client in federation.clients], dtype=np.int64)
 
@@ -78,10 +71,10 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         want_updates: bool = False,
         absent: ClientIndices | None = None,
     ) -> RoundResult:
-        """Run one round."""
+        """Run one round of FedAvg; raise `InputError` if `want_gram` is true."""
         stop = StopSpec(target=0.0, min_rounds=0, max_rounds=position.round + 1, evaluate_every=1)
         wanted = RoundsWanted(stop, model.astype(np.float64), want_gram, int(want_updates), evaluated=NONE)
-        together = self._run_together([model], position, [active], wanted, absent=absent, single=True)
+        together = self._run_together([model], position, [active], wanted, absent, single=True)
         with contextlib.closing(together) as rounds:
             (done,) = next(rounds)
             return RoundResult(
@@ -100,7 +93,7 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
     def stream_group_rounds(
         self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices], wanted: RoundsWanted
     ) -> Iterator[list[StreamedRound]]:
-        """Yield rounds of groups of clients, each from its own model; every group is a lane of the same program.
+        """Yield lists of rounds, one round per group from the group's own model; every group is a lane of the program.
 
         Models stay on the device until they are read, because only a few of them are read.
         """
@@ -112,9 +105,12 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         position: Position,
         groups: Sequence[ClientIndices],
         wanted: RoundsWanted,
-        **how: Any,
+        absent: ClientIndices | None = None,
+        *,
+        single: bool = False,
+        models_stay: bool = False,
     ) -> Generator[list[StreamedRound]]:
-        """Yield rounds of each group from its own model; `how` are further arguments of `_stream`."""
+        """Yield lists of rounds, one round per group; `LaneStream` describes `single` and `models_stay`."""
         if wanted.want_gram:
             raise InputError(
                 "the GPU engine computes no Gram matrices: set keep.gram_clients = 0, or use the embedded engine"
@@ -123,8 +119,23 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         # Groups usually start from the same model, which is reordered and uploaded once.
         different = {id(model): model for model in models}
         starts = {key: self._upload(model) for key, model in different.items()}
+        missing = self._upload_mask(NONE if absent is None else absent)
         streams = [
-            self._stream(starts[id(model)], origin, position, members, wanted, **how)
+            LaneStream(
+                self._lane,
+                starts[id(model)],
+                origin,
+                position,
+                self._upload_mask(members),
+                missing,
+                len(members),
+                slots_for(self.facts.participation, len(members)),
+                wanted,
+                wanted.stop.max_rounds - position.round,
+                single,
+                models_stay,
+                None if models_stay else wanted.accuracy,
+            )
             for model, members in zip(models, groups, strict=True)
         ]
         self._group.open(streams)
@@ -143,44 +154,17 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         with self._group.queue.here():
             return self._group.queue.upload(self._in_device_order(model).astype(dtype or self.layout.dtype))
 
-    def _stream(
-        self,
-        model: Tensor,
-        origin: Tensor,
-        position: Position,
-        active: ClientIndices,
-        wanted: RoundsWanted,
-        absent: ClientIndices | None = None,
-        single: bool = False,
-        models_stay: bool = False,
-    ) -> LaneStream:
-        taking, missing = (np.zeros(self._samples.size, dtype=bool) for _ in range(2))
-        taking[active] = True
-        if absent is not None:
-            missing[absent] = True
-        queue = self._group.queue
-        clients = int(taking.sum())
-        with queue.here():
-            return LaneStream(
-                self._lane,
-                model,
-                origin,
-                position,
-                queue.upload(taking),
-                queue.upload(missing),
-                clients,
-                slots_for(self.facts.participation, clients),
-                wanted,
-                wanted.stop.max_rounds - position.round,
-                single,
-                models_stay,
-                None if models_stay else wanted.accuracy,
-            )
+    def _upload_mask(self, clients: ClientIndices) -> Tensor:
+        """Upload a mask over all clients that is True for `clients`."""
+        mask = np.zeros(self._samples.size, dtype=bool)
+        mask[clients] = True
+        with self._group.queue.here():
+            return self._group.queue.upload(mask)
 
     def local_updates(
         self, model: Vector, position: Position, clients: ClientIndices, steps: int
     ) -> NDArray[np.floating]:
-        """Return theta_i - model of each client after its first `steps` local steps at this position."""
+        """Return one row theta_i - model per client, after its first `steps` local steps at this position."""
         start = self._in_device_order(model)
         updates = self._group.local_updates(self._lane, start, position, np.asarray(clients), steps)
         return np.asarray(updates[:, self._places])
@@ -195,7 +179,7 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         return Evaluation(clients, self._samples[clients], evaluated[0][clients], evaluated[1][clients])
 
     def _rounds(self, stream: LaneStream, chunk: Chunk, active: ClientIndices) -> Iterator[StreamedRound]:
-        """Yield the rounds of a chunk with norms rounded up."""
+        """Yield the rounds of a chunk, with all norms rounded up."""
         wanted = stream.wanted
         slots, size = chunk.participants.shape[1], self.layout.size
         real = chunk.participants >= 0
@@ -222,13 +206,11 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
             participants = chunk.participants[ahead, mine]
             evaluation = None
             if len(looked_at) and is_evaluated(wanted.stop, at + 1, stream.accuracy):
-                evaluated = chunk.evaluated.get(ahead + 1)  # None if the model was not evaluated in advance
-                clients = np.asarray(looked_at)
-                evaluation = (
-                    self.evaluate(self._model_of(chunk, ahead), clients)
-                    if evaluated is None
-                    else self._evaluation(evaluated, clients)
-                )
+                evaluated, clients = chunk.evaluated.get(ahead + 1), np.asarray(looked_at)
+                if evaluated is None:  # the device did not evaluate this model in advance
+                    evaluation = self.evaluate(self._model_of(chunk, ahead), clients)
+                else:
+                    evaluation = self._evaluation(evaluated, clients)
                 if not stream.models_stay:  # groups are evaluated as if no accuracy were known
                     stream.accuracy = evaluation.accuracy
             updates = None
@@ -259,7 +241,7 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         return fetched
 
     def _check(self, at: int, finite: bool, drawn: int, slots: int) -> None:
-        """Refuse the round that starts at `at` if it has too many participants or is not finite."""
+        """Refuse the round that starts at `at` if it has too many participants or its model is not finite."""
         if drawn > slots:
             raise RoundRejectedError(
                 f"{drawn} clients were drawn for a round that has room for {slots}; the last good state stays. "

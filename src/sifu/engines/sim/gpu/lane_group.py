@@ -4,7 +4,7 @@ Each run has its own engine (`LaneEngine`) and a thread that uses it like any ot
 opens a stream and takes chunks of rounds from it. The group's worker thread submits the next rounds of all streams
 together, without waiting for the device. While the threads process one chunk, the device computes the next from models
 that stay on it. A lane that stops discards the rounds computed in advance. Every random choice of a round is keyed by
-its position, so computing in advance does not change the bits.
+its position, so computing in advance does not change the results.
 
 A lane may have several streams at a time, one for each of its separately trained groups. They are opened and read
 together.
@@ -45,13 +45,13 @@ LONE_CHUNK = 60
 AHEAD = 2
 """Maximum number of chunks of a stream: one being processed and one being computed."""
 PATIENCE = 0.02
-"""Seconds an idle device waits for a lane of the previous batch, because few lanes take almost as long as many."""
+"""Seconds an idle device waits for missing lanes, because a batch of few lanes takes almost as long as one of many."""
 GLANCE = 0.002
 """Polling interval of a busy device, in seconds."""
 CHUNK_BYTES = 2**28
 """Maximum size of a chunk's models on the host; large models reduce the rounds per chunk."""
 STAYING_BYTES = 2**32
-"""Maximum size of a chunk's models on the device, without `history`, which has the same size."""
+"""Maximum size of a chunk's models that stay on the device, in addition to `history`, which has the same size."""
 MOST_PROGRAMS = 8
 """Maximum number of cached programs, with their buffers on the device."""
 CAPACITIES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
@@ -106,15 +106,15 @@ class LaneGroup:
     # -- interface for lanes -------------------------------------------------------------------------------------
 
     def open(self, streams: Sequence[LaneStream]) -> None:
-        """Start computing rounds of one lane's streams, all at the same position; `end` them when they are done."""
+        """Start to compute rounds of one lane's streams, which begin at the same position; call `end` afterwards."""
         with self._changed:
             self._streams.extend(streams)
             self._changed.notify_all()
 
     def take(self, streams: Sequence[LaneStream]) -> list[Chunk] | None:
-        """Return the next chunk of each stream; streams opened together get equally many rounds. None at the end.
+        """Return the next chunk of each stream, all with equally many rounds; None if no rounds are left.
 
-        This also releases the chunks of the previous call.
+        A call also releases the chunks of the previous call.
         """
         with self._changed:
             for stream in streams:
@@ -165,7 +165,7 @@ class LaneGroup:
                 torch.cuda.empty_cache()  # let other processes use the memory
 
     def evaluate(self, queue: DeviceQueue, lane: int, model: Tensor) -> Evaluated:
-        """Return correct predictions and losses of every client of a lane, without waiting for the group's queue."""
+        """Return the evaluation of all clients of a lane, without waiting for the group's queue."""
         with self._device_lock, self.queue.here():
             program = next(iter(self._programs.values()), None) or self._lone_program()
         with queue.here():
@@ -176,7 +176,7 @@ class LaneGroup:
     def local_updates(
         self, lane: int, model: NDArray[np.generic], position: Position, clients: NDArray[np.int64], steps: int
     ) -> NDArray[Any]:
-        """Return theta_i - model of some clients, in device order.
+        """Return one row theta_i - model per client, in device order.
 
         Args:
             lane: Lane of the clients.
@@ -256,13 +256,13 @@ class LaneGroup:
         return None
 
     def _expected(self) -> set[int]:
-        """Return the lanes that will soon need rounds: neither late, nor at the end of their rounds."""
+        """Return the lanes that will soon need rounds: open lanes that are not late and have rounds left."""
         ending = {stream.lane for stream in self._streams if stream.left <= 0}
         going = {stream.lane for stream in self._streams if stream.left > 0}
         return self._open - self._away - (ending - going)
 
     def _run(self, streams: list[LaneStream]) -> list[Chunk]:
-        """Submit the next rounds of some streams, and the copies of their results."""
+        """Submit the next rounds of the streams and the copies of their results; return one chunk per stream."""
         count = len(streams)
         capacity = next((size for size in CAPACITIES if size >= count), count)
         # Slots per lane, rounded up to a power of two, so that groups of similar size share programs.
@@ -277,7 +277,7 @@ class LaneGroup:
         rounds = max(1, min(self._chunk, room, max(stream.left for stream in streams)))
         if any(stream.single for stream in streams):
             rounds = 1
-        # A round whose updates are wanted ends a chunk: the next round overwrites them.
+        # A round whose updates are wanted ends a chunk, because the next round overwrites the updates.
         for ahead in range(rounds):
             if any(
                 ahead < stream.left and stream.wanted.wants_updates(stream.position.round + ahead) for stream in streams
@@ -387,9 +387,9 @@ class LaneGroup:
         lanes: list[int],
         clients: NDArray[np.int64] | None = None,
     ) -> list[Evaluated]:
-        """Return correct predictions and losses of every client of some lanes, valid once a later mark is reached.
+        """Return the evaluation of each lane's clients, valid once a later mark is reached.
 
-        If `clients` are given, only they are evaluated, and all other clients have zeros.
+        If `clients` is given, only these clients are evaluated, and all other clients have zeros.
         """
         tables = self._tables.rows.index_select(0, queue.upload(np.array(lanes)))
         everyone = tables.shape[1]

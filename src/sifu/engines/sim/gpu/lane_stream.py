@@ -20,7 +20,7 @@ from sifu.engines.sim.gpu.schedule import Drawing, Packing, Schedule
 from sifu.engines.sim.local_training import LocalTraining
 
 Evaluated = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Correct predictions and summed loss of every client."""
+"""Number of correct predictions and summed loss of every client, as two arrays."""
 
 
 BLOCK = 1024
@@ -46,10 +46,10 @@ class ProgramPlan:
 
 
 class Program(abc.ABC):
-    """Training of several lanes on a device: `history[k, l]` is the model of lane l after k rounds, in device order."""
+    """Program that trains several lanes; `history[k, l]` is the model of lane l after k rounds, in device order."""
 
     whole_lanes = False
-    """True if models can be evaluated on complete lanes only."""
+    """True if a model can be evaluated only on all clients of its lane, not on some of them."""
 
     def __init__(self, plan: ProgramPlan, like: Tensor, size: int) -> None:
         self.training, self.server_rate, self.clipped = plan.training, plan.server_rate, plan.clipped
@@ -105,7 +105,7 @@ class Program(abc.ABC):
             upload: Function that copies an array to the device.
 
         Returns:
-            For each sample, True if it is classified correctly, and its loss.
+            For each sample, 1 if it is classified correctly and 0 otherwise, and its loss.
         """
 
     @abc.abstractmethod
@@ -117,7 +117,7 @@ class Program(abc.ABC):
         """Distribute the models and train them by the schedule of the round that `counter` selects."""
 
     def _clip_and_noise(self, norms: Tensor) -> None:
-        """Clip the updates, whose norms (slots) are given, and add noise to them."""
+        """Clip the updates, given the norm of each, and add noise to them."""
         from sifu.engines.sim.gpu import round_kernels
 
         round_kernels.clip_and_noise[(-(-self.size // BLOCK), self.width)](
@@ -218,7 +218,7 @@ class LaneStream:
     single: bool = False
     """True for a stream of one round, which should not wait for other rounds."""
     models_stay: bool = False
-    """True if models stay on the device until they are read; otherwise each chunk copies all its models to the host."""
+    """True if models stay on the device until they are read; otherwise all models of a chunk are copied to the host."""
     accuracy: float | None = None
     """Latest accuracy known to the consumer; the device uses it to choose the models to evaluate in advance."""
     chunks: deque[Chunk] = field(default_factory=deque)
@@ -226,5 +226,5 @@ class LaneStream:
     error: BaseException | None = None
 
     def wants(self, ahead: int) -> bool:
-        """Return whether the device may run further, at most `ahead` chunks ahead of the consumer."""
+        """Return whether to compute another chunk, so that at most `ahead` chunks wait for the consumer."""
         return self.left > 0 and self.error is None and len(self.chunks) + self.held < ahead

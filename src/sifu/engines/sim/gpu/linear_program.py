@@ -3,8 +3,8 @@
 The arithmetic is the same as in `engines.sim.linear`: steps in sample space if clients have few samples (W_k = a_k W_0
 + X'V_k, so a step needs only G = XX'), otherwise steps in feature space. The local models are always computed and
 measured directly, because on a GPU their memory costs less than computing drifts without them.
-`engines.sim.float_rounding` bounds any order of sums. As in `engines.sim.linear`, clipped steps in float64 are taken in
-feature space only.
+The bounds of `engines.sim.float_rounding` hold for any order of summation. As in `engines.sim.linear`, clipped steps in
+float64 are taken in feature space only.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class LinearProgram(Program):
         self._end_round(exact, mean, torch.linalg.vector_norm(local - mean[:, None], dim=2))
 
     def local_models(self, at: int, lane: int) -> Tensor:
-        """Return the slots of a lane, which are contiguous."""
+        """Return the local models of a lane, as in `Program.local_models`; the slots of a lane are contiguous."""
         return self.params[lane * self.slots : (lane + 1) * self.slots]
 
     def _local_steps(self, steps: int) -> None:
@@ -163,7 +163,7 @@ class LinearProgram(Program):
     def evaluate(
         self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: Callable[[NDArray[Any]], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Evaluate each lane's model on its samples, as in `Program.evaluate`; `rows` are complete lanes."""
+        """Evaluate each lane's model on its samples, as in `Program.evaluate`; `rows` cover all clients of a lane."""
         correct = torch.zeros(rows.shape, dtype=torch.int32, device=self.device)
         losses = torch.zeros(rows.shape, dtype=torch.float64, device=self.device)
         start = np.asarray(firsts) // self._lane_rows

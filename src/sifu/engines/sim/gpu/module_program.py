@@ -1,13 +1,11 @@
 """Rounds of any module for many lanes at once, with ordinary torch operations.
 
 A lane is one run, or one group of a run. Participants of all lanes are packed, each with its lane's model. Sums over
-parameters are float64. A group gets the same bits whenever the same lanes run together. With other lanes torch may
-choose other kernels, and models agree up to rounding.
+parameters are computed in float64. The models of a group are identical whenever the same lanes run together. With other
+lanes, torch may choose other kernels, and models agree only up to rounding.
 
-Unlike in other programs, rounds are not captured as graphs. Captured rounds of a residual network, whose graphs shared
-one memory pool, once ended in an illegal memory access on an H200. A shared pool that is reused after its last graph
-was dropped still fails inside torch; a pool per graph gives the same models as uncaptured rounds. Capturing would
-first require a way to recognise steps that no graph can replay.
+Unlike other programs, this one does not capture rounds as graphs, because it cannot detect steps that a graph would
+replay incorrectly.
 
 `torch.func` turns a module into a function of its flat parameter vector, differentiates it and maps it over models,
 each with its own samples. Side effects, such as drawing random numbers or updating batch statistics, cannot be mapped.
@@ -29,6 +27,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
+from sifu.data.process_settings import fp32_precisions, set_fp32_precisions
 from sifu.data.shared_state import changed_state, shared_state
 from sifu.engines.sim.embedded_clients import Objective
 from sifu.engines.sim.gpu.lane_stream import PackedProgram, ProgramPlan
@@ -52,7 +51,7 @@ class ModulePass:
     """
 
     def __init__(self, model: ModuleModel, dtype: str, device: torch.device, precision: str = "float32") -> None:
-        refuse_unmapped(model, precision)
+        _refuse_unmapped(model, precision)
         self._module = model.build(dtype).to(device).train()
         self._objective, self._precision = model.objective, precision
         named = dict(self._module.named_parameters())
@@ -74,24 +73,14 @@ class ModulePass:
         before = shared_state(self._module)
         try:
             scores = self.scores(models, samples)
-            encoded = torch.zeros_like(scores)
-            self.gradients(models, samples, encoded, torch.ones_like(scores[..., 0]))
+            self.gradients(models, samples, torch.zeros_like(scores), torch.ones_like(scores[..., 0]))
         except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
-            raise InputError(
-                f"the model cannot be trained for many clients at once ({str(error).splitlines()[0]}): use device cpu, "
-                "where the plain loop trains it"
-            ) from error
+            raise _cannot_be_mapped(f"it fails ({str(error).splitlines()[0]})") from error
         if not all(map(torch.equal, buffers, self._module.buffers())):
-            raise InputError(
-                "the model cannot be trained for many clients at once: it changes its buffers. Use device cpu, where "
-                "the plain loop trains it"
-            )
+            raise _cannot_be_mapped("it changes its buffers")
         changed = changed_state(before, self._module)
         if changed:
-            raise InputError(
-                f"the model cannot be trained for many clients at once: it keeps state ({', '.join(changed[:3])}), "
-                "which clients would share. Use device cpu, where every client begins with a fresh copy"
-            )
+            raise _cannot_be_mapped(f"it keeps state ({', '.join(changed[:3])}), which clients would share")
         if scores.shape[2] < outputs:
             raise InputError(f"the model has outputs of shape ({scores.shape[2]},), {outputs} are needed")
         return int(scores.shape[2])
@@ -148,8 +137,15 @@ def refuse_other_gradients(own: Tensor, reference: Tensor, precision: str) -> No
         )
 
 
-def refuse_unmapped(model: ModuleModel, precision: str = "float32") -> None:
-    """Raise `InputError` if a module is not a pure function of its parameters and samples."""
+def _cannot_be_mapped(reason: str) -> InputError:
+    return InputError(
+        f"the model cannot be trained for many clients at once: {reason}. Use device cpu, where every client starts "
+        "from a fresh copy of the model"
+    )
+
+
+def _refuse_unmapped(model: ModuleModel, precision: str) -> None:
+    """Raise `InputError` if a module cannot be mapped over models, or if the precision is not supported."""
     module = model.build("float32")
     reason = ""
     if any(isinstance(part, _NormBase) for part in module.modules()):
@@ -161,10 +157,7 @@ def refuse_unmapped(model: ModuleModel, precision: str = "float32") -> None:
     elif len(list(module.parameters())) < len(list(module.named_parameters(remove_duplicate=False))):
         reason = "some of its layers share parameters"
     if reason:
-        raise InputError(
-            f"the model cannot be trained for many clients at once: {reason}. Use device cpu, where the plain loop "
-            "trains it"
-        )
+        raise _cannot_be_mapped(reason)
     if precision not in ("float32", "tf32"):
         raise InputError(f"a module computes in float32 or tf32 on a GPU, found precision {precision!r}")
 
@@ -173,22 +166,23 @@ def refuse_unmapped(model: ModuleModel, precision: str = "float32") -> None:
 def products_in(precision: str) -> Iterator[None]:
     """Set the precision of float32 products on a GPU while the context is active.
 
-    The setting is global to the process, so a lock is held while work is submitted.
+    The setting applies to the whole process, so a lock prevents other threads from changing it meanwhile.
     """
     with _PRODUCTS:
-        before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        before, named = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32), fp32_precisions()
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
         try:
             yield
         finally:
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+            set_fp32_precisions(named)  # "none" and "ieee" are both False above
 
 
 class _PlainConvolutions(TorchFunctionMode):
-    """Override of convolutions by matrix products.
+    """Context in which convolutions are computed as matrix products.
 
-    Mapped over models, matrix products are batched; torch would instead use a convolution with one group per model,
-    which is slow.
+    Mapped over models, a matrix product becomes a batched product, whereas a convolution would become a slow
+    convolution with one group per model.
     """
 
     def __torch_function__(
@@ -210,10 +204,7 @@ def _convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """Compute `functional.conv2d` as a matrix product; return None for unsupported arguments.
-
-    The argument names are torch's names.
-    """
+    """Compute `functional.conv2d`, with its arguments, as a matrix product; return None if they are not supported."""
     if groups != 1 or isinstance(padding, str) or input.dim() != 4:
         return None
     kernel = weight.shape[2:]

@@ -1,4 +1,4 @@
-"""Triton kernels of linear layers, and kernels around the local steps: distribute, descend, clip, average, measure.
+"""Triton kernels for linear layers, and kernels that distribute, update, clip, average and measure models.
 
 Slots and parameters are defined in `sifu.engines.sim.gpu.convolution_kernels`.
 """
@@ -16,8 +16,8 @@ def take_step(
 ):  # fmt: skip
     """Take one step of torch.optim.SGD for the parameters at `at`, whose values are `weight`.
 
-    A gradient with an additional first dimension is summed over it. If CLIPPED, the gradient is stored at `velocities`,
-    and `clipped_step` takes the step.
+    A gradient with an additional first dimension is summed over that dimension. If CLIPPED, the gradient is stored in
+    `velocities`, and `clipped_step` takes the step.
     """
     if CLIPPED:
         if len(gradient.shape) > len(weight.shape):
@@ -107,7 +107,7 @@ def clipped_step(
 
 @triton.jit
 def hand_out(history, counter, order, models, lanes, width, size, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Copy each slot's lane's current model, history[counter, lane], to models[slot]."""
+    """Copy the current model of each slot's lane, history[counter, lane], to models[slot]."""
     g = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     now = tl.load(counter).to(tl.int64)
@@ -135,7 +135,7 @@ def clip_and_noise(
     history, counter, order, models, real_entries, norms, clip, noise, seeds, lanes, width, size,
     SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute theta_i = theta + u_i min(1, C / |u_i|) + z C xi with C and z of the slot's lane; C = 0 disables it."""
+    """Compute theta_i = theta + u_i min(1, C / |u_i|) + z C xi with the lane's C and z; keep theta_i if C = 0."""
     g = tl.program_id(1).to(tl.int64)
     now = tl.load(counter).to(tl.int64)
     slot = tl.load(order + now * width + g)
@@ -233,7 +233,7 @@ def _product(
 
 @triton.jit
 def _row_and_label(rows, labels, row_stride, g, n, BATCH):
-    """Return the data row of sample n of slot g's batch and its label; -1 if there is none."""
+    """Return the data-row index of sample n in slot g's batch, and its label; both are -1 if there is no sample."""
     row = tl.load(rows + g * row_stride + n, mask=n < BATCH, other=-1).to(tl.int64)
     label = tl.load(labels + tl.maximum(row, 0), mask=row >= 0, other=-1).to(tl.int32)
     return row, label

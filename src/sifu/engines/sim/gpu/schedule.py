@@ -23,7 +23,7 @@ from sifu.theory.participation import GOLDEN, MULTIPLIERS, SHIFTS, Participation
 _SIGN = -(2**63)
 _LAST = 2**63 - 1
 POISSON_MARGIN = 8.0
-"""Standard deviations above the expected number of participants for which slots are allocated."""
+"""Number of standard deviations above the expected number of participants for which slots are allocated."""
 
 
 def _signed(value: int) -> int:
@@ -35,23 +35,23 @@ def _shift(values: Tensor, bits: int) -> Tensor:
 
 
 def mix(values: Tensor) -> Tensor:
-    """Compute `sifu.theory.participation.mix` on int64 bits."""
+    """Return `sifu.theory.participation.mix` of unsigned values that are stored as int64."""
     values = (values ^ _shift(values, SHIFTS[0])) * _signed(MULTIPLIERS[0])
     values = (values ^ _shift(values, SHIFTS[1])) * _signed(MULTIPLIERS[1])
     return values ^ _shift(values, SHIFTS[2])
 
 
 def scores(key: Tensor, index: Tensor) -> Tensor:
-    """Compute `sifu.theory.participation.scores` on int64 bits; the arguments broadcast."""
+    """Return `sifu.theory.participation.scores` of values stored as int64; the arguments broadcast."""
     return mix(key + (index + 1) * _signed(GOLDEN))
 
 
 @dataclass(frozen=True)
 class LaneTables:
-    """Constant tables of the lanes: each client's samples as rows of the data, and the keys of its draws.
+    """Constant tables of the lanes: each client's samples as rows of the data, and the keys of the lanes' draws.
 
-    `rows` (lanes, clients, most samples) is padded with -1 after a client's last sample. Keys are int64 bits, one per
-    lane.
+    `rows` (lanes, clients, most samples) is padded with -1 after a client's last sample. Keys are unsigned values
+    stored as int64, one per lane.
     """
 
     rows: Tensor
@@ -70,10 +70,10 @@ class LaneTables:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Drawn schedule of the next rounds.
+    """Participants, batches and dropout keys of the next rounds.
 
-    `participants` (rounds, lanes, slots) is -1 for an empty slot, and `weights` are the averaging weights of the
-    participants. `rows` (rounds, steps, lanes * slots, batch) holds the samples of each step's batch, padded with -1.
+    `participants` (rounds, lanes, slots) holds client indices, -1 for an empty slot. `weights` are their averaging
+    weights. `rows` (rounds, steps, lanes * slots, batch) holds the samples of each step's batch, padded with -1.
     `dropout` (rounds, steps, layers, lanes * slots) holds the dropout keys.
     """
 
@@ -192,7 +192,7 @@ def _participants(
         if participation.kind == "poisson":
             taking = active[None] & (_shift(drawn, 11).to(torch.float64) * 2.0**-53 < participation.rate)
         else:
-            # Unsigned order: flip the sign bit. Inactive clients come last.
+            # Flip the sign bit to sort by unsigned values, and put inactive clients last.
             ordered = torch.where(active[None], drawn ^ _SIGN, _LAST)
             first = ordered.sort(dim=2, stable=True).indices[:, :, : participation.count]
             taking = torch.zeros_like(ordered, dtype=torch.bool).scatter_(2, first, True) & active[None]
@@ -219,7 +219,7 @@ def _batches(own: Tensor, who: Tensor, sizes: Tensor, key: Tensor, smallest: int
     order = torch.where((sizes <= batch)[..., None, None], sample, order)
     a_pass = -(-sizes.clamp(min=1) // batch)
     step = torch.arange(steps, device=device)
-    # Clamp: an empty slot would count one epoch per step.
+    # Clamp, because an empty slot would otherwise count one epoch per step.
     epoch, part = (step // a_pass[..., None]).clamp(max=epochs - 1), step % a_pass[..., None]
     spot = part[..., None] * batch + torch.arange(batch, device=device)
     inside = (spot < sizes[..., None, None]) & (who >= 0)[..., None, None]
@@ -233,7 +233,7 @@ def slots_for(participation: Participation, clients: int) -> int:
     """Return the number of slots for the participants of a round, given the number of clients in a lane.
 
     A round never has more participants, with one exception: a Poisson draw exceeds the slots with negligible
-        probability.
+    probability.
     """
     if participation.kind == "all":
         return clients
@@ -259,7 +259,7 @@ def width_for(participation: Participation, lanes: Sequence[int]) -> int:
 
 
 def rounded_up(needed: int) -> int:
-    """Round a width up by at most a sixteenth, so that few distinct widths need a program.
+    """Round a width up by at most a sixteenth, so that similar widths share a program.
 
     >>> rounded_up(7), rounded_up(99), rounded_up(497)
     (7, 100, 512)

@@ -1,6 +1,6 @@
 """Triton kernels for the gradients of convolutions' weights.
 
-Sums over samples are split into a fixed number of parts that are added in order, so the same inputs give the same bits.
+Sums over samples are split into a fixed number of parts that are added in order, so equal inputs give equal results.
 Slots, parameters and `winner` are defined in `sifu.engines.sim.gpu.convolution_kernels`.
 """
 
@@ -39,7 +39,7 @@ def convolution_weight_gradient(
     PH: tl.constexpr, PW: tl.constexpr, GATHER: tl.constexpr, PARTS: tl.constexpr,
     BKW: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute partial[part, g, k, co], the sum of patch_k * gradient_co over a part of the samples, and the bias."""
+    """Sum patch_k * gradient_co over a part of the samples into partial[part, g, k, co], and the bias gradient."""
     part = tl.program_id(1)
     g = tl.program_id(2).to(tl.int64)
     k = tl.program_id(0) * BKW + tl.arange(0, BKW)
@@ -69,7 +69,7 @@ def convolution_weight_gradient(
 
 @triton.jit
 def _store_shifted(target, gradient, dy, dx, ci, co, CI: tl.constexpr, CO: tl.constexpr):
-    """Store the rows of a transposed 4x4 block that are taps of a position."""
+    """Store the entries of a block's gradient (outputs, 4x4 inputs) that belong to the 3x3 taps of one position."""
     inside = (dy >= 0) & (dy < 3) & (dx >= 0) & (dx < 3)
     at = target + ((dy * 3 + dx) * CI + ci)[None, :] * CO + co[:, None]
     tl.store(at, gradient, mask=inside[None, :] & (co < CO)[:, None])

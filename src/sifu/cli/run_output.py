@@ -1,4 +1,4 @@
-"""Output of the commands: tables that fit 80 columns, or the same data as JSON."""
+"""Output of `sifu status`, `sifu train` and `sifu forget`: tables that fit 80 columns, or the same data as JSON."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rich.table import Table
 
 from sifu.api import Outcome, Run, RunStatus
 from sifu.api.status import ClientState
-from sifu.cli.output import Answer, level_text, names_text, number, out, percent, table
+from sifu.cli.output import Answer, level_text, number, out, percent, table, whom_text
 from sifu.core.held_out_figures import TRAINING_DATA
 from sifu.core.ledger import finite_or_text
-from sifu.core.operator_words import FLOWER, LOOP, approvals_words, forgotten_words, psi_words, way_to_go_on
+from sifu.core.operator_words import FLOWER, LOOP, approvals_words, psi_words, way_to_go_on
 from sifu.plots.style import byte_size
 from sifu.store.inbox import INBOX
 from sifu.store.release_files import lacks_head
 
 MOST_CLIENTS = 10
 FEW = 3
-"""Number of entries of a list that are shown without `--all`."""
+"""Number of entries that a list shows without `--all`."""
 
 
 def show_status(run: Run, everything: bool = False, *shown: Any) -> Answer:
@@ -66,15 +66,13 @@ def _print_standing(run: Run, status: RunStatus) -> None:
     )
     for warning in status.warnings:
         out.print(f"[yellow]{escape(warning)}[/]")
-    kept = [model.bytes for model in status.models if model.kept]
     if status.closed_form:
         held = status.statistics
-        out.print(
-            f"{held.files} statistics files kept, {byte_size(held.bytes)}; forgetting a client means solving the "
-            "head again"
-        )
+        kept = f"{held.files} statistics files kept, {byte_size(held.bytes)}"
+        out.print(f"{kept}; forgetting a client means solving the head again")
     else:
-        out.print(f"{len(kept)} models kept for rollbacks, {byte_size(sum(kept))}")
+        sizes = [model.bytes for model in status.models if model.kept]
+        out.print(f"{len(sizes)} models kept for rollbacks, {byte_size(sum(sizes))}")
     if status.groups:
         unfinished = [group for group in status.groups if not group.finished]
         empty, finished = sum(not group.members for group in unfinished), len(status.groups) - len(unfinished)
@@ -98,7 +96,7 @@ def _print_standing(run: Run, status: RunStatus) -> None:
 
 
 def _print_clients(status: RunStatus, most: int) -> None:
-    if status.closed_form:  # a head in closed form has no noise, so Psi is meaningless
+    if status.closed_form:  # Psi is not defined for a head in closed form
         return
     active = sorted((client for client in status.clients if client.state == "active"), key=lambda client: -client.psi)
     if status.groups and active and math.isinf(active[0].psi):
@@ -168,9 +166,7 @@ def _print_requests(run: Run, status: RunStatus, everything: bool) -> None:
                 request.request,
                 request.status,
                 request.deadline[:10] + (" [bold red]overdue[/]" if request.overdue else ""),
-                names_text(request.clients, 2)
-                if request.records is None
-                else escape(forgotten_words(request.clients, request.records)),
+                whom_text(request.clients, request.records, 2),
                 number(request.epsilon),
                 request.sigma if isinstance(request.sigma, str) else number(request.sigma),
                 level_text(request.level or "-"),
@@ -212,7 +208,7 @@ def _how_good(run: Run, status: RunStatus) -> str:
 
 
 def _not_measured(run: Run) -> str:
-    """Return a sentence with the command that measures a model which no request measured."""
+    """Return a sentence that names the command to measure a model, or to solve a missing head."""
     with run.reader() as reader:
         if lacks_head(reader):
             return f"There is no head: sifu release {escape(str(run.folder))} solves one."
@@ -234,35 +230,31 @@ def outcome_values(outcome: Outcome) -> dict[str, Any]:
 
 def outcomes_table(outcomes: list[Outcome]) -> Table:
     """Return a table of requests with their outcomes."""
-    regression = any(outcome.mean_squared_error is not None for outcome in outcomes)
     columns = ["request", "clients", "level", "-sigma", "-back to", "-rounds", "-Scratch"]
-    figure = [f"-{_figure(outcomes).lower()}"] if _measured(outcomes) else []
-    shown = table(*columns, *figure)
+    figure = _figure(outcomes)
+    shown = table(*columns, *([f"-{figure.lower()}"] if figure else []))
     for outcome in outcomes:
         row = [
             outcome.request,
-            escape(forgotten_words(outcome.clients[:1], outcome.records))
+            whom_text(outcome.clients[:1], outcome.records)
             + (f" +{len(outcome.clients) - 1}" if len(outcome.clients) > 1 else ""),
             level_text(outcome.level),
             "erased" if outcome.rollback_to is None else number(outcome.sigma),
             "erased" if outcome.rollback_to is None else str(outcome.rollback_to),
             str(outcome.rounds),
             "-" if outcome.scratch_rounds is None else str(outcome.scratch_rounds),
-            number(outcome.mean_squared_error) if regression else percent(outcome.accuracy),
         ]
-        shown.add_row(*row[: len(columns) + len(figure)])
+        if figure:
+            row.append(percent(outcome.accuracy) if figure == "Accuracy" else number(outcome.mean_squared_error))
+        shown.add_row(*row)
     return shown
 
 
-def _measured(outcomes: list[Outcome]) -> bool:
-    """Return whether a request measured its model on training rows."""
-    return any(outcome.accuracy is not None or outcome.mean_squared_error is not None for outcome in outcomes)
-
-
 def _figure(outcomes: list[Outcome]) -> str:
-    """Return the name of the quality measure: accuracy or mean squared error."""
-    regression = any(outcome.mean_squared_error is not None for outcome in outcomes)
-    return "Mean squared error" if regression else "Accuracy"
+    """Return the quality measure on training rows, accuracy or mean squared error; empty if nothing was measured."""
+    if any(outcome.mean_squared_error is not None for outcome in outcomes):
+        return "Mean squared error"
+    return "Accuracy" if any(outcome.accuracy is not None for outcome in outcomes) else ""
 
 
 def show_outcomes(run: Run, outcomes: list[Outcome]) -> Answer:
@@ -294,7 +286,8 @@ def _print_outcomes(run: Run, outcomes: list[Outcome]) -> None:
     if outcomes[-1].held_out is not None:
         held_out = f"The current model has {outcomes[-1].held_out.words}"
         held_out += f", the one before {before.words.replace(before.where, 'on the same rows')}." if before else "."
-    training = f"{_figure(outcomes)} is {TRAINING_DATA}." if _measured(outcomes) else ""
+    figure = _figure(outcomes)
+    training = f"{figure} is {TRAINING_DATA}." if figure else ""
     measured = " ".join(filter(None, (training, held_out))) or _not_measured(run)
     out.print(f"Forgotten by: {', '.join(dict.fromkeys(outcome.method for outcome in outcomes))}. {measured}")
     for outcome in outcomes:

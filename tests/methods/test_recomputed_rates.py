@@ -92,7 +92,7 @@ def test_scratch_is_that_of_a_federation_which_never_had_the_client_that_set_the
     assert [release.same_model for release in report.exact] == [True]
 
 
-def test_the_next_requests_are_held_against_the_rate_that_was_found_anew(tmp_path: Path) -> None:
+def test_the_next_requests_are_compared_with_the_recomputed_rate(tmp_path: Path) -> None:
     """The client that sets the recomputed rate lowers its own level; Scratch recomputes the rate; old certificates stay
     valid.
     """
@@ -123,7 +123,7 @@ def test_the_public_copy_is_the_same_whether_or_not_the_client_set_the_rate(tmp_
     assert {row["case"] for row in premises[0] if row["name"] == "hyper-parameters"} == {"anew"}
 
 
-def test_training_that_was_killed_goes_on_at_the_rate_that_was_found_anew(tmp_path: Path, monkeypatch: Any) -> None:
+def test_training_that_was_killed_goes_on_at_the_recomputed_rate(tmp_path: Path, monkeypatch: Any) -> None:
     run = trained(tmp_path / "run")
 
     def killed(*_: Any) -> None:

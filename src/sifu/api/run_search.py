@@ -1,0 +1,70 @@
+"""Search for runs under folders, and the pending requests of the runs found."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sifu.errors import InputError, SifuError
+from sifu.requests.deadlines import PendingRequest
+from sifu.requests.deadlines import pending_requests as pending_in
+from sifu.store.clock import clock_problem, current_time, utc_now
+from sifu.store.database import DATABASE
+from sifu.store.known_keys import check_known_key
+from sifu.store.reader import RunReader
+
+DEEPEST = 4
+"""Largest depth below a given folder at which runs are searched; links are not followed."""
+
+
+def find_runs(*folders: str | Path) -> list[Path]:
+    """Return the run folders among `folders` and below them, each once, sorted within each given folder."""
+    runs: dict[Path, Path] = {}
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise InputError(f"{folder} is not a folder: give run folders, or folders that contain them")
+        below = []
+        for path, inner, _ in os.walk(folder):  # folders that this account cannot read are skipped
+            here = Path(path)
+            if (here / DATABASE).is_file():
+                below.append(here)
+            if (here / DATABASE).is_file() or len(here.relative_to(folder).parts) >= DEEPEST:
+                inner.clear()  # a run holds no other run
+        for run in sorted(below):
+            runs.setdefault(run.resolve(), run)
+    return list(runs.values())
+
+
+def pending_requests(*folders: str | Path) -> list[PendingRequest]:
+    """Return the pending requests of all runs in `folders`, by deadline."""
+    runs = find_runs(*folders)
+    if not runs:
+        raise InputError(f"there is no run in {', '.join(map(str, folders))}: a run folder holds a file {DATABASE}")
+    pending = [request for run in runs for request in pending_of(run)]
+    return sorted(pending, key=lambda request: (request.deadline, request.run, request.request))
+
+
+def pending_of(run: str | Path) -> list[PendingRequest]:
+    """Return the pending requests of one run."""
+    with RunReader(Path(run)) as reader:
+        check_known_key(reader)
+        return pending_in(reader, current_time())
+
+
+def clock_problem_of(run: str | Path) -> str | None:
+    """Return a sentence if the clock contradicts the run's last event; None if not, or if the run is unreadable."""
+    try:
+        with RunReader(Path(run)) as reader:
+            return clock_problem(
+                str(reader.query("SELECT time FROM events ORDER BY seq DESC LIMIT 1")[0][0]), utc_now()
+            )
+    except (SifuError, OSError, ValueError, IndexError):
+        return None
+
+
+def overdue_of(run: str | Path) -> list[PendingRequest]:
+    """Return the overdue requests of a run; empty if the run is unreadable, which is reported elsewhere."""
+    try:
+        return [request for request in pending_of(run) if request.overdue]
+    except (SifuError, OSError):
+        return []

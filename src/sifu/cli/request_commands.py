@@ -1,0 +1,265 @@
+"""The commands `sifu requests` and `sifu certificate`: decisions on filed requests, and their certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from rich.markup import escape
+
+import sifu
+from sifu.choices import Decision
+from sifu.cli.options import (
+    ActorOption,
+    AllOption,
+    Commands,
+    PublicKeyOption,
+    RequestArgument,
+    RunArgument,
+    argument,
+    option,
+)
+from sifu.cli.output import Answer, out, print_json, table, whom_text
+from sifu.core.operator_words import approvals_words
+from sifu.core.record_commitments import names_record
+from sifu.errors import InputError, SifuError, VerificationError
+
+requests = Commands("requests", "List requests, show one, or decide on one.")
+
+
+@requests.command("list")
+def list_requests(
+    folders: Annotated[list[Path], argument("DIR...", "Run folders, or folders that contain them.")],
+    public: Annotated[bool, option("Leave out personal data: names, ids and actors.", "--public")] = False,
+    pending: Annotated[bool, option("List only pending requests, by deadline.", "--pending")] = False,
+    overdue: Annotated[bool, option("List only overdue requests.", "--overdue")] = False,
+) -> Answer:
+    """List every request with its steps, times, actors and deadline; use --public for publication.
+
+    --pending and --overdue include requests that wait in the inbox of a run. A deadline of today is not overdue. Of
+    several runs, one that cannot be read is named, and the others are listed.
+    """
+    if pending or overdue:
+        if public:
+            raise InputError("--public cannot be combined with --pending or --overdue: give one of them")
+        return _show_pending(folders, overdue)
+    runs = [sifu.Run(folder, remember=False) for folder in (sifu.find_runs(*folders) or folders)]
+    if not public:
+        return _show({run: run.request_records() for run in runs})
+    if len(runs) > 1:
+        raise InputError(f"--public lists the requests of one run, found {len(runs)} runs: name one of them")
+    return _show_public(runs[0].public_record())
+
+
+@requests.command("settle")
+def settle_request(
+    run: RunArgument,
+    request: RequestArgument,
+    reason: Annotated[str, option("Why its rounds cannot be finished; recorded.")],
+) -> Answer:
+    """End a running request whose rounds can never be finished, with the model that it has reached.
+
+    Use it if clients on other machines refuse every round. The certificate covers the current model, which may be less
+    accurate; the run can then be used again.
+    """
+    level = sifu.Run(run).settle(request, reason)
+    return Answer({"request": request, "level": level}, f"Request {request} is done: {level}. Its rounds ended early.")
+
+
+def _show_pending(folders: list[Path], overdue: bool) -> Answer:
+    from sifu.cli.runs import warn
+
+    runs, unread, code = sifu.find_runs(*folders) or folders, list[str](), 0
+    waiting: list[sifu.PendingRequest] = []
+    for run in runs:
+        try:
+            waiting += [row for row in sifu.pending_requests(run) if row.overdue or not overdue]
+        except SifuError as error:
+            if len(runs) == 1:
+                raise
+            warn(f"{run} cannot be listed: {error}")
+            unread.append(str(run))
+            code = error.exit_code
+    waiting.sort(key=lambda request: (request.deadline, request.run, request.request))
+    shown = table("until", "-days", "request", "status", "clients", "run")
+    for request in waiting:
+        shown.add_row(
+            f"[bold red]{request.deadline[:10]} overdue[/]" if request.overdue else request.deadline[:10],
+            str(request.days_left),
+            escape(request.request),
+            request.status,
+            whom_text(request.clients, request.records, 2),
+            escape(request.run),
+        )
+    listed = {"requests": [request.to_mapping() for request in waiting], "unread": unread}
+    none = f"No request {'is overdue' if overdue else 'waits'}{' in the other runs' if unread else ''}."
+    return Answer(listed, shown if waiting else none, code=code)
+
+
+def _show_public(record: list[sifu.PublicRequest]) -> Answer:
+    shown = table("-number", "status", "-clients", "-records", "received", "until", "finished", "level")
+    for request in record:
+        shown.add_row(
+            str(request.number),
+            request.status,
+            str(request.clients),
+            str(request.records or "all"),
+            request.received,
+            request.deadline + (" overdue" if request.overdue else ""),
+            request.finished or "-",
+            request.level or "-",
+        )
+    return Answer({"requests": [asdict(request) for request in record]}, shown)
+
+
+@requests.command("show")
+def show_request(run: RunArgument, request: RequestArgument) -> Answer:
+    """Show a request as an approver must see it: records, terms, steps and deadline.
+
+    Requests that were submitted through the console are examined first: each is recorded, or refused with the reason.
+    """
+    opened = sifu.Run(run)
+    _examine(opened, request)
+    besides = opened.also_left_out(request)
+    return _show({opened: [opened.request_record(request)]}, opened.record_identities(request), besides)
+
+
+def _examine(run: sifu.Run, request: str) -> None:
+    """Examine the requests that were submitted through the console; raise if this one is refused."""
+    from sifu.api.submitted import examine
+    from sifu.store.actors import actor_name
+
+    if reason := examine(run, actor_name()).get(request):
+        raise InputError(f"request {request} was submitted through the console and is refused: {reason}")
+
+
+@requests.command("decide")
+def decide(
+    run: RunArgument,
+    request: RequestArgument,
+    decision: Annotated[Decision, argument(None, "The decision.")],
+    reason: Annotated[str, option("Reason; a refusal needs one.")] = "",
+    actor: ActorOption = None,
+    terms: Annotated[str | None, option("Digest of the terms decided on (requests show).", metavar="HEX")] = None,
+) -> Answer:
+    """Record that a waiting request was verified, approved, refused or withdrawn.
+
+    If the run's spec requires approval (requests.approval), a request is executed only after one or two people other
+    than the one who filed it have approved it. An approval covers only the request's current terms. While a command
+    trains, the decision waits in the run's inbox. A closed-form request that failed before its head was solved can
+    still be refused or withdrawn; its clients then take part again.
+    """
+    opened = sifu.Run(run)
+    _examine(opened, request)
+    decided = opened.decide(request, decision, reason, actor, terms)
+    values: dict[str, object] = {"request": request, "status": decision, "changed": decided == "recorded"}
+    if decided == "posted":
+        sentence = (
+            f"The decision that request {request} is {decision} waits in the inbox of the running server, which will "
+            "ingest it soon."
+        )
+        return Answer(values | {"posted": True}, sentence)
+    missing = opened.request_record(request).status.approvals_missing
+    more = f" It needs {approvals_words(missing)}." if decision == "approved" and missing else ""
+    sentence = f"Request {request} {'is' if decided == 'recorded' else 'was already'} {decision}.{more}"
+    return Answer(values | {"approvals_missing": missing}, sentence)
+
+
+def _show(
+    records: dict[sifu.Run, list[sifu.RequestRecord]], identities: Sequence[str] = (), besides: str = ""
+) -> Answer:
+    from sifu.api.submitted import submitted
+    from sifu.core.request_terms import terms_words
+
+    def show() -> None:
+        for run, of_run in records.items():
+            if len(records) > 1:
+                out.print(f"[bold]{escape(str(run.folder))}[/]")
+            for record in of_run:
+                status = record.status
+                late = " [bold red]overdue[/]" if status.overdue else ""
+                whom = whom_text(status.clients, status.records)
+                out.print(f"[bold]{status.request}[/]: {whom}; until {status.deadline[:10]}{late}")
+                if status.failure:
+                    out.print(f"  [bold red]failed:[/] {escape(status.failure)}")
+                if status.approvals_missing:
+                    out.print(f"  needs {approvals_words(status.approvals_missing)}")
+                out.print(f"  terms {status.terms_digest[:12]}: {escape(terms_words(status.terms.to_mapping()))}")
+                if identities:
+                    out.print(f"  identities: {', '.join(identities)}", markup=False)
+                if besides:
+                    out.print(f"  {besides}", markup=False)
+                for step in record.steps:
+                    why = f": {escape(step.reason)}" if step.reason else ""
+                    out.print(f"  {step.time} {step.status} by {escape(step.actor)}{why}")
+            if not of_run:
+                out.print("There are no requests.")
+            for message in submitted(run.folder):
+                out.print(f"{message.request} was submitted through the console and is not examined yet: ", end="")
+                out.print(f"sifu requests show {run.folder} {message.request}", markup=False)
+
+    listed = [{"run": str(run.folder)} | record.to_mapping() for run in records for record in records[run]]
+    listed = [row | {"identities": list(identities)} for row in listed] if identities else listed
+    listed = [row | {"also_left_out": besides} for row in listed] if besides else listed
+    return Answer({"requests": listed}, show)
+
+
+certificate = Commands("certificate", "Show a certificate, check a record of it, or export it.")
+
+
+@certificate.command("show")
+def show_certificate(
+    run: RunArgument,
+    request: RequestArgument,
+    public: Annotated[bool, option("Show the answer to the client, in plain words.", "--public")] = False,
+    everything: AllOption = False,
+) -> Answer:
+    """Show a summary of a certificate. --all shows all of it, and --public the client's version.
+
+    --format json prints the signed file.
+    """
+    from sifu.requests.request_record import auditor_lines, in_short, plain_answer
+
+    opened = sifu.Run(run)
+
+    def show() -> None:
+        body = opened.certificate(request).body
+        lines = plain_answer(body) if public or everything else in_short(body)
+        if everything and not public:
+            lines += ["", *auditor_lines(opened.certificate(request, "auditor").body)]
+        for line in lines:
+            out.print(line, markup=False)
+
+    return Answer(lambda: opened.certificate(request, "public" if public else "auditor").to_mapping(), show)
+
+
+@certificate.command("check-record")
+def check_record(
+    file: Annotated[Path, argument("CERTIFICATE", "Public certificate.")],
+    identity: Annotated[str, option("Identity of the record, or its row number.", "--id", metavar="X")],
+    nonce: Annotated[str, option("Nonce handed out when the request was filed.", metavar="HEX")],
+    public_key: PublicKeyOption = None,
+) -> Answer:
+    """Check that a certificate is valid and covers a record, by its identity and nonce; if not, exit with code 3.
+
+    For the person the record belongs to: nothing else is needed, and nothing is sent anywhere.
+    """
+    verified = sifu.verify_certificate(file, public_key)
+    named = verified.holds and names_record(verified.content["body"], identity, nonce)
+    values = {"certificate": str(file), "identity": identity, "named": named, "problems": verified.problems}
+
+    def show() -> None:
+        if not named:
+            why = verified.problems[0] if verified.problems else "no commitment opens with this identity and nonce"
+            raise VerificationError(f"{file} does not say that record {identity} was forgotten: {why}")
+        out.print(f"{file} is about record {identity}: it is one of the forgotten records.", markup=False)
+
+    return Answer(values, show, code=0 if named else 3)
+
+
+@certificate.command("attest")
+def attest_certificate(run: RunArgument, request: RequestArgument) -> None:
+    """Print the public certificate as an in-toto statement in a DSSE envelope, for other tools; needs the key."""
+    print_json(sifu.Run(run).attestation(request))

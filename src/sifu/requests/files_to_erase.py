@@ -1,0 +1,208 @@
+"""Files that a request erases: models, clients' updates and statistics that depend on the forgotten data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sifu.choices import Retention
+from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
+from sifu.core.spec.sections import FeaturesSpec
+from sifu.run.group_state import is_hit, nodes_always_kept
+from sifu.run.run_view import RunView
+from sifu.store.own_statistics import OwnStatistics, can_be_used
+from sifu.store.statistics_files import StatisticsRow, UpdatesRow, read_statistics, write_sum
+from sifu.store.writer import RunWriter
+from sifu.theory.closed_form.blocks import drop, parts_of_rows, parts_through
+from sifu.theory.closed_form.sums import RunningSum
+from sifu.theory.rollback import Exposure, Subject, depths_to_erase
+
+
+def influenced(exposures: Iterable[Exposure], depth: int) -> bool:
+    """Return whether a subject influenced the model at this depth and no noise covers the influence (Psi > 0)."""
+    return any(exposure.psi_to_hide(depth) > 0.0 for exposure in exposures)
+
+
+def nodes_to_erase(
+    view: RunView, available: set[int], exposures: Sequence[Exposure], cut_after: int, retention: Retention
+) -> set[int]:
+    """Return the nodes whose models a request erases.
+
+    Args:
+        view: View of the run before the request is executed.
+        available: Nodes with a stored model.
+        exposures: Subjects of the request.
+        cut_after: Depth of the model that the request rolls back to; -1 for a fresh initial model.
+        retention: Retention of the request.
+    """
+    depth_of = view.path.depth_of
+    depths = depths_to_erase(
+        sorted(depth_of[node] for node in available if node in depth_of),
+        cut_after,
+        retention,
+        lambda depth: influenced(exposures, depth),
+    )
+    # Models of groups are on no path. A group's model is erased if a client of the request was in the group.
+    leaving = {client for exposure in exposures for client in exposure.subject.clients}
+    groups = view.reader.group_models()
+    off_path = {node for node in available - set(depth_of) if node not in groups or is_hit(groups[node], leaving)}
+    return ({view.path.nodes[depth].node for depth in depths} | off_path) - nodes_always_kept(view.reader)
+
+
+@dataclass(frozen=True)
+class UpdatesErased:
+    """Files of clients' updates that a request drops, and the shorter files that replace some of them.
+
+    `shortened` maps a dropped file to the clients that remain in its replacement.
+    """
+
+    dropped: tuple[str, ...]
+    shortened: dict[str, tuple[int, ...]]
+
+
+def updates_to_erase(
+    view: RunView, stored: Iterable[UpdatesRow], exposures: Sequence[Exposure], cut_after: int, retention: Retention
+) -> UpdatesErased:
+    """Return the `stored` files of updates that a request drops or shortens.
+
+    Files of rounds after `cut_after` are dropped. From the other files, the updates of the request's clients are
+    removed. Under `strict` retention, a file is also dropped if its updates were computed from a model that these
+    clients influenced.
+
+    Args:
+        view: View of the run before the request is executed.
+        stored: Stored files of updates.
+        exposures: Subjects of the request.
+        cut_after: Depth of the model that the request rolls back to; -1 for a fresh initial model.
+        retention: Retention of the request.
+    """
+    depth_of, nodes = view.path.depth_of, view.path.nodes
+    gone = {client for exposure in exposures for client in exposure.subject.clients}
+    dropped, shortened = [], {}
+    for row in stored:
+        depth = depth_of.get(row.node)
+        if depth is not None and depth <= cut_after:
+            start = depth if nodes[depth].kind == "heuristic" else depth - 1
+            traced = retention == "strict" and influenced(exposures, start)
+            stay = () if traced else tuple(sorted(set(row.clients) - gone))
+            if len(stay) == len(row.clients):
+                continue
+            if stay:
+                shortened[row.file] = stay
+        dropped.append(row.file)
+    return UpdatesErased(tuple(sorted(dropped)), shortened)
+
+
+def everyone_forgotten(view: RunView, among: set[int] | None = None) -> list[Exposure]:
+    """Return the exposure of every subject of the executed requests, or only of the subjects in `among`."""
+    requests, subjects = {row.request: row for row in view.requests}, []
+    for row in view.reader.subjects():
+        if among is None or row.subject in among:
+            request = requests[row.request]
+            order = request.request_order or 0
+            subjects.append(Subject(row.subject, row.clients, 1.0, request.terms.scope, order, 0.0, 0.0))
+    return view.exposures(subjects)
+
+
+def forgetting_models(view: RunView, clients: Sequence[int], available: set[int]) -> tuple[int, ...]:
+    """Return the nodes of the `available` models, except the current one, that `clients` influenced."""
+    subjects = [Subject(0, (client,), 1.0, "all", view.next_order, 0.0, 0.0) for client in clients]
+    exposures, depth_of, groups = view.exposures(subjects), view.path.depth_of, view.reader.group_models()
+
+    def holds(node: int) -> bool:
+        if node in groups:
+            return is_hit(groups[node], clients)
+        # The fresh model kept for the groups is on no path and holds no client's data.
+        return node in depth_of and influenced(exposures, depth_of[node])
+
+    return tuple(node for node in sorted(available) if node != view.path.nodes[-1].node and holds(node))
+
+
+@dataclass(frozen=True)
+class SumLeft:
+    """Sum of the statistics of `clients` that replaces the erased sum `made_of`.
+
+    `trunks` are the nodes of the networks that compute the features of the new sum.
+    """
+
+    made_of: StatisticsRow
+    clients: tuple[int, ...]
+    trunks: tuple[int, ...]
+
+
+def statistics_to_erase(
+    stored: Iterable[StatisticsRow], gone: Collection[int], networks: Collection[int]
+) -> tuple[str, ...]:
+    """Return the `stored` files with statistics of the clients `gone`, or with features from the erased `networks`."""
+    left, erased = set(gone), set(networks)
+    return tuple(sorted(row.file for row in stored if left & set(row.clients) or erased & set(row.trunks)))
+
+
+def sum_left(
+    stored: Iterable[StatisticsRow], gone: Collection[int], networks: Collection[int], features: FeaturesSpec
+) -> SumLeft | None:
+    """Describe the sum of statistics without the clients `gone` and without the blocks of erased `networks`.
+
+    A client is removed by subtraction, so all parts of its own statistics must be stored.
+
+    Args:
+        stored: Stored files of statistics.
+        gone: Clients that are forgotten.
+        networks: Nodes of networks that are erased.
+        features: The features section of the spec.
+
+    Returns:
+        The new sum; None if no sum is stored, no client remains, or the stored sum can stay or cannot be reduced.
+    """
+    rows = list(stored)
+    whole = next((row for row in rows if row.is_sum), None)
+    if whole is None:
+        return None
+    leaving = set(whole.clients) & set(gone)
+    clients = tuple(sorted(set(whole.clients) - leaving))
+    backbones = tuple(node for node in whole.trunks if node not in set(networks))
+    changed = backbones != whole.trunks
+    if not clients or not (leaving or changed) or (changed and features.tune == "merge"):
+        return None
+    parts = parts_through(range(len(whole.trunks)))
+    in_parts = features.tune == "blocks"
+    needed = {False: len(parts) if in_parts else 1, True: len(parts_of_rows(parts)) if in_parts else 1}
+    own = (row for row in rows if not row.is_sum and can_be_used(row, whole.trunks))
+    available = Counter((row.clients[0], row.is_rows) for row in own)
+    can_subtract = all(any(available[client, form] == needed[form] for form in needed) for client in leaving)
+    return SumLeft(whole, clients, backbones) if can_subtract else None
+
+
+def write_sum_left(
+    writer: RunWriter, view: RunView, gone: Collection[int], networks: Collection[int], node: int
+) -> list[dict[str, Any]]:
+    """Write the sum that `sum_left` describes, and return its row for the event that records `node`, in a list.
+
+    The list is empty if there is no such sum.
+
+    Args:
+        writer: Writer of the run.
+        view: Current view of the run.
+        gone: Clients that are forgotten.
+        networks: Nodes of networks that are erased.
+        node: Last node that the next event records.
+    """
+    rows = list(writer.statistics().values())
+    left = sum_left(rows, gone, networks, view.spec.features)
+    if left is None:
+        return []
+    fixed, groups = recorded_fixed_point(view.spec, writer.layout), writer.group_models()
+    blocks = recorded_blocks(view.spec, writer.layout) if view.spec.features.tune == "blocks" else None
+    own = OwnStatistics.among(rows, fixed, blocks, {groups[backbone].grp: backbone for backbone in left.made_of.trunks})
+    running = RunningSum(fixed, read_statistics(writer.folder, left.made_of, fixed), in_place=True)
+    for client in sorted(set(left.made_of.clients) & set(gone)):
+        running.subtract(own.read(writer.folder, client, own.parts()))
+    statistics = running.statistics()
+    dropped = [groups[backbone].grp for backbone in left.made_of.trunks if backbone not in left.trunks]
+    if blocks is not None and dropped:
+        statistics = drop(statistics, blocks, dropped)
+    row = write_sum(writer.folder, node, left.clients, statistics, seed=writer.salt_seed(), backbones=left.trunks)
+    writer.written_sum = row["digest"], statistics
+    return [row]

@@ -1,0 +1,137 @@
+"""Behaviour of runs that depends on their record, one class per regime (`sifu.core.spec.regime`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import cast
+
+from sifu.core.closed_form_engine import StatisticsEngine
+from sifu.core.engine import Engine
+from sifu.core.spec import StopSpec
+from sifu.core.spec.regime import ClosedForm, Groups, Regime, TunedNetworks, by_regime
+from sifu.run.closed_form_round import RecordedSolve
+from sifu.run.group_state import are_separate, groups_to_build
+from sifu.run.group_training import record_first_merge
+from sifu.run.owed_rounds import owed_rounds
+from sifu.run.run_view import RunView
+from sifu.run.training import RecordedTraining
+from sifu.store.writer import RunWriter
+
+
+class RunInRounds:
+    """Behaviour of a run of one regime; this class implements training in rounds, and other regimes extend it."""
+
+    def __init__(self, view: RunView) -> None:
+        self.view = view
+
+    def training(self, engine: Engine, writer: RunWriter, stop: StopSpec | None = None) -> RecordedTraining:
+        """Return the recorded training that continues the run until the stop rule holds."""
+        return RecordedTraining(engine, writer, self.view, stop)
+
+    def completion(self, engine: Engine, writer: RunWriter, tried: set[int]) -> RecordedTraining | None:
+        """Return the training that adds reachable clients the current model lacks; None if there are none.
+
+        Args:
+            engine: Engine of the run.
+            writer: Writer of the run.
+            tried: Clients that were asked before; updated with the clients that are asked now.
+        """
+        return None
+
+    def are_separate(self) -> bool:
+        """Return whether groups have yet to finish the rounds that they train separately."""
+        return are_separate(self.view)
+
+    def after_groups(self, writer: RunWriter) -> None:
+        """Record the events that follow the separate rounds of groups; by default none."""
+
+    def owed_stop(self) -> StopSpec | None:
+        """Return the stop rule of rounds owed to clients whose request was refused or withdrawn, or None."""
+        owed = owed_rounds(self.view)[0] if self.view.reader.phase == "ready" else 0
+        before = self.view.path.nodes[-1].position
+        return replace(self.view.spec.stop, target=0.0, min_rounds=0, max_rounds=before + owed) if owed else None
+
+    def release_stop(self) -> StopSpec | None:
+        """Return the stop rule of the training that a release needs; None if the model is up to date."""
+        return self.owed_stop()
+
+    def returning(self, engine: Engine, writer: RunWriter) -> Collection[int]:
+        """Return the clients that the next release contains and the current model lacks."""
+        return owed_rounds(self.view)[1]
+
+    def networks_among(self, models: Collection[int]) -> set[int]:
+        """Return the stored models among `models` that compute features; statistics depend on them."""
+        return set()
+
+
+class RunInGroups(RunInRounds):
+    """Behaviour of a run whose groups train separately at first; common rounds follow the merge of their models."""
+
+    def after_groups(self, writer: RunWriter) -> None:
+        """Merge the groups' models."""
+        record_first_merge(writer, RunView(writer))
+
+
+class RunInClosedForm(RunInRounds):
+    """Behaviour of a run whose head is solved from statistics: a round is a solve, and no rounds are owed."""
+
+    def training(self, engine: Engine, writer: RunWriter, stop: StopSpec | None = None) -> RecordedSolve:
+        """Return the solve for the head of the active clients."""
+        return RecordedSolve(engine, writer, self.view, stop)
+
+    def completion(self, engine: Engine, writer: RunWriter, tried: set[int]) -> RecordedSolve | None:
+        """Return a solve with reachable clients that the head lacks; None if there are none.
+
+        Each client is tried once; a client that reconnects is tried again.
+
+        Args:
+            engine: Engine of the run.
+            writer: Writer of the run.
+            tried: Clients that were asked before; updated with the clients that are asked now.
+        """
+        solve = self.training(engine, writer)
+        there = set(cast("StatisticsEngine", engine).reachable(sorted(solve.missing())))
+        tried &= there
+        if there <= tried and not solve.lacks_networks():
+            return None
+        tried |= there
+        return solve
+
+    def owed_stop(self) -> StopSpec | None:
+        """Return None: a closed-form head owes no rounds."""
+        return None
+
+    def release_stop(self) -> StopSpec | None:
+        """Return the stop rule of a solve, which is skipped if the head already covers exactly the active clients."""
+        return self.view.spec.stop
+
+    def returning(self, engine: Engine, writer: RunWriter) -> Collection[int]:
+        """Return the active clients that the current head lacks."""
+        return self.training(engine, writer).missing()
+
+
+class RunOnTunedNetworks(RunInClosedForm):
+    """Behaviour of a run whose head is solved on networks that groups tune."""
+
+    def are_separate(self) -> bool:
+        """Return whether groups have yet to finish tuning and no head was solved yet."""
+        solved = any(node.kind == "round" for node in self.view.reader.nodes())
+        return not solved and bool(groups_to_build(self.view))
+
+    def networks_among(self, models: Collection[int]) -> set[int]:
+        """Return the stored models that groups tuned."""
+        return set(models) & self.view.reader.group_models().keys()
+
+
+BEHAVIOURS: dict[type[Regime], type[RunInRounds]] = {
+    Regime: RunInRounds,
+    Groups: RunInGroups,
+    ClosedForm: RunInClosedForm,
+    TunedNetworks: RunOnTunedNetworks,
+}
+
+
+def behaviour_of(view: RunView) -> RunInRounds:
+    """Return the behaviour of a run."""
+    return by_regime(BEHAVIOURS, view.regime)(view)

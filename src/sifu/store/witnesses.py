@@ -1,0 +1,267 @@
+"""Witnesses: files, commands or URLs outside the run folder that receive signed checkpoints of a run.
+
+The run is later compared with the checkpoints that witnesses kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import shlex
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from sifu.core.ledger import canonical_json, read_json
+from sifu.errors import InputError, RunDamagedError
+from sifu.store.checkpoints import Checkpoint, latest_checkpoint
+from sifu.store.clock import utc_now
+from sifu.store.files import append_line, read_named
+from sifu.store.keys import keys_of, signature_holds
+from sifu.store.known_keys import known_keys_file, read_known_keys
+from sifu.store.reader import RunReader
+
+WITNESSES = "SIFU_WITNESS"
+"""Environment variable: witnesses, one per line: `file:PATH`, `command:PROGRAM ARGUMENTS`, or an http or https URL."""
+EVERY_SECONDS = 60.0
+"""Interval between witness notifications while a run is being written. The first and last event are always sent."""
+TIMEOUT_SECONDS = 10.0
+log = logging.getLogger(__name__)
+
+
+def witness_targets() -> tuple[str, ...]:
+    """Return the witnesses that the environment names.
+
+    Raises:
+        InputError: If one of them is not a valid witness.
+    """
+    targets = tuple(line.strip() for line in os.environ.get(WITNESSES, "").splitlines() if line.strip())
+    for target in targets:
+        kind, _, rest = target.partition(":")
+        if kind not in ("file", "command", "http", "https") or not rest.strip():
+            raise InputError(f"a witness must be file:PATH, command:PROGRAM or a URL, found {target[:80]!r}")
+    return targets
+
+
+def check_files_of_witnesses(reader: RunReader) -> None:
+    """Check that the run agrees with the checkpoints in the witnesses' files.
+
+    Raises:
+        RunDamagedError: If they differ: the history forked, or an older state was restored.
+    """
+    problem = next(contradictions(reader, kept_checkpoints()), None)
+    if problem:
+        raise RunDamagedError(
+            f"{reader.folder}: {problem}. Nothing was done. If you restored a backup on purpose, keep this file and "
+            "name another witness"
+        )
+
+
+def check_witnesses_know(reader: RunReader) -> None:
+    """Check that a witness file with checkpoints of unknown runs has checkpoints of this run as well.
+
+    A run sends its first event to its witnesses, so a run signed again under a new id is missing there. Several runs
+    may share a witness; runs that are known here are skipped, because `check_known_key` has compared their folders.
+
+    Raises:
+        RunDamagedError: If a file names such other runs but not this one.
+    """
+    run, known = reader.value("run"), read_known_keys(known_keys_file())
+    for path, checkpoints in kept_checkpoints().items():
+        first: dict[str, Checkpoint] = {}
+        for checkpoint in checkpoints:
+            first.setdefault(checkpoint.run, checkpoint)
+        suspects = [name for name in first if name not in known.runs and first[name].holds]
+        if run not in first and suspects:
+            raise RunDamagedError(
+                f"{reader.folder}: the witness {path} does not know run {run[:40]} but knows run {suspects[0][:40]}, "
+                "which this folder may have held. Nothing was done. If this is the right run, name another witness"
+            )
+
+
+def kept_checkpoints() -> dict[Path, list[Checkpoint]]:
+    """Return the checkpoints in every file that the environment names as a witness.
+
+    Several runs may write to such a file. Lines that are not checkpoints, such as an incomplete last line, are skipped.
+
+    Raises:
+        InputError: If a file cannot be read.
+    """
+    named = [target.removeprefix("file:") for target in witness_targets() if target.startswith("file:")]
+    kept: dict[Path, list[Checkpoint]] = {Path(name): [] for name in named}
+    try:
+        for path, checkpoints in kept.items():
+            for line in path.read_bytes().splitlines() if path.is_file() else ():
+                with suppress(InputError):
+                    checkpoints.append(Checkpoint.from_json(line))
+    except OSError as error:
+        raise InputError(f"cannot read the witness's file {error.filename}: {error.strerror}") from error
+    return kept
+
+
+def tell(target: str, checkpoint: Checkpoint) -> None:
+    """Send a checkpoint to one witness, as a line of JSON."""
+    line = canonical_json(checkpoint.to_mapping())
+    kind, _, rest = target.partition(":")
+    if kind == "file":
+        append_line(Path(rest), line)
+    elif kind == "command":
+        subprocess.run(
+            shlex.split(rest), input=line + b"\n", timeout=TIMEOUT_SECONDS, check=True, stdout=subprocess.DEVNULL
+        )
+    else:
+        request = urllib.request.Request(target, data=line + b"\n", headers={"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):  # any status other than success raises an error
+            pass
+
+
+class WitnessPost:
+    """Notifier of a run's witnesses: it sends the first checkpoint, further ones at intervals, and the last one."""
+
+    def __init__(self) -> None:
+        self.targets = witness_targets()
+        self._told: int | None = None
+        self._last = time.monotonic()
+
+    def recorded(self, reader: RunReader, seq: int) -> None:
+        """Notify the witnesses of a recorded event if it is the first one or the interval has passed."""
+        if self.targets and (seq == 1 or time.monotonic() - self._last >= EVERY_SECONDS):
+            self.tell_all(reader)
+
+    def tell_all(self, reader: RunReader) -> None:
+        """Send the latest checkpoint to every witness, unless it was sent before."""
+        if not self.targets:
+            return
+        checkpoint = latest_checkpoint(reader)
+        if checkpoint is None or checkpoint.seq == self._told:
+            return
+        check_files_of_witnesses(reader)
+        for target in self.targets:
+            try:
+                tell(target, checkpoint)
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                log.warning(
+                    "the witness %s did not accept event %d (%s); nothing is lost, the next event covers it",
+                    target[:80],
+                    checkpoint.seq,
+                    error,
+                )
+        self._told, self._last = checkpoint.seq, time.monotonic()
+
+
+LARGEST_WITNESS_BYTES = 256 << 20
+
+
+def read_witness(path: Path) -> list[Checkpoint]:
+    """Return the checkpoints in a file: a witness's file with one JSON object per line, or a certificate."""
+    content = read_named(path, LARGEST_WITNESS_BYTES, "a witness keeps")
+    certificate = _checkpoint_of_certificate(content)
+    if certificate is not None:
+        return [certificate]
+    checkpoints = []
+    for number, line in enumerate(content.splitlines(keepends=True), start=1):
+        if line.strip():
+            try:
+                checkpoints.append(Checkpoint.from_json(line))
+            except InputError as error:
+                if checkpoints and not line.endswith(b"\n"):  # an interrupted process wrote a part of the last line
+                    break
+                raise InputError(f"{path}, line {number}: {error}") from error
+    if not checkpoints:
+        raise InputError(f"{path} contains no checkpoint")
+    return checkpoints
+
+
+def _checkpoint_of_certificate(content: bytes) -> Checkpoint | None:
+    """Return the checkpoint named in a certificate; None if the content is not a validly signed certificate."""
+    try:
+        certificate = read_json(content)
+        checkpoint = Checkpoint.in_certificate(certificate["body"], certificate["public_key"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return checkpoint if signature_holds(certificate) else None
+
+
+def check_witnesses(reader: RunReader, files: Iterable[Path]) -> Iterator[str]:
+    """Yield a problem for each checkpoint in these files that does not belong to the run's chain of events.
+
+    The files are witnesses' files or certificates. Two checkpoints that contradict each other prove a fork.
+    """
+    run, keys, hashes = reader.value("run"), {key for _, key in keys_of(reader)}, reader.hashes()
+    heads: dict[int, tuple[str, Path]] = {}
+    for path in files:
+        for checkpoint in read_witness(path):
+            seq, head = checkpoint.seq, checkpoint.head
+            if checkpoint.run != run:
+                yield f"witness: {path} has a checkpoint of another run ({checkpoint.run[:40]})"
+                continue
+            if checkpoint.public_key not in keys or not checkpoint.holds:
+                yield f"witness: the checkpoint of event {seq} in {path} is not signed with a key of this run"
+                continue
+            other, where = heads.setdefault(seq, (head, path))
+            if other != head:
+                yield _two_heads(seq, other, where, head, path)
+            if hashes.get(seq) != head:
+                yield _not_in_the_run(path, checkpoint, max(hashes))
+
+
+def _two_heads(seq: int, head: str, path: Path, other: str, where: Path) -> str:
+    return (
+        f"fork: the operator signed two heads for event {seq}, {head[:16]}... ({path}) and {other[:16]}... ({where}): "
+        "two histories were shown"
+    )
+
+
+def _not_in_the_run(path: Path, checkpoint: Checkpoint, last: int) -> str:
+    seq = checkpoint.seq
+    if seq > last:
+        return (
+            f"witness: {path} has event {seq} of {checkpoint.time}, the run ends at event {last}: an older state was "
+            "put back, or its last events were removed"
+        )
+    return (
+        f"fork: {path} has another event {seq} than the run, signed with the operator's key: the history was rewritten "
+        "after it was shown"
+    )
+
+
+def contradictions(reader: RunReader, kept: Mapping[Path, Sequence[Checkpoint]]) -> Iterator[str]:
+    """Yield a problem for each kept checkpoint of this run that contradicts the run's chain of events."""
+    run, keys, heads = reader.value("run"), {key for _, key in keys_of(reader)}, reader.hashes()
+    for path, checkpoint in ((path, checkpoint) for path, checkpoints in kept.items() for checkpoint in checkpoints):
+        if checkpoint.run != run or heads.get(checkpoint.seq) == checkpoint.head or not checkpoint.holds:
+            continue
+        if checkpoint.public_key not in keys:
+            by = f"signed with the key {checkpoint.public_key}, which the run never had"
+            yield f"fork: {path} has event {checkpoint.seq}, {by}"
+        else:
+            yield _not_in_the_run(path, checkpoint, max(heads))
+
+
+def check_heads(heads: Iterable[tuple[Path, Checkpoint]]) -> Iterator[str]:
+    """Yield a problem for each checkpoint that contradicts the others; the run itself is not needed.
+
+    All checkpoints must be signed, belong to one run, and agree on the head of each event. Each checkpoint comes with
+    the path of the file that holds it.
+    """
+    first: tuple[Path, Checkpoint] | None = None
+    by_number: dict[int, tuple[Path, Checkpoint]] = {}
+    for path, checkpoint in heads:
+        if not checkpoint.holds:
+            yield f"witness: the checkpoint of event {checkpoint.seq} in {path} is not signed by the key it names"
+            continue
+        first = first or (path, checkpoint)
+        if checkpoint.run != first[1].run:
+            yield f"witness: {path} has a checkpoint of another run ({checkpoint.run[:40]}) than {first[0]}"
+            continue
+        where, other = by_number.setdefault(checkpoint.seq, (path, checkpoint))
+        if other.head != checkpoint.head:
+            yield _two_heads(checkpoint.seq, other.head, where, checkpoint.head, path)
+    ordered = [by_number[number] for number in sorted(by_number)]
+    for (_, earlier), (path, later) in itertools.pairwise(ordered):
+        if later.time < earlier.time <= utc_now():  # a date in the future comes from a wrong clock
+            yield f"witness: event {later.seq} in {path} is dated before event {earlier.seq}: they are of two histories"

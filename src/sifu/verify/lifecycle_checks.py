@@ -1,0 +1,69 @@
+"""Checks of the life cycles of requests: the order of their steps, their approvals, and the clients they leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sifu.requests.request_record import MAY_FOLLOW, request_of
+from sifu.store.given_approvals import APPROVED, RECEIVED, Approvals, LeavingClients, approvals_needed, filed_terms
+from sifu.store.projection import STATUS_AFTER, WAITING
+from sifu.store.reader import RunReader
+
+
+def check_lifecycles(reader: RunReader) -> Iterator[str]:
+    """Yield a problem for each step out of order, such as the execution of a refused request."""
+    status: dict[str, str] = {}
+    for event in reader.events():
+        if event.kind == APPROVED and status.get(str(event.content["request"])) not in WAITING:
+            yield f"request {event.content['request']}: event {event.seq} approves it, but it does not wait"
+        if event.kind not in STATUS_AFTER:
+            continue
+        request, new = request_of(event.kind, event.content), STATUS_AFTER[event.kind]
+        if status.get(request) not in MAY_FOLLOW[new]:
+            yield f"request {request}: event {event.seq} makes it {new}, but it was {status.get(request)}"
+        status[request] = new
+
+
+def check_approvals(reader: RunReader) -> Iterator[str]:
+    """Yield a problem for each request executed without enough approvals, and for each approval that cannot count."""
+    needed = approvals_needed(reader)
+    approvals: dict[str, Approvals] = {}
+    for event in reader.events():
+        content = event.content
+        if event.kind == RECEIVED:
+            request, actor = str(content["request"]["request"]), str(content.get("actor", "unknown"))
+            approvals[request] = Approvals(actor, filed_terms(content).digest(request))
+        elif event.kind == APPROVED:
+            given = approvals.get(str(content["request"]))
+            if given is not None and content.get("terms") != given.terms:
+                yield f"request {content['request']}: event {event.seq} approves other terms than it was filed with"
+            elif given is None or not given.add(str(content["actor"]), content.get("terms")):
+                yield f"request {content['request']}: event {event.seq} approves it, but that approval cannot count"
+        elif event.kind == "rolled back":
+            counted = len(approvals[str(content["request"])].approved_by)
+            if counted < needed:
+                yield (
+                    f"request {content['request']}: it was executed (event {event.seq}) with {counted} of the {needed} "
+                    "approvals that the spec demands"
+                )
+
+
+def check_left_out(reader: RunReader) -> Iterator[str]:
+    """Yield a problem for each event with a wrong `left_out`, and for rounds with a client that must be left out.
+
+    `left_out` must name the clients of the approved requests that wait at that time.
+    """
+    leaving, everyone = LeavingClients(approvals_needed(reader)), reader.everyone()
+    number = {profile.name: client for client, profile in enumerate(reader.clients())}
+    for event in reader.events():
+        leaving.take(event)
+        content, rows = event.content, event.content.get("rows")
+        waiting = sorted({number[name] for names in leaving.by_request().values() for name in names})
+        stated = content.get("solve", content).get("left_out", waiting)
+        if stated != waiting:
+            yield f"event {event.seq} left out clients {stated}, approved requests that waited name {waiting}"
+        if event.kind == "rounds" and rows is not None:
+            there = set(everyone.between(int(rows["first"]), int(rows["last"])).clients.tolist())
+            if not there.isdisjoint(waiting):
+                client = min(there & set(waiting))
+                yield f"event {event.seq}: client {client} took part in a round while its approved request waited"

@@ -1,0 +1,199 @@
+"""The premises that a certificate must list, in their order (docs/store.md, section 7)."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from sifu_verifier.canonical import Row
+from sifu_verifier.levels import COUPLES, draws_by_number, from_initial, groups_depend, is_steep, was_left_out
+from sifu_verifier.methods import PROTECTION
+from sifu_verifier.paths import path_to
+from sifu_verifier.rates import is_recomputed, rate_depends, rate_since
+from sifu_verifier.run_folder import RunFolder
+from sifu_verifier.tolerances import RELATIVE
+
+PROVENANCE = {
+    "fixed constants": "met",
+    "declared fixed by the operator": "trusted",
+    "drawn from the seed": "met",
+    "made by the operator's program": "trusted",
+}
+IDENTITY = {
+    "node keys": ("trusted", "trusted"),
+    "authenticated by the operator's program": ("trusted", "operator"),
+    "claimed names": ("assumed", "claimed"),
+}
+ENGINE = {
+    "its participants, padded to the largest of all clients": ("layout", "assumed", "assumed"),
+    "its participants, computed on a GPU": ("layout", "assumed", "device"),
+    "its participants, on a GPU that repeated their bits": ("deterministic device", "trusted", "trusted"),
+    "what nodes of their own send": ("engine", "trusted", "trusted"),
+}
+EITHER = "either"
+"""Key under which a premise lists its allowed cases, if only rounding decides between them."""
+
+
+def premise(name: str, status: str, case: str = "", **values: object) -> Row:
+    """Return a premise without the auditor's confidential figures; by default, the case equals the status."""
+    return {"name": name, "status": status, "case": case or status, "values": values}
+
+
+def premises_of(run: RunFolder, request: Row, highest: float, noise: Row | None) -> list[Row]:
+    """Return the premises of a request's certificates.
+
+    Args:
+        run: Run folder to verify.
+        request: Row of the request.
+        highest: Largest Psi of a hidden subject on the path to the source.
+        noise: Figures of training noise, or None.
+    """
+    method, before, record = request["method"], _before_training(run, request), _record(run, request)
+    if PROTECTION[method] == "nothing":
+        found = [premise("method", "failed", method=method), *before]
+    elif method == "closed_form":
+        masked = "masked" if any(what.startswith("masked statistics") for what in run.facts["outside"]) else ""
+        tuned = _groups(run, request) if run.spec["groups"]["count"] else []
+        found = [*record, *before, premise("statistics", "trusted", masked), *tuned]
+    elif method == "groups":
+        found = [*record, *_groups(run, request), *before]
+    elif method in ("scratch", "noisy_scratch"):
+        size = premise("noise size", "assumed" if request["sigma"] == "auto" else "trusted")
+        found = [*([size] if method == "noisy_scratch" else []), *record, *before]
+    elif from_initial(run, request):
+        found = [*record, *before]
+    elif noise is not None:
+        found = [*_trained_with_noise(run, request, noise), *record, _source(run.facts["noise_source"]), *before]
+        found.append(premise("honest reports", "trusted", "counts"))
+    else:
+        found = [*_by_noise(run, request), *record, _calibration(request), _arithmetic(run, request, highest)]
+        found += [_source(run.spec["privacy"]["noise"]), *before, premise("honest reports", "trusted")]
+    return [*found, premise("held-out rows", "assumed")] if draws_by_number(run, request) else found
+
+
+def _before_training(run: RunFolder, request: Row) -> list[Row]:
+    """Return the premises about everything before the first round."""
+    facts, solved = run.facts, request["method"] == "closed_form"
+    found = [] if solved else [premise("initial model", PROVENANCE.get(facts["initial"], "assumed"))]
+    found.append(premise("preprocessing", PROVENANCE.get(facts["preprocessing"], "assumed")))
+    if facts.get("features"):
+        found.append(premise("features", "trusted" if facts.get("features_declared") else "met"))
+    if facts.get("module"):
+        found.append(premise("module", "trusted", "one copy" if facts["module"].startswith("one copy") else ""))
+    found.append(_hyper_parameters(run, request))
+    if facts["identity"] != "in process":
+        found.append(premise("identity", *IDENTITY.get(facts["identity"], ("assumed", "unknown"))))
+    if facts.get("engine") != "the data of its participants":
+        engine = premise(*ENGINE.get(facts.get("engine", ""), ("engine", "assumed", "assumed")))
+        found += [] if solved and (engine["name"], engine["status"]) == ("engine", "trusted") else [engine]
+    return found
+
+
+def _hyper_parameters(run: RunFolder, request: Row) -> Row:
+    if run.facts["shape_from_labels"]:
+        return premise("hyper-parameters", "assumed", "labels")
+    if request["method"] == "closed_form":
+        return premise("hyper-parameters", "met", "fixed")
+    if is_recomputed(run, request):
+        return premise("hyper-parameters", "met", "anew")
+    if rate_depends(run, request):
+        return premise("hyper-parameters", "assumed", "forgotten")
+    if json.loads(run.entries["asked"])["local"]["rate"] == "auto":
+        return premise("hyper-parameters", "met", "others")
+    return premise("hyper-parameters", "trusted", "given")
+
+
+def _record(run: RunFolder, request: Row) -> list[Row]:
+    """Return the premises on restored records and on events that were signed late."""
+    seq = run.done[request["request"]]["seq"]
+    complete = [moment["payload"]["complete"] for moment in run.restored if moment["seq"] < seq]
+    late = any(event["kind"] == "checkpoint" and event["seq"] < seq for event in run.tables["events"])
+    found = [premise("record", "assumed", "complete" if all(complete) else "older")] if complete else []
+    if complete and request["method"] == "groups":
+        found = [premise("record", "trusted")]
+    return found + ([premise("signatures", "trusted")] if late else [])
+
+
+def _groups(run: RunFolder, request: Row) -> list[Row]:
+    """Return the premises on groups that trained, or tuned a network, separately."""
+    groups, features = run.spec["groups"], run.spec["features"]
+    tune, stretch = features.get("tune", "none"), groups.get("stretch", 1.0)
+    grouping = premise("grouping", "assumed" if groups_depend(run, request) else "met", count=groups["count"])
+    case, more = ("moved on", {"stretch": stretch}) if stretch != 1 else ("met", {})
+    if tune != "none":
+        case, more = f"tuned {tune}", {"block": features["block"]} if tune == "blocks" else {"stretch": stretch}
+    rounds = premise("rounds apart", "met", case, rounds=groups["rounds"], **more)
+    return [grouping, rounds, *([premise("tuning", "trusted")] if tune != "none" else [])]
+
+
+def _path(run: RunFolder, request: Row) -> tuple[Row, list[Row], list[Row]]:
+    """Return the premise on the counterfactual, those on items of `facts.outside`, and those on refused replies."""
+    status = "met" if run.facts["identity"] == "in process" else "trusted"
+    counterfactual = premise("counterfactual", "assumed" if run.facts["participation"].startswith("fixed") else status)
+    outside = [
+        premise("schedule" if what.startswith(COUPLES) else "outside the theory", "assumed", what=what)
+        for what in run.facts["outside"]
+    ]
+    return counterfactual, outside, [premise("replies", "assumed")] if was_left_out(run, request) else []
+
+
+def _by_noise(run: RunFolder, request: Row) -> list[Row]:
+    """Return the premises on the bound Psi."""
+    counterfactual, outside, replies = _path(run, request)
+    accounting = premise("accounting", "met" if run.spec["privacy"]["accounting"] == "round" else "failed")
+    count = run.spec["groups"]["count"]
+    grouping = [premise("grouping", "assumed", count=count)] if groups_depend(run, request) else []
+    return [*grouping, _regularity(run, request), *outside, accounting, counterfactual, *replies]
+
+
+def _trained_with_noise(run: RunFolder, request: Row, noise: Row) -> list[Row]:
+    """Return the premises on noise in training (section 4a)."""
+    counterfactual, outside, replies = _path(run, request)
+    composed, epsilon = noise["epsilon_composed"], request["epsilon"]
+    scale = 10.0 ** (3 - math.floor(math.log10(composed))) if composed > 0 else 1.0
+    values = {"reached": f"{math.ceil(composed * scale) / scale:.6g}"}
+    values |= {} if composed <= epsilon else {"epsilon": epsilon}
+    replayed = any(run.nodes[n]["kind"] == "heuristic" for n in path_to(run, request["source_node"]))
+    return [
+        premise("clipping", "met", clip=run.facts["clip"], noise=run.facts["noise"]),
+        premise("training noise", "failed" if noise["counted"] else "met"),
+        premise("history", "failed" if replayed else "met"),
+        premise("budget", "met" if composed <= epsilon else "failed", **values),
+        counterfactual,
+        *(what for what in outside if what["name"] == "schedule"),
+        *replies,
+    ]
+
+
+def _regularity(run: RunFolder, request: Row) -> Row:
+    if run.spec["regularity"]["kind"] == "assumed":
+        return premise("regularity", "assumed", factor=run.spec["regularity"]["factor"])
+    if not run.facts["smooth_model"]:
+        return premise("regularity", "assumed", "not smooth")
+    if run.facts.get("local_clip", 0) > 0:
+        return premise("regularity", "met", "clipped", clip=run.facts["local_clip"])
+    there = [c for c in range(run.rolled[request["request"]]["clients"]) if c not in run.erased]
+    factors = [run.regular[rate_since(run, request["noise_node"])][c][0] for c in there]
+    strongly = all((run.clients[c]["curvature"] or 0) > 0 for c in there) and max(factors) < 1
+    found = premise("regularity", "met", "smooth" if max(factors) > 1 else "strongly convex" if strongly else "convex")
+    # At an automatic rate with weight decay, P of the steepest client may be recorded as 1, because records round up.
+    return found | ({EITHER: ("strongly convex", "convex")} if strongly and max(factors) >= 1 - RELATIVE else {})
+
+
+def _calibration(request: Row) -> Row:
+    if request["calibration"] == "exact":
+        return premise("calibration", "met")
+    if request["epsilon"] < 1:
+        return premise("calibration", "assumed")
+    return premise("calibration", "failed", epsilon=request["epsilon"])
+
+
+def _arithmetic(run: RunFolder, request: Row, highest: float) -> Row:
+    if highest > 1000:
+        return premise("arithmetic", "assumed", "beyond")
+    bounded = run.facts["dtype"] == "float64" and run.facts["rounding_bounded"] and not is_steep(run, request)
+    return premise("arithmetic", "met") if bounded else premise("arithmetic", "assumed", dtype=run.facts["dtype"])
+
+
+def _source(noise: str) -> Row:
+    return premise("noise", "met") if noise == "system" else premise("noise", "failed", "seeded" * (noise == "seeded"))
