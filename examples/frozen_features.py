@@ -17,7 +17,7 @@ import torch
 
 import sifu
 from sifu.data import ClientData, from_dataset, load, partition
-from sifu.data.feature_maps import feature_map
+from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 
 
 class BothSigns(torch.nn.Module):
@@ -43,7 +43,7 @@ def make_clients(count: int, samples: int) -> Any:
     parts = partition("iid", dataset.y_train, count, samples, np.random.default_rng(0))
     images = from_dataset(dataset, parts, flat=False, normalise="unit")
     # With features of length 4 the bias, whose input is 1, does not slow down the other parameters.
-    features = feature_map("module", (1, 8, 8), module=random_convolutions(), norm=4.0)
+    features = NetworkFeatures(random_convolutions(), (1, 8, 8), norm=4.0)
     return [ClientData(client.name, features(client.x), client.y) for client in images]
 
 

@@ -320,7 +320,7 @@ def test_the_fresh_model_outlasts_scratch_and_a_purge(own: sifu.Run, tmp_path: P
     own.backup(tmp_path / "backup.tar")
     bodies = [json.loads(path.read_bytes())["body"] for path in own.folder.glob("certificates/*.public.json")]
     said = [premise.statement for body in bodies for premise in words_of(body).premises]
-    assert sum("factor of 1.25, fixed before training" in statement for statement in said) == 1
+    assert sum("was multiplied by 1.25, which was also fixed before training" in statement for statement in said) == 1
 
 
 def test_runs_from_before_the_stretch_merged_by_the_plain_mean(trained: Path, tmp_path: Path) -> None:
