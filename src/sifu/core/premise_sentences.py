@@ -127,8 +127,8 @@ SENTENCES: dict[str, dict[str, str]] = {
         "trusted": "A module of the operator computes with clients' data. Each client began with a fresh copy of it "
         "and with fixed states of the random generators, and repeated computations gave the same bits. State in memory "
         "ended with every round and every client's features on a CPU; on a GPU, the variables that its code shares "
-        "between copies did not change. It is trusted that nothing else (files, the clock, other processes, its own "
-        "methods that copy or load parameters; on a GPU also environment variables and state inside libraries) carries "
+        "between copies did not change. It is trusted that nothing else (files, the clock, other processes; on a GPU "
+        "also environment variables, state inside libraries and its own methods that copy or load parameters) carries "
         "one client's data to another.",
         "one copy": "A module of the operator computes with clients' data, in one copy for all clients. In a trial, it "
         "changed neither its attributes nor variables that its code shares. It is trusted that nothing (files, "

@@ -10,6 +10,7 @@ class of this file would invalidate recorded runs.
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import math
@@ -191,6 +192,8 @@ def _weights(path: str) -> dict[str, torch.Tensor]:
     return weights
 
 
+Probes = tuple[NDArray[Any], Floats]
+"""Samples, and the features that a module gave for them."""
 BATCH, GPU_BATCH = 32, 128
 """Samples per batch, on the CPU and on a GPU.
 
@@ -220,16 +223,9 @@ class NetworkFeatures(FeatureMap):
 
     def __post_init__(self) -> None:
         check_norm(self.norm)
-        # In training mode batch norm would mix samples, and dropout would draw again.
-        self.module = fresh_copy(self.module).eval().requires_grad_(False).to(self.device)
-        self._shared = shared_state(self.module) if self.kind == "module" else {}
-        """Digests of a user's module and of variables that its copies share, before its first use."""
-        self._compared: tuple[NDArray[Any], Floats] | None = None
-        """Three samples of the first client, and the features that a fresh copy of the user's module gave for them."""
         self._takes_integers = False
         """True if a user's module accepts only token ids, for example because it starts with an embedding."""
-        # `source` identifies a Hugging Face model by its files; names of its parameters vary between library versions.
-        self._weights = "" if self.kind == "transformers" else weights_digest(self.module)
+        self._use(fresh_copy(self.module))
         try:
             known = self.module.features if isinstance(self.module, Reading) and self.kind != "module" else 0
             if known:
@@ -241,6 +237,16 @@ class NetworkFeatures(FeatureMap):
                 f"the feature module cannot process samples of shape {self.shape}: {type(error).__name__}: "
                 f"{str(error).splitlines()[0] if str(error) else 'no reason given'}"
             ) from error
+
+    def _use(self, module: torch.nn.Module) -> None:
+        # In training mode batch norm would mix samples, and dropout would draw again.
+        self.module = module.eval().requires_grad_(False).to(self.device)
+        self._shared = shared_state(self.module) if self.kind == "module" else {}
+        """Digests of a user's module and of variables that its copies share, before its first use."""
+        self.compared: Probes | None = None
+        """Three samples of the first client, and the features that a fresh copy of the user's module gave for them."""
+        # `source` identifies a Hugging Face model by its files; names of its parameters vary between library versions.
+        self._weights = "" if self.kind == "transformers" else weights_digest(self.module)
 
     @property
     def run(self) -> Callable[[Callable[[], Iterator[T]]], Iterator[T]]:
@@ -259,6 +265,13 @@ class NetworkFeatures(FeatureMap):
         """Return the same map computed on another device."""
         return self if device == self.device else replace(self, device=device)
 
+    def of(self, module: torch.nn.Module, features: int) -> NetworkFeatures:
+        """Return the map of a module that differs from this one in its parameters; the module is not run."""
+        other = copy.copy(self)
+        other.features = features
+        other._use(module)
+        return other
+
     def settings(self) -> dict[str, Any]:
         """Return the shape, the class names of the network's parts, and the options of a `DeepNetwork`."""
         named = () if self.kind == "transformers" else self.module.named_modules()
@@ -272,8 +285,12 @@ class NetworkFeatures(FeatureMap):
 
     def __call__(self, x: NDArray[Any]) -> Floats:
         """Return the features of samples of `shape`; bytes are divided by 255."""
-        (rows,) = self.run(lambda: iter([self._features(x, self._fresh())]))
+        (rows,) = self.run(lambda: iter([self.features_here(x)]))
         return rows
+
+    def features_here(self, x: NDArray[Any]) -> Floats:
+        """Return the same features, computed in this process."""
+        return self._features(x, self._fresh())
 
     def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
         """Yield the rows and the features of a client's samples, computed with one copy of the module.
@@ -287,8 +304,9 @@ class NetworkFeatures(FeatureMap):
     def remember_first(self, x: NDArray[Any]) -> None:
         """Remember three samples of the first client, and the features that a user's module gives for them."""
         samples = self._shaped(x)
-        if self.kind == "module" and len(samples) and self._compared is None:
-            (self._compared,) = self.run(partial(self._first_probes, samples))
+        if self.kind == "module" and len(samples) and self.compared is None:
+            probes = self._as_numbers(samples[[0, len(samples) // 2, -1]])
+            (self.compared,) = self.run(lambda: iter([self.probed(probes)]))
 
     def chunks_here(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
         """Yield the same as `chunks`, computed in this process."""
@@ -298,11 +316,10 @@ class NetworkFeatures(FeatureMap):
         if self.kind == "module" and len(samples):
             self._check_nothing_is_remembered(module)
 
-    def _first_probes(self, samples: NDArray[Any]) -> Iterator[tuple[NDArray[Any], Floats]]:
-        """Yield three samples and their features, after checking that no sample affects the features of another."""
-        probes = self._as_numbers(samples[[0, len(samples) // 2, -1]])
+    def probed(self, probes: NDArray[Any]) -> Probes:
+        """Return three samples and their features, after checking that no sample affects the features of another."""
         self._check_samples_stay_separate(probes)
-        yield probes, self._batch(probes, self._fresh())
+        return probes, self._batch(probes, self._fresh())
 
     def _fresh(self) -> torch.nn.Module:
         """Return a fresh copy of a user's module; sifu's own modules have no state and are shared."""
@@ -384,9 +401,9 @@ class NetworkFeatures(FeatureMap):
 
     def _check_nothing_is_remembered(self, module: torch.nn.Module) -> None:
         """Refuse a user's module if the copy just used, or a fresh one, gives other features of the first samples."""
-        assert self._compared is not None
+        assert self.compared is not None
         refuse_changed_state(self._shared, self.module)
-        probes, first = self._compared
+        probes, first = self.compared
         for changed in (module, self._fresh()):
             now = self._batch(probes, changed)
             if not np.array_equal(now, first, equal_nan=True):

@@ -11,7 +11,6 @@ import copy
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,7 @@ from sifu.core.layout import Vector
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.feature_maps.deep_network import DeepNetwork, Reading, output_width
 from sifu.data.feature_maps.feature_map import FeatureMap, Floats
-from sifu.data.feature_maps.fixed_networks import NetworkFeatures
+from sifu.data.feature_maps.fixed_networks import NetworkFeatures, Probes
 from sifu.data.fresh_modules import fresh_copy
 from sifu.errors import InputError
 from sifu.theory.closed_form.blocks import Blocks, projection
@@ -233,7 +232,9 @@ class TunedFeatures(FeatureMap):
         }
         drawn = self.tune == "blocks" and self.blocks.block < width
         self._project = torch.tensor(projection(features.seed, raw, self.blocks.block)) if drawn else None
-        self._parts: dict[int, NetworkFeatures] = {}
+        self._networks: Mapping[int, Vector] = {}
+        self._parts: dict[int, NetworkFeatures] | None = None
+        self._compared: dict[int, Probes] = {}
 
     def networks(self, backbones: Sequence[GroupNetwork]) -> dict[int, Vector]:
         """Return the parameters of the tuned networks that compute features, by group; a merged network has key 0."""
@@ -252,10 +253,7 @@ class TunedFeatures(FeatureMap):
     def through(self, networks: Mapping[int, Vector]) -> TunedFeatures:
         """Return the same map with these networks, given by their parameters."""
         changed = copy.copy(self)
-        changed._parts = {
-            group: replace(self._public, module=self._block(self.network.tuned_by(vector)))
-            for group, vector in networks.items()
-        }
+        changed._networks, changed._parts, changed._compared = networks, None, {}
         return changed
 
     def _block(self, tuned: nn.Module) -> nn.Module:
@@ -266,33 +264,55 @@ class TunedFeatures(FeatureMap):
 
     @property
     def parts(self) -> tuple[NetworkFeatures, Mapping[int, NetworkFeatures]]:
-        """Feature maps of the public network and, by group, of the tuned networks; a merged network has the key 0."""
+        """Feature maps of the public network and, by group, of the tuned networks; a merged network has the key 0.
+
+        A user's module is made with tuned parameters here, so this process must be a copy if it goes on to train.
+        """
+        if self._parts is None:
+            self._parts = {
+                group: self._public.of(self._block(self.network.tuned_by(vector)), self.blocks.block)
+                for group, vector in self._networks.items()
+            }
+        for group, compared in self._compared.items():
+            self._parts[group].compared = compared
         return self._public, self._parts
 
     def on(self, device: str) -> TunedFeatures:
         """Return the same map computed on another device."""
-        moved = copy.copy(self)
+        moved = self.through(self._networks)
         moved._public = self._public.on(device)
-        moved._parts = {group: part.on(device) for group, part in self._parts.items()}
         return moved
 
     def __call__(self, x: NDArray[Any]) -> Floats:
         """Return the concatenated blocks of features."""
+        (rows,) = self._public.run(lambda: iter([self._features_here(x)]))
+        return rows
+
+    def _features_here(self, x: NDArray[Any]) -> Floats:
+        public, parts = self.parts
         rows = np.zeros((len(x), self.features))
-        rows[:, : self.blocks.frozen] = self._public(x)
-        for group, part in self._parts.items():
-            rows[:, self.blocks.columns(group)] = part(x)
+        rows[:, : self.blocks.frozen] = public.features_here(x)
+        for group, part in parts.items():
+            rows[:, self.blocks.columns(group)] = part.features_here(x)
         return rows
 
     def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
         """Yield the rows and the features of a client's samples; the networks are checked as in `NetworkFeatures`."""
-        for part in (self._public, *self._parts.values()):
-            part.remember_first(x)
+        self._public.remember_first(x)
+        if self._public.compared is not None and self._compared.keys() != self._networks.keys():
+            (self._compared,) = self._public.run(self._probes_here)
         return self._public.run(partial(self._chunks_here, x))
 
+    def _probes_here(self) -> Iterator[dict[int, Probes]]:
+        """Yield what each tuned network gives for the samples that the public network remembers."""
+        assert self._public.compared is not None
+        samples, _ = self._public.compared
+        yield {group: part.probed(samples) for group, part in self.parts[1].items()}
+
     def _chunks_here(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
-        places = [slice(0, self.blocks.frozen), *(self.blocks.columns(group) for group in self._parts)]
-        parts = (part.chunks_here(x) for part in (self._public, *self._parts.values()))
+        public, networks = self.parts
+        places = [slice(0, self.blocks.frozen), *(self.blocks.columns(group) for group in networks)]
+        parts = (part.chunks_here(x) for part in (public, *networks.values()))
         for pieces in zip(*parts, strict=True):
             rows = pieces[0][0]
             features = np.zeros((rows.stop - rows.start, self.features))
