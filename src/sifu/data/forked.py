@@ -43,7 +43,7 @@ def forked(work: Callable[[], Iterator[T]]) -> Iterator[T]:
     Items travel as pickles. The copy shows its own warnings: Python would keep their texts in this process. Exceptions
     appear in this process; one whose class is a user's becomes a `RuntimeError`, because loading it would run the
     user's code here. The copy has the settings of this thread (`process_settings`), and none of its open files. It is
-    killed if the caller stops early.
+    killed if the caller stops early, and ends within a second of this process.
 
     Args:
         work: Function whose iterator runs in the copy.
@@ -57,12 +57,12 @@ def forked(work: Callable[[], Iterator[T]]) -> Iterator[T]:
     with os.fdopen(receive, "rb") as stream:
         try:
             _flush_output()  # otherwise the copy would print what is buffered, too
-            held = settings()
+            held, parent = settings(), os.getpid()
             with _blocked_signals() as mask:
                 try:
                     child = _fork()
                     if child == 0:
-                        _run_and_exit(work, held, send, mask)
+                        _run_and_exit(work, parent, held, send, mask)
                 finally:
                     os.close(send)
             yield from _received(stream)
@@ -126,7 +126,7 @@ def _received(stream: BinaryIO) -> Iterator[Any]:
 
 
 def _run_and_exit(
-    work: Callable[[], Iterator[Any]], held: tuple[Any, ...], send: int, mask: set[signal.Signals]
+    work: Callable[[], Iterator[Any]], parent: int, held: tuple[Any, ...], send: int, mask: set[signal.Signals]
 ) -> NoReturn:
     """Send the items that `work` yields, and end this process without running the parent's cleanup.
 
@@ -147,7 +147,10 @@ def _run_and_exit(
         with os.fdopen(send, "wb") as stream:
             worker = threading.Thread(target=context.run, args=(_send_all, work, held, stream))
             worker.start()
-            worker.join()
+            while worker.is_alive():
+                worker.join(timeout=1.0)
+                if os.getppid() != parent:  # it was killed
+                    os._exit(1)
         _flush_output()
         code = 0
     finally:
