@@ -1,4 +1,4 @@
-"""The commands of the data-protection officer's page run, and its statements about rows hold."""
+"""The commands of the officer's page run, and statements of both officer's pages hold."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import sifu
 from run_tools import Command
 from sifu.errors import InputError
+from sifu.store.inbox import SUBMITTED, post
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
@@ -281,3 +282,57 @@ def test_a_forgotten_client_cannot_return_under_its_name(table: Command) -> None
     assert table("forget", "heart-run", "--client", "west").code == 0
     assert "void its certificate" in table("join", "heart-run", "--file", "west.csv").err
     assert table("join", "heart-run", "--file", "other.csv").code == 0  # the same rows are not recognised
+
+
+def test_a_request_that_misses_rows_fails_and_waits(table: Command) -> None:
+    train(table, "--set", "keep.statistics=sum")
+    assert table("request", "heart-run", "--client", "west", "--id", "case-1").code == 0
+    complete = TABLE.read_bytes()
+    TABLE.unlink()
+    assert table("forget", "heart-run").code != 0
+    assert "case-1" in table("requests", "list", "heart-run", "--pending").out
+    TABLE.write_bytes(complete)
+    assert table("forget", "heart-run").code == 0
+
+
+def test_a_run_without_its_key_cannot_execute_or_give_evidence(table: Command) -> None:
+    train(table)
+    assert table("forget", "heart-run", "--client", "west").code == 0
+    Path("heart-run/operator.key").unlink()
+    assert table("export", "heart-run", "--model", "model.safetensors").code == 0
+    assert table("evidence", "heart-run", "r1", "--out", "r1.zip").code != 0
+    assert table("request", "heart-run", "--client", "south").code == 0
+    assert table("forget", "heart-run").code != 0
+
+
+def test_a_refused_console_submission_stays_with_its_identities_after_a_purge(table: Command) -> None:
+    train(table)
+    terms = {"records": ["P9999"]}
+    content = {"request": "case-1", "clients": ["south"], "deadline_days": 30, "actor": "ann", "terms": terms}
+    post(Path("heart-run"), SUBMITTED, "case-1", content | {"nonces": {}})
+    assert table("forget", "heart-run", "--client", "west").code == 0
+    assert table("requests", "show", "heart-run", "case-1").code != 0
+    assert table("purge", "heart-run").code == 0
+    assert b"P9999" in Path("heart-run/run.db").read_bytes()
+
+
+def test_new_evidence_links_the_keys_before_and_after_a_rotation(table: Command) -> None:
+    train(table)
+    assert table("forget", "heart-run", "--client", "west").code == 0
+    old = key_of(table, "heart-run")
+    assert table("key", "rotate", "heart-run").code == 0
+    assert table("evidence", "heart-run", "r1", "--out", "again.zip").code == 0
+    for key in (old, key_of(table, "heart-run")):
+        assert table("verify", "again.zip", "--public-key", key).code == 0
+    assert table("verify", "heart-run/certificates/r1.public.json", "--public-key", old).code == 0
+
+
+def test_a_table_with_an_unclosed_quote_is_refused(table: Command) -> None:
+    lines = TABLE.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines[5] = lines[5].replace(",2024-05-11", ',"2024-05-11')
+    lines[9] = lines[9].replace("2024-05-11,", '2024-05-11",')
+    TABLE.write_text("".join(lines), encoding="utf-8")
+    refused = table("train", "heart.toml", "--run", "heart-run", "--set", "data.preprocessing=fixed")
+    assert refused.code != 0
+    assert "line 7 is a row of its own" in refused.err
+    assert "begins after line 5" in refused.err
