@@ -258,7 +258,9 @@ def test_an_answer_tells_requesters_nothing_of_clients_records_and_ids(service: 
     reasons = refusals(folder)
     assert len(filed) - 1 + len(reasons) == 12
     assert any("unknown client" in reason for reason in reasons)
-    assert any("rows 0 to 9" in reason for reason in reasons)
+    assert any("one of its records cannot be forgotten" in reason for reason in reasons)
+    for (payload,) in query(folder, "SELECT payload FROM events WHERE kind = 'letter refused'"):
+        assert not any(identity in payload for identity in ("999", "P-7", "0" * 9)), "identities cannot be erased"
     assert messages(folder) == []
     assert sifu.open_run(folder).verify().problems == verify_independently(folder) == []
     told = otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["nobody"], "request": "mine"})

@@ -12,6 +12,7 @@ import pytest
 
 import sifu
 from run_tools import Command
+from sifu.api.submitted import examine
 from sifu.errors import InputError
 from sifu.store.inbox import SUBMITTED, post
 
@@ -305,15 +306,14 @@ def test_a_run_without_its_key_cannot_execute_or_give_evidence(table: Command) -
     assert table("forget", "heart-run").code != 0
 
 
-def test_a_refused_console_submission_stays_with_its_identities_after_a_purge(table: Command) -> None:
+def test_a_refused_console_submission_leaves_no_identity(table: Command) -> None:
     train(table)
     terms = {"records": ["P9999"]}
     content = {"request": "case-1", "clients": ["south"], "deadline_days": 30, "actor": "ann", "terms": terms}
-    post(Path("heart-run"), SUBMITTED, "case-1", content | {"nonces": {}})
-    assert table("forget", "heart-run", "--client", "west").code == 0
-    assert table("requests", "show", "heart-run", "case-1").code != 0
-    assert table("purge", "heart-run").code == 0
-    assert b"P9999" in Path("heart-run/run.db").read_bytes()
+    post(Path("heart-run"), SUBMITTED, "case-1", content | {"nonces": {"P9999": "00" * 32}})
+    assert examine(sifu.open_run("heart-run"), "otto").keys() == {"case-1"}
+    assert b"letter refused" in Path("heart-run/run.db").read_bytes()
+    assert [path for path in Path("heart-run").rglob("*") if path.is_file() and b"P9999" in path.read_bytes()] == []
 
 
 def test_new_evidence_links_the_keys_before_and_after_a_rotation(table: Command) -> None:

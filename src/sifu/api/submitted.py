@@ -57,7 +57,9 @@ def examine(run: Run, by: str) -> dict[str, str]:
             )
         except (InputError, NotCertifiableError) as error:
             reason = str(error)
-            if not refuse(run, message, f"examined by {by}: {error}"):
+            named = any(str(identity) in reason for identity in content["terms"].get("records", ()))
+            recorded = "one of its records cannot be forgotten" if named else reason
+            if not refuse(run, message, f"examined by {by}: {recorded}"):
                 continue
         discard(message)
         examined[message.request] = reason

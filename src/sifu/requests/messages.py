@@ -133,8 +133,14 @@ def ingest(writer: RunWriter) -> list[str]:
 
 
 def record_refusal(writer: RunWriter, message: Message, reason: str) -> None:
-    """Record that an inbox message was refused, with its content except nonces, which the run never keeps."""
+    """Record that an inbox message was refused.
+
+    Its content is recorded without nonces and, for a submission, without the identities of records, because neither
+    can be erased from the ledger.
+    """
     content = message.content and {key: value for key, value in message.content.items() if key != "nonces"}
+    if content and message.kind == SUBMITTED:
+        content["terms"] = {key: value for key, value in content["terms"].items() if key != "records"}
     payload = {"letter": message.id, "kind": message.kind, "content": content, "reason": reason}
     writer.record(NewEvent("letter refused", payload))
 
