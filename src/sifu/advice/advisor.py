@@ -77,10 +77,10 @@ class Advice:
         level: Level of certificates that rely on noise or, for a spec with a closed-form head, on that head.
         verdict: The verdict, as a sentence.
         worthwhile: True if noise is worthwhile.
-        epsilon_needed: Epsilon at which the noise would be small enough, at most 1000; None if there is none, or if the
-            noise already is small.
-        clients_needed: Number of clients at which the noise would be small enough; None if no number suffices, or if
-            the noise already is small.
+        epsilon_needed: Epsilon (at most 1000) at which the noise would be small enough, or None if there is none or the
+            noise is small already.
+        clients_needed: Number of clients at which the noise would be small enough, or None if no number suffices or the
+            noise is small already.
         predicted_rounds: Predicted rounds of a request.
         scratch_rounds: Predicted rounds of Scratch.
         suggestions: Suggested changes of the spec, most useful first.
@@ -332,7 +332,7 @@ def _judge(spec: Spec, view: RunView) -> Advice:
     if predicted is not None and predicted > spec.stop.max_rounds:
         predicted = None
     if reached and predicted is not None and scratch is not None:
-        worthwhile = level != "none" and predicted < 0.8 * scratch  # few saved rounds are never worthwhile
+        worthwhile = level != "none" and predicted < 0.8 * scratch  # saving few rounds is never worthwhile
     if level == "none":
         verdict = "Nothing could be certified with this spec; the suggestions say what to change."
     elif worthwhile:
@@ -377,7 +377,7 @@ def _judge(spec: Spec, view: RunView) -> Advice:
 
 
 def _epsilon_for(multiplier: float, delta: float) -> float | None:
-    """Return the smallest epsilon, to two digits, whose noise multiplier is at most `multiplier`; None beyond 1000."""
+    """Return the smallest epsilon (two digits) whose noise multiplier is at most `multiplier`, or None beyond 1000."""
     for epsilon in np.geomspace(0.1, 1000.0, 161):
         if exact_multiplier(float(epsilon), delta) <= multiplier:
             return float(f"{epsilon:.2g}")
@@ -445,4 +445,4 @@ WITHOUT_PILOT: dict[type[Regime], Callable[[Spec, Any, Any, ProgressCallback | N
     ClosedForm: _closed_form_advice,
     TunedNetworks: _tuned_advice,
 }
-"""Function that advises on a regime without a pilot of rounds; None for regimes that need a pilot."""
+"""Function that advises on a regime without a pilot of rounds, or None for regimes that need a pilot."""

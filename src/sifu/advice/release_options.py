@@ -23,7 +23,7 @@ from sifu.theory.release_noise import Release, noise_for
 BUDGETS = ((1.0, 1e-5), (3.0, 1e-5), (10.0, 0.01))
 """Budgets to compare: strong, usual and weak."""
 TRIED = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-"""Relative penalties to try, as multiples of the spec's: protection needs a larger penalty than accuracy."""
+"""Relative penalties to try, as multiples of the spec's penalty. Protection needs a larger penalty than accuracy."""
 DRAWS = 5
 """Number of noise draws that an accuracy is averaged over."""
 WORTH = 0.05
@@ -40,7 +40,7 @@ class ReleaseOption:
         unit: Unit that the noise hides: a record or a client.
         epsilon: Epsilon of the budget.
         delta: Delta of the budget.
-        relative_penalty: The r, among those tried, with the highest accuracy.
+        relative_penalty: The tried value of r with the highest accuracy.
         distance: Largest distance of any record or client at this r.
         releases: Number of releases that the noise is for.
         noise: Standard deviation of the noise.

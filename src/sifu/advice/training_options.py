@@ -64,8 +64,8 @@ class TrainingOption:
         name: Name of the option.
         possible: True if the option applies.
         level: Level of a certificate.
-        request_rounds: Predicted rounds of a request of one client; None if unknown.
-        training_rounds: Predicted rounds of the first training; None if unknown or impossible.
+        request_rounds: Predicted rounds of a request of one client, or None if unknown.
+        training_rounds: Predicted rounds of the first training, or None if unknown or impossible.
         accuracy: Accuracy on the same held-out rows for every option.
         settings: Keys of the spec that choose this option.
         reason: Reason for or against it, as a sentence.
@@ -147,7 +147,7 @@ def trained(spec: Spec, **given: Any) -> Iterator[tuple[Run, float]]:
 
 
 def seconds_to_forget(run: Run, client: str) -> float | None:
-    """Forget a client and return the duration in seconds; None if the request is refused."""
+    """Forget a client and return the duration in seconds, or None if the request is refused."""
     started = time.monotonic()
     try:
         run.forget([client])
@@ -172,7 +172,7 @@ def closed_form_option(spec: Spec, data_folder: str | Path | None, clients: Any)
 
 
 def keys_that_lift(preprocessing: str, *, counted: bool) -> list[str]:
-    """Return the settings that a certificate needs to be more than conditional.
+    """Return the settings that the spec needs for a certificate level above `conditional`.
 
     >>> keys_that_lift(FIXED_CONSTANTS, counted=True)
     ['model.outputs given']
@@ -243,7 +243,7 @@ def _option_of_head(spec: Spec, data_folder: str | Path | None, clients: Any) ->
 
 
 def groups_option(spec: Spec, view: RunView, training_rounds: float | None) -> TrainingOption:
-    """Return the option of training in groups, with default settings and the cost measured on earlier tasks."""
+    """Return the option of training in groups with default settings; its costs were measured on earlier tasks."""
     clients = len(view.clients)
     participation = Participation.parse(spec.server.participation)
     count = number_of_groups(clients, participation.rate)
@@ -277,7 +277,7 @@ def rounds_to_target(view: RunView, target: float, max_rounds: int) -> float | N
     """Return the rounds of the first training to the target, from the pilot's error curve, extrapolated if needed.
 
     Returns:
-        The rounds; None if the curve does not reach the target in `max_rounds`.
+        The rounds, or None if the curve does not reach the target in `max_rounds`.
     """
     first = FirstTraining(view, target)
     if first.rounds_to_target is not None:
@@ -293,7 +293,7 @@ def rounds_to_target(view: RunView, target: float, max_rounds: int) -> float | N
 
 
 def accuracy_after(view: RunView, target: float, rounds: int) -> float | None:
-    """Return the accuracy that the pilot's error curve predicts after `rounds` rounds; None if there is no curve."""
+    """Return the accuracy that the pilot's error curve predicts after `rounds` rounds, or None if there is no curve."""
     errors = FirstTraining(view, target).errors
     return None if errors is None else 1.0 - float(errors.errors(float(max(rounds, errors.end))))
 
