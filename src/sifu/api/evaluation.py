@@ -24,9 +24,9 @@ class Evaluated:
     Attributes:
         on: Kind of rows the model was evaluated on, "held-out" or "training".
         rows: Number of rows.
-        accuracy: Accuracy of a classifier; None for regression.
-        mean_squared_error: Mean squared error of a regression, in the squared unit of the target; None for classifiers.
-        held_out: All figures on held-out rows; None if the model was evaluated on training rows.
+        accuracy: Accuracy of a classifier, or None for regression.
+        mean_squared_error: Mean squared error of a regression in the target's squared unit, or None for classifiers.
+        held_out: All figures on held-out rows, or None if the model was evaluated on training rows.
     """
 
     on: MeasuredOn

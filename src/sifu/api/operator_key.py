@@ -49,7 +49,7 @@ def rotate_key(writer: RunWriter, brought: Path | None = None) -> str:
 
 
 def accept_key(folder: Path, public_key: str) -> None:
-    """Accept the run's key, `public_key`, as the operator's, even if this account remembers another key."""
+    """Accept the run's key, `public_key`, as the operator's key, even if this account remembers another key."""
     check_public_key(public_key)
     with RunReader(folder) as reader:
         present = reader.value("public_key")

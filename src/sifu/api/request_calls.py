@@ -46,7 +46,7 @@ from sifu.store.writer import RunWriter
 
 
 class RequestCalls(RunFolder):
-    """Run folder with calls that plan, file, decide and execute requests; a base class of `sifu.Run`."""
+    """Base class of `sifu.Run`: a run folder with calls that plan, file, decide and execute requests."""
 
     def plan(self, clients: Sequence[str], **terms: Unpack[TermsGiven]) -> Plan:
         """Return the plan of a request for `clients` (node, noise, rounds, level) without changing anything.
@@ -94,9 +94,9 @@ class RequestCalls(RunFolder):
 
         Args:
             clients: Names of the clients.
-            request: Id of the request; by default a new one. Repeating an id with the same terms changes nothing.
+            request: Id of the request, by default a new one. Repeating an id with the same terms changes nothing.
             deadline_days: Days until the deadline.
-            actor: Name of the person who asks; by default the name of this account.
+            actor: Name of the person who asks, by default the name of this account.
             nonces: Nonce by identity of each record (`sifu.new_nonces`). The public certificate then commits to these
                 identities. Give each person the nonce; the run keeps none.
             **terms: Terms that differ from the run's spec.
@@ -153,7 +153,7 @@ class RequestCalls(RunFolder):
             return settle(writer, request, reason)
 
     def record_identities(self, request: str) -> tuple[str, ...]:
-        """Return the identities of the records that a waiting `request` names; empty if the data have no identities."""
+        """Return the identities of the records that a waiting `request` names, or () if the data have none."""
         with self.reader() as reader:
             row = row_of(reader, request)
             given = self._engines.clients() if self._engines.clients else ()
@@ -164,7 +164,7 @@ class RequestCalls(RunFolder):
         return ()
 
     def also_left_out(self, request: str) -> str:
-        """Describe the data that other approved requests exclude from a waiting `request`'s release; "" if none."""
+        """Describe the data that other approved requests exclude from a waiting `request`'s release, or "" if none."""
         with self.view() as view:
             row = row_of(view.reader, request)
             return also_left_out(view, row.terms) if row.waits else ""
@@ -192,15 +192,15 @@ class RequestCalls(RunFolder):
     def decide(
         self, request: str, decision: str, reason: str = "", actor: str | None = None, terms: str | None = None
     ) -> Decided:
-        """Record a decision on a waiting request; while another process writes to the run, post it to the inbox.
+        """Record a decision on a waiting request, or post it to the inbox while another process writes to the run.
 
         An approval records the digest of the request's terms and counts for these terms only.
 
         Args:
             request: Id of the request.
             decision: verified, approved, refused or withdrawn.
-            reason: Reason for the decision; required for a refusal.
-            actor: Name of the person who decides; by default the name of this account.
+            reason: Reason for the decision, required for a refusal.
+            actor: Name of the person who decides, by default the name of this account.
             terms: Digest of the terms that were inspected (`RequestStatus.terms_digest`). The decision is refused if
                 the request has other terms.
 
@@ -253,7 +253,7 @@ class RequestCalls(RunFolder):
             return [outcome_of(reader, row) for row in reader.requests() if row.status == "done"]
 
     def request_status(self, request: str) -> str:
-        """Return the status of a `request`, such as received, running or done; `posted` if it is only in the inbox."""
+        """Return the status of a `request`, such as received or done, or `posted` if it is only in the inbox."""
         with self.reader() as reader:
             return next((row.status for row in reader.requests() if row.request == request), POSTED)
 

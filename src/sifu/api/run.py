@@ -98,8 +98,8 @@ class Run(RequestCalls):
         computing them would take far longer than the request.
 
         Args:
-            on: "held-out" for held-out rows, "training" for the active clients' training data; by default held-out rows
-                if there are any.
+            on: "held-out" for held-out rows, or "training" for the active clients' training data. The default is
+                held-out rows if there are any.
 
         Raises:
             InputError: If there are no such rows, or they cannot be used.
@@ -185,7 +185,7 @@ class Run(RequestCalls):
         """Fetch missing RFC 3161 timestamps.
 
         Args:
-            authority: URL of the authority; by default the one in SIFU_TIMESTAMP.
+            authority: URL of the authority, by default the URL in SIFU_TIMESTAMP.
 
         Returns:
             The names of the new timestamps.
@@ -207,7 +207,7 @@ class Run(RequestCalls):
         If groups tune the network, their networks are written to a third file, with .networks added.
 
         Args:
-            path: File to write; one that ends in .onnx becomes an ONNX file, which holds the same description.
+            path: File to write. If its name ends in .onnx, it becomes an ONNX file, which holds the same description.
         """
         with self.reader() as reader:
             return export_model(reader, Path(path), self._engines)
@@ -245,7 +245,7 @@ class Run(RequestCalls):
             clock: True to state that the clock is now correct, although it contradicts the last event.
 
         Returns:
-            The first and the last of these events; None if all were signed.
+            The first and the last of these events, or None if all were signed.
         """
         with self._checked_writer(vouching=True) as writer:
             return vouch(writer, clock=clock)

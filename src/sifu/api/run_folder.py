@@ -1,4 +1,4 @@
-"""Access to a run folder for reading, writing and training; the base of `sifu.Run`."""
+"""Access to a run folder for reading, writing and training, which `sifu.Run` extends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RunFolder:
 
     Args:
         folder: The run folder.
-        make_engine: Builder of the engine; by default it is built from the spec.
+        make_engine: Function that builds the engine. By default the spec defines the engine.
         data_folder: Folder of a named data set.
         remember: True to remember the operator's key of the run on this account.
     """
@@ -126,7 +126,7 @@ class RunFolder:
         return self._engines.current(newcomers=newcomers, leaving=leaving)
 
     def engine_without(self, clients: Collection[int]) -> EngineWithout | None:
-        """Return a new engine that never had the data of `clients`; None if the run has a given engine.
+        """Return a new engine that never had the data of `clients`, or None if the run has a given engine.
 
         The engine uses the run's GPU only for heads on features of a public network, and the CPU for everything else.
         """
@@ -153,7 +153,7 @@ class RunFolder:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return inode, size and modification time of a file; None if it does not exist."""
+    """Return inode, size and modification time of a file, or None if it does not exist."""
     try:
         stat = path.stat()
     except OSError:

@@ -45,7 +45,7 @@ class RequestRecord:
     steps: tuple[RequestStep, ...]
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the request as plain values, ready for JSON; `records` is a count, and rows are never named."""
+        """Return the request as plain values, ready for JSON. `records` is only a count; rows are never named."""
         terms = asdict(self.status.terms) | {"records": self.status.records}
         steps = [asdict(step) for step in self.steps]
         return asdict(self.status) | {"terms": terms, "state": self.status.state, "steps": steps}
@@ -158,7 +158,7 @@ class Released:
     """The released model after `Run.release`.
 
     Attributes:
-        rounds: Number of rounds or solves that `Run.release` ran; 0 if the model was up to date.
+        rounds: Number of rounds or solves that `Run.release` ran, or 0 if the model was up to date.
         clients: Number of clients in the model.
         returned: Clients that are in the model again.
         left_out: Clients that pending requests leave out.
@@ -240,7 +240,7 @@ def check_not_settled(view: RunView, request: str | None) -> None:
 
 
 def _first_due(view: RunView, request: str | None, lacking: Collection[str]) -> RequestRow | None:
-    """Return the request that is executed first; None if it is not in the ledger yet, or there is none."""
+    """Return the request that is executed first, or None if there is none or it is not in the ledger yet."""
     running = [row for row in view.requests if row.status == "running"]
     waiting = [row for row in view.requests if row.waits and row.request not in lacking]
     chosen = waiting if request is None else [row for row in waiting if row.request == request]

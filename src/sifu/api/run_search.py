@@ -52,7 +52,7 @@ def pending_of(run: str | Path) -> list[PendingRequest]:
 
 
 def clock_problem_of(run: str | Path) -> str | None:
-    """Return a sentence if the clock contradicts the run's last event; None if not, or if the run is unreadable."""
+    """Return a sentence if the clock contradicts the run's last event, else None. An unreadable run also gives None."""
     try:
         with RunReader(Path(run)) as reader:
             return clock_problem(
@@ -63,7 +63,7 @@ def clock_problem_of(run: str | Path) -> str | None:
 
 
 def overdue_of(run: str | Path) -> list[PendingRequest]:
-    """Return the overdue requests of a run; empty if the run is unreadable, which is reported elsewhere."""
+    """Return the overdue requests of a run, or an empty list if the run is unreadable, which is reported elsewhere."""
     try:
         return [request for request in pending_of(run) if request.overdue]
     except (SifuError, OSError):

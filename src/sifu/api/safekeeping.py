@@ -40,7 +40,7 @@ LARGEST_CERTIFICATE_BYTES = 64 << 20
 def back_up(writer: RunWriter, file: Path) -> str:
     """Write the whole run into one file, and record this in the ledger; return the anchor of that state.
 
-    Inbox messages are ingested first, because a backup has no inbox; a warning counts those that cannot be ingested.
+    Inbox messages are ingested first, because a backup has no inbox. A warning counts messages that cannot be ingested.
     """
     if file.exists():
         raise InputError(f"{file} exists: choose another name for the backup, or remove it")
@@ -113,7 +113,7 @@ def restore(
         accept_older: True to accept an older backup. Every certificate made from it is at best conditional, since the
             run may have made releases after the backup.
         whole_clients: True to forget the whole client if a certificate is about records that the backup does not name.
-            A certificate states the number of records, not which ones.
+            A certificate states how many records were forgotten, but does not name them.
 
     Raises:
         InputError: If the backup is older and not accepted, a certificate does not belong to the run, or restoring its
@@ -148,7 +148,7 @@ def restore(
             unnamed = unnamed_records(reader, [certificate["body"] for certificate in given])
             if unnamed and not whole_clients:
                 raise InputError(_why_whole_clients(file, folder, unnamed[0]))
-        # Recorded before the folder gets its name, so that the folder never exists without the record of its
+        # Record this before the folder gets its name, so that the folder never exists without the record of its
         # restoration.
         requests, dropped, complete = _record_restoration(
             staged, file, head, anchor, held, [certificate["body"] for certificate in given]

@@ -25,7 +25,7 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
         mapping = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read the spec {path}: {error.strerror}. Write one with: sifu init {path}") from error
-    except (ValueError, RecursionError) as error:  # includes numbers with thousands of digits
+    except (ValueError, RecursionError) as error:  # also raised for numbers with thousands of digits
         raise InputError(f"{path} is not valid TOML: {error}") from error
     return Spec.from_mapping(with_overrides(mapping, overrides))
 

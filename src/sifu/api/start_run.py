@@ -63,8 +63,8 @@ def open_run(
 
     Args:
         folder: The run folder.
-        model: Model of a run made from Python, needed to continue it; as for `train`.
-        clients: Clients of a run made from Python, needed to continue it; as for `train`.
+        model: Model of a run made from Python, as for `train`; needed to continue such a run.
+        clients: Clients of a run made from Python, as for `train`; needed to continue such a run.
         data_folder: As for `train`.
         engine: Engine to use instead of building one; it must have the same model, clients and training.
         device: As for `train`.
@@ -113,10 +113,10 @@ def train(
     Args:
         spec: A Spec, a mapping, or the path of a TOML file.
         run: The run folder.
-        model: A function that makes a torch module, or a `sifu.engines.sim` model, used instead of the spec's.
+        model: A function that makes a torch module, or a `sifu.engines.sim` model, used instead of the spec's model.
         clients: A mapping from names to (x, y) arrays or to torch data sets; or a frame of pandas or polars, or a data
             set of Hugging Face, whose columns the spec names as for a table (`data.label`, `data.client`, ...).
-        data_folder: Folder of the files of a named data set; by default SIFU_DATA or the user's cache.
+        data_folder: Folder of the files of a named data set, by default SIFU_DATA or the user's cache.
         progress: Callback invoked after each round.
         engine: Engine to use instead of building one from the spec, with which it must agree.
         device: auto, cpu or cuda (`sifu.run.devices`).
@@ -186,7 +186,7 @@ def _absolute(place: str | Path) -> str:
 def create_run(
     folder: Path, given: Spec, resolved: Spec, engine: Engine, sample_digests: Sequence[str] = ()
 ) -> RunWriter:
-    """Create a run of an engine's clients, not yet trained.
+    """Create an untrained run with the clients of an engine.
 
     Automatic values of `groups.count` and `groups.rounds` are computed from the number of clients.
 

@@ -115,9 +115,9 @@ class RequestStatus:
     """A request: its terms, progress, deadline and cost.
 
     `approvals` names the people who approved it, `approvals_missing` says how many more must do so before it is
-    executed. `records` counts the records of its one client; None if clients are forgotten entirely. `terms_digest`
-    identifies the terms that an approval refers to (`RequestTerms.digest`). `failure` is the last error that
-    interrupted an open request, with instructions to continue; empty if there is none.
+    executed. `records` counts the records to forget of one client. It is None if clients are forgotten entirely.
+    `terms_digest` identifies the terms that an approval refers to (`RequestTerms.digest`). `failure` is the last error
+    that interrupted an open request, with instructions to continue. It is empty if there is none.
     """
 
     request: str
@@ -318,7 +318,7 @@ def status_of(view: RunView) -> RunStatus:
 
 
 def groups_of(view: RunView) -> tuple[GroupStatus, ...]:
-    """Return the status of each group; empty if the run has none."""
+    """Return the status of each group, or an empty tuple if the run has none."""
     if not has_groups(view):
         return ()
     models, wanted = available_group_models(view.reader), view.spec.groups.rounds

@@ -26,7 +26,7 @@ def submitted(folder: Path) -> list[Message]:
 
 
 def content_of(message: Message) -> dict[str, Any]:
-    """Return the content of a submitted request; empty unless it has exactly the fields that the console writes."""
+    """Return the content of a submitted request, or {} if its fields are not exactly those that the console writes."""
     content = message.content or {}
     return content if content.keys() == FIELDS else {}
 
@@ -39,7 +39,7 @@ def examine(run: Run, by: str) -> dict[str, str]:
         by: Name of the person who examines them.
 
     Returns:
-        The reason why each examined request was refused, by its id; empty if it was filed.
+        For each examined request, by id, the reason why it was refused. The reason is empty if the request was filed.
     """
     examined: dict[str, str] = {}
     for message in submitted(run.folder):
@@ -88,7 +88,7 @@ def check_share(run: Run, clients: Sequence[str]) -> None:
         }
         there = {view.clients[index].name for index in view.active} | held
         pending = pending_requests(view.reader, current_time())
-        unexamined = {message.request for message in submitted(run.folder)}  # these exclude no client yet
+        unexamined = {message.request for message in submitted(run.folder)}  # exclude no client yet
         posted = [row for row in pending if row.status == POSTED and row.request not in unexamined]
         named = {name for row in posted for name in row.clients}
         held = (held | named | set(view.names_now(list(clients)))) & there
