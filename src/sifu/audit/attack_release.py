@@ -84,7 +84,7 @@ def attack_release(audited: Audited, row: RequestRow, watched: list[Watched], ev
         return None
     recorded = RecordedRequest(reader, row)
     stay = [client for client in range(len(recorded.view.clients)) if client not in recorded.gone]
-    # Clients that rejoined with their remaining records.
+    # These clients rejoined with their remaining records.
     again = [item.client for item in joined_remainders(reader) if item.request == row.request]
     active = np.array([*stay, *again], dtype=np.int64)
     forgotten = np.array([audited.view.index_of[name] for name in row.clients], dtype=np.int64)

@@ -48,13 +48,13 @@ class AuditOptions:
     Attributes:
         subjects: Maximum number of forgotten subjects to replay.
         replays: Number of replays of each statistic.
-        shadows: Number of shadow federations with, and without, the client; 0 for none.
+        shadows: Number of shadow federations with the client; as many are trained without it. 0 trains none.
         shadow_rounds: Maximum number of rounds of a shadow federation.
         relearn_rounds: Maximum number of rounds of relearning.
         attacks: True to attack the released model, which retrains models, and to compare two releases.
-        request: Id of the request whose release is attacked; None for the last one.
+        request: Id of the request whose release is attacked, or None for the last one.
         seed: Seed of the audit's own draws; None draws from the operating system, as certified noise does.
-        public: File of public samples for the comparison of two releases; None for the run's held-out rows.
+        public: File of public samples for the comparison of two releases, or None for the run's held-out rows.
         trials: Number of deletions that the audit makes itself and compares.
         only_before_after: True to run the comparison of two releases only.
         as_if_certified: True to test requests of level `none` against their budget too, as the negative controls do.

@@ -75,8 +75,8 @@ class Audited:
 
         Args:
             model: Model stored in the run folder.
-            node: Its node; None if it is not a model of the run.
-            normals: Source of fresh noise; by default the audit's source.
+            node: Node of the model, or None if the run has no such node.
+            normals: Source of fresh noise, by default the audit's source.
         """
         noise_std = self.spec.release.noise_std
         if noise_std == 0.0:

@@ -90,7 +90,7 @@ def audit_client(
         public_key: The operator's published key, which must have signed the certificate.
         nonce: Nonce that opens the certificate's commitment to the model after, if the operator discloses it.
         witnesses: Files of checkpoints kept by this client's node or others; contradicting heads show a fork.
-        model: Model of `engines.sim`; by default, a linear model is read from the file.
+        model: Model of `engines.sim`. By default, a linear model is read from the file.
         kind: Loss of the linear model; `auto` means softmax, or logistic for one output and labels.
     """
     checked = verify_certificate(certificate, public_key)

@@ -60,7 +60,7 @@ class RunComparison:
     """
 
     def __init__(self, audited: Audited) -> None:
-        from sifu.engines.sim.embedded_heads import ClosedFormFederation  # imports torch
+        from sifu.engines.sim.embedded_heads import ClosedFormFederation  # this import needs torch
 
         self._audited, self._engine, self._spec = audited, audited.engine, audited.spec
         self._solved = self._engine if isinstance(self._engine, ClosedFormFederation) else None
@@ -155,7 +155,7 @@ class RunComparison:
     def _pair(
         self, row: RequestRow, clients: Sequence[int], stay: Sequence[int], evidence: Evidence
     ) -> tuple[Floats, Floats] | None:
-        """Return the head trained on `clients` and the head trained on `stay`; None if one is not available."""
+        """Return the head trained on `clients` and the head trained on `stay`, or None if one is not available."""
         reader, engine = self._audited.reader, self._engine
         on_disk = reader.models()
 
@@ -237,8 +237,8 @@ class NamedCandidate:
 class FileComparison:
     """Comparison of two exported releases; `named` holds the likeliest candidates, best first.
 
-    `stands_out` is the distance of the best score from the mean of the others, in their standard deviations.
-    `nearest_public` is the centred cosine of the best candidate with the nearest public record.
+    `stands_out` is the distance of the best score from the mean of all other scores, in standard deviations of these
+    scores. `nearest_public` is the centred cosine of the best candidate with the nearest public record.
     """
 
     what: Literal["record", "client"]

@@ -52,7 +52,7 @@ class Control:
 
     @property
     def passed(self) -> bool:
-        """True if a cheat is caught and an honest run is not, by all findings and by the empirical epsilon alone."""
+        """True if all findings, and the empirical epsilon alone, catch a cheat but not an honest run."""
         shown = self.epsilon_shown > self.epsilon_certified
         return self.caught == self.must_be_caught == shown
 
@@ -81,8 +81,8 @@ class LaterNode(Sifu):
 def designed_clients(count: int) -> dict[str, tuple[Any, Any]]:
     """Return one client with target 1 on its own feature, and others with target 0, the initial model's prediction.
 
-    Features are large compared with the bias, the only shared parameter, so that the others hardly reduce the influence
-    of the one client.
+    Features are large compared with the bias, the only shared parameter, so that the other clients hardly reduce the
+    influence of the one client.
     """
     features, samples, large = 128, 4, 10.0
 

@@ -1,4 +1,4 @@
-"""Comparison of the digests of exact releases with those of counterfactual models without the client.
+"""Comparison of the digests of exact releases with the digests of counterfactual models without the client.
 
 The released model must equal the model that the same rounds give in an engine that never had the client's data. For a
 head in closed form, the sum is recomputed from the data of the remaining clients, and its digest must be the recorded
@@ -64,7 +64,7 @@ def exact_audits(
     The second value says whether replays with and without the subject's clients give the same model.
 
     Args:
-        engine_without: Function that returns an engine that never had these clients' data; None if there is none.
+        engine_without: Function that returns an engine that never had these clients' data, or None if there is none.
         reader: Reader of the run.
         watched: The subjects.
         evidence: Models from the replay of the run.

@@ -162,7 +162,7 @@ RELEARN_BRANCH = 1 << 40
 class WatermarkSuccess:
     """Accuracy on the clients' marked samples, with their own marks and with fresh marks that no training used.
 
-    If the accuracy is higher with their own marks than with fresh ones, the model remembers the marks.
+    If the accuracy is higher with their own marks than with fresh marks, the model remembers the marks.
     """
 
     own: float
@@ -170,7 +170,7 @@ class WatermarkSuccess:
 
     @property
     def success(self) -> float:
-        """Accuracy with the clients' own marks minus accuracy with fresh ones."""
+        """Accuracy with the clients' own marks minus accuracy with fresh marks."""
         return self.own - self.fresh
 
 
@@ -180,9 +180,9 @@ class ForgettingAudit:
 
     Accuracy and loss before the request are read from the record or, if they are not recorded, measured again.
 
-    `relearn` counts the rounds, with the clients taking part again, until the model is as good on their data as before
-    (None: not within `relearn_limit`). `disagreement` is the share of samples for which the released model and Scratch
-    predict different labels.
+    `relearn` counts the rounds with the clients until the model is as good on their data as before. None means that
+    `relearn_limit` rounds are not enough. `disagreement` is the share of samples for which the released model and
+    Scratch predict different labels.
     """
 
     accuracy: dict[str, float]

@@ -1,7 +1,7 @@
 """Empirical bounds on what a release reveals about a client.
 
 A lower bound on epsilon follows from replays, with confidence (Jagielski, Ullman & Oprea 2020; Nasr et al. 2023). Let P
-be the distribution of the release with the client and Q the one without. If they are (epsilon, delta)-close, every test
+and Q be the distributions of the release with and without the client. If they are (epsilon, delta)-close, every test
 that says "P" with rates TPR = P(test) and FPR = Q(test) has
 
     TPR <= e^epsilon FPR + delta,      so      epsilon >= ln((TPR - delta) / FPR).
@@ -250,9 +250,9 @@ def _likelihood_ratios(mu: float, normals: NormalSource, replays: int) -> tuple[
     """Return ln p(releases)/q(releases) with and without the client, over all releases in scope.
 
     With u_k = (theta_k - phi_k) / sigma_k, z_k = (release_k - phi_k) / sigma_k and mu^2 = sum_k |u_k|^2, the logarithm
-    is sum_k <u_k, z_k> - mu^2/2. With the client, z_k is u_k plus standard normals; without, it is standard normals
-    alone. The inner product of standard normals with a unit vector is standard normal, so sum_k <u_k, normals> / mu is
-    one standard normal exactly. One draw per replay is enough here; `_whole_models` draws whole noise vectors.
+    is sum_k <u_k, z_k> - mu^2/2. With the client, z_k is u_k plus standard normals; without the client, it is standard
+    normals alone. The inner product of standard normals with a unit vector is standard normal, so sum_k <u_k, normals>
+    / mu is one standard normal exactly. One draw per replay is enough here; `_whole_models` draws whole noise vectors.
     """
     drawn = normals.standard_normal(2 * replays)
     return mu * drawn[:replays] + 0.5 * mu**2, mu * drawn[replays:] - 0.5 * mu**2
@@ -263,7 +263,7 @@ def _whole_models(
 ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats] | None]:
     """Return statistics of whole noised models, each with and without the client.
 
-    The statistics are projections on theta - phi, and negative losses on the clients' data (None if too few).
+    The statistics are projections on theta - phi, and negative losses on the clients' data (None if there are too few).
     """
     size = release.with_client.size
     replays = int(min(how_many.replays, max(200, FULL_NORMALS // size)))

@@ -24,7 +24,7 @@ from sifu.theory.rollback import Subject
 RARE = 1e-6
 """Probability below which drawn noise contradicts the promised distribution."""
 SLACK = {"float64": 1e-12, "float32": 1e-5}
-"""Rounding error of the audit's distances relative to the model, by number type; far below any relevant Psi."""
+"""Rounding error of the audit's distances relative to the model, by number type. It is far below any relevant Psi."""
 REPLAY_TOLERANCE = {"float64": 1e-7, "float32": 1e-2}
 """Maximum relative distance of a replay on another machine from the model on disk, by number type."""
 
@@ -40,7 +40,7 @@ class Watched:
 
     @property
     def order(self) -> int:
-        """Number of the subject's request in the order of execution; 0 if there is no request."""
+        """Number of the subject's request in the order of execution, or 0 if there is no request."""
         return 0 if self.request is None else self.request.request_order or 0
 
     @property
@@ -50,7 +50,7 @@ class Watched:
 
     @property
     def level(self) -> str:
-        """Certified level of the subject's request; `none` without a request, or while it is being executed."""
+        """Certified level of the subject's request, or `none` without a request or while it is being executed."""
         return "none" if self.request is None else self.request.level or "none"
 
 
@@ -101,13 +101,13 @@ class Evidence:
     """Results of one replay of a run."""
 
     distances: dict[tuple[int, int], float] = field(default_factory=dict)
-    """||theta - phi|| by (subject, node)."""
+    """True distance ||theta - phi||, by (subject, node). Model phi is the counterfactual without the subject."""
     lengths: dict[int, float] = field(default_factory=dict)
-    """||theta|| by node."""
+    """Norm ||theta|| of each replayed model, by node."""
     sources: dict[tuple[int, int], tuple[Vector, Vector]] = field(default_factory=dict)
-    """(theta, phi) by (subject, source of an edge it is charged for)."""
+    """Pairs (theta, phi), by (subject, source of a noise edge that is charged to the subject)."""
     finals: dict[tuple[int, int], Vector] = field(default_factory=dict)
-    """theta by (subject, final node of the subject's exact request)."""
+    """Replayed model, by (subject, final node of the subject's exact request)."""
     edges: dict[int, tuple[Vector, Vector]] = field(default_factory=dict)
     """Source and noised model of the noise edges on the paths to `finals`."""
     models: dict[int, Vector] = field(default_factory=dict)
@@ -169,8 +169,8 @@ def gather(
         engine: Engine of the run.
         reader: Reader of the run.
         watched: Subjects to replay the run without.
-        keep_models: Nodes to keep the models of.
-        noised: Function that returns the noised model of an edge; by default it reads the record.
+        keep_models: Nodes whose models are kept.
+        noised: Function that returns the noised model of an edge. By default it is read from the record.
         progress: Callback that receives the number of nodes done and their total.
     """
     evidence = Evidence()

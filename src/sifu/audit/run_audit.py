@@ -54,9 +54,9 @@ def audit_run(
     Args:
         run: The run or its folder; a run made from Python must be given as `Run` with its engine.
         options: Attacks to run and their numbers of draws.
-        clients: Names, x and y of the clients, for attacks on samples; by default loaded from the spec's data.
+        clients: Names, x and y of the clients for attacks on samples. By default they are loaded from the spec's data.
         data_folder: Folder of the data sets.
-        noised: Function that returns the noised model of an edge; by default it reads the record.
+        noised: Function that returns the noised model of an edge. By default it is read from the record.
         progress: Callback that receives the name of the step, the work done, and the total work.
     """
     options = options or AuditOptions()
@@ -154,7 +154,7 @@ class _Audit(Audited):
         (self.contradictions if certified else self.observations).append(sentence)
 
     def _check_replay(self, evidence: Evidence) -> None:
-        """Check that replayed rounds reproduce the models on disk; only note the deviation of another device's head."""
+        """Check that replayed rounds reproduce the models on disk. A head from another device may deviate."""
         tolerance = REPLAY_TOLERANCE[self.engine.layout.dtype]
         elsewhere = self.spec.regime.solves and engine_kind(self.engine) != self.reader.facts["engine"]
         for node, gap in evidence.deviations.items():
