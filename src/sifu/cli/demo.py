@@ -43,7 +43,7 @@ EXACT = Spec.from_mapping(
         "features": {"kind": "random_fourier", "count": 128, "bandwidth": 2.0},
     }
 )
-"""Spec with the same clients and a head in closed form."""
+"""Spec with the same clients as `SPEC` and a head in closed form."""
 TUNED = Spec.from_mapping(
     {
         "seed": 5,

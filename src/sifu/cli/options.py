@@ -48,7 +48,7 @@ def _with_parameters(command: Any, parameters: list[inspect.Parameter], returns:
 
 
 class Commands(typer.Typer):
-    """A group of commands; the answer of a command that returns an `Answer` is printed."""
+    """A group of commands that prints the `Answer` that a command returns."""
 
     def __init__(self, name: str, help: str) -> None:
         super().__init__(name=name, help=help, no_args_is_help=True, rich_markup_mode="rich")
@@ -126,11 +126,11 @@ def _option(name: str, kind: Any, about: Term) -> Any:
 TERM_OPTIONS: dict[str, Any] = {
     name: _option(name, term.kind, term.about) for name, term in terms_on_offer().items() if name != "records"
 }
-"""An option for each term of a request; an option not given is None, and the run's spec decides."""
+"""An option for each term of a request. The value of an option that is not given is None: the run's spec decides."""
 
 
 def takes_terms(command: Callable[..., Answer]) -> Callable[..., Answer]:
-    """Replace the command's parameter `terms` by the options of a request's terms.
+    """Replace the command's parameter `terms` by one option for each term of a request.
 
     The command is called with a `TermsGiven` that holds only the given terms.
     """

@@ -157,7 +157,7 @@ class ShownBar:
 
 
 LINE_EVERY = 30.0
-"""Interval between two lines of progress without a terminal, in seconds."""
+"""Interval between two progress lines if the output is not a terminal, in seconds."""
 
 
 class RoundsProgress(ShownBar):

@@ -31,7 +31,7 @@ def _attacker(way: MethodOption) -> str:
 
 
 def print_options(plan: Plan, everything: bool) -> None:
-    """Print the comparison of methods; print nothing if a method was named."""
+    """Print the comparison of methods, unless a method was named."""
     if plan.auto is None:
         return
     whom = whom_text(plan.terms.clients, len(plan.terms.records) or None)

@@ -314,7 +314,7 @@ def predict(
 
 
 def _columns(rows: Sequence[sifu.PredictedRow]) -> Iterator[dict[str, Any]]:
-    """Yield the columns of each row: identity or number, then the prediction and scores, or the reason for none."""
+    """Yield each row's columns: identity or number, then prediction and scores, or the reason for their absence."""
     for row in (row.to_mapping() for row in rows):
         scores = row.pop("scores", {})
         columns = {"id": row.pop("id")}
