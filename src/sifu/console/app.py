@@ -82,7 +82,7 @@ def make_app(settings: Settings) -> ASGIApp:
 
 
 async def _not_served(request: Request, error: Exception) -> Response:
-    """Answer a request that failed with an HTTP error: no such page, too slow, or too large."""
+    """Answer a request that failed with an HTTP error, such as an unknown page or a body that is too large."""
     assert isinstance(error, HTTPException)
     if error.status_code != 404:
         return refused(error.status_code, error.detail, error.headers)

@@ -38,7 +38,7 @@ class Console:
     secure_cookie: bool
     logins: RateLimit
     sign_in: Any = None
-    """The `sign_in.SignIn` of the provider; None if there is no provider."""
+    """The `sign_in.SignIn` of the provider, or None if there is no provider."""
 
 
 class NotKnownError(SifuError):
@@ -169,7 +169,7 @@ def days(value: Any) -> int:
 
 
 def terms_given(values: Mapping[str, Any]) -> TermsGiven:
-    """Return the given terms of a request without empty ones, which the run's spec determines.
+    """Return the given terms of a request. Empty terms are left out, because the run's spec determines them.
 
     The values are texts of a form, or JSON that the API's schema allows.
     """

@@ -27,7 +27,7 @@ EVENTS_PER_PAGE = 100
 RECENT_DAYS = 30
 STATES = ("open", "overdue", "received", "waiting for approval", "approved", "running", "failed", "done", "refused",
           "withdrawn")  # fmt: skip
-"""Filters of the list of requests: a state, all open requests, or all overdue ones."""
+"""Filters of the list of requests: a state, all open requests, or all overdue requests."""
 FILTERS = ("state", "run", "level", "text", "page")
 KINDS = {"": "all", "request": "of requests", "rolled back": "of rollbacks", "key": "of keys"}
 """Labels of the audit trail's filters, by prefix of the event kind."""
@@ -52,7 +52,7 @@ def list_requests(visit: Visit) -> Response:
 
 @page
 def download_requests(visit: Visit) -> Response:
-    """Return the filtered list of requests, all pages, as CSV."""
+    """Return all pages of the filtered list of requests as CSV."""
     chosen, text = _filters(visit), io.StringIO()
     writer = csv.writer(text)
     writer.writerow(field.name for field in fields(RequestLine))
@@ -112,7 +112,7 @@ def show_overview(visit: Visit) -> Response:
 
 @page
 def show_people(visit: Visit) -> Response:
-    """Show each person's roles and actions; names in the ledgers that have no token come last."""
+    """Show each person's roles and actions; names from the ledgers without a token come last."""
     visit.who.demand("examine")
     did: dict[str, Counter[str]] = {}
     names: dict[str, str] = {}

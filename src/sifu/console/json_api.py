@@ -134,7 +134,7 @@ def list_runs(visit: Visit) -> Any:
     for run in visit.service.runs(visit.who):
         try:
             live = asdict(run.live()) if visit.who.may("see") else {}
-        except SifuError as error:  # an unreadable run must not hide the others
+        except SifuError as error:  # an unreadable run must not hide other runs
             live = {"error": str(error)}
         listed.append({"run": run.key, "name": run.name} | {key: live[key] for key in live if key != "curve"})
     return {"runs": listed}

@@ -34,7 +34,7 @@ class KeptNonces:
             content = read_json(self._path.read_bytes())
             self._entries = content if isinstance(content, dict) else {}
         except (OSError, ValueError):
-            pass  # losing them is harmless: a new request gets new ones
+            pass  # losing nonces is harmless, because a new request gets new nonces
 
     def make(
         self, run: str, request: str, person: str, clients: Sequence[str], terms: Mapping[str, Any]
@@ -58,7 +58,7 @@ class KeptNonces:
     def again(
         self, run: str, request: str, person: str, clients: Sequence[str], terms: Mapping[str, Any]
     ) -> dict[str, str]:
-        """Return the nonces of an open request if the same person files the same request again; empty otherwise."""
+        """Return the nonces of an open request if the same person files the same request again, otherwise {}."""
         entry = self._entries.get(_key(run, request, person), {})
         return dict(entry["nonces"]) if entry.get("asked") == _digest(clients, terms) else {}
 

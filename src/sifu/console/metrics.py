@@ -1,4 +1,4 @@
-"""Metrics of the runs for Prometheus: counts and times of each run, and nothing about any client."""
+"""Metrics of the runs for Prometheus: counts and times of each run, without information about any client."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ CLIENTS_PER_PAGE = 100
 MOST_LINES = 200
 """Maximum number of requests on the first page; the list of requests shows all."""
 MOST_PICKED = 2000
-"""Maximum number of clients that the form's picker offers; others are typed."""
+"""Maximum number of clients that the form's picker offers. Users type the names of all other clients."""
 FILE_POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
@@ -103,7 +103,7 @@ def show(template: str, visitor: Visitor | None, code: int = 200, **values: Any)
 
 
 async def show_login(request: Request, code: int = 200) -> Response:
-    """Show the login page; with code 401, it says that the token does not work."""
+    """Show the login page. With code 401, the page says that the token does not work."""
     return show("login.html", None, code, wrong=code == 401, sign_in=console_of(request).sign_in is not None)
 
 
@@ -152,14 +152,14 @@ def home(visit: Visit) -> Response:
     for run in visit.service.runs(visit.who):
         try:
             runs.append((run, run.live() if sees else None, ""))
-        except SifuError as error:  # an unreadable run must not hide the others
+        except SifuError as error:  # an unreadable run must not hide other runs
             runs.append((run, None, str(error)))
     return show("home.html", visit.visitor, runs=runs, lines=lines[:MOST_LINES], more=len(lines) - MOST_LINES)
 
 
 @page
 def show_run(visit: Visit) -> Response:
-    """Show one run: its current state, its requests, and the form for new ones."""
+    """Show one run: its current state, its requests, and the form for new requests."""
     number = visit.request.query_params.get("forget", "")
     chosen = int(number) if number.isdecimal() and len(number) < 8 else None
     return show("run.html", visit.visitor, **_run_values(visit.run, visit.who, chosen))
@@ -252,7 +252,7 @@ def file_request(visit: Visit) -> Response:
 
 
 def _field_of(sentence: str) -> str:
-    """Return the form field that an error message is about; the clients by default."""
+    """Return the form field that an error message is about, by default the clients."""
     first = sentence.split()[0] if sentence.split() else ""
     if first in terms_on_offer():
         return first

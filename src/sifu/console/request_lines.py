@@ -21,7 +21,7 @@ class NumberedRequest:
 
     @property
     def finished(self) -> str:
-        """Time at which the request was settled, by execution or refusal; empty if it is open."""
+        """Time at which the request was settled, by execution or refusal, or an empty string if it is open."""
         return self.record.steps[-1].time if self.state in SETTLED else ""
 
 
@@ -46,7 +46,7 @@ class RequestLine:
     approvals: tuple[str, ...] = ()
     approvals_missing: int = 0
     records: int | None = None
-    """Number of records of the one client; None if clients are forgotten entirely."""
+    """Number of records to forget, or None if clients are forgotten entirely."""
 
     @staticmethod
     def of(row: RequestStatus | PendingRequest, **ours: Any) -> RequestLine:
@@ -61,6 +61,6 @@ class RequestLine:
         return self.state in SETTLED
 
     def urgency(self) -> tuple[Any, ...]:
-        """Return the sort key of the lists: open requests by deadline, then settled ones, latest first."""
+        """Return the sort key of the lists: open requests by deadline, then settled requests, latest first."""
         latest_first = tuple(-ord(letter) for letter in self.finished or self.received)
         return (self.settled, () if not self.settled else latest_first, self.deadline, self.name, self.request)

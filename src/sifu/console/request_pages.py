@@ -41,7 +41,7 @@ def show_request(visit: Visit) -> Response:
             others = plan if plan.ways else _other_options(run, who, status.terms)
         except NotCertifiableError as error:
             refusal = str(error)
-        except InputError:  # the request has started in the meantime, so it needs no plan
+        except InputError:  # the request has started meanwhile and needs no plan
             pass
     # Requesters may name row numbers, but may not see the identities of these rows.
     identities = run.identities(who, status.request) if who.may("see") else ()

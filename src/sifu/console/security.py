@@ -2,7 +2,7 @@
 
 | header | why |
 |---|---|
-| Content-Security-Policy | scripts, styles and images come only from here, and no inline script runs |
+| Content-Security-Policy | scripts, styles and images load from the console only, and no inline script runs |
 | X-Frame-Options, frame-ancestors | other sites cannot embed these pages |
 | Cross-Origin-*, Referrer-Policy | other sites learn nothing from these pages |
 | Cache-Control: no-store | confidential content is never cached |
@@ -60,7 +60,7 @@ class RateLimit:
         now = time.monotonic()
         left, last = self._left.get(who, (self._burst, now))
         left = min(self._burst, left + (now - last) * self._rate)
-        if len(self._left) > 10_000:  # forget visitors whose bucket is full again
+        if len(self._left) > 10_000:  # drop visitors whose bucket is full again
             self._left = {key: entry for key, entry in self._left.items() if now - entry[1] < self._burst / self._rate}
         self._left[who] = (left - 1.0 if left >= 1.0 else left, now)
         return left >= 1.0

@@ -212,7 +212,7 @@ class ServedRun:
         Args:
             who: Token of the person who files the request.
             clients: Names of the clients to forget, or of the client whose records are to be forgotten.
-            request: Id of the request; a random one if None.
+            request: Id of the request, or None for a random id.
             deadline_days: Days until the request is due.
             terms: Terms that differ from the run's spec.
 
@@ -254,7 +254,7 @@ class ServedRun:
         nonces: Mapping[str, str],
         known: bool,
     ) -> None:
-        """Post a request to the inbox for a person who may not see the run; skip one that is `known` (filed before)."""
+        """Post a request to the inbox for a person who may not see the run; skip a request that is `known` already."""
         # Only the wording of a request is checked here. Its clients and records are checked when it is examined.
         check_deadline(deadline_days)
         given = {key: value for key, value in terms.items() if key != "records"}
@@ -288,7 +288,7 @@ class ServedRun:
             request: Id of the request.
             decision: `approved`, `refused`, `verified` or `withdrawn`.
             reason: Reason for the decision, recorded in the ledger.
-            terms: Digest of the terms that the approver saw; required for an approval.
+            terms: Digest of the terms that the approver saw, required for an approval.
 
         Returns:
             `recorded`, `unchanged`, or `posted` if the decision waits in the inbox.
@@ -367,7 +367,7 @@ class ServedRun:
 
         Args:
             who: Token of the visitor.
-            kind: Prefix of the event kinds to include; all if empty.
+            kind: Prefix of the event kinds to include, or all if empty.
             most: Maximum number of events to return.
         """
         who.demand("examine")

@@ -40,7 +40,7 @@ class ConsoleService:
         self._lock = threading.Lock()
 
     def every_run(self) -> dict[str, ServedRun]:
-        """Return all runs by key; search the folders for new ones at most every `FOUND_AGAIN_EVERY` seconds."""
+        """Return all runs by key; search the folders for new runs at most every `FOUND_AGAIN_EVERY` seconds."""
         with self._lock:
             if time.monotonic() - self._looked >= FOUND_AGAIN_EVERY:
                 self._looked = time.monotonic()
@@ -49,7 +49,7 @@ class ConsoleService:
                 for folder in find_runs(*self.folders):
                     try:
                         runs.append(here.get(folder) or ServedRun(folder, self.jobs, self._nonces, self._data))
-                    except SifuError as error:  # another version, still being created, or another key
+                    except SifuError as error:  # unsupported version, unfinished run or changed key
                         if str(error) not in self._told:
                             log.warning("%s is not shown: %s", folder, error)
                         self._told.add(str(error))
@@ -72,7 +72,7 @@ class ConsoleService:
     def lines(self, who: Token) -> list[RequestLine]:
         """Return the requests of all runs that a person may see.
 
-        Open requests come first, by deadline; settled ones follow, latest first.
+        Open requests come first, by deadline. Settled requests follow, latest first.
         """
         lines: list[RequestLine] = []
         for run in self.runs(who):
@@ -85,8 +85,8 @@ class ConsoleService:
 
         Args:
             who: Token of the visitor.
-            key: Key of the run; None for all runs.
-            kind: Prefix of the event kinds to include; all if empty.
+            key: Key of the run, or None for all runs.
+            kind: Prefix of the event kinds to include, or all if empty.
             page: Number of the page, from 1.
             size: Events per page.
         """

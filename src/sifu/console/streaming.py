@@ -59,7 +59,7 @@ class Broadcast:
     def leave(self, who: Token) -> None:
         """Decrease the number of a person's streams by one."""
         self._streams[who.id] -= 1
-        self._streams += Counter()  # drops counts that are not positive
+        self._streams += Counter()  # adding an empty Counter drops counts that are not positive
 
     async def watch(self, console: Console, who: Token, run: ServedRun, first: bytes) -> AsyncIterator[bytes]:
         """Yield messages until the viewer disconnects or their token is no longer valid."""
@@ -95,7 +95,7 @@ class Broadcast:
             try:
                 message = as_message(await run_in_threadpool(live_values, run, who))
             except (SifuError, OSError):
-                continue  # the run is being moved or created; try again at the next read
+                continue  # the run is being moved or created, so try again at the next read
             if message != self._latest.get(key):
                 self._latest[key] = message
                 waiting, self._changed[key] = self._changed[key], asyncio.Event()

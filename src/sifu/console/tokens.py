@@ -51,7 +51,7 @@ RIGHTS: dict[Role, frozenset[Right]] = {
 }
 """Rights of each role. The role operator cannot approve; a person may have several roles."""
 TERMS_OF_REQUESTERS = ("records", "epsilon", "delta", "level")
-"""Terms that requesters may set: the data to forget, and stronger protection than the run's."""
+"""Terms that requesters may set: the data to forget, and stronger protection than the run's spec gives."""
 ROLES: tuple[Role, ...] = get_args(Role)
 
 
@@ -81,7 +81,7 @@ class Token:
     """A token with its owner, roles and validity.
 
     `hash` is the SHA-256 of the secret. `expires` is the last valid day, or empty for a token that never expires.
-    `issuer` and `subject` are the provider's account that first signed in under this name; empty before that.
+    `issuer` and `subject` identify the provider's account that first signed in under this name, if any.
     """
 
     id: str
@@ -167,7 +167,7 @@ class TokenFile:
         Args:
             name: Owner of the token.
             roles: Roles of the owner.
-            days: Days until the token expires; None for never.
+            days: Days until the token expires, or None for never.
             sign_in: True if the owner signs in through a provider and needs no secret.
 
         Returns:

@@ -1,7 +1,7 @@
 """Webhooks that notify a ticket system when a request was received, is due soon, is overdue, is done, or failed.
 
-Each notification is delivered at least once: a failed one is sent again with the same id, even after a restart. The
-body holds the run's key, the request's id and times, but no client. If SIFU_WEBHOOK_SECRET is set in the
+Each notification is delivered at least once: failed notifications are sent again with the same id, even after a
+restart. The body holds the run's key, the request's id and times, but no client. If SIFU_WEBHOOK_SECRET is set in the
 environment, the header X-Sifu-Signature is `sha256=` followed by the HMAC of the body.
 """
 
@@ -119,7 +119,7 @@ class Webhooks:
             try:
                 with run.run.reader() as reader, reader.snapshot():
                     rows, pending = reader.requests(), pending_requests(reader, now)
-            except SifuError as error:  # an unreadable run must not silence the others
+            except SifuError as error:  # an unreadable run must not stop notifications of other runs
                 log.warning("webhooks: %s", type(error).__name__)
                 continue
             common = {"run": run.key, "name": run.name}
