@@ -59,7 +59,7 @@ def exact_words(whom: str, method: str, records: int | None) -> str:
     Args:
         whom: Words for the forgotten clients.
         method: Name of the method.
-        records: Number of forgotten records; None if whole clients were forgotten.
+        records: Number of forgotten records, or None if whole clients were forgotten.
     """
     released = "The models released from this request on are those of training"
     if records is None or method == CLOSED_FORM:
@@ -254,8 +254,8 @@ def what_was_erased(
         start: Model that training continued from.
         protection: Basis of the method's guarantee.
         keeps_updates: True if the run stores clients' updates.
-        statistics: Kept statistics that a head was solved from; None without a head in closed form.
-        records: Number of forgotten records; None if whole clients were forgotten.
+        statistics: Kept statistics that a head was solved from, or None without a head in closed form.
+        records: Number of forgotten records, or None if whole clients were forgotten.
         grouped: True if clients may have trained in groups.
         untouched: True if the client did not influence the model that training continued from.
     """

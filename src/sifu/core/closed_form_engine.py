@@ -111,11 +111,11 @@ class StatisticsEngine(Protocol):
 
     @property
     def relative_penalty(self) -> float | None:
-        """Relative penalty r; None for cross-validation."""
+        """Relative penalty r, or None for cross-validation."""
         ...
 
     def reachable(self, clients: Sequence[int]) -> list[int]:
-        """Return those of `clients` that can be asked for statistics now."""
+        """Return the clients in `clients` that can be asked for statistics now."""
         ...
 
     def collect(

@@ -23,7 +23,7 @@ from sifu.theory.participation import ClientIndices
 
 @dataclass(frozen=True)
 class Position:
-    """Position of the model at the start of a round: theta_u^n of the paper, with `branch` u and `round` n.
+    """Position in a run at which a round starts: theta_u^n of the paper, with `branch` u and `round` n.
 
     `branch` is 0 for the first training and grows by one with every request; groups that are rebuilt later have
     negative branches. A position is therefore never used twice, and it is the key of every random choice of its round.
@@ -66,7 +66,7 @@ class Rejection:
     reason: Reason
     left_out: bool
     detail: str = ""
-    """Details for the operator in the error message; not recorded."""
+    """Details for the operator in the error message, which are not recorded."""
 
     def row(self, **more: int) -> dict[str, Any]:
         """Return the rejection as a row of the record, with the additional columns `more`."""
@@ -96,12 +96,12 @@ class RoundResult:
         samples: |D_i| of each participant.
         drifts: ||theta_i - mean|| of each participant, in float64, rounded up.
         mean_shift: ||mean - theta^n||, rounded up.
-        rounding: Bound on the distance of the result from exact arithmetic; 0.0 if nothing is proven (see
+        rounding: Bound on the distance of the result from exact arithmetic, or 0.0 if nothing is proven (see
             `TrainingFacts.rounding_bounded`).
         gram: Matrix of <theta_i - mean, theta_j - mean>, if requested.
         updates: Rows theta_i - theta^n of the participants, if requested.
         rejections: Refused replies; the model does not depend on them.
-        gram_errors: Bound on the error of each theta_i - mean in `gram`; without it the matrix is not recorded.
+        gram_errors: Bound on the error of each theta_i - mean in `gram`, without which the matrix is not recorded.
     """
 
     model: Vector
@@ -127,13 +127,13 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Share of correct predictions over all samples of the evaluated clients; NaN without samples."""
+        """Share of correct predictions over all samples of the evaluated clients, or NaN without samples."""
         total = int(self.samples.sum())
         return float(self.correct.sum()) / total if total else float("nan")
 
     @property
     def loss(self) -> float:
-        """Mean loss over all samples of the evaluated clients; NaN without samples."""
+        """Mean loss over all samples of the evaluated clients, or NaN without samples."""
         total = int(self.samples.sum())
         return float(self.loss_sum.sum()) / total if total else float("nan")
 

@@ -31,9 +31,10 @@ class RoundExtras:
     """Optional steps of a round, which spec keys of extensions switch on.
 
     Attributes:
-        update_clip: Bound on the norm of every client's update; 0 for none.
-        update_noise: Standard deviation of the noise added to every update, as a multiple of the bound; 0 for none.
-        updates_every: Interval, in rounds, at which clients' updates are stored; 0 for never.
+        update_clip: Bound on the norm of every client's update, or 0 for no bound.
+        update_noise: Standard deviation of the noise added to every update, as a multiple of the bound, or 0 for no
+            noise.
+        updates_every: Interval, in rounds, at which clients' updates are stored, or 0 for never.
     """
 
     update_clip: float = 0.0

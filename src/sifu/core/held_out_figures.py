@@ -15,12 +15,12 @@ class HeldOutFigures:
     Attributes:
         rows: Number of rows.
         accuracy: Accuracy of a classification.
-        auc: AUC on a table; with more than two classes, the mean of the one-against-rest AUCs.
-        f1: F1 score on a table; with more than two classes, the mean over the classes.
+        auc: AUC on a table. With more than two classes, it is the mean of the one-against-rest AUCs.
+        f1: F1 score on a table. With more than two classes, it is the mean over the classes.
         calibration_error: Calibration error on a table, if the model gives probabilities.
         mean_squared_error: Mean squared error of a regression, in the squared unit of the target.
         r2: Share of the target's variance on these rows that a regression explains.
-        positive: Class that AUC and F1 refer to if there are two classes; "" if they are means over classes.
+        positive: Class that AUC and F1 refer to if there are two classes, or "" if they are means over classes.
     """
 
     rows: int

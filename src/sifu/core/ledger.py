@@ -64,7 +64,7 @@ def canonical_json(value: Any) -> bytes:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     if _UNLIKE.search(text) or not (text.isascii() or max(text) <= "\uffff"):
         return rfc8785.dumps(value)
-    return text.encode("utf-8")  # the same bytes, several times faster
+    return text.encode("utf-8")  # rfc8785 gives the same bytes but is several times slower
 
 
 def read_json(content: bytes | str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
@@ -134,7 +134,7 @@ class Event:
     commitment: bytes
     hash: bytes
     signature: bytes | None = None
-    """Operator's signature over this event, and thereby over all earlier events; None if the key was not available."""
+    """Operator's signature over this event and thereby over all earlier ones, or None if the key was not available."""
     sealed: bytes | None = None
     """Measurements on clients' data. The payload only commits to them with a salt, so they can be erased."""
 

@@ -38,7 +38,7 @@ def delta_of_budget(
         multiplier: Noise multiplier s of the budget.
         untouched: True if no forgotten client influenced the model.
         protection: Basis of the method's guarantee.
-        training_noise: Guarantee of noise added during training; None without such noise.
+        training_noise: Guarantee of noise added during training, or None without such noise.
 
     >>> delta_of_budget(10.0, 0.31075, False, "nothing", None)
     1.0
@@ -66,7 +66,7 @@ def delta_of_charges(
         epsilon: Budget of the request.
         charges: Charges to the request's own subjects.
         protection: Basis of the method's guarantee.
-        training_noise: Guarantee of noise added during training; None without such noise.
+        training_noise: Guarantee of noise added during training, or None without such noise.
 
     >>> delta_of_charges(10.0, [1 / 0.31075**2], "noise", None), delta_of_charges(10.0, [0.0], "noise", None)
     (0.04058, 0.0)
@@ -197,7 +197,7 @@ CLOSED_FORM = "closed_form"
 
 
 def find_method_info(name: str) -> MethodInfo | None:
-    """Return the facts about the method of this name; None if neither sifu nor an installed package has it."""
+    """Return the facts about the method of this name, or None if neither sifu nor an installed package has it."""
     if name not in METHOD_INFOS and (method := provided(METHODS, name)) is not None:
         METHOD_INFOS[name] = method.info
     return METHOD_INFOS.get(name)

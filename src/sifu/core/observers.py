@@ -43,7 +43,7 @@ class Observers:
     Attributes:
         later_only: Statement about the observer who sees only the releases from this request on.
         kept_earlier: Statement about the observer who also kept earlier releases.
-        before_after: Guarantee against the second observer; None means not protected.
+        before_after: Guarantee against the second observer, or None if there is no protection.
     """
 
     later_only: str
@@ -63,7 +63,7 @@ def observers_of(
 
     Args:
         level: Level of the plan or certificate.
-        rate: Bound on an attacker's true-positive rate at 1 % false alarms; None if there is none.
+        rate: Bound on an attacker's true-positive rate at 1 % false alarms, or None if there is none.
         scope: Releases that the bound covers, "all" or "latest".
         before_after: Guarantee against an observer who kept earlier releases, if there is one.
         untouched: True if the client did not influence the model that training continued from.

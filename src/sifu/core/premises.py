@@ -134,7 +134,7 @@ ENGINES = {
     fact.ON_A_REPEATING_GPU: (Premise("deterministic device", "trusted"),),
     fact.ON_NODES: (Premise("engine", "trusted"),),
 }
-"""Premises for each value of `TrainingFacts.engine`; none if only the participants' data determine a round's bits."""
+"""Premises for each value of `TrainingFacts.engine`. A round whose bits depend on its participants alone needs none."""
 RATE_SOURCES: Mapping[RateSource, Status] = {
     "given": "trusted", "others": "met", "forgotten": "assumed", "anew": "met", "fixed": "met"
 }  # fmt: skip
@@ -188,8 +188,8 @@ def counterfactual_premise(independent: bool, *, separate: bool) -> Premise:
 
     Args:
         independent: True if clients take part independently of each other.
-        separate: True if clients run on their own machines. They may be absent or late there, and the server cannot
-            see whether one of them caused another's absence.
+        separate: True if clients run on their own machines. Such clients may be absent or late, and the server cannot
+            see whether one client caused the absence of another.
     """
     if not independent:
         return Premise("counterfactual", "assumed")
@@ -197,14 +197,14 @@ def counterfactual_premise(independent: bool, *, separate: bool) -> Premise:
 
 
 def replies_premise(left_out: int) -> tuple[Premise, ...]:
-    """Return a premise if replies were refused, because the schedule then depends on clients' data; else nothing."""
+    """Return a premise if replies were refused, because the schedule then depends on clients' data."""
     if left_out == 0:
         return ()
     return (Premise("replies", "assumed", confidential={"replies_left_out": left_out}),)
 
 
 def record_premises(history: RecordHistory, *, merge: bool = False) -> tuple[Premise, ...]:
-    """Return the premises on a record that was restored or signed late; empty for any other record.
+    """Return the premises on a record that was restored or signed late. Any other record needs none.
 
     Releases that the record does not contain are charged to no budget. A backup that ends with an anchor is complete up
     to that anchor, but it cannot show that the original run stopped there. If that run continued, both runs spend the

@@ -180,7 +180,7 @@ class ReplyGate:
         return {client.name: index for index, client in enumerate(self._clients)}
 
     def _known(self, named: object) -> int | None:
-        """Return the index of a client given by index or by name; None if the client is unknown."""
+        """Return the index of a client given by index or by name, or None if the client is unknown."""
         if isinstance(named, str):
             return self._index_of.get(named)
         if isinstance(named, int | np.integer) and not isinstance(named, bool) and 0 <= named < len(self._clients):

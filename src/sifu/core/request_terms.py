@@ -49,15 +49,15 @@ class RequestTerms:
         calibration: Calibration of the noise.
         retention: Rule for models from before the rollback.
         reserve: Fraction of the budget kept for later requests.
-        method: Name of a method; with `auto`, one is chosen when the request is executed.
+        method: Name of a method, or `auto` to choose one when the request is executed.
         level: Lowest accepted level; None means `conditional`, or `none` for a heuristic requested by name.
         max_rounds: Value used instead of `stop.max_rounds` in retraining; 0 keeps the spec's value.
-        target: Value used instead of `stop.target`; None keeps the spec's value. With 0, exactly `max_rounds` rounds
-            run, whatever the accuracy.
+        target: Value used instead of `stop.target`; None keeps the spec's value. If it is 0, exactly `max_rounds`
+            rounds run.
         release: `now` to release the model before retraining starts, `healed` to release it once retraining has ended.
         records: Rows of the client's data to forget, counted from 0 in the data it first joined with. The client keeps
             its other rows. If empty, clients are forgotten completely.
-        before_after: Required budget "EPSILON,DELTA" against observers who kept earlier releases (`release.noise`);
+        before_after: Required budget "EPSILON,DELTA" against observers who kept earlier releases (`release.noise`), or
             None for no requirement.
     """
 
@@ -173,7 +173,7 @@ class RequestTerms:
 
     @property
     def before_after_budget(self) -> tuple[float, float] | None:
-        """Required (epsilon, delta) against observers of all releases; None if there is no requirement.
+        """Required (epsilon, delta) against observers of all releases, or None if there is no requirement.
 
         >>> RequestTerms(("a",), 10.0, 0.01, before_after="3,1e-5").before_after_budget
         (3.0, 1e-05)

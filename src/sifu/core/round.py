@@ -251,7 +251,7 @@ def gate_replies(
         replies: Replies to check.
         rules: Limit of updates, and the treatment of refused replies.
         forgotten: Clients whose replies are always refused.
-        averaging: Function that averages models; None to check each reply separately.
+        averaging: Function that averages models, or None to check each reply separately.
 
     Returns:
         The accepted models, or None if there are none, and the refused replies.
@@ -308,7 +308,7 @@ def step(federation: Federation, setup: RoundSetup, participants: ClientIndices,
     new: Vector = np.empty(setup.start.size, dtype=dtype)
     finite = not average.not_finite
     with np.errstate(over="ignore", invalid="ignore"):
-        for first in range(0, new.size, STEPPED):  # in parts that fit into the processor's cache
+        for first in range(0, new.size, STEPPED):  # process parts that fit into the processor's cache
             here = slice(first, first + STEPPED)
             moved = average.step[here] if rate == 1.0 else rate * average.step[here]
             model = setup.start[here].astype(np.float64)

@@ -72,9 +72,9 @@ class RoundsWanted:
         stop: Stop rule.
         origin: Model from which distances are measured.
         want_gram: True if every round includes its Gram matrix.
-        updates_every: Interval, in rounds, at which results include the clients' updates; 0 for never.
+        updates_every: Interval, in rounds, at which results include the clients' updates, or 0 for never.
         accuracy: Latest accuracy known before the first round of the stream.
-        evaluated: Clients to evaluate models on; None for the active clients, empty for no evaluation.
+        evaluated: Clients to evaluate models on. None means the active clients, and no clients means no evaluation.
     """
 
     stop: StopSpec

@@ -59,9 +59,9 @@ class Regime:
     trusted: ClassVar[tuple[str, ...]] = ()
     """Names of premises about groups that certificates state as `trusted`."""
     why_no_groups: ClassVar[str] = ""
-    """Reason why clients cannot train in groups; empty if they can."""
+    """Reason why clients cannot train in groups, or an empty string if they can."""
     why_figures_stay: ClassVar[str] = ""
-    """Reason why the record must keep its figures even if the operator would erase them; empty if there is none."""
+    """Reason why the record must keep its figures even if the operator would erase them, or an empty string."""
 
     def __init__(self, spec: Sections) -> None:
         self.spec = spec
@@ -93,17 +93,17 @@ class Regime:
 
     @property
     def squared_error_per_loss(self) -> float | None:
-        """Factor that converts a mean loss into the mean squared error of the raw targets; None for classification."""
+        """Factor that converts a mean loss into the mean squared error of raw targets, or None for classification."""
         return None if self.has_accuracy else 2.0 / max(1, self.spec.model.outputs)
 
     def squared_error(self, loss: float | None) -> float | None:
-        """Return the mean squared error for a mean loss; None for classification."""
+        """Return the mean squared error for a mean loss, or None for classification."""
         factor = self.squared_error_per_loss
         return None if factor is None or loss is None else factor * loss
 
     @property
     def penalty(self) -> float | None:
-        """Relative penalty r of a head; None if the spec does not fix it."""
+        """Relative penalty r of a head, or None if the spec does not fix it."""
         return None
 
     @property
@@ -160,7 +160,7 @@ class Regime:
             )
 
     def why_not_compared(self) -> str:
-        """Return why a request cannot be compared with Scratch; empty if it can."""
+        """Return why a request cannot be compared with Scratch, or an empty string if it can."""
         return ""
 
     def sent_settings(self) -> SentSettings:
@@ -173,7 +173,7 @@ class Regime:
         return 1.0 if rate == "auto" else float(rate)  # bounds in a client's profile do not depend on the rate
 
     def described_task(self) -> dict[str, Any] | None:
-        """Return the settings that turn an exported model's scores into predictions; None if its kind implies them."""
+        """Return settings that turn an exported model's scores into predictions, or None if its kind implies them."""
         return None
 
 
@@ -254,7 +254,7 @@ class ClosedForm(Regime):
 
     @property
     def penalty(self) -> float | None:
-        """Relative penalty r in the spec; None for cross-validation."""
+        """Relative penalty r in the spec, or None for cross-validation."""
         return None if self.spec.ridge.regularisation == "auto" else self.spec.ridge.regularisation
 
     @property
@@ -288,7 +288,7 @@ class ClosedForm(Regime):
             )
 
     def why_not_compared(self) -> str:
-        """Return why a request cannot be compared with Scratch if releases have noise; empty without noise."""
+        """Return why a request cannot be compared with Scratch if releases have noise, otherwise an empty string."""
         return "it would measure the solved head, which release.noise hides" if self.spec.release.noise != 0.0 else ""
 
     def sent_settings(self) -> SentSettings:
@@ -301,7 +301,7 @@ class ClosedForm(Regime):
 
 
 def penalty_of(ridge: RidgeSpec, features: int) -> float | None:
-    """Return the relative penalty r of a head on `features` features; None if cross-validation chooses it.
+    """Return the relative penalty r of a head on `features` features, or None if cross-validation chooses it.
 
     Cross-validation reduces G to tridiagonal form in every request, which takes minutes for 8,000 features. Wide heads
     have a fixed penalty instead.

@@ -221,7 +221,7 @@ def _cast(hint: Any, value: Any, name: str) -> Any:
             f"{name} must be one of {options}; found {value!r}" + (f", did you mean {near[0]}?" if near else "")
         )
     alternatives = typing.get_args(hint)
-    if alternatives:  # the type allows numbers and words
+    if alternatives:  # a key of this type accepts numbers and words
         if isinstance(value, str):
             words = next(alternative for alternative in alternatives if typing.get_origin(alternative) is Literal)
             if value in typing.get_args(words):

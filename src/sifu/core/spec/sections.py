@@ -1,4 +1,4 @@
-"""Sections of a spec: frozen dataclasses; `sifu init` writes the comment of each field next to its key."""
+"""Sections of a spec as frozen dataclasses. `sifu init` writes the comment of each field next to its key."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ class ReleaseSpec:
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise; 0 if it is off."""
+        """Standard deviation of the noise, or 0 if it is off."""
         from sifu.theory.release_noise import noise_for
 
         if self.noise != "auto":
