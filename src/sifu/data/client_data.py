@@ -30,7 +30,7 @@ class ClientData:
     x: Array
     y: Array
     ids: Array | None = field(default=None, kw_only=True)
-    """Identity of each sample in the user's own file; None if the file has no column of identities."""
+    """Identity of each sample in the user's own file, or None if the file has no column of identities."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
@@ -65,7 +65,7 @@ def from_dataset(
         dtype: Type of the features, float32 or float64.
         flat: True to flatten each image to one row of numbers.
         normalise: Normalisation (see `scale_features`).
-        names: Names of the clients; by default client-000, client-001...
+        names: Names of the clients, by default client-000, client-001...
 
     Raises:
         InputError: If a row does not exist or is given twice, or if the clients are incompatible (`check_federation`).

@@ -54,15 +54,15 @@ class Dataset:
     Attributes:
         name: Name of the data set.
         x_train: Training samples.
-        y_train: Their labels: int64 class numbers into `classes`, rows of 0 and 1 (several labels), or floats
-            (regression).
+        y_train: Labels of the training samples: int64 class numbers into `classes`, rows of 0 and 1 (several labels),
+            or floats (regression).
         x_test: Test samples.
-        y_test: Their labels.
-        classes: Names of the classes; empty for regression.
+        y_test: Labels of the test samples.
+        classes: Names of the classes, or an empty tuple for regression.
         identity_train: Person shown in each training sample.
         identity_test: Person shown in each test sample.
         client_train: Client of each training sample, as stated in the user's own file.
-        row_ids: Identity of each training sample in that file.
+        row_ids: Identity of each training sample in the user's own file.
         client_test: Client of each test sample.
         scale: Constants for stored bytes.
     """

@@ -168,7 +168,7 @@ def _classes(arrays: dict[str, Array], y: Array, y_test: Array, path: Path) -> t
         return tuple(str(label) for label in arrays["classes"].reshape(-1))
     if y.dtype.kind != "i":
         return ()
-    if y.ndim == 2:  # several labels per sample, one column each
+    if y.ndim == 2:  # one column for each of several labels
         return tuple(str(label) for label in range(y.shape[1]))
     largest = max((int(labels.max()) for labels in (y, y_test) if labels.size), default=-1)
     if largest >= MOST_CLASSES:

@@ -1,4 +1,4 @@
-"""Process-wide settings that affect later code: those of torch, numpy and `decimal`, and the working folder.
+"""Process-wide settings that affect later code: settings of torch, numpy and `decimal`, and the working folder.
 
 A module may change such a setting while it computes with a client's data. `kept_settings` undoes this, so every client
 starts with the settings of the process (docs/theory.md, section 6.6).
@@ -62,7 +62,7 @@ def _set_tf32(held: bool | None) -> None:
 
 
 def fp32_precisions() -> tuple[str, ...]:
-    """Return the precision of float32 products of each backend; empty before torch 2.9."""
+    """Return the precision of float32 products of each backend, or an empty tuple before torch 2.9."""
     return tuple(torch._C._get_fp32_precision_getter(*place) for place in _PRECISIONS)
 
 

@@ -62,7 +62,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, bytearray, list, dict, set, tup
 _OF_FILES = {"__builtins__", "__cached__", "__file__", "__loader__", "__name__", "__package__", "__path__", "__spec__"}
 """Names that Python itself sets in every file."""
 _OF_CLASSES = {"__annotations__", "__dict__", "__module__", "__slotnames__", "__slots__", "__weakref__", "_abc_impl"}
-"""Names in a class that Python itself sets, some of them during use."""
+"""Attributes of classes that Python itself sets, in part while a class is used."""
 _OF_LOGGERS = vars(logging.Logger("")).keys() | {"manager", "parent"}
 """Attributes that every logger has."""
 _NAME = re.compile(r"[^\W\d]\w*")
@@ -210,14 +210,14 @@ class _Search:
         for name in sorted(reached):
             if name not in _OF_FILES:
                 self._read_variable(f"{function.__module__}.{name}", function.__globals__[name], names)
-        if "ops" in names:  # operators of torch: search the files that define some
+        if "ops" in names:  # for operators of torch, search the files that define custom ones
             for file in [vars(file) for name, file in list(sys.modules.items()) if is_users(name)]:
                 if any(isinstance(value, Library | CustomOpDef) for value in file.values()):
                     for value in file.values():
                         self._reach_value(value)
         parents = ["", *_packages(function.__globals__.get("__package__") or "")]
         imported = {parent + name for parent in parents for name in names} & sys.modules.keys()
-        for name in sorted(imported):  # imported inside the function
+        for name in sorted(imported):  # the function itself may import these modules
             self._read_variable(name, sys.modules[name], names)
 
     def _read_variable(self, name: str, value: Any, names: set[str]) -> None:
@@ -314,7 +314,7 @@ _READERS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 )
 """Functions that return the contents of objects whose pickle fails or lacks their state."""
 _OUTSIDE = (io.IOBase, FrameType, TracebackType)
-"""Types of objects whose contents are not variables of the module; that files pass on no data is an assumption."""
+"""Types of objects whose contents are not variables of the module. It is an assumption that files pass on no data."""
 
 
 class _Reader(pickle.Pickler):
@@ -357,7 +357,7 @@ class _Reader(pickle.Pickler):
             return NotImplemented
         try:
             written = value.__reduce_ex__(5)
-        except Exception:  # connections, queues and other objects of extensions
+        except Exception:  # connections, queues and other objects cannot be pickled
             written = owner.__qualname__
             if not isinstance(value, _OUTSIDE) and not owner.__module__.startswith("torch"):
                 self.unread.append(f"{owner.__module__}.{owner.__qualname__}")
@@ -393,7 +393,7 @@ class _Reader(pickle.Pickler):
 
 
 def _values(tensor: torch.Tensor) -> bytes:
-    """Return the bytes of a tensor's values; empty for a lazy tensor that is not initialised."""
+    """Return the bytes of a tensor's values, or b"" for a lazy tensor that is not initialised."""
     if nn.parameter.is_lazy(tensor):
         return b""
     plain = tensor.detach().cpu()

@@ -31,7 +31,7 @@ class NamedData:
 
     Attributes:
         read: Function that returns the data set, given the user's folder (None for the default folders) and the spec's
-            `data.held_out_by`, for data sets that hold out rows themselves.
+            `data.held_out_by`, which matters if the data set holds out rows itself.
         classes: Number of classes.
         scale: Constants for stored bytes; None leaves numbers unchanged.
         shape: Shape of a stored sample, if all samples have the same shape.
@@ -82,7 +82,7 @@ def load(name: str, folder: Path | str | None = None, *, held_out_by: str = "con
 
 
 def find_data(name: str) -> NamedData | None:
-    """Return the data set that a spec calls `name`; None for other names, such as `npz` and `table`.
+    """Return the data set that a spec calls `name`, or None for other names, such as `npz` and `table`.
 
     Raises:
         InputError: If the data set belongs to the paper's package, which is not installed.
@@ -100,7 +100,7 @@ def find_data(name: str) -> NamedData | None:
 
 
 def has_fixed_constants(name: str) -> bool:
-    """Return whether a named data set, the digits or one of the paper's, is preprocessed with constants only.
+    """Return whether a named data set (the digits or a data set of the paper) is preprocessed with constants only.
 
     Data sets of other packages do not count, because their readers see the rows of all clients and may use them for
     preprocessing.

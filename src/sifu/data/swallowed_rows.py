@@ -19,7 +19,7 @@ from sifu.errors import InputError
 def possible_rows(
     last: int, further: Sequence[str], columns: int, separator: str
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield the number and the fields of each further line of a row that has a field for every column.
+    """Yield the number and the fields of each continuation line of a row that has a field for every column.
 
     Args:
         last: Number of the last line of the row.

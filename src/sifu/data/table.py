@@ -52,7 +52,7 @@ def read_table(path: Path, coding: TableCoding, *, owner: str = "", **options: A
     Args:
         path: File or folder.
         coding: Role of every column.
-        owner: Name of the only client of a file that names no client; empty otherwise.
+        owner: Name of the only client of a file that names no client, otherwise empty.
         options: Other keyword arguments of `_dataset`.
 
     Raises:
@@ -209,7 +209,7 @@ def read_features(
     Args:
         path: The file.
         coding: Coding of the clients' rows.
-        names: Columns of the features, in the order of the result; None for all feature columns of the file.
+        names: Columns of the features, in the order of the result, or None for all feature columns of the file.
         refused: If given, it receives the reason for each row that cannot be coded, and no exception is raised.
 
     Returns:
@@ -420,7 +420,7 @@ def _csv_rows(text: str, separator: str) -> Iterator[tuple[int, list[str], list[
         further = lines[1:]
         lines.clear()
         if reader.line_num == 1 and re.fullmatch(r"sep=.?", separator.join(fields).strip()):
-            continue  # Excel's line that declares the separator
+            continue  # Excel declares the separator in such a line
         if any(field.strip() for field in fields):
             yield reader.line_num, fields, further
 

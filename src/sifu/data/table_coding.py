@@ -67,7 +67,7 @@ class TableCoding:
     label: str
     client: str = ""
     classes: tuple[tuple[str, ...], ...] = ()
-    """Label values of each class; empty if labels are numbers."""
+    """Label values of each class, or an empty tuple if labels are numbers."""
     class_names: tuple[str, ...] = ()
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     identity: str = ""
@@ -87,7 +87,7 @@ class TableCoding:
     model: str = ""
     """Model whose tokenizer reads texts."""
     tokens: int = 0
-    """Number of tokens read from each text; 0 for the default."""
+    """Number of tokens read from each text, or 0 for the default."""
 
     @classmethod
     def from_spec(
@@ -197,7 +197,7 @@ class TableCoding:
         return len(self.categories.get(name, [name])) + (name in self.missing)
 
     def features(self, table: TableFile, names: Sequence[str], refused: dict[int, str] | None = None) -> Array:
-        """Return the features of these columns, one row per row of the table; tokens for a column of texts.
+        """Return the features of these columns, one row per row of the table. A column of texts gives tokens.
 
         Args:
             table: Table as read.
@@ -211,7 +211,7 @@ class TableCoding:
             InputError: If a value cannot be coded and `refused` is None.
         """
         if self.text:
-            from sifu.data.feature_maps.transformer_networks import tokenised  # imports torch
+            from sifu.data.feature_maps.transformer_networks import tokenised  # this import needs torch
 
             texts = ["" if value is None else str(value) for value in table.columns[self.text]]
             return tokenised(self.model, texts, self.tokens)

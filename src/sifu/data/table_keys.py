@@ -113,7 +113,7 @@ def _entries(text: str, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _split(text: str, separators: str, *, empty: bool = False) -> list[str]:
-    """Return the parts between separators outside double quotes; empty parts only if `empty`."""
+    """Return the parts between separators outside double quotes; empty parts are included only if `empty` is true."""
     parts, quoted = [""], False
     for character in text:
         if character == '"':

@@ -82,9 +82,9 @@ def propose_spec(
 
     Args:
         path: File, or folder with one file per client.
-        label: Column of the label; guessed by name if empty.
-        client: Column of the client; guessed by name if empty.
-        identity: Column that identifies a row; guessed by name if empty.
+        label: Column of the label. If empty, it is guessed by name.
+        client: Column of the client. If empty, it is guessed by name.
+        identity: Column that identifies a row. If empty, it is guessed by name.
         header: Names of the columns of a file without a header line.
         text: Column of texts to predict from; all other columns are then left out.
         model: Folder, or name on the hub, of the language model that reads the texts.
@@ -187,7 +187,7 @@ class _Roles:
     identities: list[str] = field(default_factory=list)
     """Further columns with a different whole number in every row."""
     text: str = ""
-    """Column of texts, the only feature; empty if the other columns are features."""
+    """Column of texts that is the only feature, or an empty string if the other columns are features."""
 
     @classmethod
     def guess(
@@ -234,7 +234,7 @@ class _Roles:
 
     @property
     def classes(self) -> list[str]:
-        """Classes of the label; empty if the label is a number to predict."""
+        """Classes of the label, or an empty list if the label is a number to predict."""
         column = self.columns[self.label]
         numbers = column.words.keys() - column.odd.keys()
         few = len(column.words) <= (FEW_WORDS if numbers else MOST_WORDS) and not any("." in word for word in numbers)
@@ -255,7 +255,7 @@ class _Roles:
         ]
 
     def odd_texts(self, name: str) -> Counter[str]:
-        """Return the texts in a column of numbers that are not numbers; empty for other columns."""
+        """Return the texts in a column of numbers that are not numbers, or an empty list for other columns."""
         return self.columns[name].odd if name in self.numbers else Counter()
 
     def checks(self) -> Iterator[str]:
@@ -361,7 +361,7 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str], model: str) -> P
 
 
 def _published(name: str) -> dict[str, tuple[float, float]] | None:
-    r"""Return the published ranges of a column by unit; if its name states a unit, only the range in that unit.
+    r"""Return the published ranges of a column by unit. A unit in its name selects the range in that unit.
 
     >>> _published("creatinine"), _published("creatinine (\u00b5mol/L)"), _published("creatinine_stones")
     ({'mg/dl': (1, 0.5), 'umol/l': (88, 44)}, {'umol/l': (88, 44)}, None)

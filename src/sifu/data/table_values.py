@@ -42,7 +42,7 @@ class Place:
 
 
 def plain_numbers(values: Sequence[Any]) -> Array | None:
-    """Return a column as numbers, if every value is a finite number in plain ASCII digits; else None.
+    """Return a column as numbers if every value is a finite number in plain ASCII digits, otherwise None.
 
     >>> plain_numbers(["1", " 2.5 "]).tolist(), plain_numbers(["1", "?"]), plain_numbers(["1_000"])
     ([1.0, 2.5], None, None)
@@ -96,7 +96,7 @@ def stripped(text: str) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a value as a string without white space at its ends; an empty string for None."""
+    """Return a value as a string without white space at its ends, and None as an empty string."""
     return "" if value is None else stripped(str(value))
 
 
@@ -105,7 +105,7 @@ def number_of(place: Place, column: str, value: Any, commas: bool, words_key: st
 
     Args:
         place: Location of the value.
-        column: Its column.
+        column: Column of the value.
         value: The value as read.
         commas: True if 1,5 is a number.
         words_key: Key of the spec that lists words, for error messages.
@@ -116,7 +116,7 @@ def number_of(place: Place, column: str, value: Any, commas: bool, words_key: st
     if isinstance(value, int | float | np.number | np.bool_):
         number = float(value)
     else:
-        text = text_of(value).replace("\u2212", "-")  # the typographic minus sign
+        text = text_of(value).replace("\u2212", "-")  # replaces the typographic minus sign
         if commas and _DECIMAL_COMMA.fullmatch(text):
             text = text.replace(",", ".")
         number = float(text) if _NUMBER.fullmatch(text) else math.nan

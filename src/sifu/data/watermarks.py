@@ -45,7 +45,7 @@ def watermarked(
     largest = dataset.scale.largest if dataset.scale else 255.0
     for client, rows in enumerate(indices):
         for place in mark_places(seed, client, height * width, pixels, fresh=fresh):
-            marked[rows, place // width, place % width] = images.dtype.type(largest)  # every channel of the pixel
+            marked[rows, place // width, place % width] = images.dtype.type(largest)  # marks every channel of the pixel
     return replace(dataset, x_train=marked)
 
 

@@ -60,7 +60,7 @@ def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
 
         module, source = module_of(features.module)
         return NetworkFeatures(_read_deeply(features, module, shape), shape, norm=norm, source=source)
-    if len(shape) == 2:  # grey images, without an axis for channels
+    if len(shape) == 2:  # grey images have no axis for channels
         shape = (1, *shape)
     options: dict[str, Any] = {"shape": shape, "seed": seed, "norm": norm}
     if kind == "transformers":

@@ -51,7 +51,7 @@ class CachedFeatures(FeatureMap):
             yield rows, np.array(kept[rows])
 
     def _kept(self, path: Path, samples: int) -> Floats | None:
-        """Return the features in a file; None if the file is missing or differs from the file that was written."""
+        """Return the features in a file, or None if the file is missing or differs from the file that was written."""
         try:
             kept: Floats = np.load(path, mmap_mode="r", allow_pickle=False)
             if kept.shape != (samples, self.features) or kept.dtype != np.dtype("<f8"):

@@ -28,7 +28,7 @@ class Backbone(Protocol):
     def activations(self, x: Tensor) -> list[Tensor]:
         """Return the activation of each block in order, then the activation of the last layer.
 
-        Each is (n, numbers), (n, positions, numbers) or (n, channels, height, width).
+        Each activation has the shape (n, numbers), (n, positions, numbers) or (n, channels, height, width).
         """
 
 
@@ -38,7 +38,7 @@ class Reading(nn.Module, abc.ABC):
     @property
     @abc.abstractmethod
     def features(self) -> int:
-        """Number of features of a sample; 0 if it is unknown until the network is run."""
+        """Number of features of a sample, or 0 if it is unknown until the network is run."""
 
     @property
     @abc.abstractmethod
@@ -57,11 +57,11 @@ class DeepNetwork(Reading):
         """Create a module that computes deep features with a backbone.
 
         Args:
-            backbone: A module; with blocks, a `Backbone`.
+            backbone: A module, which must be a `Backbone` if blocks are read.
             blocks: Number of blocks read before the last layer.
             width: Number of features before the projection.
             mirror: True to average the features of an image and its mirror image.
-            count: Number of features after the projection; 0 for no projection.
+            count: Number of features after the projection, or 0 for no projection.
             seed: Public seed of the projection.
         """
         super().__init__()

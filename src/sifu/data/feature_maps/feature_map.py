@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 CHUNK = 256
 """Number of samples mapped at a time, so that the features of a large data set need not fit in memory."""
 SAME_FEATURES = 1e-3
-"""Largest difference between computations of a feature, relative to the largest feature; far above rounding errors."""
+"""Largest difference between computations of a feature, relative to the largest feature. Rounding stays far below."""
 
 OUTSIDE_SETTINGS = {"features", "norm", "device"}
 """Fields that `settings` omits: `digest` adds the first two itself, and the device does not change the map."""
@@ -91,7 +91,7 @@ def check_norm(norm: float) -> None:
 
 
 def scaled(rows: Floats, norm: float, unit: float | None = None) -> Floats:
-    """Return integer rows scaled to length `norm`; with a unit, return rows / unit, shortened if longer than `norm`.
+    """Return integer rows scaled to length `norm` or, with a unit, rows / unit, shortened if longer than `norm`.
 
     The squared length is summed as an integer, so the order of summation does not matter. Zero rows stay zero.
 

@@ -123,7 +123,7 @@ class RandomFourier(FeatureMap):
         """Frequencies as integers."""
         # Machines may differ in the last bit of a cosine; rounded to 2^-24, cosines agree (tested at every angle).
         wave = np.cos(2.0 * math.pi * np.arange(2**TURN_BITS) / 2**TURN_BITS)
-        rounded = np.ldexp(np.rint(np.ldexp(wave, WAVE_BITS)) + 0.0, -WAVE_BITS)  # + 0.0: no negative zero
+        rounded = np.ldexp(np.rint(np.ldexp(wave, WAVE_BITS)) + 0.0, -WAVE_BITS)  # adding 0.0 removes negative zeros
         self.wave = rounded * (1.0 - 2.0**-22)  # keeps rounded rows within the norm
         """The cosine at every tabulated angle."""
 

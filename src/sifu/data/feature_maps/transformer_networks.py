@@ -152,9 +152,9 @@ def transformer_features(
         shape: (channels, height, width) of images, (tokens,) of texts.
         model: A folder, or a name on the hub.
         layers: "deep", "last", or the number of layers read before the last one.
-        size: Side that images are resized to; 0 for the side in the model's preprocessing configuration.
+        size: Side that images are resized to, or 0 for the side in the model's preprocessing configuration.
         mirror: True to average the features of an image and its mirror image.
-        count: Number of features after the projection; 0 for no projection.
+        count: Number of features after the projection, or 0 for no projection.
         seed: Public seed of the projection.
         norm: Length of a sample's features.
         device: Device that computes the features.
@@ -234,7 +234,7 @@ def model_folder(name: str) -> Path:
 
 
 def _check_index(index: Path) -> None:
-    """Refuse a list of weight files that names one outside its folder: the digest of the map would not cover it."""
+    """Refuse a list of weight files with a file outside its folder: the digest of the map would not cover this file."""
     try:
         listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
         outside = next((name for name in listed if Path(name).name != name), None)
@@ -252,7 +252,7 @@ def _from_hub(name: str) -> Path:
     for offline in (True, False):
         try:
             return Path(snapshot_download(name, allow_patterns=list(FILES), local_files_only=offline))
-        except Exception as error:  # many types: no such name, no connection, no space
+        except Exception as error:  # has many types: unknown name, no connection, full disk
             cause = error
     raise InputError(
         f"the model {name!r} is not a folder and cannot be downloaded ({type(cause).__name__}): on a machine with a "
