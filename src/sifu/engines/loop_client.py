@@ -63,7 +63,7 @@ class LoopClient:
             instruction: The client's entry in `Task.instructions`; it may have been encoded as JSON and decoded.
 
         Returns:
-            Named arrays and plain values; for an evaluation, the number of correct predictions and the summed loss.
+            Named arrays and plain values, for example the correct predictions and the summed loss of an evaluation.
 
         Raises:
             InputError: If the kind of the task is unknown, or the client refuses or is unable to answer.

@@ -71,7 +71,7 @@ class FixedPoint:
             participants: Number of participants.
 
         Returns:
-            The mean; None if updates of these participants cannot have this sum.
+            The mean, or None if updates of these participants cannot have this sum.
         """
         signed = total.view(np.int64)
         entries = signed[:-1]
@@ -205,7 +205,7 @@ class MaskedRound(RemoteRound):
                 self._total += words
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Words | None:
-        """Return the sum of the masked updates; None if the round was dropped."""
+        """Return the sum of the masked updates, or None if the round was dropped."""
         return self._total
 
     def gate(
@@ -215,8 +215,8 @@ class MaskedRound(RemoteRound):
         return (None if collected is None else self), ()
 
     def average(self, setup: RoundSetup, accepted: MaskedRound) -> Average | None:
-        """Return the mean of the masked updates and each participant's drift; None if the round is dropped."""
-        assert self._total is not None  # guaranteed by `gate`
+        """Return the mean of the masked updates and each participant's drift, or None if the round is dropped."""
+        assert self._total is not None  # `gate` guarantees this
         participants, fixed = self.participants, self._fixed
         samples = self.samples[participants]
         mean = fixed.mean(self._total, int(samples.sum()), participants.size)

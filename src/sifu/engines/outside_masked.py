@@ -57,7 +57,7 @@ class MaskedOutsideFederation(OutsideFederation):
 
 
 def read_ready(reply: Any) -> Ready | None:
-    """Return the reply of a client that has trained for a masked round; None if it cannot be read."""
+    """Return the reply of a client that has trained for a masked round, or None if it cannot be read."""
     if not isinstance(reply, Mapping) or type(reply.get("samples")) is not int:
         return None
     key = read_key(reply)
@@ -65,7 +65,7 @@ def read_ready(reply: Any) -> Ready | None:
 
 
 def read_key(reply: Any) -> bytes | None:
-    """Return the 32-byte key for a masked sum in a reply; None if the reply has no valid key."""
+    """Return the 32-byte key for a masked sum in a reply, or None if the reply has no valid key."""
     try:
         key = bytes.fromhex(reply[KEY])
     except (TypeError, KeyError, ValueError):

@@ -34,7 +34,7 @@ class OutsideStatistics(RemoteStatistics, OutsideFederation):
         self._silent: set[int] = set()
 
     def reachable(self, clients: Sequence[int]) -> list[int]:
-        """Return the clients that may be asked, except those that did not reply when they were last asked."""
+        """Return the clients that may be asked, except clients that did not reply when they were last asked."""
         return [client for client in self.may_ask(clients) if client not in self._silent]
 
     def _ask_statistics(self, clients: Sequence[int], position: Position) -> dict[int, tuple[Origin, Sent] | Reason]:
@@ -121,13 +121,13 @@ def outside_federation(
 
 
 def _array(reply: Any, name: str) -> NDArray[Any] | None:
-    """Return a copy of an array in a reply, because the sender may change the original; None if it is missing."""
+    """Return a copy of an array in a reply, whose sender may change the original, or None if the array is missing."""
     array = reply.get(name) if isinstance(reply, Mapping) else None
     return np.array(array) if type(array) is np.ndarray else None
 
 
 def _origin(reply: Any) -> Origin | None:
-    """Return the origin of the statistics in a reply; None if it cannot be read."""
+    """Return the origin of the statistics in a reply, or None if it cannot be read."""
     if not isinstance(reply, Mapping):
         return None
     samples, features, numbers = reply.get("samples"), reply.get(FEATURES), reply.get(NUMBERS)

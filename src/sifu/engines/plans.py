@@ -34,7 +34,7 @@ class WirePlan:
 
     `features` is the spec's `[features]` section as JSON if samples pass through a public feature map, and `ridge` the
     `[ridge]` section if the head is solved in closed form. `groups` is the number of groups that tune the map's network
-    (0: the network is not tuned). `stretch` scales the distance of the groups' merged model from the fresh model.
+    (0 if the network is not tuned). `stretch` scales the distance of the groups' merged model from the fresh model.
     """
 
     model: str

@@ -186,7 +186,7 @@ def plan_of(spec: Spec, outputs: int = 0) -> WirePlan:
 
 
 def _text(section: FeaturesSpec | RidgeSpec | None) -> str:
-    """Return a section of the spec as JSON; empty if clients do not need it."""
+    """Return a section of the spec as JSON, or an empty string if clients do not need it."""
     return "" if section is None else json.dumps(asdict(section), sort_keys=True)
 
 
@@ -234,7 +234,7 @@ class ReadyClient:
         )
 
     def train(self, model: Arrays, instruction: Instruction) -> tuple[Arrays, int]:
-        """Return the client's model after the local steps, and its number of samples; its index keys the batches."""
+        """Return the trained model and the client's number of samples. The client's index keys the batches."""
         plan = WirePlan.of_text(instruction.plan)
         client = reading_tokens(self, plan.features)
         head = head_of(client, plan, plan.outputs, instruction.client) if plan.groups else None
@@ -377,7 +377,7 @@ def _rounding(
     profiles: Sequence[WireProfile],
     dtype: str,
 ) -> Callable[[float, ClientIndices], float] | None:
-    """Return `Blueprint.rounding` from the bounds that clients report; None if no bound is proven."""
+    """Return `Blueprint.rounding` from the bounds that clients report, or None if no bound is proven."""
     needed = [(profile.smoothness, profile.batch_ratio, profile.energy, profile.target_norm) for profile in profiles]
     if not isinstance(model, LinearModel) or any(None in row for row in needed):
         return None

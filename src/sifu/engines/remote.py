@@ -63,7 +63,7 @@ class MetricNames:
 class HeadPlan:
     """Configuration of a closed-form head.
 
-    `fixed` is the number format of the statistics, and `relative_penalty` the ratio r that defines lambda (None:
+    `fixed` is the number format of the statistics, and `relative_penalty` the ratio r that defines lambda (None for
     cross-validation). If groups tune the network under the head, `tuning` is the training configuration of a group, and
     `networks` returns the tuned parameters of the networks that compute the features.
     """
@@ -79,7 +79,7 @@ class Blueprint:
     """Server's description of its training: everything an engine needs except the connection to the clients.
 
     `rounding` bounds the floating-point error of a round, given the norm of its starting model and its participants
-    (None: no bound is proven). `plan` is part of every message. `several` means that all clients can evaluate several
+    (None if no bound is proven). `plan` is part of every message. `several` means that all clients can evaluate several
     models per message. `head` is set if clients send statistics for a closed-form head instead of models. `in_order`
     means that models are averaged in the order of the embedded engine, so that both engines compute identical means.
 

@@ -65,7 +65,7 @@ class RemoteStatistics(RemoteFederation):
     def collect(
         self, clients: Sequence[int], position: Position
     ) -> Iterator[tuple[int, Statistics | Rows | Rejection | None]]:
-        """Yield each client's statistics or rows after checking them; None for a client that does not reply."""
+        """Yield each client's statistics or rows after checking them, or None for a client that does not reply."""
         largest = max((kept_bytes(self.fixed, self.clients[client].samples) for client in clients), default=1)
         at_once = max(1, BYTES_AT_ONCE // largest)
         for first in range(0, len(clients), at_once):
@@ -93,7 +93,7 @@ class RemoteStatistics(RemoteFederation):
         return Rejection(position, self.clients[client].name, reason, left_out=True)
 
     def _refusal(self, client: int, origin: Origin) -> Reason | None:
-        """Return why statistics of this origin are refused; None if they are accepted."""
+        """Return why statistics of this origin are refused, or None if they are accepted."""
         if origin.features != self.facts.features:
             return "another feature map"
         if origin.numbers != self.fixed.describe():
@@ -227,7 +227,7 @@ class TunedRemoteStatistics(RemoteStatistics, TunedEngine):
 
     def use_backbones(self, backbones: Sequence[GroupNetwork]) -> None:
         """Compute features with these networks from now on."""
-        assert self._head.networks is not None  # set wherever `tuning` is
+        assert self._head.networks is not None  # a tuned head has it
         networks = self._head.networks(backbones)
         self._send_networks({group: networks[group] for group in sorted(networks)})
 

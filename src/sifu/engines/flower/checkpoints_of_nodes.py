@@ -36,7 +36,7 @@ class ShownCheckpoint:
         """Number of the latest event that each client is known to have kept."""
 
     def __call__(self, since: int | None) -> dict[str, str | int]:
-        """Return the checkpoint and all key rotations as entries of a message's config; empty if nothing is signed.
+        """Return the checkpoint and all key rotations as entries of a message's config, or {} if nothing is signed.
 
         Args:
             since: Number of an event that the client kept; the result then includes the links of later events.
@@ -63,7 +63,7 @@ class ShownCheckpoint:
 
     @property
     def seq(self) -> int:
-        """Number of the latest event that was shown; 0 if nothing was."""
+        """Number of the latest event that was shown, or 0 if none was shown."""
         return len(self._links)
 
 
@@ -87,7 +87,7 @@ def guard(app: ClientApp) -> ClientApp:
 
 
 def witness_mod(message: Message, context: Context, call_next: Handler) -> Message:
-    """Check and keep the signed head that a message shows, then call the app; usable as a Flower client mod."""
+    """Check and keep the signed head that a message shows, then call the app. This is a Flower client mod."""
     check_checkpoint(message, context)
     return call_next(message, context)
 
@@ -129,7 +129,7 @@ def follow(
     event must be computable from the kept head and the links.
 
     Args:
-        kept: The kept checkpoint; None if there is none.
+        kept: The kept checkpoint, or None if there is none.
         shown: The checkpoint of the message.
         changes: Key rotations.
         links: Number of the event after which the links begin, and [time, kind, commitment] of each later event.
@@ -189,7 +189,7 @@ def _rotations(config: ConfigRecord) -> list[dict[str, Any]]:
 
 
 def _links(config: ConfigRecord) -> tuple[int, list[Any]]:
-    """Return the event after which a message's links begin, and the links; (0, []) if a link is malformed."""
+    """Return the event after which a message's links begin, and the links, or (0, []) if a link is malformed."""
     try:
         first, links = int(config.get(LINKS_FROM, 0)), json.loads(str(config.get(LINKS, "[]")))  # type: ignore[arg-type]
         sound = isinstance(links, list) and all(

@@ -146,7 +146,7 @@ def add_profile(
     """
 
     def trained(message: Message, context: Context) -> tuple[Arrays, int]:
-        usual = copy(message)  # shares the content, but gets the usual message type
+        usual = copy(message)  # the copy shares the content but gets the usual type
         usual.__dict__["_metadata"] = copy(message.metadata)
         usual.metadata.message_type = TRAIN
         return read_arrays(app(usual, context))

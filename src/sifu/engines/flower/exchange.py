@@ -59,7 +59,7 @@ class KeyRoster:
 
 
 class ClaimedRoster:
-    """Clients identified by the name they claim: for demos and simulation, never certified above `conditional`.
+    """Clients identified by the names they claim, for demos and simulations. Certificates are `conditional` at best.
 
     `claims` maps nodes to the names they claimed. `ask` returns the names claimed by nodes that connect later.
     """
@@ -87,7 +87,7 @@ LONGEST_REASON = 200
 
 @dataclass(frozen=True)
 class _Overdue:
-    """Message without a reply when its exchange closed."""
+    """Message that had no reply when its exchange closed."""
 
     client: int
     closed: float
@@ -101,7 +101,7 @@ class Exchange:
         self._grid, self._poll = grid, poll
         self._overdue: dict[str, _Overdue] = {}
         self.received: dict[int, Message] | None = None
-        """Last reply of each node, including errors; None if replies are not collected."""
+        """Last reply of each node, including errors, or None if replies are not collected."""
 
     def busy(self) -> frozenset[int]:
         """Return the clients that have not yet replied to a message that has not expired."""
@@ -217,7 +217,7 @@ class Messenger:
     def __init__(self, federation: RemoteFederation, exchange: Exchange, roster: Roster, patience: Patience) -> None:
         self._federation, self._exchange, self._roster, self.patience = federation, exchange, roster, patience
         self.shown: ShownCheckpoint | None = None
-        """Ledger checkpoint that every message includes; None before there is one."""
+        """Ledger checkpoint that every message includes, or None before there is one."""
         self.networks: Mapping[int, ArrayRecord] = {}
         """Parameters tuned by each group, which messages for statistics and evaluations include."""
 
@@ -275,14 +275,14 @@ class Messenger:
 
         Args:
             nodes: Node of each client.
-            record: The model or models to send; None for none.
+            record: The model or models to send, or None to send no model.
             position: Branch and round.
             kind: Flower's message type.
-            steps: Number of local steps; None for the number in the client's profile.
+            steps: Number of local steps, or None for the number in the client's profile.
             more: Additional entries of `config`.
         """
         blueprint, shown = self._federation.blueprint, self.shown
-        networks = {} if kind == SEND_MASKED_STATISTICS else self.networks  # these were sent with `PREPARE_STATISTICS`
+        networks = {} if kind == SEND_MASKED_STATISTICS else self.networks  # sent with `PREPARE_STATISTICS`
         own = blueprint.evaluate_config if kind == EVALUATE else None
         messages = {}
         for client, node in nodes.items():

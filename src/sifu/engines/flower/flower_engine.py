@@ -289,7 +289,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         """Evaluate all models with one message per client; only `EVALUATE_SEVERAL` allows more than one model."""
         answers: dict[int, list[Score]] = {}
         if self.evaluates:
-            busy = self._exchange.busy()  # skip these, because a node handles one message at a time
+            busy = self._exchange.busy()  # skipped, because a node handles one message at a time
             nodes = {client: node for client, node in self._messenger.nodes(clients).items() if client not in busy}
             sample = self.evaluation_sample.draw(list(nodes), self.blueprint.seed, models[0])
             nodes, noted = {client: nodes[client] for client in sample}, len(self.incidents)
@@ -315,7 +315,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
 
 
 class FlowerMaskedRound(MaskedRound):
-    """`MaskedRound` of Flower's nodes; with `wants_drifts`, clients also report their distance to the mean."""
+    """`MaskedRound` of Flower's nodes. With `wants_drifts`, clients also report their distance to the mean."""
 
     def __init__(
         self, engine: FlowerFederation, setup: RoundSetup, nodes: Mapping[int, int], wants_drifts: bool
@@ -336,7 +336,7 @@ class FlowerMaskedRound(MaskedRound):
         return self._messenger.messages(nodes, None, self._setup.position, MASKED_TRAIN, more=more)
 
     def _drifts(self, mean: Floats) -> Floats:
-        """Return each participant's reported distance to the mean; infinite if it reports none."""
+        """Return each participant's reported distance to the mean, or infinity if it reports none."""
         if not self._wants_drifts:
             return super()._drifts(mean)
         # Send the mean as float64: rounded to float32, it would differ from the mean that is applied.

@@ -56,7 +56,7 @@ PROFILE_WANTED = "sifu-profile"
 """Key in `config` of a training message: a sifu client answers with its profile, any other client trains."""
 TRAIN, EVALUATE = "train", "evaluate"
 EVALUATE_SEVERAL = "evaluate.sifu_several"
-"""Evaluation of several models, in `arrays-0`, `arrays-1`, ...; sent only to clients whose profile sets `several`."""
+"""Evaluation of several models (`arrays-0`, `arrays-1`, ...), sent only to clients whose profile sets `several`."""
 PREPARE, MASKED_TRAIN, DRIFT_QUERY = "train.sifu_prepare", "train.sifu_masked", "query.sifu_drift"
 """The three messages of a masked round; a ClientApp without handlers for them never sends an unmasked update."""
 DRIFT = "drift"
@@ -110,7 +110,7 @@ def model_message(
     """Build a message to a node.
 
     Args:
-        models: The model or models to send; None for none.
+        models: The model or models to send, or None to send no model.
         instruction: Position, client index, local steps and plan.
         node: Flower's id of the receiving node.
         kind: Flower's message type.

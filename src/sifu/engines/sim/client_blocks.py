@@ -95,7 +95,7 @@ class Block:
 
         Args:
             rows: Rows of the clients in this block.
-            places: Their positions among all requested clients; None if all requested clients are in this block.
+            places: Positions of these clients among all requested clients, or None if this block has all of them.
         """
         padded, width = self.x.shape[1:]
         count = max(1, min(PART_ROWS // padded, PART_BYTES // (padded * width * self.x.element_size())))

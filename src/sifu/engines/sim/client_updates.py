@@ -181,7 +181,7 @@ def average(
 
     Args:
         updates: Updates of all participants, in one or more parts.
-        offset: base - start; None for zero.
+        offset: base - start, or None for zero.
         offset_error: Bound on the error of `offset`.
         samples: Number of samples of each participant.
         want_gram: True to compute the Gram matrix.
@@ -290,7 +290,7 @@ class Clipping:
 
     @staticmethod
     def of(spec: Spec) -> Clipping | None:
-        """Return the clipping that the spec configures; None if updates are not clipped."""
+        """Return the clipping that the spec configures, or None if updates are not clipped."""
         extras = spec.round_extras
         if extras.update_clip == 0.0:
             return None
@@ -329,10 +329,10 @@ class Clipping:
         differences = sent - step
         drifts = np.linalg.norm(differences, axis=1) * enlargement(size)
         largest = float(drifts.max()) + norm_up(step)
-        error = (count + 4) * UNIT_ROUNDOFF * largest * 1.01  # rounding of the two weighted sums and their addition
+        error = (count + 4) * UNIT_ROUNDOFF * largest * 1.01  # covers the two weighted sums and their addition
         gram = differences @ differences.T if want_gram else None
         drifts = (drifts + error) * ROUNDED_UP
-        # Twice, because adding the noise to an update rounds as well.
+        # Count the error twice, because adding the noise to an update rounds as well.
         errors = np.full(count, 2.0 * error)
         return Average(step, drifts, norm_up(step) + error, gram, (), updates=sent, gram_errors=errors)
 

@@ -55,7 +55,7 @@ class Objective:
         return targets.to(dtype).reshape(targets.shape[0], outputs)
 
     def hits(self, scores: Tensor, encoded: Tensor, dim: int = -1) -> Tensor:
-        """Return whether each row is predicted correctly; always False for real-valued targets.
+        """Return whether each row is predicted correctly, which is always False for real-valued targets.
 
         The first of equal scores is the prediction.
         """

@@ -155,7 +155,7 @@ def proven_allowance(
         dtype: Element type of training.
 
     Returns:
-        The function; None if `dtype` is not float64, because then nothing is proven.
+        The function, or None if `dtype` is not float64, because then nothing is proven.
     """
     if dtype != "float64":
         return None

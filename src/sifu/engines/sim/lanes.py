@@ -33,7 +33,7 @@ from sifu.theory.facts import NO_NOISE
 
 PRECISIONS = ("float32", "tf32", "tf32x3")
 COMPARED = 8
-"""Number of samples on which a module's gradient on the device is compared with the CPU's."""
+"""Number of samples on which a module's gradients on the device and on the CPU are compared."""
 
 
 def lane_engines(

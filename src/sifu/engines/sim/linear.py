@@ -166,7 +166,7 @@ class VectorisedTrainer:
         return rows
 
     def _whole_batches(self, block: Block) -> WholeBatches | None:
-        """Return a trainer that takes all steps of a block's clients in one call; None if that is not possible."""
+        """Return a trainer that takes all steps of a block's clients in one call, or None if that is not possible."""
         rows, softmax = block.targets.shape[2], self._objective.name == "softmax"
         if not (softmax and self._plain and self._training.whole_batches(rows) and block.one_by_one):
             return None

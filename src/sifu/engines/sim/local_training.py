@@ -103,7 +103,7 @@ class LocalTraining:
         Args:
             value: The parameters before the step.
             gradient: Gradient of the loss, clipped, without weight decay.
-            velocity: Velocity of the previous step; None in the first step.
+            velocity: Velocity of the previous step, or None in the first step.
         """
         if self.weight_decay:
             gradient = gradient + self.weight_decay * value
@@ -120,8 +120,8 @@ class LocalTraining:
 
         Args:
             value: The parameters, changed in place.
-            gradient: Gradient of the loss; overwritten.
-            velocity: Velocity of the previous step, changed in place; ignored in step 0.
+            gradient: Gradient of the loss, which is overwritten.
+            velocity: Velocity of the previous step, changed in place and ignored in step 0.
             step: Number of the step in the round.
         """
         if self.weight_decay:
@@ -163,7 +163,7 @@ def draw_batches(
     """Draw the batches of several clients in one round.
 
     Args:
-        batch_size: Number of samples per batch; None for all samples of a client.
+        batch_size: Number of samples per batch, or None for all samples of a client.
         samples: Number of samples of each client.
         seed: Seed of the run.
         position: Branch and round.

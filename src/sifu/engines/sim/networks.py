@@ -64,7 +64,7 @@ def kept_units(key: ArrayLike, first: int, samples: int, units: int, rate: float
 
 
 class KeyedDropout(_DropoutNd):
-    """Dropout with a `key` that the trainer sets before each step; inactive in evaluation."""
+    """Dropout with a `key` that the trainer sets before each step. In evaluation it does nothing."""
 
     def __init__(self, rate: float) -> None:
         super().__init__(rate)
@@ -325,7 +325,7 @@ CONV_NETS: dict[str, Callable[[tuple[int, int, int], int], ConvNet]] = {
     "authors_cifar100": lambda shape, outputs: ConvNet(shape, _AUTHORS_CIFAR, (256,), outputs),
     "authors_celeba": lambda shape, outputs: ConvNet(shape, _AUTHORS_CELEBA, (), outputs),
 }
-"""Convolutional networks by their name in a spec: a small network and the paper's; all adapt to the image size.
+"""Convolutional networks for any image size, by their name in a spec: a small network and the paper's networks.
 
 In `cnn_...` a ReLU follows every convolution. `authors_...` follow the code of the paper's authors, which omits the
 ReLU after the third convolution for CIFAR-10 and CIFAR-100, and after all convolutions for CelebA.

@@ -49,7 +49,7 @@ class LoopTrainer:
     """
 
     forks = True
-    """True if users' modules run in forked processes; on a GPU they cannot."""
+    """True if users' modules run in forked processes, which is impossible on a GPU."""
 
     def __init__(self, model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan, device: str = "cpu") -> None:
         self._model, self._plan, self._training = model, plan, plan.training
@@ -60,11 +60,11 @@ class LoopTrainer:
         users = is_users(model)
         self._reused = None if users else fresh_copy(self._pristine)
         self._users = (model.custom_loss,) if isinstance(model, ModuleModel) and model.custom_loss else ()
-        """The user's own loss; empty if there is none."""
+        """A tuple with the user's own loss, or an empty tuple if there is none."""
         self._run = forked if users and self.forks else in_this_process
         """Function that runs an iterator and yields its items: `forked` for a user's module on the CPU."""
         self._shared = shared_state(self._pristine, *self._users) if users and not self.forks else None
-        """Digests of variables that all copies of a user's module share and must not change; None if not checked."""
+        """Digests of variables that all copies of a user's module share and must not change, or None if not checked."""
         self._compared: dict[int, Tensor] = {}
         """First training result of some clients, starting from `_compared_from`."""
         (self._score_width,) = self._run(partial(self._try_forward, clients[0], plan.outputs))
@@ -99,7 +99,7 @@ class LoopTrainer:
     def _train_in_order(
         self, start: Vector, position: Position, clients: Sequence[int], steps: int
     ) -> Iterator[NDArray[np.floating]]:
-        """Yield each client's model as a matrix of one row; for a user's module, then repeat trainings and compare."""
+        """Yield each client's model as a matrix of one row. For a user's module, then repeat trainings and compare."""
         first = None
         for client in clients:
             with few_threads(start.size):

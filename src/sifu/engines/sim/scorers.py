@@ -68,7 +68,7 @@ class Scorer:
         return np.asarray(self._model.objective.row_loss(scores, encoded).numpy())
 
     def accuracy(self, vector: Vector, samples: Samples) -> float:
-        """Return the share of correct predictions; NaN for real targets or without samples."""
+        """Return the share of correct predictions, or NaN for real targets or without samples."""
         if not self.labels or samples.count == 0:
             return float("nan")
         scores, encoded = self._encoded(vector, samples)
@@ -90,7 +90,7 @@ class Scorer:
         return np.asarray(scores.argmax(axis=1))
 
     def probabilities(self, vector: Vector, x: Array) -> Floats | None:
-        """Return the class probabilities, one row per sample; None if the model gives none."""
+        """Return the class probabilities, one row per sample, or None if the model gives none."""
         if not self.labels:
             return None
         scores = self.outputs(vector, x)
@@ -140,7 +140,7 @@ class HeadScorer(Scorer):
         return np.asarray(np.sum(wrong * wrong, axis=1))
 
     def accuracy(self, vector: Vector, samples: Samples) -> float:
-        """Return the share of correct predictions; NaN for tasks other than classification or without samples."""
+        """Return the share of correct predictions, or NaN for tasks other than classification or without samples."""
         if not self.labels or samples.count == 0:
             return float("nan")
         return float(np.mean(self.predictions(vector, samples.x) == np.asarray(samples.y)))
@@ -162,7 +162,7 @@ class HeadScorer(Scorer):
 
 
 def scorer_of(engine: Engine) -> Scorer | None:
-    """Return a scorer for an engine's models; None if the engine does not expose its model."""
+    """Return a scorer for an engine's models, or None if the engine does not expose its model."""
     if isinstance(engine, ClosedFormFederation):
         return HeadScorer(engine)
     model = getattr(engine, "model", None)

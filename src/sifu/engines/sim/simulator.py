@@ -65,7 +65,7 @@ def training_facts(
     Args:
         model: Model that clients train.
         training: Settings of local training.
-        clipping: Clipping and noise of whole updates; None if updates get neither.
+        clipping: Clipping and noise of whole updates, or None if updates get neither.
         rules: Handling of replies that cannot be used.
         others: All other training facts, by name.
     """
@@ -117,7 +117,7 @@ class SimulationSettings:
 
     Attributes:
         server_rate: Step size of the server.
-        participation: Rule that draws the participants of a round; by default all clients take part.
+        participation: Rule that draws the participants of a round, by default all clients take part.
         dtype: Number format of models.
         seed: Public seed of all draws.
         strategy: `auto` trains many clients of a linear model at once, a `ConvNet` with hand-written passes, and any
@@ -127,11 +127,11 @@ class SimulationSettings:
         features: Digest of the public map that computed the samples, if any (`TrainingFacts`).
         features_declared: True if the operator declared that this map is public.
         features_by_module: True if this map is a module supplied by the operator.
-        clipping: Clipping and noise of whole updates; None if updates get neither.
+        clipping: Clipping and noise of whole updates, or None if updates get neither.
         numbers: Increasing indices that key the draws of participants, batches and dropout (by default 0, 1, ...). A
             subset of the clients, or one client on its own machine, thus makes the same draws as in the whole
             federation.
-        replies: Handling of a client's model that cannot be used; by default the round stops with an error.
+        replies: Handling of a client's model that cannot be used, by default the round stops with an error.
         loop: Function that makes the trainer for one client at a time.
     """
 
@@ -263,7 +263,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
         return tuple(map(sample_digest, self._given))
 
     def rounding_allowance(self, length: float, participants: ClientIndices) -> float:
-        """Return a bound on the rounding error of a round from a model of norm `length`; 0 if none is proven."""
+        """Return a bound on the rounding error of a round from a model of norm `length`, or 0 if none is proven."""
         return self._rounding(length, participants) if self._rounding and participants.size else 0.0
 
     def check_module(self) -> None:
@@ -342,7 +342,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
                 average = replace(average, updates=updates)
         else:
             models = np.asarray(accepted.models)
-            updates = models - start  # first, because averaging changes the rows in place
+            updates = models - start  # done first, because averaging changes the rows in place
             if self._clipping:
                 return self._clipping.average(updates, position, self._numbers[participants], samples, setup.want_gram)
             rows = [(slice(0, participants.size), torch.from_numpy(models))]

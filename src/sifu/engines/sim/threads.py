@@ -44,7 +44,7 @@ _one_at_a_time = threading.Lock()
 
 
 def scripted(module: AnyModule) -> AnyModule:
-    """Return `module` with its exported methods compiled, sharing its tensors; the module itself if this fails.
+    """Return `module` with its exported methods compiled, sharing its tensors, or `module` itself if this fails.
 
     All warnings of the process are silenced during compilation, because torch's warnings cannot be silenced separately.
     """

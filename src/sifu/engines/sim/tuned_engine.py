@@ -102,7 +102,7 @@ class TunedFederation(ClosedFormFederation, TunedEngine, ChecksModule):
 
 
 class TunedOnDevice(TunedFederation):
-    """Variant of `TunedFederation` on a device; a separate class, as `run.devices` identifies engines by class."""
+    """Variant of `TunedFederation` on a device. `run.devices` distinguishes the two classes."""
 
 
 class TuningFederation(SimulatedFederation):
@@ -152,7 +152,7 @@ class TuningOnDevice(TuningFederation, StreamsGroupRounds):
     def stream_group_rounds(
         self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices], wanted: RoundsWanted
     ) -> Iterator[list[StreamedRound]]:
-        """Yield lists of rounds, one round per group from the group's own model; drifts are not computed (infinite)."""
+        """Yield lists of rounds, one round per group from the group's own model, with infinite (unknown) drifts."""
         vectors = [self.loop.on_device(self.layout.own_copy(model)) for model in models]
         for start in range(position.round, wanted.stop.max_rounds):
             vectors, finite = self.loop.means(vectors, Position(position.branch, start), groups)

@@ -267,7 +267,7 @@ def room_to_prepare(network: ConvNet, dtype: torch.dtype) -> list[Tensor]:
 
 
 def prepare(network: ConvNet, parameters: Parameters, room: list[Tensor] | None = None) -> list[Tensor]:
-    """Convert the convolutions' weights to the format of their tiles, in `room` if given; needed once per model."""
+    """Convert the convolutions' weights to the format of their tiles, in `room` if given. Call this once per model."""
     prepared = room_to_prepare(network, parameters[0][0].dtype) if room is None else room
     for layer, (weight, _), place in zip(network.convolution_layers, parameters, prepared, strict=False):
         tiles_kind(layer).prepare(weight, place)
@@ -358,7 +358,7 @@ class ConvPass(nn.Module):
             rows: Rows of `data` to use.
             labels: Labels of these rows.
             batch: Number of samples in the whole batch.
-            kept: Units that dropout keeps, per hidden layer; None without dropout.
+            kept: Units that dropout keeps, per hidden layer, or None without dropout.
             parameters: Weights and biases.
             prepared: Weights in the format of the tiles.
             gradients: Output of the gradients.

@@ -132,7 +132,7 @@ class ConvTrainer:
                     ]
                 errors = [job.exception() for job in waiting]
                 for error in errors:
-                    if error and not isinstance(error, threading.BrokenBarrierError):  # a consequence of another error
+                    if error and not isinstance(error, threading.BrokenBarrierError):  # follows from another error
                         raise error
                 yield slice(first, first + chosen.size), rows
 
@@ -185,7 +185,7 @@ class ConvTrainer:
         try:
             self._descend(local, member, meeting)
         except BaseException:
-            meeting.abort()  # otherwise the others would wait forever
+            meeting.abort()  # otherwise the other members would wait forever
             raise
         if member == 0:
             torch.index_select(local.value, 0, self._back, out=row)

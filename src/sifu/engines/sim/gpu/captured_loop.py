@@ -244,7 +244,7 @@ class CapturedLoop(LoopTrainer):
             torch.cuda.synchronize(self._device)
 
     def _why_never_captured(self) -> str:
-        """Return why the module's steps cannot be captured; empty if no reason is known before the first capture."""
+        """Return why the module's steps cannot be captured, or "" if no reason is known before the first capture."""
         if self._device.type != "cuda":
             return "graphs are for GPUs"
         start, results = self.on_device(self._compared_from()), []

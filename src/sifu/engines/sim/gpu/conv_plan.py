@@ -109,7 +109,7 @@ PRECISIONS = {"float32": "ieee", "tf32": "tf32", "tf32x3": "tf32x3"}
 BLOCK_CHANNELS = (1, 2, 4)
 """Numbers of input channels for which a pooled convolution uses blocks of 4 x 4 pixels."""
 ENOUGH_PROGRAMS = 1024
-"""Number of programs that keep the whole GPU busy; if there would be more, one program may compute several tiles."""
+"""Number of programs that keep the whole GPU busy. Beyond this number, one program may compute several tiles."""
 
 
 def power_of_two(value: int) -> int:
@@ -158,12 +158,12 @@ class WeightForm:
 
     @property
     def stored(self) -> int:
-        """Number of stored partial sums of each weight; 0 if the kernel takes the step itself."""
+        """Number of stored partial sums of each weight, or 0 if the kernel takes the step itself."""
         return {"block": 4 * self.parts, "whole": 0}.get(self.kind, self.parts)
 
     @staticmethod
     def of(layer: ConvolutionPlace, batch: int, slots: int, precision: str) -> WeightForm:
-        """Return a form that was fast on an H200; for `ieee` products, the form with the least arithmetic."""
+        """Return a form that was fast on an H200 or, for `ieee` products, the form with the least arithmetic."""
         if precision == "ieee":
             return WeightForm("patch", _parts(64 // slots, 8))
         channels, outputs = layer.channels_in, batch * layer.height_out * layer.width_out

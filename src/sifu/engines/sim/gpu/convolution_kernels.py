@@ -23,7 +23,7 @@ DEAD = tl.constexpr(4)
 def place_of(number, BATCH, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
     """Split position `number` in BATCH planes of HEIGHT x WIDTH: whether it exists, its number, sample, row and column.
 
-    If it does not exist, the other values are those of position 0.
+    If it does not exist, the other values describe position 0.
     """
     real = number < BATCH * HEIGHT * WIDTH
     inner = tl.where(real, number, 0)

@@ -112,7 +112,7 @@ def capture(
     Args:
         device: The GPU.
         work: Function that submits the work.
-        first: Function that runs once before the capture, to compile kernels; by default `work`.
+        first: Function that runs once before the capture, to compile kernels, by default `work`.
     """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))

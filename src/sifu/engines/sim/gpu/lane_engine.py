@@ -38,7 +38,7 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
     def __init__(self, federation: SimulatedFederation, group: LaneGroup, lane: int, outside: tuple[str, ...]) -> None:
         self._federation, self._group, self._lane = federation, group, lane
         self.layout, self.clients = federation.layout, federation.clients
-        # A separate queue, so that work of this lane alone does not wait for rounds that the group computes in advance.
+        # Use a separate queue, so that work of this lane does not wait for rounds that the group computes in advance.
         self._queue = DeviceQueue(group.device)
         # Every certificate lists how this device differs from the embedded engine.
         facts = replace(federation.facts, outside=(*federation.facts.outside, *outside))

@@ -112,7 +112,7 @@ class LaneGroup:
             self._changed.notify_all()
 
     def take(self, streams: Sequence[LaneStream]) -> list[Chunk] | None:
-        """Return the next chunk of each stream, all with equally many rounds; None if no rounds are left.
+        """Return the next chunk of each stream, all with equally many rounds, or None if no rounds are left.
 
         A call also releases the chunks of the previous call.
         """
@@ -217,7 +217,7 @@ class LaneGroup:
                 with self._device_lock, self.queue.here():
                     chunks = self._run(streams)
                     self._last = self.queue.mark()
-            except BaseException as error:  # passed to every waiting thread
+            except BaseException as error:  # every waiting thread raises it
                 with self._changed:
                     self._feeding = False
                     for stream in streams:
@@ -235,7 +235,7 @@ class LaneGroup:
                 self._changed.notify_all()
 
     def _gather(self) -> list[LaneStream] | None:
-        """Return the streams to run next; None when all lanes are closed.
+        """Return the streams to run next, or None when all lanes are closed.
 
         These are all expected streams, or the available streams once an idle device has waited for `PATIENCE` seconds.
         """
@@ -428,7 +428,7 @@ class LaneGroup:
 
 
 def _looked_at(program: Program, streams: list[LaneStream]) -> NDArray[np.int64] | None:
-    """Return the clients on which these streams' models are evaluated; None for all clients."""
+    """Return the clients on which these streams' models are evaluated, or None for all clients."""
     first, *others = (stream.wanted.evaluated for stream in streams)
     if first is None or program.whole_lanes:
         return None

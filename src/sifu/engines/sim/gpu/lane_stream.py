@@ -46,7 +46,7 @@ class ProgramPlan:
 
 
 class Program(abc.ABC):
-    """Program that trains several lanes; `history[k, l]` is the model of lane l after k rounds, in device order."""
+    """Program that trains several lanes. `history[k, l]` is the model of lane l after k rounds, in device order."""
 
     whole_lanes = False
     """True if a model can be evaluated only on all clients of its lane, not on some of them."""

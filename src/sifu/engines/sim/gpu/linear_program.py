@@ -62,7 +62,7 @@ class LinearProgram(Program):
 
     @staticmethod
     def gram_of(samples: Tensor, training: LocalTraining) -> Tensor | None:
-        """Return XX' of each client; None if steps in feature space are cheaper or needed for precise norms."""
+        """Return XX' of each client, or None if steps in feature space are cheaper or needed for precise norms."""
         _, rows, width = samples.shape
         if training.clip and samples.dtype == torch.float64:
             return None

@@ -39,7 +39,7 @@ SAMPLES_AT_ONCE = 2048
 """Maximum number of samples whose activations are stored at once, so that memory is independent of the client count."""
 
 AGREEMENT = {"float32": 1e-3, "tf32": 0.1}
-"""Maximum deviation of a device's gradients from the CPU's, relative to the largest entry."""
+"""Maximum deviation between the gradients of a device and of the CPU, relative to the largest entry."""
 
 _PRODUCTS = threading.RLock()
 
@@ -204,7 +204,7 @@ def _convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """Compute `functional.conv2d`, with its arguments, as a matrix product; return None if they are not supported."""
+    """Compute `functional.conv2d`, with its arguments, as a matrix product; return None for unsupported arguments."""
     if groups != 1 or isinstance(padding, str) or input.dim() != 4:
         return None
     kernel = weight.shape[2:]
@@ -246,7 +246,7 @@ class ModuleProgram(PackedProgram):
 
     def _load_packed(self, schedule: Schedule, packing: Packing, rounds: int) -> None:
         super()._load_packed(schedule, packing, rounds)
-        # Weight of each packed slot in each lane's mean; zero for empty slots and for slots of other lanes.
+        # Weight of each packed slot in each lane's mean: zero for empty slots and for slots of other lanes.
         flat = schedule.weights.flatten(1).gather(1, packing.order)
         lane = packing.order // self.slots
         own = lane[:, None, :] == torch.arange(self.lanes, device=self.device)[None, :, None]

@@ -62,7 +62,7 @@ def descend_convolution(
     gradient = tl.zeros((BLOCK,), dtype=tl.float32)
     TOGETHER: tl.constexpr = 8 if PARTS % 8 == 0 else PARTS
     for start in range(0, PARTS, TOGETHER):
-        for ahead in tl.static_range(TOGETHER):  # issue this many loads at once
+        for ahead in tl.static_range(TOGETHER):  # issues all these loads at once
             gradient += tl.load(partial + ((start + ahead) * slots + g) * length + j, mask=real, other=0.0)
     at = g * size + weight_at + j
     weight = tl.load(models + at, mask=real, other=0.0)
@@ -320,7 +320,7 @@ def classify(
     IN: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr, CLIPPED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the last layer, softmax cross-entropy over the true rows, its gradient, and one step, per slot."""
+    """For each slot, compute the last layer and softmax cross-entropy over the true rows; take one gradient step."""
     g = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BM)
     o = tl.arange(0, BN)

@@ -158,7 +158,7 @@ def batches_of(tables: LaneTables, who: Tensor, branches: Tensor, position: Tens
 
     Args:
         tables: Samples and keys of the lanes.
-        who: Participants (rounds, lanes, slots); -1 for an empty slot.
+        who: Participants (rounds, lanes, slots), with -1 for an empty slot.
         branches: Branch of each lane.
         position: Round number of each round and lane (rounds, lanes).
         drawing: Parameters of the draws.
