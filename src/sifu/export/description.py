@@ -39,7 +39,7 @@ def description_path(model: Path) -> Path:
 
 
 def networks_of_head(reader: RunReader) -> list[GroupModelRow]:
-    """Return the groups' networks that the current head uses; empty if no network is tuned."""
+    """Return the groups' networks that the current head uses, or an empty list if no network is tuned."""
     whole = next((row for row in reader.statistics().values() if row.is_sum), None)
     groups = reader.group_models()
     return [groups[node] for node in whole.trunks] if whole else []
@@ -53,7 +53,7 @@ def describe(
     Args:
         reader: Reader of the run.
         content: Safetensors bytes of the model.
-        networks: Safetensors bytes of its tuned networks; None if no network is tuned.
+        networks: Safetensors bytes of the model's tuned networks, or None if no network is tuned.
         given: Shape of one sample, if the clients were passed from Python.
     """
     spec, layout = Spec.from_mapping(reader.spec), reader.layout
@@ -178,7 +178,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def _stored(spec: Spec) -> dict[str, Any] | None:
-    """Return the shape of a stored sample and whether it consists of bytes; None if unknown without the clients.
+    """Return the shape of a stored sample and whether it consists of bytes, or None if unknown without the clients.
 
     A table is described by its columns instead.
     """
@@ -195,7 +195,7 @@ def _stored(spec: Spec) -> dict[str, Any] | None:
 
 
 def _input_shape(spec: Spec, stored: dict[str, Any] | None) -> list[int] | None:
-    """Return the shape of a sample that the model or its feature map accepts; None if unknown without the clients."""
+    """Return the shape of a sample that the model or its feature map accepts, or None if only the clients know it."""
     if stored is None:
         return None
     samples = np.zeros((0, *stored["shape"]))
@@ -204,7 +204,7 @@ def _input_shape(spec: Spec, stored: dict[str, Any] | None) -> list[int] | None:
 
 
 def _normalisation(spec: Spec) -> dict[str, Any] | None:
-    """Return the divisor of bytes, and the mean and deviation of each channel; None if numbers are used unchanged."""
+    """Return the divisor of bytes and each channel's mean and deviation, or None if numbers are used unchanged."""
     constants = scale_of(spec.data.name)
     if constants is None:
         return {"divide_bytes_by": 255.0, "mean": None, "deviation": None} if spec.data.name == NPZ else None
@@ -218,7 +218,7 @@ def _normalisation(spec: Spec) -> dict[str, Any] | None:
 
 
 def _feature_columns(spec: Spec, coding: TableCoding) -> list[str] | None:
-    """Return the feature columns in order, from the record or the table's header; None if both are missing."""
+    """Return the feature columns in order, from the record or the table's header, or None if both are missing."""
     if spec.data.columns:
         return split_names(spec.data.columns, "data.columns")
     try:

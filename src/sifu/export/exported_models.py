@@ -38,9 +38,9 @@ def networks_path(model: Path) -> Path:
 
 
 def networks_bytes(reader: RunReader) -> bytes | None:
-    """Return the safetensors bytes of the parameters that groups tuned, named GROUP/NAME; None if no network is tuned.
+    """Return the safetensors bytes of the parameters that groups tuned, or None if no network is tuned.
 
-    All other parameters are in the public network.
+    The arrays are named GROUP/NAME. All other parameters are in the public network.
     """
     from safetensors.numpy import save
 
@@ -83,7 +83,7 @@ def load_model(path: str | Path, *, module: str | ModelGiven | None = None) -> L
             "allow running it (sifu predict --module package.file:function, or load_model(..., module=...))"
         )
     if isinstance(module, str) and features.get("kind") == "module":
-        allow_code(module)  # the caller consents by naming it
+        allow_code(module)  # naming a module is the caller's consent
     from sifu.export.loaded_model import LoadedModel  # imports torch
 
     tuned = description.get("networks")
@@ -102,7 +102,7 @@ def _own_model(model: Path, module: str | ModelGiven | None) -> Model | None:
         )
     if not isinstance(module, str):
         return as_model(module)
-    allow_code(module)  # the caller consents by naming it
+    allow_code(module)  # naming a module is the caller's consent
     return as_model(lambda: module_of(module)[0])
 
 

@@ -77,7 +77,7 @@ class LoadedModel(nn.Module):
         parameters: Arrays of the model file.
         description: Content of its description file.
         networks: Arrays of the tuned networks that compute its features.
-        own: The user's own model; None for a built-in model.
+        own: The user's own model, or None for a built-in model.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class LoadedModel(nn.Module):
         return self._decided(self.scores(x))
 
     def predict_file(self, path: str | Path) -> list[Any]:
-        """Return the predictions for the rows of the npz, CSV or Parquet file at `path`; None for a refused row.
+        """Return the predictions for the rows of the npz, CSV or Parquet file at `path`, or None for a refused row.
 
         If the spec named the classes, predictions are their names.
         """
@@ -228,7 +228,7 @@ class LoadedModel(nn.Module):
         return classes[1:2] if outputs == 1 and self._decides_as == "logistic" else classes[:outputs]
 
     def _mapped(self, samples: Tensor) -> Tensor:
-        """Return the features of prepared samples; the samples themselves if there is no feature map."""
+        """Return the features of prepared samples, or the samples themselves if there is no feature map."""
         if not self._has_map:
             return samples
         shape = tuple(samples.shape[1:])
@@ -269,7 +269,7 @@ class LoadedModel(nn.Module):
         return LARGEST_INPUT if self._has_map else float(np.finfo(self.description["dtype"]).max)
 
     def _row_shape(self) -> list[int] | None:
-        """Return the shape of a row, if the parameters determine it; None otherwise."""
+        """Return the shape of a row if the parameters determine it, otherwise None."""
         if self.kind in LINEAR_KINDS and self.description["features"].get("kind") == "none":
             return [int(self.network.get_parameter("weight").shape[0])]
         return [int(self.network.get_parameter("1.weight").shape[1])] if self.kind == "mlp" else None
@@ -369,7 +369,7 @@ def _shape_that_fits(kind: str, parameters: dict[str, Array], outputs: int) -> t
     for side in range(1, LARGEST_SIDE + 1):
         try:
             network = CONV_NETS[kind]((channels, side, side), outputs)
-        except InputError:  # too small
+        except InputError:  # the image is too small
             continue
         if network.linear_layers[0].features_in == parameters["fc1.weight"].shape[1]:
             return (channels, side, side)

@@ -58,7 +58,7 @@ def onnx_bytes(
         description: Description of the model.
         content: Safetensors bytes of its parameters.
         networks: Safetensors bytes of the networks that groups tuned.
-        own: The user's own model; None for a built-in model.
+        own: The user's own model, or None for a built-in model.
     """
     try:
         from onnx import TensorProto, checker, helper
@@ -101,7 +101,7 @@ def onnx_bytes(
     ]
     if description["classes"] and decided == "class":
         unnamed = map(str, range(len(description["classes"]), outputs))
-        names = np.array([*description["classes"], *unnamed, ""], dtype=object)  # "" for the index -1 of refused rows
+        names = np.array([*description["classes"], *unnamed, ""], dtype=object)  # index -1 of refused rows
         graph.add("Gather", graph.constant(names), "prediction", axis=0, output="class")
         results.append(("class", TensorProto.STRING, ["samples"]))
     model = helper.make_model(
@@ -217,7 +217,7 @@ def _exported(module: torch.nn.Module, example: torch.Tensor) -> tuple[Any, int]
             # Optimisation would fold normalisation into convolutions; parameters of other networks would not fit then.
             program = torch.onnx.export(exported, dynamo=True, opset_version=OPSET, optimize=False, verbose=False)
             assert program is not None
-            program.model.graph.inputs.extend(program.model.graph.initializers.values())  # prevents folding
+            program.model.graph.inputs.extend(program.model.graph.initializers.values())  # this prevents folding
             fold_constants(program.model)
             remove_unused_nodes(program.model)
     except Exception as error:  # a user's module may raise any exception

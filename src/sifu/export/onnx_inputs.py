@@ -73,7 +73,7 @@ class Graph:
         Args:
             kind: Operator.
             *inputs: Names of the inputs.
-            output: Name of the first output; generated if empty.
+            output: Name of the first output. If empty, a name is generated.
             domain: Domain of the operator.
             outputs: Number of outputs.
             **attributes: Attributes of the operator.
@@ -140,7 +140,7 @@ def prepared_inputs(graph: Graph, description: dict[str, Any], width: int | None
     Args:
         graph: Graph to extend.
         description: Description of the model.
-        width: Number of inputs of a linear model or MLP, which takes flat rows; None for other networks.
+        width: Number of inputs of a linear model or MLP, which takes flat rows, or None for other networks.
     """
     kind = description["features"]["kind"]
     if kind not in WRITTEN_MAPS:
@@ -179,7 +179,7 @@ def raw_samples(graph: Graph, description: dict[str, Any], width: int | None) ->
     if moves and len(shape) == 2:
         shape = [1, *shape]
         samples = graph.add("Unsqueeze", samples, graph.constant(np.array([1], np.int64)))
-    elif moves and len(shape) == 3 and shape[2] <= 4:  # the same rule as in `channels_first`
+    elif moves and len(shape) == 3 and shape[2] <= 4:  # `channels_first` has the same rule
         shape = [shape[2], *shape[:2]]
         samples = graph.add("Transpose", samples, perm=[0, 3, 1, 2])
     samples = _levels(graph, description, samples, shape) if stored["bytes"] else graph.cast(samples, dtype)
@@ -189,7 +189,7 @@ def raw_samples(graph: Graph, description: dict[str, Any], width: int | None) ->
 
 
 def at_most(graph: Graph, rows: str, largest: Any) -> str:
-    """Add a column that is true if the absolute values of a row sum to at most `largest`; false for NaN."""
+    """Add a column that is true if the absolute values of a row sum to at most `largest`, and false for NaN."""
     return graph.add("LessOrEqual", graph.sums(graph.add("Abs", rows)), graph.constant(largest))
 
 
@@ -243,7 +243,7 @@ def _category(graph: Graph, name: str, coding: TableCoding) -> str:
 
 
 def _spellings(words: tuple[str, ...], missing: int, also_missing: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """Yield each accepted spelling of a category or missing value, with its feature; later pairs replace earlier."""
+    """Yield each accepted spelling of a category or missing value, with its feature; later pairs take precedence."""
     position = {word: number for number, word in enumerate(words)}
     for word, number in position.items():
         if word.lstrip("-").isdecimal() and str(int(word)) == word:
@@ -264,7 +264,7 @@ def _cases(word: str) -> Iterator[str]:
 def _levels(graph: Graph, description: dict[str, Any], samples: str, shape: list[int]) -> str:
     """Add a lookup of the scaled value of each byte, channel by channel."""
     channels = shape[0] if len(shape) == 3 else 1
-    every = np.arange(256, dtype=np.uint8).reshape(256, 1, 1, 1).repeat(channels, axis=3)  # images of one pixel
+    every = np.arange(256, dtype=np.uint8).reshape(256, 1, 1, 1).repeat(channels, axis=3)  # one-pixel images
     values = scale_features(
         every, scale_of(description["data"]), dtype=description["dtype"], flat=True, normalise=description["normalise"]
     )
@@ -287,7 +287,7 @@ def _mapped(graph: Graph, mapping: FeatureMap, samples: str) -> Prepared:
     turns = graph.add("MatMul", whole, graph.constant(mapping.turns))
     valid = at_most(graph, whole, LARGEST_WHOLE / float(np.abs(mapping.turns).max()))
     places = graph.add("Floor", graph.add("Mul", turns, graph.constant(2.0 ** -(INPUT_BITS + FREQUENCY_BITS))))
-    # Invalid values need not be integers, and their position could be outside the cosine table.
+    # Invalid values need not be integers, and their positions could be outside the cosine table.
     phases = graph.cast(graph.add("Where", valid, places, graph.constant(0.0)), np.int64)
     quarter = graph.add("Sub", phases, graph.constant(np.array(2 ** (TURN_BITS - 2), np.int64)))
     turn = graph.constant(np.array(2**TURN_BITS, np.int64))
