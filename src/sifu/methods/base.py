@@ -100,7 +100,7 @@ def noised_premises(claim: Claim) -> tuple[Premise, ...]:
     if claim.is_initial:
         before = before_training_premises(view.facts, view.rate_source(claim.gone))
         return (*record_premises(view.record_history), *before)
-    # The path to the rollback target may contain a merge of groups. Their number matters only if it depends on `gone`.
+    # The path to the rollback target may contain a merge. The number of groups matters only if it depends on `gone`.
     grouping = (grouping_premise(view.spec.groups.count, depends=True),) if view.groups_depend_on(claim.gone) else ()
     return grouping + collect_premises(
         view.facts,
@@ -143,7 +143,7 @@ class Start:
         bytes_sent: Number of bytes sent in both directions.
         replayed: Stored updates that the model was made from, round by round. They replace the files of updates stored
             so far. No client's influence on such a model is known, so its node is of kind `heuristic`.
-        merged: Merge of group models that made the model; None for other models.
+        merged: Merge of group models that made the model, or None for other models.
     """
 
     model: Vector
@@ -160,8 +160,8 @@ class RecordedReplay:
 
     Attributes:
         view: View of the run just before the request.
-        stored: The stored updates at that time, in the order of the active history.
-        gone: Clients whose requests had been filed by then and were not refused or withdrawn.
+        stored: The updates stored at the time of the request, in the order of the active history.
+        gone: Clients whose requests had been filed, and not refused or withdrawn, when this request was executed.
         terms: Terms of the request.
         order: Position of the request in the order of requests.
         written: Rows of the update files that the request wrote.
@@ -218,7 +218,7 @@ class Method(Protocol):
         return (heuristic_premise(self.info.name), *before)
 
     def training_noise(self, view: RunView, subjects: Sequence[Subject], terms: RequestTerms) -> TrainingNoise | None:
-        """Return the guarantee that noise in training gives the subjects; None if the method does not rely on it."""
+        """Return the guarantee that noise in training gives the subjects, or None if the method does not rely on it."""
         return None
 
     def bytes_kept(self, view: RunView) -> int:
@@ -252,7 +252,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
         method: Method to plan for.
         view: View of the run.
         terms: Terms of the request.
-        depth: Depth of the source; None for a fresh model.
+        depth: Depth of the source, or None for a fresh model.
         noise_std: Standard deviation of the noise.
 
     Raises:

@@ -78,7 +78,7 @@ def register(method: type[Method]) -> None:
 
 
 def released_accuracy(view: RunView, plan: Plan) -> float | None:
-    """Return the expected accuracy of the final model on the remaining clients; None if it is not predictable."""
+    """Return the expected accuracy of the final model on the remaining clients, or None if it is not predictable."""
     forecast = Forecast(view, plan.terms)
     tip = forecast.first.evaluated.get(view.path.nodes[view.path.tip].node)
     if tip is None or not math.isfinite(tip.accuracy) or not view.spec.regime.has_accuracy:
@@ -91,7 +91,7 @@ def released_accuracy(view: RunView, plan: Plan) -> float | None:
     if stop.target > 0.0 and plan.predicted_rounds is not None and plan.predicted_rounds <= limit:
         return stop.target
     if method_info(plan.terms.method).starts_from in ("initial", "merge") and plan.source_node is not None:
-        return None  # nothing was recorded about merged or replayed models
+        return None  # the recorded curve does not apply to merged or replayed models
     points = [(at, row.accuracy) for at, row in forecast.first.points if math.isfinite(row.accuracy)]
     if not points:
         return None
@@ -139,7 +139,7 @@ def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None)
 
 
 def also_left_out(view: RunView, terms: RequestTerms) -> str:
-    """Describe the clients and records that other approved requests leave out of the release; "" if there are none."""
+    """Describe the clients and records that other approved requests leave out of the release, or return ""."""
     others = [row for row in leaving_requests(view.reader) if set(row.clients).isdisjoint(terms.clients)]
     words = [
         f"{forgotten_words(plain_names(view.reader, row.clients), len(row.records) or None)} (request {row.request})"
@@ -185,7 +185,7 @@ def _option(view: RunView, method: Method, plan: Plan) -> MethodOption:
     rounds = plan.expected_rounds if plan.predicted_rounds is None else float(plan.predicted_rounds)
     rounds = rounds if rounds is None or math.isfinite(rounds) else None
     staying, drawn = staying_without(view, terms.clients, records=bool(terms.records)).size, view.facts.participation
-    taking_part = float(min(drawn.count, staying)) if drawn.count else staying * drawn.rate  # mean number per round
+    taking_part = float(min(drawn.count, staying)) if drawn.count else staying * drawn.rate  # mean over rounds
     sent = None
     if rounds is not None and info.name != CLOSED_FORM:
         layout = view.reader.layout
@@ -230,7 +230,7 @@ def _kept(view: RunView, info: MethodInfo, plan: Plan) -> str:
 
 
 def _seconds(view: RunView, plan: Plan, rounds: float | None) -> float | None:
-    """Return the expected duration of the request in seconds; None if it cannot be predicted.
+    """Return the expected duration of the request in seconds, or None if it cannot be predicted.
 
     Rounds take as long as in the first training, plus the start of the command unless a server is already running.
     """
@@ -243,7 +243,7 @@ def _seconds(view: RunView, plan: Plan, rounds: float | None) -> float | None:
 
 
 def _seconds_a_round(view: RunView) -> float | None:
-    """Return the seconds per round of the first training; None if it is not done or took less than a second."""
+    """Return the seconds per round of the first training, or None if it is not done or took less than a second."""
     rows = view.reader.query("SELECT time FROM events WHERE kind IN ('run created', 'training done') ORDER BY seq")
     times = [datetime.datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ") for (time,) in rows]
     first = [node for node in view.reader.nodes() if node.branch == 0]

@@ -1,4 +1,4 @@
-"""Method `scratch`: training of a fresh model without the client; exact, and as slow as the first training."""
+"""Method `scratch`: it trains a fresh model without the client, which is exact and as slow as the first training."""
 
 from __future__ import annotations
 
