@@ -44,7 +44,7 @@ from sifu.theory.arrays import Floats
 TAIL = 0.1
 """Share of the quantiles that a prediction interval leaves out on either side."""
 LEAST_WIDTH = 1.2
-"""Smallest factor by which an interval extends either way, because retraining has other participants."""
+"""Smallest factor by which an interval extends either way. Retraining has other participants, so it exceeds 1."""
 LARGEST = 1e9
 
 
@@ -57,7 +57,7 @@ class Prediction:
 
     @staticmethod
     def of(times: Floats) -> Prediction:
-        """Return the prediction from equally likely times; its interval extends at least half a round either way."""
+        """Return the prediction from equally likely times. Its interval extends at least half a round either way."""
         mean, low, high = (
             min(float(value), LARGEST)
             for value in (times.mean(), np.quantile(times, TAIL), np.quantile(times, 1.0 - TAIL))
@@ -97,12 +97,12 @@ class Forecast:
 
     @property
     def training(self) -> int | None:
-        """Rounds of the first training to the target; None if the target was not reached, or no target is set."""
+        """Rounds of the first training to the target, or None if the target was not reached, or no target is set."""
         return self.first.rounds_to_target
 
     @cached_property
     def measure(self) -> Measure | None:
-        """Quantity that training must bring down to a goal; None if no recorded quantity falls."""
+        """Quantity that training must bring down to a goal, or None if no recorded quantity falls."""
         model, regularity = self.view.spec.model.kind, self.view.spec.regularity.kind
         linear = model in LINEAR_KINDS or (model == "python" and regularity == "measured")
         return measure_of(self.first, self._target, linear)
@@ -123,7 +123,7 @@ class Forecast:
 
     @cached_property
     def luck(self) -> float:
-        """Relative harm f of the noise on the path to the current model; 1 if retraining has not reached the target."""
+        """Relative harm f of the noise on the path to the current model, or 1 if the target was not reached again."""
         tip, measure = self.view.path.tip, self.measure
         edges = self.edges(tip)
         now = self.first.evaluated.get(self.view.path.nodes[tip].node)
@@ -136,7 +136,7 @@ class Forecast:
 
     @cached_property
     def gain(self) -> float:
-        """Increase of the current model's accuracy when the leaving clients are no longer counted."""
+        """Increase in the current model's accuracy when the leaving clients are no longer counted."""
         leaving = {self.view.index_of[name] for name in self._leaving}
         standing = read_standing(self.view.reader.folder) if leaving else None
         if standing is None or standing.node != self.view.nodes[-1].node:
@@ -145,7 +145,7 @@ class Forecast:
 
     @cached_property
     def _from_the_beginning(self) -> float:
-        """Rounds from a fresh model to the target: those of the first training, adjusted for the leaving clients."""
+        """Rounds from a fresh model to the target: the first training's rounds, adjusted for leaving clients."""
         length, errors, goal = float(self.first.length), self.first.errors, 1.0 - self._target
         if self.training is None or errors is None or goal + self.gain <= 0.0:
             return length
@@ -159,7 +159,7 @@ class Forecast:
         return self.times_after(self._rounds_done(depth), [*self.edges(depth), *new], self._unluckier(depth))
 
     def _unluckier(self, depth: int) -> float:
-        """Return the excess of the error curve at T over the recorded error at T; 0 for a model of round T or later.
+        """Return the excess of the error curve at T over the recorded error at T, or 0 for a model of round T or later.
 
         The evaluation that first reached the target was better than the curve. Training that continues from that model
         keeps this advantage; training from an earlier model is expected to follow the curve.
@@ -176,7 +176,7 @@ class Forecast:
         return path.rounds_until(depth) + (groups.rounds if merged else 0)
 
     def expected(self, depth: int, noise_std: float) -> float:
-        """Return the mean of `times`, even if no target was reached; used to compare noise sizes."""
+        """Return the mean of `times`, even if no target was reached, to compare noise sizes."""
         return float(self.times(depth, noise_std).mean())
 
     def times_after(self, done: float, disturbed: Sequence[tuple[float, float]], unluckier: float = 0.0) -> Floats:
@@ -207,7 +207,7 @@ class Forecast:
         return times.ravel()
 
     def predict(self, depth: int, noise_std: float) -> Prediction | None:
-        """Return the predicted rounds to the target after noise at `depth`; None if they cannot be predicted."""
+        """Return the predicted rounds to the target after noise at `depth`, or None if they cannot be predicted."""
         times = self.times(depth, noise_std)
         if self.training is None or not np.isfinite(times).all():
             return None
@@ -216,11 +216,11 @@ class Forecast:
     def _as_evaluated(self, times: Floats) -> Floats:
         """Return the times, each rounded up to the next round that the stop rule evaluates."""
         stop = self.view.spec.stop
-        every = evaluation_interval(stop, stop.target)  # the interval near the target
+        every = evaluation_interval(stop, stop.target)  # interval used near the target
         return np.ceil(np.maximum(times, stop.min_rounds) / every) * every
 
     def scratch(self) -> Prediction | None:
-        """Return the predicted rounds of Scratch; None if the first training did not reach the target."""
+        """Return the predicted rounds of Scratch, or None if the first training did not reach the target."""
         if self.training is None:
             return None
         return Prediction.of(self._as_evaluated(np.array([self._from_the_beginning])))
@@ -269,7 +269,7 @@ def predict_recovery(view: RunView, forecast: Forecast, merged: int) -> tuple[fl
 
 
 def _correction(reader: RunReader, common: float, separate: float, count: int) -> float:
-    """Return the median ratio of actual to predicted rounds over earlier group requests; 1 if there are none."""
+    """Return the median ratio of actual to predicted rounds over earlier group requests, or 1 if there are none."""
     nodes = reader.nodes_by_number()
     parts: dict[int, int] = {}
     for row in reader.merges():

@@ -76,7 +76,7 @@ class LearningCurve:
 
     @staticmethod
     def fit(rounds: Sequence[int], losses: Sequence[float]) -> LearningCurve | None:
-        """Return the curve through these points; None if there are too few, or the loss did not fall."""
+        """Return the curve through these points, or None if there are too few, or the loss did not fall."""
         n, y = np.asarray(rounds, dtype=np.float64), np.asarray(losses, dtype=np.float64)
         if n.size < 2 or n[-1] < 1.0 or not np.isfinite(y).all() or y.min() <= 0.0 or y[-1] >= y[0]:
             return None
@@ -102,7 +102,7 @@ class LearningCurve:
         return np.where(n <= self.end, inside, tail)
 
     def left(self, rounds: Floats | float) -> Floats:
-        """Return F(k), the share of a disturbance that is left after k rounds; at most 1."""
+        """Return F(k), the share (at most 1) of a disturbance that is left after k rounds."""
         return np.clip((self.loss(rounds) - self.floor) / self.gain, 0.0, 1.0)
 
 
@@ -121,7 +121,7 @@ class ErrorCurve:
 
     @staticmethod
     def fit(rounds: Sequence[int], accuracies: Sequence[float], samples: int) -> ErrorCurve | None:
-        """Return the curve nearest to these points; None if there are too few, or no prediction was ever right."""
+        """Return the curve nearest to these points, or None if there are too few, or no prediction was ever right."""
         n, wrong = np.asarray(rounds, dtype=np.float64), 1.0 - np.asarray(accuracies, dtype=np.float64)
         if n.size < 2 or n[-1] < 1.0 or not np.isfinite(wrong).all() or wrong.min() >= 1.0 or samples < 1:
             return None
@@ -139,7 +139,7 @@ class ErrorCurve:
 
 
 def _power_law(n: Floats, y: Floats) -> tuple[float, float]:
-    """Return the floor and the exponent of the best-fitting power law; 0 and 1/2 for fewer than four points."""
+    """Return the floor and the exponent of the best-fitting power law, or 0 and 1/2 for fewer than four points."""
     if n.size < 4:
         return 0.0, 0.5
     log_n, floors, losses = np.log(n), _FLOORS * y.min(), y[:, None]
@@ -193,7 +193,7 @@ class FirstTraining:
 
     @cached_property
     def rounds_to_target(self) -> int | None:
-        """T: rounds until the target was reached; None if it was not reached, or no target is set."""
+        """Number T of rounds until the target was reached, or None if it was not reached or no target is set."""
         if self._target <= 0.0:
             return None
         return next((position for position, row in self._all_points if row.accuracy >= self._target), None)
@@ -210,12 +210,12 @@ class FirstTraining:
 
     @cached_property
     def losses(self) -> LearningCurve | None:
-        """Curve of the loss; None if the loss does not fall."""
+        """Curve of the loss, or None if the loss does not fall."""
         return LearningCurve.fit([at for at, _ in self.points], [row.loss for _, row in self.points])
 
     @cached_property
     def errors(self) -> ErrorCurve | None:
-        """Curve of wrong predictions; None if the recorded accuracy does not determine one."""
+        """Curve of wrong predictions, or None if the recorded accuracy does not determine one."""
         samples = self.points[-1][1].samples if self.points else 0
         return ErrorCurve.fit([at for at, _ in self.points], [row.accuracy for _, row in self.points], samples)
 
@@ -252,7 +252,7 @@ class Recovery:
         training: LearningCurve,
         linear: bool = True,
     ) -> Recovery | None:
-        """Return the harm and its decay; None if the rehearsal does not determine them.
+        """Return the harm and its decay, or None if the rehearsal does not determine them.
 
         Args:
             recovered: Harm left after the rehearsed rounds.
@@ -344,7 +344,7 @@ class Measure:
 
 
 def measure_of(first: FirstTraining, target: float, linear: bool) -> Measure | None:
-    """Return the measure of errors if rounds were rehearsed, or else of the loss; None if neither exists."""
+    """Return the measure of errors if rounds were rehearsed, or else of the loss, or None if neither exists."""
     return _measure_of_errors(first, target, linear) or _measure_of_loss(first)
 
 

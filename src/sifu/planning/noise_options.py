@@ -48,14 +48,14 @@ class NoiseOption:
 def noise_options(
     view: RunView, exposures: Sequence[Exposure], order: int, forecast: Forecast, premises: Sequence[Premise]
 ) -> tuple[NoiseOption, ...]:
-    """Return the least noise of each kept node, rounded up, with its predicted effect; latest node first.
+    """Return the least noise of each kept node, rounded up, with its predicted effect, latest node first.
 
     Rounding up may allow a later node than the node that the noise was computed for, so every option uses the latest
     node that its noise allows. Nodes for which no finite noise suffices are left out.
 
     Args:
         view: View of the run.
-        exposures: Subjects to hide, of this request and earlier ones.
+        exposures: Subjects to hide, of this request and of earlier requests.
         order: Order of the request among all executed requests.
         forecast: Forecast of the rounds.
         premises: Premises of the method, which determine the level.
@@ -118,7 +118,7 @@ def choose_noise(
 
 
 def on_ladder(noise_std: float) -> float:
-    """Return the smallest power of `SIGMA_LADDER` that is at least `noise_std`; 0 for no noise."""
+    """Return the smallest power of `SIGMA_LADDER` that is at least `noise_std`, or 0 for no noise."""
     if noise_std <= 0.0:
         return 0.0
     rung = SIGMA_LADDER ** math.ceil(math.log(noise_std) / math.log(SIGMA_LADDER))

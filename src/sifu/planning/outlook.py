@@ -73,7 +73,7 @@ class Outlook:
         expected_requests: Mean number of such requests, in random order and with the same sigma, before one of them
             must roll back past the edge.
         auto_requests: Predicted number of further requests that are faster than Scratch if each adds the noise it
-            needs, at most `LOOK_AHEAD`; None if nothing can be predicted.
+            needs, at most `LOOK_AHEAD`, or None if nothing can be predicted.
     """
 
     noise_std: float
@@ -102,7 +102,7 @@ def budget_lines(view: RunView, exposures: Sequence[Exposure], depth: int, noise
 def outlook(
     view: RunView, depth: int, noise_std: float, terms: RequestTerms, gone: tuple[int, ...] = ()
 ) -> Outlook | None:
-    """Return the outlook after noise is added at `depth`; None if there is no noise.
+    """Return the outlook after noise is added at `depth`, or None if there is no noise.
 
     Psi is the recorded value without the latest rounding terms, which is enough for a forecast.
 
@@ -156,7 +156,7 @@ def _requests_ahead(view: RunView, depth: int, noise_std: float, needed: Floats,
 
 
 def _growth_of_psi(view: RunView, depth: int) -> float:
-    """Return the exponent a of Psi(n) ~ n^a, from kept models in the second half of the path; 0.5 if it is unknown."""
+    """Return the exponent a of Psi(n) ~ n^a, from kept models in the second half of the path, or 0.5 if unknown."""
     here, rounds = view.kept.get(depth), view.path.rounds_until(depth)
     for earlier in sorted(view.kept):
         before = view.path.rounds_until(earlier)
@@ -167,13 +167,13 @@ def _growth_of_psi(view: RunView, depth: int) -> float:
 
 
 def outlook_now(view: RunView, terms: RequestTerms) -> Outlook | None:
-    """Return the outlook for the last noise edge of the current history; None if there is none."""
+    """Return the outlook for the last noise edge of the current history, or None if there is none."""
     edges = view.path.added_noise[0].tolist()
     return outlook(view, edges[-1], view.path.nodes[edges[-1]].noise_std, terms) if edges else None
 
 
 def influence(view: RunView, depth: int) -> Floats:
-    """Return Psi(depth, c) of every client c, for forecasts only; infinite if Psi is unbounded at `depth`."""
+    """Return Psi(depth, c) of every client c, for forecasts only. It is infinite if Psi is unbounded at `depth`."""
     if view.path.unbounded_from <= depth:
         return np.full(len(view.clients), np.inf)
     node = view.path.nodes[depth].node

@@ -50,17 +50,17 @@ class MethodOption:
         rounds: Predicted rounds to the target, which `auto` compares. If the first training did not reach the target,
             the prediction is for the accuracy at the end of that training.
         summary: Description of the method in one line.
-        refused: Reason why this run does not allow the method; empty if it does.
-        predicted_rounds: Predicted rounds to the target; None if unknown.
+        refused: Reason why this run does not allow the method, or an empty string if it does.
+        predicted_rounds: Predicted rounds to the target, or None if unknown.
         predicted_interval: Interval around the predicted rounds.
         noise_std: Standard deviation of the noise.
         client_rounds: Number of participants, summed over all rounds.
         rebuild_client_rounds: Number of participants, summed over the rounds that rebuild groups of leaving clients.
         bytes_sent: Traffic of all these rounds, in bytes.
         seconds: Duration of the command in seconds, from the speed of earlier rounds of this run or, for a solve from
-            kept statistics, from the speed of this machine; None if unknown.
+            kept statistics, from the speed of this machine, or None if unknown.
         attacker_rate: Upper bound on the true positive rate of an attacker with 1 % false alarms (0.01 is a blind
-            guess); None means no bound.
+            guess), or None if there is no bound.
         kept: Description of the data that the operator keeps.
         bytes_kept: Size of the files kept for later requests.
         earlier_charged: Number of subjects forgotten earlier that lose budget.
@@ -119,7 +119,7 @@ def least_level(terms: RequestTerms, floor: Level | None = None) -> Level:
 
 
 def choose_method(compared: Sequence[MethodOption], least: Level) -> str | None:
-    """Return the method that `auto` chooses; None if no option reaches the lowest accepted level.
+    """Return the method that `auto` chooses, or None if no option reaches the lowest accepted level.
 
     >>> options = [MethodOption("sifu", "proven", 9.0), MethodOption("scratch", "exact", 90.0)]
     >>> choose_method(options, "conditional"), choose_method(options, "exact")
@@ -149,7 +149,7 @@ def _cost(option: MethodOption) -> float:
 
 
 def _place(method: str) -> int:
-    """Return the sort key of a method among exact ones; methods that preserve more of the training come first."""
+    """Return the sort key of an exact method; methods that preserve more of the training come first."""
     info = find_method_info(method)
     return -NOT_INSTALLED if info is None else -info.preserves
 
@@ -197,7 +197,7 @@ class UnitView:
 def both_units(
     view: RunView, terms: RequestTerms, noise_std: float, earlier: Sequence[Exposure]
 ) -> tuple[UnitView, ...]:
-    """Return the Psi and noise for each unit, `client` and `joint`; empty for a single client, for which they agree."""
+    """Return the Psi and noise for each unit, `client` and `joint`, or () for a single client, for which they agree."""
     if len(terms.clients) < 2:
         return ()
     order, tip = view.next_order, view.path.tip
@@ -238,7 +238,7 @@ class Plan:
         terms: Terms of the request, with `auto` replaced by the chosen method.
         order: Order of the request among all executed requests.
         subjects: Subjects that the request forgets.
-        source_node: Node that training restarts from; None for a fresh initial model.
+        source_node: Node that training restarts from, or None for a fresh initial model.
         source_depth: Depth of the source on the path.
         source_rounds: Number of rounds that led to the source.
         wanted_node: Latest node that the budget allows, whether or not its model was kept.
@@ -247,11 +247,11 @@ class Plan:
         multiplier: Noise multiplier s of the budget.
         psi: Largest Psi to hide at the source.
         psi_star: Largest Psi that the noise hides.
-        charges: Subjects that the noise is charged to, new ones first.
+        charges: Subjects that the noise is charged to, new subjects first.
         premises: Premises of the certificate.
         level: Level of the certificate.
-        predicted_rounds: Predicted rounds to the target; None if unknown.
-        scratch_rounds: Predicted rounds of Scratch; None if unknown.
+        predicted_rounds: Predicted rounds to the target, or None if unknown.
+        scratch_rounds: Predicted rounds of Scratch, or None if unknown.
         options: Noise options that were compared.
         notes: Remarks for the operator.
         protection: Basis of the method's guarantee.
@@ -267,9 +267,9 @@ class Plan:
         rebuild_client_rounds: Number of participants, summed over the rounds that rebuild groups of leaving clients.
         ways: Options of all methods, if `auto` chose the method.
         auto: Choice of `auto` and its reason.
-        before_after: Guarantee against an observer of all releases; None means not protected.
-        predicted_accuracy: Accuracy of the final model on the remaining clients; None if the record does not determine
-            it.
+        before_after: Guarantee against an observer of all releases, or None if there is no protection.
+        predicted_accuracy: Accuracy of the final model on the remaining clients, or None if the record does not
+            determine it.
         squared_error_now: Mean squared error of the current model on training data, for regression.
     """
 
@@ -309,7 +309,7 @@ class Plan:
 
     @property
     def method(self) -> str:
-        """Method that would execute the request; with `auto`, the chosen one."""
+        """Method that would execute the request. With `auto`, this is the chosen method."""
         return self.terms.method
 
     @property
@@ -327,6 +327,6 @@ class Plan:
 
     @property
     def observers(self) -> Observers:
-        """Guarantee against an observer of later releases, and against one who kept earlier releases."""
+        """Guarantees against an observer of later releases, and against an observer who kept earlier releases."""
         rate = attacker_rate(self.level, self.multiplier)
         return observers_of(self.level, rate, self.terms.scope, self.before_after, untouched=self.untouched)

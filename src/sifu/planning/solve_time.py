@@ -114,7 +114,7 @@ def _shortest(action: Callable[[], Any]) -> float:
 
 
 def request_seconds(view: RunView, leaving: set[int]) -> float | None:
-    """Return the expected seconds to forget the clients `leaving`, from kept statistics; None if no sum is stored."""
+    """Return the expected seconds to forget the clients `leaving` from kept statistics, or None if no sum is stored."""
     stored = list(view.reader.statistics().values())
     if not any(row.is_sum for row in stored):
         return None
