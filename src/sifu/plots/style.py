@@ -29,7 +29,7 @@ DOTS_PER_INCH = 160
 
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "sifu",
-    "svg.fonttype": "path",  # the same glyphs on every machine, without fonts to load
+    "svg.fonttype": "path",  # gives the same glyphs on every machine, without fonts to load
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
     "mathtext.fontset": "dejavusans",
@@ -209,7 +209,7 @@ def figure_bytes(figure: Figure, kind: str) -> bytes:
         if engine is not None:
             if figure.axes:
                 engine.execute(figure)
-            figure.set_layout_engine(None)  # one layout for all files of a figure
+            figure.set_layout_engine(None)  # all files of a figure get the same layout
         figure.savefig(stream, format=kind, dpi=DOTS_PER_INCH, metadata=nothing)
     return stream.getvalue()
 
