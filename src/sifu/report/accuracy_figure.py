@@ -41,7 +41,7 @@ MOST_LINES = 40
 
 @styled
 def draw_before_after(data: ReportData) -> Figure:
-    """Draw the accuracy before and after each request as dumbbells: forgotten clients left, remaining ones right."""
+    """Draw the accuracy before and after each request as dumbbells: forgotten clients left, remaining clients right."""
     done = [request for request in data.done if request.measured.has_accuracy]
     if not done:
         return empty_figure(before_after_message(data), "no request has been executed yet")
@@ -93,7 +93,7 @@ def before_after_message(data: ReportData) -> str:
 
 
 def _accuracies(measured: Measured) -> Values:
-    """Return the accuracies before and after on forgotten and remaining clients, and Scratch's on forgotten ones."""
+    """Return the accuracies before and after on forgotten and remaining clients, and Scratch's on forgotten clients."""
     forgotten = accuracy_of(measured.forgotten_before), accuracy_of(measured.forgotten_after)
     remaining = accuracy_of(measured.remaining_before), accuracy_of(measured.remaining_after)
     return forgotten, remaining, measured.scratch.forgotten_accuracy if measured.scratch else None
@@ -305,7 +305,7 @@ def rounds_message(data: ReportData) -> str:
 
 
 def comparison(request: ReportedRequest) -> str:
-    """Return a phrase that compares a request's rounds with those of Scratch; empty if they cannot be compared."""
+    """Return a phrase that compares a request's rounds with Scratch's, or an empty string if this is impossible."""
     if request.reached is False:
         return "target not reached"
     if not request.compared or request.scratch_rounds is None:

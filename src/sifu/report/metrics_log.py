@@ -45,7 +45,7 @@ class MetricRow:
 
     @property
     def timestamp(self) -> float:
-        """Time in seconds since 1970; 0 if unknown."""
+        """Time in seconds since 1970, or 0 if unknown."""
         return datetime.datetime.fromisoformat(self.time).timestamp() if self.time else 0.0
 
 
@@ -119,7 +119,7 @@ class MetricsFile(ABC):
         """Return rows as file content; `beginning` is true at the start of a file."""
 
     def append(self, rows: Sequence[MetricRow]) -> None:
-        """Append rows that follow the existing ones, and wait until they are on disk."""
+        """Append rows that follow the existing rows, and wait until they are on disk."""
         if not rows:
             return
         beginning = not self.path.exists() or self.path.stat().st_size == 0
@@ -200,7 +200,7 @@ class MlflowLog:
         self.last_step = max((int(metric.step) for metric in history), default=BEFORE_THE_FIRST)
 
     def append(self, rows: Sequence[MetricRow]) -> None:
-        """Send rows that follow the existing ones."""
+        """Send rows that follow the existing rows."""
         from mlflow.entities import Metric
 
         for start in range(0, len(rows), MOST_AT_ONCE):
@@ -308,7 +308,7 @@ class MetricsLog:
             return
         try:
             self._opened, _ = add_new_rows(self._folder, self._target, self._opened)
-        except Exception as error:  # for example a full disk, or any failure of a tracking server
+        except Exception as error:  # a full disk or a failing tracking server, for example
             reason = str(error) if isinstance(error, SifuError) else f"{type(error).__name__}: {error}"
             self._warn(f"no more metrics are written ({reason}); the run continues. Add them later with sifu metrics")
             self._target = None

@@ -186,7 +186,7 @@ def write_report(run_folder: str | Path, output: str | Path | None = None) -> Pa
 
     Args:
         run_folder: The run folder.
-        output: The page (`report.html`) or a folder for it; RUN/report/index.html by default.
+        output: The page (`report.html`) or a folder for it, by default RUN/report/index.html.
 
     Returns:
         The path of the page.

@@ -68,7 +68,7 @@ def draw_history(data: ReportData) -> Figure:
         text.set_parse_math(False)
         text.set_color(INK if not hidden or lane != 1 else GREY)
     axes.set_ylim(-0.75, lanes - 0.35)
-    before, after = (0.18, 0.55) if is_narrow() else (0.06, 0.17)  # room for labels on both sides
+    before, after = (0.18, 0.55) if is_narrow() else (0.06, 0.17)  # leave room for labels on both sides
     axes.set_xlim(-before * max(longest, 1), longest + after * max(longest, 1))
     axes.set_xlabel("Rounds along the path")
     only_ticks(axes, grid="x")

@@ -30,7 +30,7 @@ def templates(package: str, folder: str = "", spaces: str = "") -> Environment:
     """Return a template environment that escapes everything and replaces unprintable characters except `spaces`."""
 
     def printable(value: object) -> object:
-        if isinstance(value, Markup):  # already safe
+        if isinstance(value, Markup):  # the value is already safe
             return value
         return "".join(letter if letter.isprintable() or letter in spaces else "\ufffd" for letter in str(value))
 
@@ -133,7 +133,7 @@ def promise(request: ReportedRequest) -> str:
 
 
 def observers(request: ReportedRequest) -> tuple[str, ...]:
-    """Return a sentence on each of the two observers; empty for a request without a certificate."""
+    """Return a sentence on each of the two observers, or an empty tuple for a request without a certificate."""
     if request.certificate is None:
         return ()
     later_only, kept_earlier = observers_in(request.certificate).sentences
@@ -156,7 +156,7 @@ def status_words(request: ReportedRequest) -> str:
 
 
 def rounds_words(request: ReportedRequest) -> str:
-    """Return the number of rounds of a request as text, compared with Scratch's if that is known."""
+    """Return the number of rounds of a request as text, compared with the rounds of Scratch if these are known."""
     compared = "" if request.scratch_rounds is None else comparison(request)
     return f"{request.rounds:,}" + (f" ({compared})" if compared else "")
 
@@ -176,7 +176,7 @@ def moment(time: str) -> str:
 
 
 def forgotten_verdict(measured: Measured) -> str:
-    """Return a sentence on whether the accuracy on the forgotten data equals Scratch's, up to chance.
+    """Return a sentence on whether the accuracy on the forgotten data equals that of Scratch, up to chance.
 
     By chance, two equally good models differ on n samples with a standard deviation of at most sqrt(2 p (1-p) / n);
     twice that is used as the tolerance.

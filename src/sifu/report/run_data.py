@@ -60,7 +60,7 @@ class ReportedRequest(RequestStatus):
     """A request with its results so far: its source model, the rounds since, and the measurements.
 
     `noise_std` is None before noise is added, and after a purge erased it. `certificate` is the body of the auditor's
-    copy once issued.
+    copy once it is issued.
     """
 
     noise_std: float | None
@@ -78,7 +78,7 @@ class ReportedRequest(RequestStatus):
 
     @property
     def reached(self) -> bool | None:
-        """True if the target was reached; None without a target or a measurement."""
+        """True if the target was reached, False if not, or None without a target or a measurement."""
         after = self.measured.remaining_after
         return None if after is None or self.target <= 0 else after.accuracy >= self.target
 
@@ -94,7 +94,7 @@ class ReportedRequest(RequestStatus):
 
     @property
     def compared(self) -> bool:
-        """True if the rounds can be compared with Scratch: request done, target reached, Scratch trained."""
+        """True if rounds can be compared: the request is done and reached its target, and Scratch was trained."""
         return self.done and self.scratch_rounds is not None and self.reached is True
 
 
@@ -165,7 +165,7 @@ class ReportData:
 
     @property
     def compared(self) -> tuple[ReportedRequest, ...]:
-        """Requests whose rounds can be compared with Scratch's."""
+        """Requests whose rounds can be compared with the rounds of Scratch."""
         return tuple(request for request in self.requests if request.compared)
 
     @property

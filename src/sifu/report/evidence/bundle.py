@@ -193,7 +193,7 @@ def verify_evidence(target: str | Path, public_key: str | None = None) -> Verifi
 
     Args:
         target: The zip file, or the folder of its unpacked files.
-        public_key: The operator's published key in hexadecimal digits; the bundle's own if None.
+        public_key: The operator's published key in hexadecimal digits. If None, the bundle's own key is used.
     """
     target = Path(target)
     check_public_key(public_key)
