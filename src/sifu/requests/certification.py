@@ -207,7 +207,7 @@ class RecordedRequest:
 
     @cached_property
     def before_after(self) -> BeforeAfter | None:
-        """Guarantee against an observer of all releases up to the request; None unless the head is in closed form.
+        """Guarantee against an observer of all releases up to the request, or None without a closed-form head.
 
         Later releases do not depend on the request's clients.
         """
@@ -309,7 +309,7 @@ class RecordedRequest:
 
 
 def rules_of(reader: RunReader, request: str) -> int:
-    """Return the version of the rules that a request was certified under; the current version without a certificate."""
+    """Return the version of the rules that a request was certified under, by default the current version."""
     for text in reader.certificates(request).values():
         stated = json.loads(text)["body"].get("wording")
         return stated if type(stated) is int and 1 <= stated <= WORDING else WORDING

@@ -83,7 +83,7 @@ def _clients_of_file(folder: Path) -> tuple[identity.Admitted, ...]:
 
 
 def run_id(folder: Path) -> str | None:
-    """Return the random id of a run, which signed requests name; None if the folder holds no run yet."""
+    """Return the random id of a run, which signed requests name, or None if the folder holds no run yet."""
     if not (folder / DATABASE).exists():
         return None
     with RunReader(folder) as reader:
@@ -98,7 +98,7 @@ def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
         change: `do` (add, replace or block), `name` and, unless blocking, `key`.
 
     Returns:
-        True if the change was made; False if it waits in the inbox.
+        True if the change was made, or False if it waits in the inbox.
     """
     if not (folder / DATABASE).exists():
         _changed(listed_clients(folder), change)  # raises before the folder is created

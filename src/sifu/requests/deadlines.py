@@ -25,8 +25,8 @@ POSTED = "posted"
 class PendingRequest:
     """A request that is not settled yet, in the ledger or still in the inbox.
 
-    `records` counts the records of its one client; None if clients are forgotten entirely.
-    `days_left` counts whole calendar days (UTC): 0 means today, and only a negative number is overdue.
+    `records` counts the records to forget of one client. It is None if clients are forgotten entirely. `days_left`
+    counts whole calendar days (UTC): 0 means today, and only a negative number is overdue.
     """
 
     run: str
@@ -114,7 +114,7 @@ def _posted(run: str, message: Message, now: datetime.datetime) -> PendingReques
 
 
 def _left(row: RequestRow, now: datetime.datetime) -> int:
-    """Return the days until the deadline; -1 for a request dated in the future, because its true date is unknown."""
+    """Return the days until the deadline, or -1 for a request dated in the future, because its true date is unknown."""
     return -1 if time_of(row.received) - now > BEHIND else _days_left(deadline_of(row), now)
 
 

@@ -59,7 +59,7 @@ def to_purge(view: RunView, available: set[int], stored: dict[str, int], among: 
         view: View of the run at the time of the purge.
         available: Nodes with a stored model.
         stored: Node of each file of updates.
-        among: Subjects to consider; by default all.
+        among: Subjects to consider, by default all.
     """
     depth_of, nodes = view.path.depth_of, view.path.nodes
     forgotten = everyone_forgotten(view, among)

@@ -23,7 +23,7 @@ def noting_failure(writer: RunWriter, row: RequestRow | None) -> Iterator[None]:
 
     Args:
         writer: Writer of the run.
-        row: The request; None if nothing is to be recorded.
+        row: The request, or None if nothing is to be recorded.
     """
     if row is None:
         yield
@@ -40,7 +40,7 @@ def noting_failure(writer: RunWriter, row: RequestRow | None) -> Iterator[None]:
 
 
 def failure_of(reader: RunReader, row: RequestRow) -> str:
-    """Return the last error that interrupted an open request, and how to continue it; empty if there is none."""
+    """Return the last error that interrupted an open request, and how to continue it, or "" if there is none."""
     if not row.is_open:
         return ""
     failure = last_failure(reader.folder, row.request)
@@ -86,7 +86,7 @@ def _command(spec: Spec, folder: str) -> str:
 
 
 def _data_hint(spec: Spec) -> str:
-    """Return a hint on where the clients' data files must be; empty if the run reads no data files."""
+    """Return a hint on where the clients' data files must be, or an empty string if the run reads no data files."""
     if spec.data.name in (PYTHON, FLOWER, LOOP, "digits"):
         return ""
     if spec.data.name in OWN_FILES:

@@ -20,7 +20,7 @@ from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 
 
 def _tied(first: Mapping[str, Any], run: Collection[str]) -> str:
-    """Return the reason why no purge can ever erase figures of this run, as a clause; empty if there is none."""
+    """Return the reason why no purge can ever erase figures of this run, as a clause, or "" if there is none."""
     spec = first["run"]["spec"]
     if SEALED not in first:
         return "the run was made when digests of rounds had no salt"
@@ -40,7 +40,7 @@ def keeps_figures(
     *,
     by_choice: bool = False,
 ) -> str:
-    """Return why a purge keeps the figures of rounds, as a clause; empty if it erases them.
+    """Return why a purge keeps the figures of rounds, as a clause, or an empty string if it erases them.
 
     Args:
         first: Payload of the first event.

@@ -106,7 +106,7 @@ def _issued_for(reader: RunReader, body: Body) -> RequestRow | None:
 
 
 def _why_not_both(reader: RunReader, row: RequestRow, body: Body) -> str:
-    """Return why a certificate cannot be combined with an open request, and what to do."""
+    """Return why a certificate cannot be combined with an open request, and what the operator should do."""
     whom = forgotten_words(list(plain_names(reader, row.clients)), len(row.records) or None)
     client = ",".join(body["clients"])
     end = "finish it" if row.status == "running" or row.request in restored_requests(reader) else "withdraw it"

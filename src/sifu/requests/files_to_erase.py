@@ -34,7 +34,7 @@ def nodes_to_erase(
         view: View of the run before the request is executed.
         available: Nodes with a stored model.
         exposures: Subjects of the request.
-        cut_after: Depth of the model that the request rolls back to; -1 for a fresh initial model.
+        cut_after: Depth of the model that the request rolls back to, or -1 for a fresh initial model.
         retention: Retention of the request.
     """
     depth_of = view.path.depth_of
@@ -75,7 +75,7 @@ def updates_to_erase(
         view: View of the run before the request is executed.
         stored: Stored files of updates.
         exposures: Subjects of the request.
-        cut_after: Depth of the model that the request rolls back to; -1 for a fresh initial model.
+        cut_after: Depth of the model that the request rolls back to, or -1 for a fresh initial model.
         retention: Retention of the request.
     """
     depth_of, nodes = view.path.depth_of, view.path.nodes
@@ -124,7 +124,7 @@ def forgetting_models(view: RunView, clients: Sequence[int], available: set[int]
 class SumLeft:
     """Sum of the statistics of `clients` that replaces the erased sum `made_of`.
 
-    `trunks` are the nodes of the networks that compute the features of the new sum.
+    `trunks` holds the nodes of the networks that compute the features of the new sum.
     """
 
     made_of: StatisticsRow
@@ -154,7 +154,7 @@ def sum_left(
         features: The features section of the spec.
 
     Returns:
-        The new sum; None if no sum is stored, no client remains, or the stored sum can stay or cannot be reduced.
+        The new sum, or None if no sum is stored, no client remains, or the stored sum can stay or cannot be reduced.
     """
     rows = list(stored)
     whole = next((row for row in rows if row.is_sum), None)

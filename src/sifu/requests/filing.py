@@ -25,9 +25,9 @@ from sifu.theory.facts import IN_PROCESS
 
 
 def make_terms(view: RunView, clients: Sequence[str], given: TermsGiven) -> RequestTerms:
-    """Return the terms of a request: the `given` ones, and the spec's defaults for the others.
+    """Return the terms of a request: the `given` terms, and the spec's defaults for all other terms.
 
-    Earlier names of clients are replaced by current ones.
+    Earlier names of clients are replaced by their current names.
     """
     spec = view.spec
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -113,9 +113,9 @@ def receive(
         writer: Writer of the run.
         view: Current view of the run.
         terms: Terms of the request.
-        request: Id of the request; by default the next free `r1`, `r2`, ...
+        request: Id of the request, by default the next free `r1`, `r2`, ...
         deadline_days: Days until the deadline.
-        actor: Name of the person who files the request; by default the current user.
+        actor: Name of the person who files the request, by default the current user.
         nonces: Nonce of each record, by the record's identity; used to compute `commitments` if these are not given.
         commitments: Commitments to the records of the request.
     """
@@ -135,7 +135,7 @@ def receive(
 
 
 def commitments_of(reader: RunReader, terms: RequestTerms, request: str, nonces: Mapping[str, str] | None) -> list[str]:
-    """Return the commitments to the records of a request; empty without nonces."""
+    """Return the commitments to the records of a request, or an empty list without nonces."""
     if not nonces:
         return []
     if not 1 <= len(nonces) <= len(terms.records):

@@ -26,9 +26,9 @@ def issue_certificates(writer: RunWriter, engine: Engine | None, row: RequestRow
 
     Args:
         writer: Writer of the run.
-        engine: Engine that evaluates the model on the request's clients; None evaluates nothing.
+        engine: Engine that evaluates the model on the request's clients, or None to evaluate nothing.
         row: Row of the request.
-        reason: Reason why the request ended before its stop rule held; empty if it held.
+        reason: Reason why the request ended before its stop rule held, or an empty string if it held.
     """
     request, final = row.request, writer.tip
     recorded = RecordedRequest(writer, row)
@@ -58,7 +58,7 @@ def issue_certificates(writer: RunWriter, engine: Engine | None, row: RequestRow
 
 
 def _evaluations(writer: RunWriter, engine: Engine, recorded: RecordedRequest) -> list[EvaluationRow]:
-    """Return the evaluation of the certified model on the request's clients; empty if it exists or is not allowed."""
+    """Return the evaluation of the certified model on the request's clients, or [] if it exists or is not allowed."""
     row, final, subset = recorded.request, writer.tip, f"forgotten:{recorded.request.request}"
     # The certified model may be the noised one, which the rollback has evaluated already.
     if any((known.node, known.subset) == (final, subset) for known in writer.evaluations()):

@@ -79,9 +79,9 @@ def post_decision(reader: RunReader, request: str, decision: str, reason: str, a
         reader: Reader of the run.
         request: Id of the request.
         decision: One of `Decision`.
-        reason: Reason for the decision; required for a refusal.
+        reason: Reason for the decision, required for a refusal.
         actor: Name of the person who decides.
-        terms: Digest of the terms that the decision is about; None skips the comparison.
+        terms: Digest of the terms that the decision is about, or None to skip the comparison.
     """
     row = next((row for row in reader.requests() if row.request == request), None)
     posted = [
@@ -94,7 +94,7 @@ def post_decision(reader: RunReader, request: str, decision: str, reason: str, a
             return False
         digest = row.terms.digest(request) if row is not None else ""
     else:
-        check_words(decision, reason)  # the rest is checked when both messages are ingested, the request first
+        check_words(decision, reason)  # all other checks follow when both messages are ingested
         digest = _terms_posted(reader, posted[0]).digest(request) if decision == "approved" else ""
         check_digest(request, digest, terms)
     about = digest if decision == "approved" else ""
@@ -120,11 +120,11 @@ def ingest(writer: RunWriter) -> list[str]:
     refused = []
     for message in messages(writer.folder):
         if message.trouble or message.kind == SUBMITTED:
-            continue  # it may be a request: keep it until its file can be opened, or a person has examined it
+            continue  # the file may hold a request, so keep it until it can be opened or a person has examined it
         try:
             _open(writer, message)
         except (NoSpaceError, DiskError, RunDamagedError):
-            raise  # the message is not at fault: it stays until the disk works again
+            raise  # the message may be valid, so it stays until the disk works again
         except SifuError as error:
             refused.append(f"{message.kind} {message.id}: {error}")
             record_refusal(writer, message, str(error))
@@ -202,7 +202,7 @@ def _decide_posted(writer: RunWriter, decision: dict[str, Any]) -> None:
 
 
 def days_left_of(message: Message, deadline_days: int) -> int:
-    """Return the days left until a deadline `deadline_days` after the message was posted; 0 if it has passed."""
+    """Return the days left until a deadline `deadline_days` after the message was posted, or 0 if it has passed."""
     waited = int(max(0.0, time.time() - message.posted) // 86400)
     return max(0, deadline_days - waited) if deadline_days >= 0 else deadline_days
 

@@ -80,7 +80,7 @@ def _sums_until_each_node(reader: RunReader) -> Integers:
 
 @dataclass(frozen=True)
 class Measured:
-    """Evaluations of the models before and after a request, on the forgotten clients and on the remaining ones.
+    """Evaluations of the models before and after a request, on the forgotten clients and on the remaining clients.
 
     An evaluation is None if it was not made, or was erased. `scratch` is the comparison with training from scratch, if
     it was made.
@@ -115,7 +115,7 @@ class Measured:
 
 
 def node_before(reader: RunReader, row: RequestRow) -> int | None:
-    """Return the node of the model before a request; None if the request is strict or the node is unknown.
+    """Return the node of the model before a request, or None if the request is strict or the node is unknown.
 
     For closed-form heads, whose requests do not evaluate training rows, the node is the last head before the request.
     """
@@ -139,7 +139,7 @@ class Outcome:
     Attributes:
         request: Id of the request.
         clients: Names of its clients.
-        records: Number of forgotten records; None if clients were forgotten entirely.
+        records: Number of forgotten records, or None if clients were forgotten entirely.
         method: Method that executed it.
         level: Level of its certificate.
         epsilon: Epsilon of its budget.
@@ -149,7 +149,7 @@ class Outcome:
         sigma: Standard deviation of the noise.
         psi: Largest Psi that the noise had to hide.
         psi_star: Largest Psi that the noise hides.
-        rollback_to: Number of rounds of the model that training restarted from; 0 for the initial model.
+        rollback_to: Number of rounds of the model that training restarted from, or 0 for the initial model.
         rounds: Rounds of retraining, including rounds that made the starting model.
         scratch_rounds: Rounds of training from scratch, if it was compared.
         accuracy: Accuracy on the training data of the active clients.
@@ -161,7 +161,7 @@ class Outcome:
         held_out: Figures of the released model on the held-out rows of the remaining clients; None once another model
             is current.
         mean_squared_error: Mean squared error on the same data as `accuracy`, for regression.
-        held_out_before: Figures of the previous model on the same rows; known only to the command that executed the
+        held_out_before: Figures of the previous model on the same rows, known only to the command that executed the
             request.
     """
 

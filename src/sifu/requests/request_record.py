@@ -70,9 +70,9 @@ def decide(
         writer: Writer of the run.
         request: Id of the request.
         decision: One of `Decision`.
-        reason: Reason for the decision; required for a refusal.
-        actor: Name of the person who decides; by default the current user.
-        terms: Digest of the terms that the decision is about; None skips the comparison.
+        reason: Reason for the decision, required for a refusal.
+        actor: Name of the person who decides, by default the current user.
+        terms: Digest of the terms that the decision is about, or None to skip the comparison.
 
     Returns:
         False if the decision was recorded before.
@@ -197,8 +197,8 @@ def history_of(reader: RunReader, request: str) -> list[RequestStep]:
 class PublicRequest:
     """A request without personal data: no names, no actors, and no id, because an id may reveal a name.
 
-    `records` counts the records of its one client; None if clients are forgotten entirely.
-    Counts and dates remain, so someone who knows when a request was made may recognise it.
+    `records` counts the records to forget of one client. It is None if clients are forgotten entirely. Counts and dates
+    remain, so someone who knows when a request was made may recognise it.
     """
 
     number: int

@@ -59,7 +59,7 @@ def measured_rows(measured: Iterable[tuple[int, str, Evaluation]]) -> list[Evalu
 class RollBack:
     """Rollback of a request, derived from its plan and the starting model.
 
-    `local_rate` is the recomputed automatic rate, which the event records; None if it was not recomputed.
+    `local_rate` is the recomputed automatic rate, which the event records. It is None if the rate was not recomputed.
     """
 
     writer: RunWriter
@@ -155,7 +155,7 @@ class RollBack:
         ]
 
     def _evaluations(self) -> list[EvaluationRow]:
-        """Return evaluations of the current and the new starting model; empty if the request may record none."""
+        """Return evaluations of the current and the new starting model, or [] if the request may record none."""
         if not may_measure(self.writer, self.view, self.plan.terms):
             return []
         tip = self.writer.tip

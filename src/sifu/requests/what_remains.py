@@ -234,7 +234,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     clean = [
         row
         for row in kept
-        if row.node not in depth_of  # the fresh model that groups start from
+        if row.node not in depth_of  # this is the fresh model that groups start from
         or not influenced(forgotten, depth_of[row.node])
     ]
     if clean:

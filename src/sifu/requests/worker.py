@@ -62,7 +62,7 @@ class BuildsEngines(Protocol):
         """Return an engine for another local rate, without the clients `gone`."""
 
     def digest_of(self, client: int) -> str | None:
-        """Return the digest of a client's samples; None if it is unknown."""
+        """Return the digest of a client's samples, or None if it is unknown."""
 
 
 class Worker:
@@ -74,7 +74,7 @@ class Worker:
         progress: Callback invoked after each round.
         inbox: Inbox of the run.
         tell: Callback that receives progress messages.
-        engines: Builder of engines with fewer records, or for another local rate; None if clients are on other
+        engines: Builder of engines with fewer records, or for another local rate, or None if clients are on other
             machines.
     """
 
@@ -200,7 +200,7 @@ class Worker:
 
         Args:
             level: Lowest accepted level.
-            among: Requests to consider; by default all.
+            among: Requests to consider, by default all.
         """
         waiting = [
             row
@@ -222,7 +222,7 @@ class Worker:
         return True
 
     def execute_records(self, besides: str | None = None) -> list[str]:
-        """Execute the approved requests to forget records, except `besides`, and return the executed ones.
+        """Execute the approved requests to forget records, except `besides`, and return the executed requests.
 
         The next release then lacks exactly the records of the executed requests. A request that cannot be executed
         keeps waiting with a warning, and its client stays in the model.
@@ -248,12 +248,12 @@ class Worker:
         trained for the rounds that they lack.
 
         Returns:
-            The rounds or solves that were recorded; 0 if the model was up to date.
+            The rounds or solves that were recorded, or 0 if the model was up to date.
         """
         return self._run_more("release", behaviour_of(RunView(self.writer)).release_stop())
 
     def _run_more(self, phase: str, stop: StopSpec | None, until_message: bool = False) -> int:
-        """Run rounds, or a solve, until `stop` holds, and return how many were recorded; 0 if `stop` is None."""
+        """Run rounds or a solve until `stop` holds, and return how many were recorded. If `stop` is None, run none."""
         if stop is None:
             return 0
         before, tip = RunView(self.writer).path.nodes[-1].position, self.writer.tip
@@ -375,7 +375,7 @@ class Worker:
                 raise
             log.warning("request %s ends before its stop rule holds: %s", request, error)
         else:
-            assert training is not None  # without until_message, it runs to the end
+            assert training is not None  # only `until_message` can end the training early
             training.note_standing()
         issue_certificates(self.writer, measured_by or self.engine, row)
         self.done.append(request)
@@ -387,7 +387,7 @@ class Worker:
         """Run recorded rounds until the stop rule holds, and ingest messages in between.
 
         Returns:
-            The training; None if `until_message` is set and a message ended it.
+            The training, or None if `until_message` is set and a message ended it.
         """
         while True:
             view = RunView(self.writer)
@@ -418,7 +418,7 @@ class Worker:
             "reached": int(reached),
             "accuracy": accuracy,
         }
-        if row.terms.retention != "strict":  # strict: keep nothing measured on the forgotten data
+        if row.terms.retention != "strict":  # under "strict", nothing measured on the forgotten data is kept
             evaluation = evaluate_present(self.engine, model, asking)
             if evaluation.samples.any():
                 payload["forgotten_accuracy"] = evaluation.accuracy
