@@ -47,7 +47,7 @@ WITHOUT_FILES = {
 
 
 def executed_elsewhere(spec: Spec) -> str:
-    """Return advice for runs whose requests `sifu forget` cannot execute by itself; empty for other runs."""
+    """Return advice for runs whose requests `sifu forget` cannot execute by itself, or "" for other runs."""
     if spec.data.name == FLOWER:
         return (
             "The clients of this run are nodes of Flower: its server executes the request automatically between "
@@ -163,7 +163,7 @@ def framed(spec: Spec, frame: Any) -> dict[str, Any]:
 
 
 def columns_of_features(data: DataSpec, frame: Any) -> str:
-    """Return the feature columns of a table or a frame, joined as in a spec; empty for other data."""
+    """Return the feature columns of a table or a frame, joined as in a spec, or an empty string for other data."""
     from sifu.data.client_data import is_frame
     from sifu.data.table import column_names, frame_names
     from sifu.data.table_coding import TableCoding
@@ -199,7 +199,7 @@ class HeldOutRows:
     clients: Array | None = None
 
     def of(self, names: Collection[str]) -> HeldOutRows:
-        """Return the rows of the named clients; all rows if they belong to no client."""
+        """Return the rows of the named clients, or all rows if they belong to no client."""
         if self.clients is None:
             return self
         chosen = np.isin(self.clients.astype(str), list(names))
@@ -209,7 +209,7 @@ class HeldOutRows:
 def held_out_from_spec(
     spec: Spec, data_folder: str | Path | None = None, *, dataset: Any = None
 ) -> tuple[Any, Any] | None:
-    """Return the test samples (x, y) of a spec's data set as model inputs; None if there are none.
+    """Return the test samples (x, y) of a spec's data set as model inputs, or None if there are none.
 
     No client trains on them.
 
@@ -225,7 +225,7 @@ def held_out_from_spec(
 def held_out_rows_from_spec(
     spec: Spec, data_folder: str | Path | None = None, *, dataset: Any = None
 ) -> HeldOutRows | None:
-    """Return the test rows with the client of each; arguments as for `held_out_from_spec`."""
+    """Return the test rows with the client of each. The arguments are those of `held_out_from_spec`."""
     data = spec.data
     if data.name in WITHOUT_FILES:
         return None
@@ -250,7 +250,7 @@ def preprocessing_of(spec: Spec) -> str:
 
 
 def known_outputs(spec: Spec) -> int:
-    """Return the number of outputs that the spec or its data set states; 0 if it must be counted from the labels."""
+    """Return the number of outputs that the spec or its data set states, or 0 if it must be counted from the labels."""
     listed = len(parse_classes(spec.data.classes)) if spec.data.name in (TABLE, PYTHON) and spec.data.classes else 0
     if listed and spec.model.outputs not in (0, listed) and spec.model.kind not in REAL_OUTPUTS:
         raise InputError(
@@ -397,12 +397,12 @@ ENGINES: dict[type[Regime], MakesEngine] = {
 def engine_from_spec(
     spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
 ) -> tuple[Engine, Spec]:
-    """Return the embedded engine, and the spec with automatic values replaced by the engine's.
+    """Return the embedded engine, and the spec with automatic values replaced by the engine's values.
 
     Args:
         spec: Spec of the run.
         clients: Clients with their data.
-        model: A `LinearModel` or `ModuleModel` of a Python user, used instead of the spec's.
+        model: A `LinearModel` or `ModuleModel` of a Python user, used instead of the spec's model.
         numbers: Indices that key the clients' random draws, if some clients of a run are left out.
     """
     if spec.server.wait != ALL:

@@ -18,7 +18,7 @@ from sifu.theory.participation import ClientIndices
 
 
 class ClientsView:
-    """Clients of a run, by index and by name; base of `RunView` that needs no history."""
+    """Clients of a run, by index and by name. This base class of `RunView` needs no history."""
 
     reader: RunReader
     clients: tuple[ClientProfile, ...]

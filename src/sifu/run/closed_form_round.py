@@ -2,9 +2,9 @@
 
 If the run keeps each client's statistics, only clients without stored statistics are asked. The new sum is the stored
 sum plus the statistics of clients that joined, minus the statistics of clients that left. Integer sums are exact, so
-forgetting costs the same for any number of clients. If only the sum is kept, all clients are asked again
-after one left; if statistics are masked, also after one joined. A client that does not answer is left out of the head
-until a later solve.
+forgetting costs the same for any number of clients. If only the sum is kept, all clients are asked again after a client
+left and, with masked statistics, after one joined. A client that does not answer is left out of the head until a later
+solve.
 
 If groups tune the network, clients compute their statistics from the features of the current networks (docs/theory.md,
 section 15.5). Statistics from other networks cannot be used: after a network is rebuilt, every client sends its
@@ -68,7 +68,7 @@ class _Gathered:
 
 
 class RecordedSolve(RecordedTraining):
-    """Recorded computation of the active clients' head; skipped if the current model already is that head."""
+    """Recorded computation of the active clients' head, which is skipped if the current model already is that head."""
 
     _progress: ProgressCallback | None = None
     held: dict[int, Statistics | Rows] | None = None
@@ -124,7 +124,7 @@ class RecordedSolve(RecordedTraining):
         return ended
 
     def note_standing(self) -> None:
-        """Record the accuracy of the current model; if releases get noise, only the accuracy of a released head."""
+        """Record the accuracy of the current model or, if releases get noise, only the accuracy of a released head."""
         measured = self._evaluation is not None and self._evaluation[0] == self._tip.node
         if measured or (self._measures and self._noise_std == 0.0):
             super().note_standing()
@@ -171,14 +171,14 @@ class RecordedSolve(RecordedTraining):
         return set(self.active.tolist()) - self._taken() - refused
 
     def _taken(self) -> set[int]:
-        """Return the clients of the current head; empty if the current model is not a head."""
+        """Return the clients of the current head, or an empty set if the current model is not a head."""
         tip = self._tip
         if tip.kind != "round":
             return set()
         return set(self.writer.participation(first=tip.node).between(tip.node, tip.node).clients.tolist())
 
     def _is_theirs(self) -> bool:
-        """Return whether the current model is the head of exactly the active clients, except refused ones."""
+        """Return whether the current model is the head of exactly the active clients that were not refused."""
         theirs = self._tip.kind == "round" and not self.missing() and self._taken() <= set(self.active.tolist())
         return theirs and not self.lacks_networks()
 
@@ -256,7 +256,7 @@ class RecordedSolve(RecordedTraining):
                     taken,
                     sizes,
                     np.full(taken.size, np.inf),
-                    np.inf,  # the distance is not recorded: it would permanently reveal something about the data
+                    np.inf,  # the distance is not recorded, because it would permanently reveal something
                     0.0,
                     0.0,
                     lambda: vector,
@@ -309,7 +309,7 @@ class RecordedSolve(RecordedTraining):
     def _masked_sum(
         self, engine: MaskedStatisticsEngine, whole: StatisticsRow | None, wanted: set[int], gathered: _Gathered
     ) -> Statistics:
-        """Return the sum over all clients that answer; the stored sum if no client left and no new one is reachable."""
+        """Return the sum over all clients that answer, or the stored sum if nobody left or can be added."""
         statistics = cast("StatisticsEngine", engine)
         if whole is not None and set(whole.clients) <= wanted and self._is_through(whole):
             new = sorted(wanted - set(whole.clients))

@@ -118,7 +118,7 @@ def retrain_unrecorded(
         stop: Stop rule.
         branch: Branch that keys the random draws.
         progress: Callback invoked after each round.
-        start: Starting model; by default a fresh one.
+        start: Starting model, by default a fresh one.
 
     Returns:
         The model, the number of rounds, the last accuracy, and whether the target was reached.
@@ -145,7 +145,7 @@ def retrain_unrecorded(
 
 RunsRounds = Engine | EngineWithout
 NoisedModel = Callable[[PathNode, Vector], Vector | None]
-"""Function that returns the noised model of a node in the actual run; None if it is no longer known."""
+"""Function that returns the noised model of a node in the actual run, or None if it is no longer known."""
 
 
 ACTUAL = None
@@ -182,7 +182,7 @@ def recorded_noise(reader: RunReader) -> NoisedModel:
     spec = Spec.from_mapping(reader.spec)
 
     def noised(node: PathNode, source: Vector) -> Vector | None:
-        if math.isinf(node.noise_std):  # a purge erased its source
+        if math.isinf(node.noise_std):  # a purge erased the source
             return None
         if node.node in on_disk:
             return reader.load_model(node.node)
@@ -202,18 +202,17 @@ def replay_counterfactuals(
 ) -> Iterator[ReplayedNode]:
     """Yield every recorded node in order, including nodes cut by a rollback, with its model in each counterfactual run.
 
-    If a local rate was recomputed, only the nodes since then are replayed, because the engine has the current rate.
-    Groups that train separately are replayed with their members in each counterfactual run and merged with that run's
-    samples. Models made by a heuristic, models after noise that is no longer known, and all their descendants are
-    skipped. A noise edge adds the same noise in every run, so a counterfactual model phi becomes
-    phi + (noised - theta).
+    If a local rate was recomputed, only later nodes are replayed, because the engine has the current rate. Groups that
+    train separately are replayed with their members in each counterfactual run and merged with that run's samples.
+    Models made by a heuristic, models after noise that is no longer known, and all their descendants are skipped. A
+    noise edge adds the same noise in every run, so a counterfactual model phi becomes phi + (noised - theta).
 
     Args:
         engine: Engine with the data.
         reader: Reader of the run.
         counterfactuals: Clients that each counterfactual run lacks, by key.
         noised: Returns the recorded noised models.
-        only: Nodes to replay, including all their ancestors; by default all nodes.
+        only: Nodes to replay, including all their ancestors, by default all nodes.
     """
     took_part = reader.participation()
     runs: Runs = {ACTUAL: ()} | dict(counterfactuals)

@@ -50,7 +50,7 @@ def check_choice(device: str, precision: str) -> None:
 
 
 def why_no_gpu() -> str | None:
-    """Return why a GPU cannot be used here; None if it can."""
+    """Return why a GPU cannot be used here, or None if it can."""
     import torch
 
     if not torch.cuda.is_available():
@@ -93,7 +93,7 @@ def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: 
 
 
 def _rounds_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
-    """Return a GPU engine with the engine's model and clients; with `auto`, only if it pays off and is supported."""
+    """Return a GPU engine with the engine's model and clients, or the same engine if `auto` decides against a GPU."""
     if device == "auto" and not _worth_a_gpu(engine, clients):
         return engine
     from sifu.engines.sim.lanes import lane_engines
@@ -109,7 +109,7 @@ def _rounds_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precis
 
 
 def _head_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
-    """Return the engine with features computed on the GPU; with `auto`, only if a network computes them."""
+    """Return the engine with features computed on the GPU. With `auto`, use the GPU only if a network computes them."""
     if device != "auto" or spec.features.kind in NETWORK_FEATURES:
         return cast("ClosedFormFederation", engine).with_features_on(GPU)
     return engine
@@ -162,7 +162,7 @@ METHODS = ("run_round", "run_rounds", "local_updates", "initial_model", "collect
 
 
 def engine_kind(engine: Engine) -> str:
-    """Return the kind of an engine (`OWN_ENGINES`); `UNKNOWN` unless the engine is sifu's own."""
+    """Return the kind of an engine (`OWN_ENGINES`), or `UNKNOWN` if the engine is not sifu's own."""
     kind = type(engine)
     if not getattr(engine, "__dict__", {}).keys().isdisjoint(METHODS):
         return UNKNOWN  # a method was replaced on this object

@@ -47,16 +47,16 @@ MEANING = {
     "local_clip": "local.clip",
     "engine": "an engine whose rounds follow from",
 }
-"""Spec key or phrase that error messages use for a fact; by default the fact's name."""
+"""Spec key or phrase that error messages use for a fact, by default the fact's name."""
 
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """An engine, and what is known of its clients' data.
+    """An engine with the known facts about its clients' data.
 
     Attributes:
         engine: The engine.
-        sample_digests: Digest of each client's samples; None if a given engine does not expose them.
+        sample_digests: Digest of each client's samples, or None if a given engine does not expose them.
         unusable: Reason for each client whose data are missing or changed, by index; such data are not compared.
     """
 
@@ -73,8 +73,8 @@ def check_continues(
     Args:
         reader: Reader of the run.
         built: Engine to check.
-        newcomers: True if the engine may have new clients after the recorded ones.
-        local_rate: Expected local rate, if it is about to change; by default the recorded one.
+        newcomers: True if the engine may have new clients after the recorded clients.
+        local_rate: Expected local rate, if it is about to change, by default the recorded one.
 
     Returns:
         The clients whose data changed, with the reason; only work that needs their data must be refused.

@@ -30,7 +30,7 @@ class FeatureData(ClientData):
 
 
 def with_samples(client: Any, chosen: Array, name: str) -> Any:
-    """Return a client with only the `chosen` samples, without their identities, under a name."""
+    """Return a client called `name` with only the `chosen` samples, without their identities."""
     kept: dict[str, Any] = {"name": name, "x": np.asarray(client.x)[chosen], "y": np.asarray(client.y)[chosen]}
     if isinstance(client, FeatureData) and client.mapped_from is not None:
         kept["mapped_from"] = client.mapped_from[chosen]
@@ -41,7 +41,7 @@ def with_samples(client: Any, chosen: Array, name: str) -> Any:
 
 
 def map_of(spec: Spec, clients: Sequence[Any]) -> FeatureMap | None:
-    """Return the spec's feature map for samples of the clients' shape; None if the run uses no feature map."""
+    """Return the spec's feature map for samples of the clients' shape, or None if the run uses no feature map."""
     if not spec.regime.maps_samples:
         return None
     return map_for(spec.features, tuple(np.shape(clients[0].x)[1:]))

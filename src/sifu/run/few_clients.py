@@ -31,7 +31,7 @@ def consequences(view: RunView, staying: ClientIndices) -> tuple[str, ...]:
 
 
 def _masks_fail(view: RunView, staying: ClientIndices) -> str:
-    """Return a warning if masks are used and need more clients than remain; otherwise ""."""
+    """Return a warning if masks are used and need more clients than remain, otherwise ""."""
     if staying.size >= LEAST_MASKED:
         return ""
     outside = view.facts.outside

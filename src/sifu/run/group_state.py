@@ -68,7 +68,7 @@ def available_backbones(reader: RunReader) -> tuple[GroupModelRow, ...]:
 
 
 def current_networks(view: RunView) -> tuple[GroupModelRow, ...]:
-    """Return the networks that compute features now; empty if groups tune none."""
+    """Return the networks that compute features now, or an empty tuple if groups tune none."""
     return available_backbones(view.reader) if view.regime.tunes else ()
 
 
@@ -182,10 +182,10 @@ def merge_rows(
     Args:
         view: View of the run.
         merged: The merge.
-        node: Number of its node.
-        branch: Branch of its node.
-        position: Position of its node.
-        order: Order of the request; 0 for the first training.
+        node: Number of the merge's node.
+        branch: Branch of the merge's node.
+        position: Position of the merge's node.
+        order: Order of the request, or 0 for the first training.
         distance: Distance of the merged model from the initial one.
     """
     who = np.array(merged.members, dtype=np.int64)

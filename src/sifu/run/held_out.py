@@ -23,7 +23,7 @@ BINS = 10
 
 
 def held_out_rows(spec: Spec, data_folder: str | Path | None, clients: Any = None) -> HeldOutRows | None:
-    """Return the held-out rows of a spec's data, or of the frame in `clients`; None if there are none.
+    """Return the held-out rows of a spec's data, or of the frame in `clients`, or None if there are none.
 
     Args:
         spec: Spec of the run.
@@ -88,7 +88,7 @@ def _positive_class(spec: Spec) -> str:
 
 
 def area_under_curve(labels: Array, scores: Floats) -> float | None:
-    """Return the area under the ROC curve; None if a class has no row.
+    """Return the area under the ROC curve, or None if a class has no row.
 
     With several classes, it is the mean over each class against the rest.
 

@@ -16,7 +16,7 @@ from sifu.store.writer import RunWriter
 from sifu.theory.facts import ClientProfile
 
 DigestOf = Callable[[int], str | None]
-"""Function that returns the digest of a client's samples; None if the engine does not expose it."""
+"""Function that returns the digest of a client's samples, or None if the engine does not expose it."""
 
 
 def let_join(
@@ -26,7 +26,7 @@ def let_join(
 
     Args:
         writer: Writer of the run.
-        engine: Engine with the new clients after the known ones.
+        engine: Engine with the new clients after the known clients.
         digest_of: Function that returns the digest of a client's samples, by index.
         source: Origin of the data, recorded with each new client.
         progress: Callback that receives the progress of the solve.

@@ -138,8 +138,8 @@ def clients_of_file(spec: Spec, file: Path, name: str | None, owner: str = "") -
     Args:
         spec: Spec of the run.
         file: File to read.
-        name: Name of its only client; None if the file names its clients.
-        owner: Name that keys the held-out rows of the only client; `name` by default.
+        name: Name of the file's only client, or None if the file names its clients.
+        owner: Name that keys the held-out rows of the only client, by default `name`.
     """
     from sifu.data import from_dataset, given_names, partition
 
@@ -201,7 +201,7 @@ def rows_of_identities(reader: RunReader, client: str, identities: Sequence[str]
         reader: Reader of the run.
         client: Name of the client.
         identities: Identities of the records.
-        given: Clients that the run was opened with; if empty, the client's data are read. The data may lack rows that
+        given: Clients that the run was opened with. If empty, the client's data are read. The data may lack rows that
             were forgotten already.
     """
     spec, (first, rows, ids) = Spec.from_mapping(reader.spec), _identified(reader, client, given)
@@ -230,7 +230,7 @@ def identities_of_rows(reader: RunReader, client: str, chosen: Sequence[int], gi
         reader: Reader of the run.
         client: Name of the client.
         chosen: Row numbers.
-        given: Clients that the run was opened with; otherwise the client's data are read.
+        given: Clients that the run was opened with. If empty, the client's data are read.
     """
     _, rows, ids = _identified(reader, client, given)
     identity_of = {int(row): str(name) for row, name in zip(rows, ids, strict=True)}
@@ -321,7 +321,7 @@ def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple
             )
         if index is None:
             newcomers.append(client)
-        elif client.name not in joined or joined[client.name][0] != file:  # a repeated command names the same file
+        elif client.name not in joined or joined[client.name][0] != file:  # repeating a command is allowed
             raise InputError(
                 f"{client.name} already sent its statistics: join additional records under another name, and remove "
                 "records with sifu forget --client NAME --records FILE"

@@ -30,7 +30,7 @@ class RunInRounds:
         return RecordedTraining(engine, writer, self.view, stop)
 
     def completion(self, engine: Engine, writer: RunWriter, tried: set[int]) -> RecordedTraining | None:
-        """Return the training that adds reachable clients the current model lacks; None if there are none.
+        """Return the training that adds reachable clients the current model lacks, or None if there are none.
 
         Args:
             engine: Engine of the run.
@@ -44,7 +44,7 @@ class RunInRounds:
         return are_separate(self.view)
 
     def after_groups(self, writer: RunWriter) -> None:
-        """Record the events that follow the separate rounds of groups; by default none."""
+        """Record the events that follow the separate rounds of groups, by default none."""
 
     def owed_stop(self) -> StopSpec | None:
         """Return the stop rule of rounds owed to clients whose request was refused or withdrawn, or None."""
@@ -53,7 +53,7 @@ class RunInRounds:
         return replace(self.view.spec.stop, target=0.0, min_rounds=0, max_rounds=before + owed) if owed else None
 
     def release_stop(self) -> StopSpec | None:
-        """Return the stop rule of the training that a release needs; None if the model is up to date."""
+        """Return the stop rule of the training that a release needs, or None if the model is up to date."""
         return self.owed_stop()
 
     def returning(self, engine: Engine, writer: RunWriter) -> Collection[int]:
@@ -81,7 +81,7 @@ class RunInClosedForm(RunInRounds):
         return RecordedSolve(engine, writer, self.view, stop)
 
     def completion(self, engine: Engine, writer: RunWriter, tried: set[int]) -> RecordedSolve | None:
-        """Return a solve with reachable clients that the head lacks; None if there are none.
+        """Return a solve with reachable clients that the head lacks, or None if there are none.
 
         Each client is tried once; a client that reconnects is tried again.
 

@@ -52,8 +52,8 @@ def rehearse(
     Args:
         engine: Engine of the run.
         model: The trained model.
-        distance: Its distance from the initial model.
-        node: Its node.
+        distance: Distance of the model from the initial model.
+        node: Node of the model.
         active: Clients to evaluate on.
         seed: Seed of the run.
         position: Position of the next round.
@@ -74,12 +74,12 @@ def rehearse(
     ]
     after = [_averaged(node, subset, list(islice(results, len(copies)))) for subset, copies in recovered.items()]
     if None in after or len({row.samples for row in after if row}) > 1:
-        after = []  # a forecast of the recovery needs all evaluations
+        after = []  # a forecast of the recovery would need all evaluations
     return [row for row in rows + after if row is not None]
 
 
 def _averaged(node: int, subset: str, evaluations: Sequence[Evaluation]) -> EvaluationRow | None:
-    """Return the mean of the evaluations; None if their samples differ, because the slope would then not cancel."""
+    """Return the mean of the evaluations, or None if their samples differ, because the slope would then not cancel."""
     samples = evaluations[0].samples
     if not samples.any() or any(not np.array_equal(evaluation.samples, samples) for evaluation in evaluations):
         return None
@@ -141,7 +141,7 @@ class RecoveredNoise:
 
 
 def recovered_noise(rows: list[EvaluationRow]) -> RecoveredNoise | None:
-    """Return the result of the latest rehearsed rounds; None if there are none, or if noise added no loss after one."""
+    """Return the result of the latest rehearsed rounds, or None if there are none or noise added no loss after one."""
     by_round: dict[tuple[int, int], dict[float, EvaluationRow]] = {}
     for row in rows:
         if row.subset.startswith(RECOVERED):

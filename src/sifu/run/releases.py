@@ -64,7 +64,7 @@ def publish(writer: RunWriter, engine: Engine, spec: Spec, node: int, progress: 
 
     Args:
         writer: Writer of the run, whose current model is the head of `node`.
-        engine: The engine; if it has the clients' records, the distances of records are recorded as well.
+        engine: The engine. If it has the clients' records, the distances of records are recorded as well.
         spec: The spec of the run.
         node: The node of the solved head.
         progress: Callback invoked after each client whose distances were computed.
@@ -133,7 +133,7 @@ class Accountant:
 
 
 def _largest_of_records(engine: Engine, release: Release, client: int) -> float | None:
-    """Return the largest distance of any record of a client; None if the engine does not have its records."""
+    """Return the largest distance of any record of a client, or None if the engine does not have its records."""
     lacks = isinstance(engine, LacksData) and client in engine.absent
     if lacks or not isinstance(engine, HasRecords):
         return None
@@ -154,11 +154,11 @@ def guarantee_of_all(
         spec: Spec of the run.
         clients: Client indices; each stands for all indices the client has had.
         terms: Terms of the request.
-        before: Sequence number of the event before which releases count; by default all count.
+        before: Sequence number of the event before which releases count, by default all count.
 
     Returns:
-        The guarantee; None if there is no noise on releases, if a distance is unknown, or if the run was restored from
-        a backup, because releases made after the backup are not in the record.
+        The guarantee, or None if there is no noise on releases, if a distance is unknown, or if the run was restored
+        from a backup, because releases made after the backup are not in the record.
     """
     restored = reader.query("SELECT seq FROM events WHERE kind = ?", (RESTORED,))
     if spec.release.noise == 0.0 or any(before is None or seq < before for (seq,) in restored):
@@ -175,7 +175,7 @@ def guarantee_of_all(
 
 
 def _distances(rows: Iterable[ReleaseRow], numbers: Sequence[int], records: bool) -> Iterator[float]:
-    """Yield the distance of a client, or of its records, in each release it took part in; infinite if unknown."""
+    """Yield the distance of a client, or of its records, in each release it took part in, or infinity if unknown."""
     for row in rows:
         known = row.record_distances if records else row.distances
         for number in set(numbers) & set(row.clients):
@@ -183,7 +183,7 @@ def _distances(rows: Iterable[ReleaseRow], numbers: Sequence[int], records: bool
 
 
 def waiting_note(reader: RunReader, spec: Spec, clients: Iterable[int]) -> str:
-    """Return a sentence on the privacy cost of further releases; "" without noise on releases."""
+    """Return a sentence on the privacy cost of further releases, or "" without noise on releases."""
     rows = [] if spec.release.noise == 0.0 else releases(reader)
     known = [list(_distances(rows, chain_of(reader, client), records=False)) for client in clients]
     known = [distances for distances in known if distances and math.isfinite(sum(distances))]

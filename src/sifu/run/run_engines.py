@@ -67,16 +67,16 @@ class RunEngines:
         """True if the run was opened with clients or an engine; these must match the record."""
         self.newcomers: tuple[Any, ...] = ()
         self._built: BuiltEngine | None = None
-        """Engine in use, until another is needed."""
+        """Engine in use until another engine is needed."""
         self._prepared: tuple[Remainder, BuiltEngine] | None = None
         """Engine with the client that will rejoin, built before its records are forgotten."""
 
     def expect(self, newcomers: tuple[Any, ...]) -> None:
-        """Discard the engine, so that the next one also has these clients, after the recorded ones."""
+        """Discard the engine, so that the next engine also has these clients, after the recorded clients."""
         self._built, self.newcomers = None, newcomers
 
     def use(self, built: BuiltEngine) -> Engine:
-        """Use an engine until another is needed."""
+        """Use an engine until another engine is needed."""
         self._built, engine = built, built.engine
         if isinstance(engine, LacksData):
             engine.absent = frozenset(built.unusable)
@@ -114,7 +114,7 @@ class RunEngines:
         return built
 
     def for_requests(self, writer: RunWriter, leaving: Collection[str], *, needs_data: bool) -> Engine:
-        """Return the engine that executes requests: one of stored statistics if they suffice, or the run's engine.
+        """Return the engine for requests: an engine of stored statistics if these suffice, otherwise the run's engine.
 
         Data that the run was opened with are compared with the record, unless a network computes the features and the
         stored statistics suffice. A file that no request needs is not read; `measure_held_out` compares it with the
@@ -139,7 +139,7 @@ class RunEngines:
             earlier: An earlier model to evaluate on the same rows, which is not recorded.
 
         Returns:
-            The figures of `earlier`; None if it was not given, if the current model was measured already, or if the
+            The figures of `earlier`, or None if it was not given, if the current model was measured already, or if the
             rows cannot be used.
         """
         try:
@@ -180,7 +180,7 @@ class RunEngines:
 
         Args:
             reader: Reader of the run.
-            rate: Local rate; by default the recorded one.
+            rate: Local rate, by default the recorded one.
             gone: Clients whose losses may be too steep for the rate.
             others: Further arguments of `arranged_clients`.
         """
@@ -226,7 +226,7 @@ class RunEngines:
         return None if engine is None else EngineWithout(engine, there, engine_kind(engine))
 
     def digest_of(self, client: int) -> str | None:
-        """Return the digest of a client's samples as read for the engine; None if the engine exposes none."""
+        """Return the digest of a client's samples as read for the engine, or None if the engine exposes none."""
         digests = None if self._built is None else self._built.sample_digests
         return None if digests is None else digests[client]
 
@@ -282,7 +282,7 @@ class RunEngines:
 def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ()) -> dict[int, str]:
     """Return the clients that left and whose loss is too steep for a recomputed local rate, with the reason.
 
-    An engine with their data would have no bound on rounding. Empty if the rate was not recomputed.
+    An engine with their data would have no bound on rounding. The result is empty if the rate was not recomputed.
     """
     left = {client for subject in reader.subjects() for client in subject.clients}.union(gone)
     if not Spec.from_mapping(reader.spec).regime.finds_rate:  # in runs of heads, the rate belongs to tuning
@@ -293,7 +293,7 @@ def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ())
     return {
         client: f"client {clients[client].name!r} left, and the local rate was recomputed without it"
         for client in left
-        if (steepest := clients[client].smoothness) is None or rate * steepest > 2.0  # None if a purge erased it
+        if (steepest := clients[client].smoothness) is None or rate * steepest > 2.0  # a purge sets it to None
     }
 
 
@@ -305,8 +305,8 @@ def solved_from_files(spec: Spec) -> bool:
 def forgets_from_files(view: RunView) -> bool:
     """Return whether stored statistics suffice to forget clients, so that neither backbone nor samples are read.
 
-    True for closed-form heads if the statistics of all active clients are kept and no network must be tuned or merged
-    again.
+    This is true for closed-form heads if the statistics of all active clients are kept and no network must be tuned or
+    merged again.
     """
     spec, reader = view.spec, view.reader
     if not view.regime.solves or spec.data.name == FLOWER:
@@ -331,7 +331,7 @@ def refuse_missing(view: RunView, unusable: Mapping[int, str], leaving: Collecti
         InputError: If needed data are missing.
     """
     own = [row for row in view.reader.statistics().values() if not row.is_sum]
-    kept = set() if view.regime.needs_data else {row.clients[0] for row in own}  # networks may be tuned again
+    kept = set() if view.regime.needs_data else {row.clients[0] for row in own}  # networks may have to be tuned again
     gone = {index for name in leaving if (index := view.index_of.get(name)) is not None}
     needed = set(view.active.tolist()) - kept - gone
     for client, reason in unusable.items():
@@ -340,7 +340,7 @@ def refuse_missing(view: RunView, unusable: Mapping[int, str], leaving: Collecti
 
 
 def shown_digests(engine: Engine) -> tuple[str, ...] | None:
-    """Return the digests of its clients' samples that an engine exposes; None if it exposes none."""
+    """Return the digests of its clients' samples that an engine exposes, or None if it exposes none."""
     digests = engine.sample_digests if isinstance(engine, ShowsSamples) else None
     if digests is not None and len(digests) != len(engine.clients):
         raise InputError(f"the engine has {len(engine.clients)} clients and digests of the samples of {len(digests)}")

@@ -74,9 +74,9 @@ class RunView(ClientsView):
 
     Args:
         reader: Reader of the run.
-        tip: Node whose history is viewed; by default the current one.
-        before: Sequence number of the event before which clients must have joined; by default all clients count.
-        certified: Sequence number of the event before which restorations and checkpoints count; by default all count.
+        tip: Node whose history is viewed, by default the current one.
+        before: Sequence number of the event before which clients must have joined, by default all clients count.
+        certified: Sequence number of the event before which restorations and checkpoints count, by default all count.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class RunView(ClientsView):
             self.facts = replace(self.facts, rounding_bounded=self._is_rounding_bounded())
 
     def _is_rounding_bounded(self) -> bool:
-        """Return whether rate * smoothness <= 2 for every client except those forgotten before this path began."""
+        """Return whether rate * smoothness <= 2 for every client, except clients forgotten before this path began."""
         steep = [
             index
             for index, client in enumerate(self.clients)
@@ -143,14 +143,14 @@ class RunView(ClientsView):
         return self._is_automatic(rates[self._set_the_rate])
 
     def _is_automatic(self, rates: Floats | None) -> bool:
-        """Return whether the local rate is the one that `auto` chooses for these certified rates."""
+        """Return whether `auto` chooses the run's local rate for these certified rates."""
         automatic = automatic_rate(rates, self.spec.model.kind) or 1.0
         return math.isclose(automatic, self.facts.local_rate, rel_tol=1e-9)
 
     def rate_without(self, gone: Collection[int]) -> float:
-        """Return the rate that `auto` chooses without the clients in `gone`; 1 if no remaining client limits it."""
+        """Return the rate that `auto` chooses without the clients in `gone`, or 1 if no remaining client limits it."""
         rates = self.regularities.certified_rates
-        assert rates is not None  # otherwise the rate is not recomputed
+        assert rates is not None  # only a known rate is recomputed
         return automatic_rate(np.delete(rates, sorted(gone)), self.spec.model.kind) or 1.0
 
     @cached_property
@@ -184,7 +184,7 @@ class RunView(ClientsView):
             return "given"
         if last_erased(self.reader)[1].isdisjoint(gone):
             return "others"
-        # Erased regularities cannot be compared. If the others alone still give the rate, they set it.
+        # Erased regularities cannot be compared. If the remaining clients alone still give the rate, they set it.
         return "others" if self._is_automatic(None if known is None else rates) else "forgotten"
 
     def recomputes_rate(self, terms: RequestTerms) -> bool:
@@ -223,7 +223,7 @@ class RunView(ClientsView):
 
     @cached_property
     def training_rounds(self) -> int | None:
-        """Number of rounds in which the first training reached its target; None if it never did."""
+        """Number of rounds in which the first training reached its target, or None if it never did."""
         target = self.spec.stop.target
         evaluated = {
             row.node for row in self.reader.evaluations() if row.subset == ACTIVE and row.accuracy >= target > 0
@@ -285,7 +285,7 @@ class RunView(ClientsView):
 
     @property
     def erased_note(self) -> str:
-        """Note for plans if all figures of the history were erased; otherwise empty."""
+        """Note for plans if all figures of the history were erased, otherwise an empty string."""
         if not any(math.isinf(self.path.nodes[depth].noise_std) for depth, _ in self.path.noise_depths):
             return ""
         return (
@@ -295,7 +295,7 @@ class RunView(ClientsView):
 
     @cached_property
     def kept(self) -> dict[int, ModelRow]:
-        """Models that can be rolled back to, by depth; always includes the current model."""
+        """Models that can be rolled back to, by depth, always including the current model."""
         depth_of = self.path.depth_of
         return {depth_of[node]: row for node, row in self.reader.models().items() if node in depth_of}
 
@@ -330,7 +330,7 @@ class RunView(ClientsView):
         """Return the subjects that earlier requests promised to hide, with the budget they have used so far.
 
         Args:
-            before_order: Order before which requests count; by default all count.
+            before_order: Order before which requests count, by default all count.
             protection: Means by which the methods of these requests hide clients.
         """
         key = f"subjects of {protection} before {before_order}"

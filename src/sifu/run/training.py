@@ -146,7 +146,7 @@ class RecordedTraining:
         here = {node.node for node in view.nodes if node.branch == self._tip.branch}
         evaluated = [row for row in writer.evaluations() if row.node in here and row.subset == ACTIVE]
         self._latest_accuracy = evaluated[-1].accuracy if evaluated else None
-        """Latest accuracy on this branch, which determines the next evaluation."""
+        """Latest accuracy on this branch, which determines when the next evaluation takes place."""
         on_tip = bool(evaluated) and evaluated[-1].node == self._tip.node
         self._accuracy: float | None = self._latest_accuracy if on_tip else None
         self._evaluation: tuple[int, Evaluation] | None = None
