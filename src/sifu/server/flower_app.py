@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def server_app(make_blueprint: MakeBlueprint = blueprint) -> ServerApp:
-    """Return the ServerApp; for user-defined models see `OwnServer`."""
+    """Return the ServerApp. `OwnServer` describes servers for user-defined models."""
     from flwr.serverapp import ServerApp
 
     app = ServerApp()
@@ -79,9 +79,9 @@ def serve_on_flower(
         grid: Flower's connection to the nodes.
         settings: The run config of the app.
         make_blueprint: Function that makes the training plan from the spec and the clients' profiles.
-        patience: Time limits; by default the limits of the settings.
+        patience: Time limits, by default the limits of the settings.
         progress: Callback invoked after each round.
-        level: Minimum level of the certificates; by default the level of each request.
+        level: Minimum level of the certificates, by default the level of each request.
         tell: Callback that receives messages for the operator.
         spec: Spec to use instead of the file that the settings name.
 

@@ -111,7 +111,7 @@ class ClientRegistry:
             )
         if reported:
             profiles = [WireProfile.of_mapping(values) for values in json.loads(reported)]
-            if self.own is not None:  # sample numbers are recorded, so no client has to train to report its own
+            if self.own is not None:  # sample numbers are recorded, so no client has to train to report them
                 numbers = {profile.name.removeprefix(NODE): profile for profile in profiles}
                 self._check_nodes(set(numbers))
                 self._counted |= {int(number): profile for number, profile in numbers.items() if number.isdecimal()}

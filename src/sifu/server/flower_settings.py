@@ -98,7 +98,7 @@ class OwnServer:
         loss: Name of the loss among the metrics, if unusual.
         accuracy: Name of the accuracy among the metrics, if unusual.
         evaluates: False for apps without evaluation.
-        evaluate_config: Config of evaluation messages; `config` if not given.
+        evaluate_config: Config of evaluation messages, by default `config`.
         evaluation_sample: Fraction and minimum number of the clients that evaluate.
         reporter: Listener that receives every round's messages and replies.
         evaluate_fn: Callback that receives the number of rounds and the model after each round; its result is only

@@ -78,7 +78,7 @@ def serve(
         engine: Engine that trains the clients.
         linger: Seconds to wait for more requests when all work is done.
         lock_wait: Seconds to wait for an earlier server that still holds the lock.
-        level: Minimum level of the certificates; by default the level of each request.
+        level: Minimum level of the certificates, by default the level of each request.
         progress: Callback invoked after each round.
         tell: Callback that receives messages for the operator.
         after_mail: Callback invoked before the first round, and after inbox messages were ingested or `more_mail`
@@ -91,7 +91,7 @@ def serve(
     with _open_patiently(run.folder, lock_wait, tell) as writer:
         check_integrity(writer)
         keys.load_key(run.folder, writer.value("public_key"))  # fail before any work if the key is missing
-        # Blocked clients and those to be forgotten take part in no further round.
+        # Blocked clients and clients to be forgotten take part in no further round.
         inbox = WatchedInbox(writer, lambda opened: _settle(opened, engine, after_mail), look_every=0.0, also=more_mail)
         worker = Worker(writer, engine, _recording(writer, engine, progress), inbox, tell)
         idle_since, told = time.monotonic(), False
@@ -107,9 +107,9 @@ def serve(
                         tell(f"nothing is left to do: waiting {linger:g} s for requests")
                     told = True
                     time.sleep(LOOK_EVERY)
-                _record_incidents(writer, engine)  # incidents of evaluations after the last round
+                _record_incidents(writer, engine)  # of evaluations after the last round
         except NoClientResponseError:
-            _record_incidents(writer, engine)  # the incidents that caused the failure
+            _record_incidents(writer, engine)  # records the incidents that caused the failure
             raise
 
 
@@ -233,7 +233,7 @@ class ServerLoop:
         self._worker = threading.Thread(target=self._work, daemon=True)
 
     def next(self) -> Task | None:
-        """Return the current task of the clients, the same one until it is answered; None when all work is done."""
+        """Return the current task of the clients until it is answered, or None when all work is done."""
         if self._worker.ident is None:
             self._worker.start()
             self._await_task()
@@ -262,8 +262,8 @@ class ServerLoop:
         """Let another client take part from the next round on.
 
         Args:
-            name: Its name, which no client of the run has had.
-            samples: Its number of samples.
+            name: Name of the client, which no client of the run has had before.
+            samples: Number of samples of the client.
 
         Raises:
             InputError: If the run has, or had, a client of this name.
@@ -279,7 +279,7 @@ class ServerLoop:
         block` does, so the client stays excluded after a restart.
 
         Args:
-            name: Its name.
+            name: Name of the client.
 
         Raises:
             InputError: If the run has no client of this name.
@@ -289,7 +289,7 @@ class ServerLoop:
         ask_for_change(self.run.folder, {"do": "block", "name": name})
 
     def _admit(self, writer: RunWriter) -> None:
-        """Record new clients; called in the worker's thread between two rounds."""
+        """Record new clients. The worker's thread calls this between two rounds."""
         while self._newcomers:
             training, _ = self._train([*self._engine.clients, self._newcomers[0]])
             self._engine.renew(replace(training, facts=self._engine.blueprint.facts))
@@ -319,7 +319,7 @@ class ServerLoop:
         self._task = task
 
     def _exchange(self, task: Task) -> Mapping[str, Any]:
-        """Pass a task to the program and return its replies; called by the engine in the worker's thread."""
+        """Pass a task to the program and return its replies. The engine calls this in the worker's thread."""
         self._tasks.put(task)
         replies = self._replies.get()
         if isinstance(replies, _Closed):
