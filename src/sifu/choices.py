@@ -117,7 +117,7 @@ class TermOnOffer(NamedTuple):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Allowed values; empty for a number, free text or a list."""
+        """Allowed values, or an empty tuple for a number, free text or a list."""
         words = get_args(self.kind) if self.kind is not SigmaChoice else ()
         return words if all(isinstance(word, str) for word in words) else ()
 
