@@ -22,7 +22,7 @@ def actor_name(given: str | None = None) -> str:
     if not name:
         try:
             name = getpass.getuser()
-        except (OSError, KeyError):  # a container without a user database
+        except (OSError, KeyError):  # a container may have no user database
             name = "unknown"
     if len(name) > LONGEST_ACTOR or not name.isprintable() or not name.strip():
         raise InputError(f"an actor's name must be printable, not blank, and at most {LONGEST_ACTOR} characters long")

@@ -64,7 +64,7 @@ def write_backup(reader: RunReader, target: Path) -> None:
             os.close(create_private(copied))
             with closing(sqlite3.connect(copied)) as copy:
                 reader.connection.backup(copy)
-                copy.execute("PRAGMA journal_mode=DELETE")  # one file, without -wal and -shm
+                copy.execute("PRAGMA journal_mode=DELETE")  # leaves one file, without -wal and -shm
             folder = reader.folder
             listed = {DATABASE: copied, KEY_FILE: folder / KEY_FILE, HEAD_FILE: folder / HEAD_FILE}
             listed |= {name: folder / name for name in (STANDING_FILE, SALTS_FILE) if (folder / name).exists()}

@@ -86,7 +86,7 @@ class Signer:
             self.key = load_key(folder, public_key)
         except (InputError, RunDamagedError) as error:
             self.reason = str(error)
-            self.lost = isinstance(error, RunDamagedError)  # missing or wrong, not merely locked by a passphrase
+            self.lost = isinstance(error, RunDamagedError)  # the key is missing or wrong, not merely locked
         self._said = False
 
     def sign(self, run: str, event: Event) -> bytes | None:

@@ -36,7 +36,7 @@ class Standing:
     held_out: HeldOutFigures | None = None
 
     def gain_without(self, leaving: set[int]) -> float:
-        """Return the increase in accuracy if the clients `leaving` are not counted; 0 if no samples remain."""
+        """Return the increase in accuracy if the clients `leaving` are not counted, or 0 if no samples remain."""
         stays = ~np.isin(self.clients, list(leaving))
         total, left = int(self.samples.sum()), int(self.samples[stays].sum())
         if left == 0:
@@ -66,7 +66,7 @@ def read_held_out(folder: Path, node: int) -> HeldOutFigures | None:
 
 
 def read_standing(folder: Path) -> Standing | None:
-    """Return the cached accuracy; None if there is none or it is invalid."""
+    """Return the cached accuracy, or None if there is none or it is invalid."""
     try:
         content = json.loads(read_plain(folder / STANDING_FILE))
         columns = [np.array(content[name], dtype=np.int64) for name in COLUMNS]

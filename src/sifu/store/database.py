@@ -85,7 +85,7 @@ def open_database(folder: Path, *, migrating: bool = False) -> sqlite3.Connectio
 
     Args:
         folder: Folder of the run.
-        migrating: Migrate the file itself; requires the run's lock.
+        migrating: True to migrate the file itself, which requires the run's lock.
 
     Raises:
         InputError: If the folder is not a run.
@@ -217,7 +217,7 @@ def scrub_database(connection: sqlite3.Connection) -> bool:
     """Rewrite the database, so that neither its pages nor its log hold deleted data.
 
     Returns:
-        True if the erasure is complete; False if it must be repeated, because another process was reading.
+        True if the erasure is complete, or False if it must be repeated, because another process was reading.
     """
     try:
         connection.execute("PRAGMA temp_store=MEMORY")  # VACUUM must not put its copy on another disk
@@ -241,7 +241,7 @@ def transaction(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") 
 
     Args:
         connection: The database.
-        mode: Kind of transaction; None if the block itself begins and commits.
+        mode: Kind of transaction, or None if the block itself begins and commits.
     """
     try:
         if mode:

@@ -42,7 +42,7 @@ FIGURES = (
     "dropped_models", "dropped_updates", "remaining_models", "source_model", "certified_models", "bytes_kept",
     "source_node", "noise_std",
 )  # fmt: skip
-"""Payload keys of the figures of requests: the models a request could resume from, the one it chose, and the noise."""
+"""Payload keys of the figures of requests: the possible source models, the chosen source, and the noise."""
 
 
 def erasure_of_all(events: Sequence[Event]) -> Event | None:

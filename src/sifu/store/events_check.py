@@ -1,4 +1,4 @@
-"""Check of the ledger: every event must be one that sifu could have written.
+"""Check that sifu could have written every event of the ledger.
 
 The chain of hashes shows that no event was changed, but an operator with the key can sign anything. Without the check,
 somebody who can write to the folder could add an event that changes the training facts, brings back an erased model,
@@ -67,7 +67,7 @@ KINDS: Mapping[str, May] = {
     "request refused": May(("phase",), (), "ready"),
     "request withdrawn": May(("phase",), (), "ready"),
     "rolled back": May(
-        ("tip", "phase", LOCAL_RATES),  # LOCAL_RATES only in runs created before it was sealed
+        ("tip", "phase", LOCAL_RATES),  # older runs have LOCAL_RATES unsealed
         ("rows", *STORED, *(f"dropped_{kind}" for kind in STORED), "merges", "evaluations", LOCAL_RATES),
         "retraining",
     ),

@@ -167,10 +167,10 @@ def model_bytes(layout: ModelLayout, vector: Vector, salt: str | None = None) ->
 
 
 def new_salt(seed: int | None, place: str) -> bytes:
-    """Return a salt: from the operating system, or from the seed of an experiment with reproducible files.
+    """Return a salt from the operating system, or from the seed of an experiment with reproducible files.
 
     Args:
-        seed: Seed of the experiment; None for the operating system's generator.
+        seed: Seed of the experiment, or None for the operating system's generator.
         place: Text that distinguishes the salts of one seed.
     """
     return secrets.token_bytes(SALT_BYTES) if seed is None else hashlib.sha256(f"{seed}:salt:{place}".encode()).digest()
@@ -233,7 +233,7 @@ def read_tensors(path: Path, what: str, digest: str | None, parse: Callable[[dic
 
 
 def remove_files(paths: Sequence[Path]) -> None:
-    """Delete files permanently; ignore missing ones, and warn once of hard links that remain."""
+    """Delete files permanently; ignore missing files, and warn once of hard links that remain."""
     # Statistics can be hundreds of large files; threads help because deletion waits for the file system.
     with ThreadPoolExecutor(4) as pool:
         linked = [path for path, links in zip(paths, pool.map(_unlink, paths), strict=True) if links > 1]
@@ -323,7 +323,7 @@ def read_plain(path: Path, *, links: bool = False, most: int = -1) -> bytes:
     Args:
         path: The file.
         links: True to follow a symbolic link. A run folder contains no links, but a user may name one.
-        most: Maximum number of bytes to read; negative for the whole file.
+        most: Maximum number of bytes to read, or a negative number for the whole file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
     try:
@@ -372,7 +372,7 @@ def private_folder(path: Path, parents: bool = False) -> None:
     above = path.absolute().parent
     if parents and not above.exists():
         above.mkdir(parents=True, exist_ok=True)
-        for place in above.parents:  # each parent may be new
+        for place in above.parents:  # every parent folder may be new
             if os.access(place, os.R_OK):
                 sync_folder(place)
     try:
@@ -464,7 +464,7 @@ def is_locked(folder: Path) -> bool:
 def uninterrupted() -> Iterator[None]:
     """Defer Ctrl-C to the end of the block, so that it never interrupts a commit.
 
-    Blocking the signal is not enough, because the kernel would deliver it to another thread, such as one of torch's.
+    Blocking the signal is not enough, because the kernel would deliver it to another thread, such as a thread of torch.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

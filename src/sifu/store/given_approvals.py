@@ -10,9 +10,9 @@ An approval is a signed event of the ledger with the name of the approver and th
 (`RequestTerms.digest`). The approval covers these terms only. People are identified by name: on the command line by the
 name that the caller gives, in the console by the name of their token.
 
-A request is approved when its approvals are complete. No other request is executed, and verification reports any that
-was. Only approved requests change what a run trains or releases: while an approved request to forget clients waits,
-rounds and solves leave these clients out.
+A request is approved when its approvals are complete. No other request is executed; verification reports a request that
+was executed without its approvals. Only approved requests change what a run trains or releases: while an approved
+request to forget clients waits, rounds and solves leave these clients out.
 """
 
 from __future__ import annotations

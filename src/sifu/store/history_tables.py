@@ -152,7 +152,7 @@ class HistoryReader(RunConnection):
         return int(self.value("tip"))
 
     def nodes(self, first: int = 0, last: int | None = None) -> list[PathNode]:
-        """Return the nodes `first` to `last` by number, including discarded ones; a call without limits is cached."""
+        """Return the nodes `first` to `last` by number, including discarded nodes; a call without limits is cached."""
         if first > 0 or last is not None:
             return self._read_nodes(first, 2**62 if last is None else last)
         return list(self.nodes_by_number().values())
@@ -197,7 +197,7 @@ class HistoryReader(RunConnection):
         """Return participations, sorted by (node, client).
 
         Args:
-            clients: Clients whose participations to return; None for all.
+            clients: Clients whose participations to return, or None for all.
             first: First node whose participations to return; ignored if `clients` is given.
         """
         sql = "SELECT node, client, samples, drift FROM participation"

@@ -44,7 +44,7 @@ class Message:
 
     @property
     def request(self) -> str:
-        """Id of the request that a submission states; for other messages, the id of the message."""
+        """Id of the request that a submission states, or the message's id for other messages."""
         return str((self.content or {}).get("request", self.id)) if self.kind == SUBMITTED else self.id
 
 
@@ -72,7 +72,7 @@ def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
             try:
                 present = path.read_bytes()
             except FileNotFoundError:
-                present = body  # the writer has just ingested it, and compares the terms itself
+                present = body  # the writer has just ingested the file and compares the terms
             if present != body:
                 raise InputError(f"{kind} {id} is already in the inbox with other terms: use another id") from None
         finally:

@@ -30,7 +30,7 @@ _typed: list[bytes] = []
 
 
 def passphrase(ask: bool) -> bytes | None:
-    """Return the passphrase from the environment or, if `ask` is true, from the terminal; None if there is none."""
+    """Return the passphrase from the environment or, if `ask` is true, from the terminal, or None if there is none."""
     given = os.environ.get(PASSPHRASE)
     if given:
         return given.encode()

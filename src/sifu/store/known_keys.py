@@ -72,7 +72,7 @@ def known_keys_file() -> Path:
 
 
 def read_known_keys(path: Path) -> KnownKeys:
-    """Return the content of the file of known keys; empty if there is no file.
+    """Return the content of the file of known keys, or empty content if there is no file.
 
     Raises:
         InputError: If the file cannot be read. Without it a changed key would go unnoticed.

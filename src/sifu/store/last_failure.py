@@ -35,7 +35,7 @@ def note_failure(folder: Path, request: str, error: BaseException, *, damaged: b
 
 
 def last_failure(folder: Path, request: str) -> Failure | None:
-    """Return the last error that interrupted a request; None if none is noted."""
+    """Return the last error that interrupted a request, or None if none is noted."""
     try:
         content = json.loads(read_plain(folder / FAILURE_FILE))
         return Failure(str(content["error"]), content.get("damaged") is True) if content["request"] == request else None

@@ -24,7 +24,7 @@ class OwnStatistics:
 
     Attributes:
         fixed: Fixed-point format of the numbers.
-        blocks: Division of the statistics into parts; None if they are not divided.
+        blocks: Division of the statistics into parts, or None if the statistics are not divided.
         networks: Node of each group's network, in the order of the groups.
         rows: Files by client and part. All files of a client have the same form, either statistics or rows of its
             samples. Files of rows have no part for a pair of groups.
@@ -113,7 +113,7 @@ class OwnStatistics:
         return read_numbers(folder, row, self.fixed).astype(np.int64, copy=False)
 
     def only(self, statistics: Statistics, parts: Iterable[Part]) -> Statistics:
-        """Return a copy of `statistics` with the entries outside `parts` set to zero; without blocks, the original."""
+        """Return a copy of `statistics` with only the entries in `parts`; without blocks, return the original."""
         if self.blocks is None:
             return statistics
         return joined(self.fixed, self.blocks, {part: cut(statistics, self.blocks, part) for part in parts})

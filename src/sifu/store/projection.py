@@ -54,7 +54,7 @@ class RequestRow:
 
     @property
     def records(self) -> tuple[int, ...]:
-        """Row numbers of the records to forget, of one client; empty if clients are forgotten entirely."""
+        """Row numbers of the records to forget, of one client, or an empty tuple if clients are forgotten entirely."""
         return self.terms.records
 
     @property
@@ -88,7 +88,7 @@ class SubjectRow:
 
 @dataclass(frozen=True)
 class ModelRow:
-    """A row of `models`: a stored model. Requests can roll back to `kept` models; the current model always exists."""
+    """A row of `models`: a stored model. Requests can roll back to `kept` models. The current model always exists."""
 
     node: int
     kept: bool

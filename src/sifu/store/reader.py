@@ -124,7 +124,7 @@ class RunReader(HistoryReader):
         return {int(node): float(rate) for node, rate in json.loads(self.value(LOCAL_RATES, "{}")).items()}
 
     def local_rate_at(self, node: int) -> float | None:
-        """Return the automatic local rate of a node's training; None if the spec gave a number or a purge erased it."""
+        """Return the automatic local rate of a node's training, or None if the spec gave a number or it was erased."""
         rates = self.local_rates
         first = max((begins for begins in rates if begins <= node), default=None)
         return None if first is None else rates[first]
@@ -135,7 +135,7 @@ class RunReader(HistoryReader):
         return self.value("phase")
 
     def clients(self) -> tuple[ClientProfile, ...]:
-        """Return all clients of the run, by index; cached until the clients change."""
+        """Return all clients of the run, by index. The result is cached until the clients change."""
         clients: tuple[ClientProfile, ...] = self.constant("clients", self.read_clients)
         return clients
 
@@ -258,7 +258,7 @@ class RunReader(HistoryReader):
         return self._rows("rejections")
 
     def _rows(self, table: str, order: str = "") -> list[Any]:
-        """Return the rows of a small table, ordered by its key or by `order`; cached until something is written."""
+        """Return the rows of a small table, ordered by its key or by `order`, cached until something is written."""
         return list(self.remembered(table, lambda: self._read_rows(table, order or ", ".join(KEYS[table]))))
 
     def _read_rows(self, table: str, order: str) -> list[Any]:
@@ -311,7 +311,7 @@ SEPARATOR = "~"
 class Remainder:
     """A client that joined, or will join, in place of client `before` after a request to forget records.
 
-    Its index is `client`. Its rows are those of `first`, the client as it first joined, without the rows `removed`.
+    Its index is `client`. It has the rows of `first`, the client as it first joined, without the rows `removed`.
     """
 
     request: str

@@ -39,7 +39,7 @@ class ReleaseRow:
 
 
 def release_noise(reader: RunReader) -> float:
-    """Return the standard deviation of the noise on each release of a run; 0 for a run without such noise."""
+    """Return the standard deviation of the noise on each release of a run, or 0 for a run without such noise."""
     return Spec.from_mapping(reader.spec).release.noise_std
 
 
@@ -100,7 +100,7 @@ def lacks_head(reader: RunReader) -> bool:
 
 
 def released_node(reader: RunReader) -> int | None:
-    """Return the node of the model that users get; None if nothing was released yet, or there is no head."""
+    """Return the node of the model that users get, or None if nothing was released yet, or there is no head."""
     if release_noise(reader) == 0.0:
         return None if lacks_head(reader) else reader.tip
     rows = releases(reader)

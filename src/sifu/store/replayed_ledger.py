@@ -15,7 +15,7 @@ from sifu.store.reader import RunReader
 
 
 class ReplayedTables:
-    """State of the tables in `projection.KEYS` after the events applied so far; initially empty."""
+    """State of the tables in `projection.KEYS` after the events applied so far. Initially, all tables are empty."""
 
     def __init__(self) -> None:
         self.rows: Tables = {table: {} for table in KEYS}
@@ -47,7 +47,7 @@ class ReplayedTables:
 
     @property
     def tip(self) -> int:
-        """Node of the current model; -1 if there is none yet."""
+        """Node of the current model, or -1 if there is none yet."""
         return int(self.run_value("tip", "-1"))
 
     @property

@@ -32,7 +32,7 @@ def rows_of_parts(fixed: FixedPoint, blocks: Blocks | None, samples: int, conten
 
     Args:
         fixed: Fixed-point format of the numbers.
-        blocks: Division of the features into parts; None if they are not divided.
+        blocks: Division of the features into parts, or None if they are not divided.
         samples: Number of rows.
         contents: Numbers of each part.
 

@@ -68,9 +68,9 @@ def recorded_digests(reader: RunReader) -> dict[int, str]:
 def outlived(reader: RunReader) -> set[int]:
     """Return the clients whose samples are no longer needed: forgotten clients, except a client that has yet to rejoin.
 
-    A client that lost some records rejoins with the remaining ones. Clients forgotten as a whole after a backup count
-    as forgotten in a run restored from it, even before their request is executed again. A request for records still
-    needs the samples, because it names them by their number.
+    A client that lost some records rejoins with its remaining records. Clients forgotten as a whole after a backup
+    count as forgotten in a run restored from it, even before their request is executed again. A request for records
+    still needs the samples, because it names them by their number.
     """
     waiting = remainder_to_join(reader)
     forgotten = {client for subject in reader.subjects() for client in subject.clients}
@@ -81,7 +81,7 @@ def outlived(reader: RunReader) -> set[int]:
 
 
 def salts_to_erase(reader: RunReader) -> set[int]:
-    """Return the clients whose salts must be erased: those in `outlived`, except clients of a request without a head.
+    """Return the clients whose salts must be erased: `outlived` without the clients of a request without a head.
 
     A running request whose closed-form head is not solved may still be refused or withdrawn. Its clients then take part
     again, with the samples they had.
@@ -102,7 +102,7 @@ def erase_salts(reader: RunReader) -> None:
 
 
 def read_salts(folder: Path) -> dict[int, str]:
-    """Return the salts by client index; an empty mapping if there is no file.
+    """Return the salts by client index, or an empty mapping if there is no file.
 
     Raises:
         InputError: If the file cannot be read or holds anything but salts.

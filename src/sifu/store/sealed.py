@@ -90,7 +90,7 @@ def erase_sealed(connection: sqlite3.Connection, events: Iterable[Event]) -> Non
 
 
 def check_sealed(reader: RunReader) -> Iterator[str]:
-    """Yield a problem for each sealed part that is missing, present although erased, or unlike its commitment."""
+    """Yield a problem for each sealed part that is missing, present although erased, or differs from its commitment."""
     stored = {seq: (salt, content) for seq, salt, content in reader.query("SELECT seq, salt, content FROM sealed")}
     events = reader.events()
     erased = erased_by_purges(events)

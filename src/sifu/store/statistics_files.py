@@ -46,7 +46,7 @@ class NewUpdates:
         order: Number of requests executed when the file was first written, plus one for each time it was rewritten.
         clients: Indices of the clients.
         values: One update per row.
-        salts: Salts of updates that were stored before; None for new updates.
+        salts: Salts of updates that were stored before, or None for new updates.
     """
 
     node: int
@@ -166,7 +166,7 @@ class StatisticsRow:
 
     @property
     def part(self) -> Part | None:
-        """The part of a client's statistics in the file; None if it holds all of them.
+        """The part of a client's statistics in the file, or None if it holds all of them.
 
         >>> names = ("", ".rows", ".public", ".0-2", ".4.rows")
         >>> [StatisticsRow(f"7.3{name}.statistics", 7, (3,), 5, 99, "").part for name in names]
@@ -212,7 +212,7 @@ def write_files(
         of: The statistics or rows from which the numbers are taken.
         contents: Numbers of each file and nodes of the networks that computed the features, by the middle part of the
             file name.
-        seed: Seed of the salts; None for the operating system's generator.
+        seed: Seed of the salts, or None for the operating system's generator.
 
     Returns:
         The row of `statistics` for each file.

@@ -144,7 +144,7 @@ def read_timestamp(answer: bytes) -> Any:
 
 
 def stamp_at_the_end(writer: Any, authority: str) -> None:
-    """Request missing timestamps when a writer closes, and record the failed ones; failures are logged, not raised."""
+    """Request missing timestamps when a writer closes. Failures are recorded and logged, not raised."""
     try:
         _, missing, reason = fetch_timestamps(writer, authority)
         if missing:

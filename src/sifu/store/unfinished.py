@@ -135,7 +135,7 @@ class NewRun:
         return values
 
     def sealed_rate(self) -> dict[str, Any]:
-        """Return the automatic local rate, sealed because it depends on all clients' data; empty if there is none."""
+        """Return the automatic local rate, sealed because it depends on all clients' data, or {} if there is none."""
         automatic = self.given_spec["local"]["rate"] == "auto" and self.facts.local_rate > 0.0
         return {LOCAL_RATES: {"0": self.facts.local_rate}} if automatic else {}
 
@@ -231,7 +231,7 @@ def unfinished_copies_in(folder: Path) -> list[Path]:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries if entry.name.startswith(files.TEMPORARY_PREFIX + "sifu-")]
     except OSError:
-        return []  # the folder cannot be listed; commands of its owner clean it up
+        return []  # this account cannot list the folder; its owner's commands clean it up
     paths = sorted({folder / match[0] for name in names if (match := _NAME.match(name))})
     return [path for path in paths if not _is_held(path)]
 
@@ -269,7 +269,7 @@ def remove_unfinished_copies(run: Path) -> tuple[str, ...]:
 
 
 def _noted(run: Path) -> Path | None:
-    """Return the recorded path of an unfinished backup; None if there is none, or its name is not that of a copy."""
+    """Return the recorded path of an unfinished backup, or None if there is none, or its name is not that of a copy."""
     try:
         path = Path(files.read_plain(run / COPYING_FILE).decode().rstrip("\n"))
     except (OSError, UnicodeDecodeError):
@@ -278,7 +278,7 @@ def _noted(run: Path) -> Path | None:
 
 
 def _hold(path: Path) -> int | None:
-    """Return a descriptor with a lock on a copy; None if another process has locked or deleted it."""
+    """Return a descriptor with a lock on a copy, or None if another process has locked or deleted it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -299,7 +299,7 @@ def _is_held(path: Path) -> bool:
     try:
         descriptor = _hold(path)
     except OSError:
-        return True  # this account may not open it
+        return True  # this account may not open the copy
     if descriptor is not None:
         os.close(descriptor)
     return descriptor is None and os.path.lexists(path)

@@ -177,7 +177,7 @@ def read_witness(path: Path) -> list[Checkpoint]:
 
 
 def _checkpoint_of_certificate(content: bytes) -> Checkpoint | None:
-    """Return the checkpoint named in a certificate; None if the content is not a validly signed certificate."""
+    """Return the checkpoint named in a certificate, or None if the content is not a validly signed certificate."""
     try:
         certificate = read_json(content)
         checkpoint = Checkpoint.in_certificate(certificate["body"], certificate["public_key"])

@@ -82,7 +82,7 @@ class RunWriter(RunReader):
         self.copies_removed: tuple[str, ...] = ()
         """Unfinished copies of a run that were deleted when this run was opened."""
         self.written_sum: tuple[str, Statistics] | None = None
-        """Sum of statistics that this process wrote last, after the digest of its file; kept for the next solve."""
+        """Digest of the file and the sum of statistics that this process wrote last, kept for the next solve."""
 
     @classmethod
     def create(cls, folder: Path, new: unfinished.NewRun) -> RunWriter:
@@ -321,7 +321,7 @@ class RunWriter(RunReader):
         """Remove deleted data from the database's pages and log, and files that may show it, such as the report.
 
         Returns:
-            True if the erasure is complete; False if another process was reading the database.
+            True if the erasure is complete, or False if another process was reading the database.
         """
         if (self.folder / REPORT).is_dir():
             shutil.rmtree(self.folder / REPORT)
@@ -346,7 +346,7 @@ class RunWriter(RunReader):
     def _record(
         self, kind: str, payload: dict[str, Any], rows: NewRows, models: Sequence[NewModel], layout: ModelLayout
     ) -> Event:
-        """Write files and rows, seal the event and apply its changes; called inside a transaction."""
+        """Write files and rows, seal the event and apply its changes. Call this inside a transaction."""
         if models:
             payload["models"] = [self._write_model(model, layout) for model in models]
             payload["psi_max"] = {str(model.node): model.psi_max for model in models}
