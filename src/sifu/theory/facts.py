@@ -39,7 +39,7 @@ NO_NOISE = "none"
 MINIMUM_OF_ANSWERS = "a minimum of"
 MASKED_STATISTICS = "masked statistics, of which only the sum can be checked"
 LEAST_MASKED = 3
-"""Fewest participants of a masked sum: with two, anyone who knows one client's part learns the other's."""
+"""Fewest participants of a masked sum. With two, anyone who knows one part can compute the other part."""
 DROPPED_MASKED_ROUND = "dropping a masked round in which one client fails"
 BATCH_NORMALISATION = "batch normalisation"
 OTHER_BUFFERS = "buffers that are not parameters"
@@ -100,27 +100,27 @@ class TrainingFacts:
         momentum: Momentum of local steps.
         nesterov: True if the momentum is Nesterov's.
         weight_decay: Weight decay of local steps.
-        batch_size: Samples per local step; None for all.
+        batch_size: Samples per local step, or None for all samples.
         server_rate: Server rate g.
         participation: Rule that selects a round's participants.
         dtype: Floating-point type of the models.
         smooth_model: True if the loss has Lipschitz gradients in the parameters (a linear model with softmax, logistic
-            or squared loss); False for a ReLU network, dropout, or an unknown user module.
+            or squared loss), or False for a ReLU network, dropout, or an unknown user module.
         rounding_bounded: True if `RoundResult.rounding` is a proven allowance (float64 linear models) in rounds whose
             participants all have eta beta <= 2. In the facts of a view, True only if all clients on its path do.
         outside: Descriptions of training steps that the theory does not cover (dropout, batch norm, clipping...).
         preprocessing: Origin of the constants used in preprocessing.
         shape_from_labels: True if the number of outputs was counted from all clients' labels.
-        clip: Bound on the norm of every client's update; 0 for none.
+        clip: Bound on the norm of every client's update, or 0 for no bound.
         noise: Noise added to each update, as a multiple of `clip`.
         noise_source: Source of that noise.
         identity: Method of identifying clients (`sifu.core.identity`).
         initial: Origin of initial models.
-        local_clip: Bound on the norm of the gradient of every local step; 0 for none.
-        features: Digest of the public feature map applied to samples; "" for none.
+        local_clip: Bound on the norm of the gradient of every local step, or 0 for no bound.
+        features: Digest of the public feature map applied to samples, or "" without a feature map.
         features_declared: True if the feature map is not drawn from a seed. The operator must then declare that it
             depends on no client's data.
-        module: Way in which a module of the operator is used; "" without one, or if the run predates this field.
+        module: Way in which a module of the operator is used, or "" if there is none or the run predates this field.
         engine: Inputs that determine the last bits of a round. This value follows from the class of the engine when a
             run is created; the engine cannot set it.
     """

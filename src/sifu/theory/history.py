@@ -55,7 +55,7 @@ class PathNode:
         regularity: Sums over the participants of a round.
         mean_shift: ||mean - theta^n|| of a round.
         rounding: Floating-point allowance of a round or of adding noise (`sifu.core.round.noise_rounding`).
-        noise_std: Sigma of added noise; 0 for an exact restart.
+        noise_std: Sigma of added noise, or 0 for an exact restart.
         order: Number of requests executed so far. Noise added at or after a subject's request has at least the order of
             that request.
         distance: ||theta^n - theta_0||; only planning reads it.
@@ -154,7 +154,7 @@ class ActivePath:
 
     @cached_property
     def covering_order(self) -> Integers:
-        """Largest `order` of all noise edges on the path to each depth; -1 before the first noise."""
+        """Largest `order` of all noise edges on the path to each depth, or -1 before the first noise."""
         orders = [node.order if node.kind == "noise" and node.noise_std > 0.0 else -1 for node in self.nodes]
         return np.maximum.accumulate(np.array(orders, dtype=np.int64))
 
@@ -181,7 +181,7 @@ class ActivePath:
 
     @cached_property
     def unbounded_from(self) -> int:
-        """Depth of the first heuristic's model, where Psi becomes unbounded; the path's length if there is none."""
+        """Depth of the first heuristic's model, where Psi becomes unbounded, or the path's length if there is none."""
         return next((d for d, node in enumerate(self.nodes) if node.kind == "heuristic"), len(self.nodes))
 
     @cached_property
@@ -201,7 +201,7 @@ class ActivePath:
 
     @cached_property
     def _products(self) -> _RunningProduct | None:
-        """Running product of the absent clients' L over the path; None when all factors are 1."""
+        """Running product of the absent clients' L over the path, or None when all factors are 1."""
         if self.server_rate <= 1.0 and all(node.regularity.all_one for node in self.nodes if node.kind == "round"):
             return None
         factors = [node.regularity.absent(self.server_rate) if node.kind == "round" else 1.0 for node in self.nodes]
@@ -219,7 +219,7 @@ class ActivePath:
         return self._products.between(start, stop)
 
     def gram(self, depth: int) -> tuple[Integers, Floats] | None:
-        """Return (participants, Gram matrix) of the round that made the model at `depth`; None if it was not kept."""
+        """Return (participants, Gram matrix) of the round that made the model at `depth`, or None if not kept."""
         return self.grams.get(self.nodes[depth].node)
 
 
@@ -232,7 +232,7 @@ class PsiCurve:
     values: Floats
 
     def at(self, depths: int | Integers) -> Floats:
-        """Return Psi at the given depths, rounded up; exactly zero only before the subject first took part.
+        """Return Psi at the given depths, rounded up. It is exactly zero only before the subject first took part.
 
         Psi is infinite from a heuristic's model on, even for clients that never took part, because a client's influence
         through stored updates is not tracked.
@@ -356,7 +356,7 @@ def _accumulate(
 
 
 def _times(values: Floats, factors: Floats) -> Floats:
-    """Return values * factors rounded up: exact where a factor is 1; zero stays zero and infinity stays infinity."""
+    """Return values * factors rounded up, but exact where a factor is 1. Zero and infinity stay unchanged."""
     with np.errstate(over="ignore", invalid="ignore"):
         product = values * factors * ROUNDED_UP
     return np.where((values == 0.0) | np.isinf(values) | (factors == 1.0), values, product)

@@ -155,7 +155,7 @@ def fraction_limit(fraction: float) -> int:
 
 
 def smallest_scores(key: ArrayLike, places: Places, count: int) -> Integers:
-    """Return the positions in `places` of the `count` smallest scores under `key`, in order; ties go to earlier ones.
+    """Return the positions in `places` of the `count` smallest scores under `key`, in order. Ties go to the earlier.
 
     With many places, only scores below a limit are sorted. The limit leaves `count` plus eight standard deviations in
     expectation, so a second pass over all places is almost never needed.
@@ -166,7 +166,7 @@ def smallest_scores(key: ArrayLike, places: Places, count: int) -> Integers:
     if count > 0 and size <= _FEW:
         values = _scores_of(key, places)
         chosen = np.flatnonzero(values <= np.partition(values, count - 1)[count - 1])
-        # More than `count` only if the largest of them ties with another place.
+        # There are more than `count` only if the largest score is tied.
         return chosen if chosen.size == count else np.sort(values.argsort(kind="stable")[:count])
     expected = count + 8.0 * math.sqrt(count) + 16.0
     near, drawn = scores_below(key, places, fraction_limit(min(1.0, expected / size)))

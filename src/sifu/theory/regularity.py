@@ -119,7 +119,7 @@ def local_regularity(client: ClientProfile, facts: TrainingFacts, assumed: float
     Args:
         client: Profile of the client.
         facts: Facts of the training, which give eta and the momentum.
-        assumed: B per step that the user assumes without proof; None to derive it from the profile.
+        assumed: Factor B per step that the user assumes without proof, or None to derive it from the profile.
 
     Raises:
         InputError: If nothing is assumed and the client has no smoothness bound.
@@ -309,9 +309,9 @@ def certified_rates(clients: Sequence[ClientProfile], momentum: float) -> Floats
 
 
 def largest_rate_within(rates: Floats | None) -> float | None:
-    """Return the largest local rate at which no client's steps expand distances, rounded down; None if there is none.
+    """Return the largest local rate at which no client's steps expand distances, rounded down, or None.
 
-    It is the smallest of the clients' `certified_rates`.
+    It is the smallest of the clients' `certified_rates`, or None if these are unknown or all infinite.
     """
     if rates is None or not np.isfinite(smallest := rates.min(initial=np.inf)):
         return None
@@ -319,7 +319,7 @@ def largest_rate_within(rates: Floats | None) -> float | None:
 
 
 def automatic_rate(rates: Floats | None, model: str) -> float | None:
-    """Return the local rate that `auto` chooses for clients with these `certified_rates`; None if there is none.
+    """Return the local rate that `auto` chooses for clients with these `certified_rates`, or None if there is none.
 
     At a rate of 2/beta a squared loss oscillates forever in its steepest direction, so least squares uses half of the
     largest certified rate.

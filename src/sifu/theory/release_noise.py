@@ -76,7 +76,7 @@ class Release:
 
         Args:
             phi: Features of samples that are part of the release, without the constant.
-            targets: Their targets.
+            targets: Targets of these samples.
         """
         features, wanted = self._rounded(phi, targets)
         values, vectors, cross = self._eigen
@@ -99,7 +99,7 @@ class Release:
             client: Statistics of the client, which are part of the release's sums.
 
         Returns:
-            Distance in the Frobenius norm, rounded up; the distance to the zero head if there is no other client.
+            Distance in the Frobenius norm, rounded up. The head without any client is zero.
         """
         left = self.statistics - client
         if left.samples == 0:
@@ -118,7 +118,7 @@ class Release:
 
         Args:
             phi: Features of records that are part of the release, without the constant.
-            targets: Their targets.
+            targets: Targets of these samples.
 
         Returns:
             One distance for each record, rounded up.
@@ -179,7 +179,7 @@ def ratio_of(distances: Iterable[float], noise_std: float) -> float:
 
 
 def epsilon_reached(distances: Iterable[float], noise_std: float, delta: float) -> float:
-    """Return the smallest epsilon at `delta` for an observer of all releases, rounded up; infinite if there is none.
+    """Return the smallest epsilon at `delta` for an observer of all releases, rounded up, or infinity if there is none.
 
     >>> round(epsilon_reached([1.0], 0.3501, 0.01), 2), epsilon_reached([1e9], 0.1, 0.01)
     (10.0, inf)

@@ -49,7 +49,7 @@ class Subject:
     def left(self, order: int) -> float:
         """Return the largest charge to this subject that request number `order` may still make.
 
-        Earlier charges count only under scope `all`. The reserve is available only to requests after the subject's own.
+        Earlier charges count only under scope `all`. Only requests after the subject's own request may use the reserve.
         """
         share = 1.0 - self.reserve if order == self.order else 1.0
         used = self.used if self.scope == "all" else 0.0
@@ -57,7 +57,7 @@ class Subject:
 
 
 def charge(psi: float, noise_std: float) -> float:
-    """Return (Psi / sigma)^2, rounded up; zero for Psi = 0, infinite without noise.
+    """Return (Psi / sigma)^2, rounded up: zero if Psi is 0, otherwise infinite without noise.
 
     >>> charge(0.0, 0.0), charge(1.0, 2.0) >= 0.25
     (0.0, True)
@@ -118,11 +118,11 @@ class Exposure:
         return psi
 
     def psi_to_hide(self, depth: int) -> float:
-        """Return the Psi that noise at `depth` must hide for this subject; zero if it is already covered there."""
+        """Return the Psi that noise at `depth` must hide for this subject, or zero if it is already covered there."""
         return 0.0 if is_covered(self.path, depth, self.subject) else self._at(depth)
 
     def psi_without_noise(self, depth: int) -> float:
-        """Return Psi at `depth`, ignoring noise on the path; zero if the path started without the subject."""
+        """Return Psi at `depth`, ignoring noise on the path, or zero if the path started without the subject."""
         return 0.0 if begins_without(self.path, self.subject) else self._at(depth)
 
     def largest_until(self, depth: int) -> float:
@@ -158,7 +158,7 @@ def is_allowed(exposures: Sequence[Exposure], depth: int, noise_std: float, orde
 
 
 def least_noise(exposures: Sequence[Exposure], depth: int, order: int) -> float:
-    """Return the smallest sigma that allows a request at `depth`, rounded up; infinite if there is none.
+    """Return the smallest sigma that allows a request at `depth`, rounded up, or infinity if there is none.
 
     The condition is sigma^2 >= Psi^2 / left_f for every subject f. The planner can therefore search over nodes instead
     of sigmas.

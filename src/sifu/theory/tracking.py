@@ -48,8 +48,8 @@ def client_increments(
     Args:
         samples: n_c.
         drifts: ||theta_c - mean||.
-        total_samples: N; an array for the rounds of one client.
-        mean_shift: ||mean - theta^n||; an array for the rounds of one client.
+        total_samples: N, an array for the rounds of one client.
+        mean_shift: ||mean - theta^n||, an array for the rounds of one client.
         server_rate: Server rate g.
 
     >>> client_increments(np.array([1, 3]), np.array([2.0, 2.0]), 4, 1.0, 1.0).round(6)
@@ -164,8 +164,8 @@ def summarise_round(
         factors: P_i of each participant.
         averagedness: alpha_i of each participant.
         server_rate: Server rate g.
-        population_samples: Samples of the whole federation, to compute increments as in the authors' code, for
-            comparison only; None otherwise.
+        population_samples: Samples of the whole federation, or None. They give the increments of the authors' code, for
+            comparison only.
     """
     regularity = RoundRegularity.of(samples, factors, averagedness)
     if population_samples is None:

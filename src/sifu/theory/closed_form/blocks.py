@@ -129,7 +129,7 @@ def head_at(statistics: Statistics, places: Integers, relative: float | None) ->
     Args:
         statistics: Statistics of all features.
         places: Indices of the features to use, including the constant.
-        relative: Relative penalty r; None for generalised cross-validation.
+        relative: Relative penalty r, or None for generalised cross-validation.
 
     >>> from sifu.theory.closed_form import FixedPoint, statistics_of
     >>> data = statistics_of(FixedPoint(features=2, outputs=1), np.array([[1.0, 2.0]]), np.array([[1.0]]))

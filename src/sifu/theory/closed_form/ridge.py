@@ -78,7 +78,7 @@ def fit_head(statistics: Statistics, relative: float | None = None) -> Head:
 
     Args:
         statistics: Sums over the samples.
-        relative: Relative penalty r; None for generalised cross-validation.
+        relative: Relative penalty r, or None for generalised cross-validation.
 
     Raises:
         InputError: If there is no sample, or if r is too small to solve the equations accurately.
@@ -108,9 +108,9 @@ def fit_head(statistics: Statistics, relative: float | None = None) -> Head:
             factor = scipy.linalg.cho_factor(gram.T, lower=True, check_finite=False)
             weights = scipy.linalg.cho_solve(factor, cross, check_finite=False)
             left = cross - gram @ weights
-            weights += scipy.linalg.cho_solve(factor, left, check_finite=False)  # one step of refinement
+            weights += scipy.linalg.cho_solve(factor, left, check_finite=False)  # refines the solution
             residual = _relative(cross - gram @ weights, cross)
-    if not residual <= RESIDUAL:  # also true for NaN
+    if not residual <= RESIDUAL:  # NaN fails as well
         raise InputError(
             f"the equations of the head have a relative residual of {residual:.2g}, above the allowed {RESIDUAL:g}: "
             f"r = {chosen:g} is too small for these features"
@@ -235,8 +235,8 @@ def _tridiagonal(gram: Floats, cross: Floats) -> tuple[Floats, Floats, Floats]:
         raise InputError(
             f"the tridiagonal form of G could not be computed (LAPACK code {failed}): check that its entries are finite"
         )
-    # The first row and column of Q equal the identity's; the rest is the product of the reflectors as dgeqrf stores
-    # them.
+    # The first row and column of Q are those of the identity. The rest is the product of the reflectors as dgeqrf
+    # stores them.
     rotated = np.array(cross, order="F")
     if gram.shape[0] > 1:
         work = scipy.linalg.lapack.dormqr("L", "T", reduced[1:, :-1], scales, rotated[1:], lwork=-1)[1]

@@ -75,7 +75,7 @@ def _is_low_rank(scaled: Floats, rank: int, tolerance: float) -> bool:
         left -= row * row
     for start in range(0, len(scaled), COLUMNS_AT_ONCE):
         rest = scaled[start : start + COLUMNS_AT_ONCE] - factor[:, start : start + COLUMNS_AT_ONCE].T @ factor
-        if not (rest.max() <= tolerance and rest.min() >= -tolerance):  # also true for NaN
+        if not (rest.max() <= tolerance and rest.min() >= -tolerance):  # NaN fails as well
             return False
     return True
 
@@ -142,7 +142,7 @@ def check_statistics(statistics: Statistics, owner: str) -> None:
 
 
 def find_flaw(statistics: Statistics) -> tuple[Flaw | None, str]:
-    """Return the first flaw of these statistics and the values found; (None, "") if there is none."""
+    """Return the first flaw of these statistics and the values found, or (None, "") if there is none."""
     fixed, gram, cross = statistics.fixed, statistics.gram, statistics.cross
     samples, energy = statistics.samples, statistics.target_energy
     if not 0 <= samples <= fixed.samples_at_most:
@@ -189,7 +189,7 @@ def _beyond(entries: Integers, rows: list[int], columns: list[int]) -> tuple[int
         # Convert before abs: the smallest int64 has no positive counterpart.
         magnitudes = np.abs(entries[start : start + BLOCK].astype(np.float64))
         near = magnitudes > (left[start : start + BLOCK] * (1.0 - 1e-12))[:, None] * right[None, :]
-        if square:  # diagonal entries are equal to their own bound
+        if square:  # diagonal entries equal their own bound
             near[np.arange(len(near)), start + np.arange(len(near))] = False
         for row, column in np.argwhere(near):
             if int(entries[start + row, column]) ** 2 > rows[start + row] * columns[column]:

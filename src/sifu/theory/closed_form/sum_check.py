@@ -81,6 +81,6 @@ def _product(statistics: Statistics, vectors: Integers) -> Integers:
         for row, entries in rows_of_triangle(statistics.words[: triangle_size(width)], first, last):
             strip[row - first, : row + 1] = entries
         result[first:last] += strip @ vectors[:last]
-        strip[np.arange(last - first), np.arange(first, last)] = 0  # the diagonal counts once
+        strip[np.arange(last - first), np.arange(first, last)] = 0  # count the diagonal once only
         result[:last] += strip.T @ vectors[first:last]
     return result

@@ -189,7 +189,7 @@ class RunningSum:
 
     Args:
         fixed: Fixed-point format of all parts.
-        start: Statistics that the sum begins with; statistics of no samples by default.
+        start: Statistics that the sum begins with, by default statistics of no samples.
         in_place: True if the sum may overwrite `start`, which must not be used afterwards.
     """
 
@@ -278,7 +278,7 @@ class RunningSum:
 
 def mirror(matrix: Array) -> None:
     """Copy the part of a square matrix below its diagonal to the part above, in place."""
-    for first in range(0, len(matrix), TILE):  # one tile at a time, which fits into the processor's cache
+    for first in range(0, len(matrix), TILE):  # copy tiles that fit into the processor's cache
         for last in range(first, len(matrix), TILE):
             tile = matrix[last : last + TILE, first : first + TILE]
             matrix[first : first + TILE, last : last + TILE] = (

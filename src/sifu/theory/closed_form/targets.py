@@ -81,7 +81,7 @@ class Targets:
                 raise InputError("labels of a multi-label task must be 0 or 1")
             return np.subtract(rows, self.shift)
         targets: Floats = (rows - np.asarray(self.shift)) / np.asarray(self.scale)
-        if not np.all(np.abs(targets) <= REACH):  # also true for NaN
+        if not np.all(np.abs(targets) <= REACH):  # NaN fails as well
             worst = float(np.max(np.abs(targets)))
             raise InputError(
                 f"a regression target lies {worst:.3g} scales from the shift, where {REACH:g} is the limit: choose "
