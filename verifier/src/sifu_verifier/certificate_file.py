@@ -15,13 +15,13 @@ FORMATS = ("sifu-certificate-3", "sifu-certificate-4")
 
 
 def verify_certificate(file: Path, public_key: str | None = None) -> list[str]:
-    """Return the problems of a certificate file; an empty list if its statements are consistent.
+    """Return the problems of a certificate file, or an empty list if its statements are consistent.
 
     The run is neither needed nor read, so the level, Psi and the budgets are not recomputed.
 
     Args:
         file: A public certificate or an auditor's copy, as in the folder `certificates` of a run.
-        public_key: The operator's key in hexadecimal digits, known from elsewhere; the file's own if None.
+        public_key: The operator's key in hexadecimal digits from another source, or None for the file's own key.
     """
     try:
         certificate = json.loads(Path(file).read_bytes())

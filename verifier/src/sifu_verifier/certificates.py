@@ -82,7 +82,7 @@ def check_certificates(run: RunFolder, request: Row, body: Row, premises: list[R
         run.check(not hidden & certificate["body"].keys(), f"{at}: holds fields that only the auditor may see")
         check_before_after(run, request, at, certificate["body"].get("before_after"))
         for field, value in (body | {"form": form}).items():
-            if field == "delta_reached" and form == "auditor":  # rounded up to four digits
+            if field == "delta_reached" and form == "auditor":  # stated with four digits, rounded up
                 said = certificate["body"]["delta_reached"]
                 good = value * (1 - 1e-6) <= said <= value * 1.002 + 1e-15
                 run.check(good, f"{at}: delta_reached is {said}, not {value}")

@@ -14,7 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Verify the named run folders, or a certificate, and print their problems.
 
     Args:
-        arguments: Command line without the program's name; the process's own if None.
+        arguments: Command line without the program's name. If None, the arguments of the process are used.
 
     Returns:
         Exit code: 0 if everything agrees, 1 if there is a problem.

@@ -123,7 +123,7 @@ def check_statistics(run: RunFolder) -> None:
     row, clients, numbers = whole
     solve = run.solves[tip["node"]]
     run.agree("the current head's sum", [solve["sum"], sorted(run.rounds[tip["node"]])], [row["digest"], clients])
-    if set(clients) <= words.keys() | rows_of.keys():  # integers: any order of summation gives the same bits
+    if set(clients) <= words.keys() | rows_of.keys():  # integer sums do not depend on their order
         unit = 2 ** run.spec["ridge"]["feature_bits"]
         added = words_of_rows((rows_of[c] for c in clients if c in rows_of), k, outputs, unit)
         run.check(added is not None, "rows have numbers that are beyond the norm")

@@ -1,4 +1,4 @@
-"""The chain of events, replayed into tables that must equal the stored ones (docs/store.md, section 6)."""
+"""The chain of events, replayed into tables that must equal the stored tables (docs/store.md, section 6)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ PHASES = {"run created": "training", "training done": "ready", "rolled back": "r
 
 
 def approvals_needed(run: RunFolder) -> int:
-    """Return the number of people, besides the one who filed it, that must approve a request (section 6)."""
+    """Return the number of people, besides the person who filed it, that must approve a request (section 6)."""
     return {"none": 0, "one": 1, "two": 2}[run.spec.get("requests", {}).get("approval", "none")]
 
 
 def leaves_out(run: RunFolder, request: Row) -> bool:
     """Return whether a waiting request excludes its clients (section 4d).
 
-    It does if it is approved and names no records, or if it lacks approvals but was executed before a restore.
+    An approved request does unless it names records. An unapproved request does if a restore brought it back.
     """
     approved = len(run.approved[request["request"]]) > approvals_needed(run)
     return not json.loads(request["records"]) if approved else was_restored(run, request["request"])
@@ -234,7 +234,7 @@ def take_approval(run: RunFolder, event: Row, payload: Row, name: Any) -> None:
         run: Run folder to verify.
         event: Row of the event.
         payload: Payload of the event.
-        name: The id of the request; its id and terms if the event files it.
+        name: Id of the request, or its id and terms if the event files it.
     """
     at = f"event {event['seq']}"
     if event["kind"] == "request received":
@@ -258,7 +258,7 @@ def take_approval(run: RunFolder, event: Row, payload: Row, name: Any) -> None:
 
 
 def compare_tables(run: RunFolder, replayed: dict[str, dict]) -> None:
-    """Check that the stored tables equal the replayed ones; a null value equals a missing one."""
+    """Check that the stored tables equal the replayed tables; a null value equals a missing value."""
     for table, keys in REPLAYED.items():
         rows = {tuple(row[k] for k in keys): row for row in run.tables[table]}
         for key in rows.keys() | replayed[table].keys():

@@ -43,27 +43,27 @@ def check_models(run: RunFolder) -> None:
     for name in files & listed.keys():
         data, row = (run.folder / "models" / name).read_bytes(), listed[name]
         run.agree(f"models/{name}", [row["bytes"], row["digest"]], [len(data), sha256(data)])
-        if row["node"] in run.groups and "tuned_layout" in run.entries:  # section 5b
+        if row["node"] in run.groups and "tuned_layout" in run.entries:  # the layout of tuned networks (section 5b)
             layout = json.loads(run.entries["tuned_layout"])
             tensors_of(data, {"float64": "<f8", "float32": "<f4"}[layout["dtype"]])
             continue
         tensors = tensors_of(data, number)
         vectors[row["node"]] = np.concatenate([tensors[n] for n in json.loads(run.entries["layout"])["names"]])
-    for node, vector in vectors.items():  # section 5: the recorded movement of each model
+    for node, vector in vectors.items():  # check the recorded movement of each model (section 5)
         row, start = run.nodes[node], vectors.get(run.nodes[node]["parent"])
         if row["kind"] == "merge":
             check_merged_model(run, node, vectors, number)
         elif start is not None and row["kind"] != "group":
             moved, slack = np.linalg.norm(vector - start), 8 * np.finfo(number).eps * np.linalg.norm(vector)
             low, high = 0.0, run.facts["server_rate"] * row["mean_shift"] * (1 + RELATIVE)
-            if row["kind"] == "heuristic":  # the stored updates of this node are those that it replayed
+            if row["kind"] == "heuristic":  # its model follows from the stored updates that it replayed
                 now = {update["file"] for update in run.tables["updates"] if update["node"] == node}
                 if now != {row["file"] for row in run.written if row["node"] == node}:
                     continue  # a later request erased updates of its clients
                 moved = float(np.linalg.norm(vector - start - replayed_updates(run, node, number)))
                 low, high = 0.0, 1e-6 * float(np.linalg.norm(vector))
             elif math.isinf(row["noise_std"]):
-                continue  # section 6e: erased
+                continue  # a purge erased the noise (section 6e)
             elif row["kind"] == "noise":
                 low, high = (row["noise_std"] * (math.sqrt(vector.size) + z) for z in (-8, 8))
             run.check(low - slack <= moved <= high + slack, f"node {node}: moved by {moved}, not {low} to {high}")

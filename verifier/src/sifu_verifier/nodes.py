@@ -20,7 +20,7 @@ def rows_digest(run: RunFolder, first: int, last: int, salt: str) -> str:
     parts = [bytes.fromhex(salt), struct.pack("<3q", *counts)]
     for row in (run.nodes[n] for n in nodes):
         head = row["node"], -1 if row["parent"] is None else row["parent"], KINDS[row["kind"]]
-        parts.append(struct.pack("<7q8d", *head, *list(row.values())[3:]))  # columns in the order of the document
+        parts.append(struct.pack("<7q8d", *head, *list(row.values())[3:]))  # the document gives this order of columns
     for row in (p for n in nodes for p in run.rounds[n].values()):
         parts.append(struct.pack("<3qd", row["node"], row["client"], row["samples"], row["drift"]))
     parts += [struct.pack("<q", n) + run.grams[n].tobytes() for n in nodes if n in run.grams]
@@ -29,7 +29,7 @@ def rows_digest(run: RunFolder, first: int, last: int, salt: str) -> str:
 
 def check_nodes(run: RunFolder) -> None:
     """Check the table of nodes and the participants of every round (section 1)."""
-    gone: dict[int, int] = {}  # by client: node of the first request that forgot it
+    gone: dict[int, int] = {}  # node of the first request that forgot each client
     for i, clients in sorted(run.subjects.items()):
         gone |= {c: run.owner[i]["noise_node"] for c in clients if c not in gone}
     for node, row in run.nodes.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-TAIL = -20.0  # below it, log_cdf uses the asymptotic series
+TAIL = -20.0  # below this value, log_cdf uses the asymptotic series
 
 
 def cdf(x: float) -> float:

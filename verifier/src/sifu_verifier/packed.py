@@ -8,7 +8,7 @@ RUN = 64
 
 
 def unpacked(content: bytes, size: int) -> np.ndarray | None:
-    """Return the numbers in packed content, each of `size` bytes; None if the content is malformed."""
+    """Return the numbers in packed content, each of `size` bytes, or None if the content is malformed."""
     if len(content) < 8:
         return None
     count, half = int.from_bytes(content[:8], "little"), size // 2

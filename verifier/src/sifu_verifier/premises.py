@@ -31,7 +31,7 @@ ENGINE = {
     "what nodes of their own send": ("engine", "trusted", "trusted"),
 }
 EITHER = "either"
-"""Key under which a premise lists its allowed cases, if only rounding decides between them."""
+"""Key under which a premise lists its allowed cases if only rounding decides between these cases."""
 
 
 def premise(name: str, status: str, case: str = "", **values: object) -> Row:
@@ -127,7 +127,7 @@ def _groups(run: RunFolder, request: Row) -> list[Row]:
 
 
 def _path(run: RunFolder, request: Row) -> tuple[Row, list[Row], list[Row]]:
-    """Return the premise on the counterfactual, those on items of `facts.outside`, and those on refused replies."""
+    """Return the premises on the counterfactual, on items of `facts.outside`, and on refused replies."""
     status = "met" if run.facts["identity"] == "in process" else "trusted"
     counterfactual = premise("counterfactual", "assumed" if run.facts["participation"].startswith("fixed") else status)
     outside = [

@@ -9,7 +9,7 @@ import numpy as np
 from sifu_verifier.rates import rate_since
 from sifu_verifier.run_folder import RunFolder
 
-EDGE = 1e-12  # a condition that holds by a smaller margin counts as violated (section 3)
+EDGE = 1e-12  # smallest margin by which a condition must hold (section 3)
 
 
 def psi_along(run: RunFolder, path: list[int], subject: list[int], known: int | None = None) -> dict[int, float]:

@@ -16,7 +16,7 @@ def check_purges(run: RunFolder) -> None:
     """Check that each purge erased exactly the data with influence that no later noise covers (section 5)."""
     for moment in run.purges:
         if moment["seq"] < run.wish:
-            continue  # section 6e: its record of erased data is gone
+            continue  # a purge of all figures erased this record (section 6e)
         active, held, at = path_to(run, int(moment["tip"])), set(), f"event {moment['seq']}"
         run.agree(f"{at}: subjects", moment["payload"]["subjects"], moment["known"])
         for i in moment["known"]:

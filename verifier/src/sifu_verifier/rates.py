@@ -52,7 +52,7 @@ def is_recomputed(run: RunFolder, request: Row) -> bool:
         return False
     eta = run.rates.get(rate_since(run, request["noise_node"]), run.facts["local_rate"])
     if json.loads(run.entries["asked"])["local"]["rate"] != "auto" or eta == 0:
-        return eta == 0  # section 6d: a purge erased it
+        return eta == 0  # a purge erased the rate (section 6d)
     recomputed = automatic_rate(run, set_the_rate(run, request))
     return abs((1.0 if math.isinf(recomputed) else recomputed) / eta - 1) <= 2 * RELATIVE
 
@@ -72,7 +72,7 @@ def check_rates(run: RunFolder, request: Row) -> None:
         return
     recomputed = automatic_rate(run, there_since(run, request))
     rate = 1.0 if math.isinf(recomputed) else recomputed
-    if is_erased(run, moment):  # section 6d: a purge of figures erases rates that were rolled back
+    if is_erased(run, moment):  # a purge of figures erases rates that were rolled back (section 6d)
         gone = node <= run.erased_up_to and bool(run.rates) and node < min(run.rates)
         run.agree(at, run.rates.get(node), None if gone else rate)
         return

@@ -1,4 +1,4 @@
-"""Requests for records, and clients that rejoin with their remaining ones (docs/store.md, sections 4b and 4c)."""
+"""Requests for records, and clients that rejoin with their remaining records (docs/store.md, sections 4b and 4c)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from sifu_verifier.tolerances import RELATIVE
 def momentum_limit(steps: int, rho: float) -> float:
     """Return x_max(K, rho), the largest eta beta for which heavy ball with K steps from rest does not expand."""
     i = np.arange(steps)
-    c = (1 - rho ** (steps - i)) / (1 - rho)  # decreasing in i
+    c = (1 - rho ** (steps - i)) / (1 - rho)  # the entries decrease
     gap = (1 - rho ** abs(i[:, None] - i)) / (1 - rho)
     matrix = np.minimum.outer(c, c) * (np.maximum.outer(c, c) - gap)
     return 2 / float(np.linalg.eigvalsh(matrix / np.sqrt(np.outer(c, c)))[-1])

@@ -20,7 +20,7 @@ LARGEST_EPSILON = 1e4
 
 
 def noise_of(run: RunFolder) -> float:
-    """Return the noise that the spec asks for; 0 if it is off."""
+    """Return the noise that the spec asks for, or 0 if it is off."""
     release = run.spec.get("release", {"noise": 0.0})
     if release["noise"] != "auto":
         return float(release["noise"])
@@ -122,7 +122,7 @@ def solve(run: RunFolder, words: Any) -> Any:
 
 
 def before_after(run: RunFolder, request: Row) -> Row | None:
-    """Return the unrounded (epsilon, delta) for an observer of all releases; None if none is stated (section 7)."""
+    """Return the unrounded (epsilon, delta) for an observer of all releases, or None if none is stated (section 7)."""
     noise = noise_of(run)
     rolled = run.rolled[request["request"]]["seq"]
     if not noise or request["method"] != "closed_form" or any(event["seq"] < rolled for event in run.restored):

@@ -32,7 +32,7 @@ def check_requests(run: RunFolder) -> None:
     spent = dict.fromkeys(run.subjects, 0.0)
     for request in carried:
         if request["status"] in ("refused", "withdrawn"):
-            continue  # it was undone
+            continue  # the request was undone
         if request["request"] in run.not_recomputed:
             check_rest_of_request(run, request)
         elif run.check(request["noise_std"] is not None, f"request {request['request']}: its figures are missing"):
@@ -157,7 +157,7 @@ def check_request(run: RunFolder, request: Row, spent: dict[int, float]) -> None
 
 
 def solve_of(run: RunFolder, request: Row) -> Row | None:
-    """Return the description of a closed-form head in an auditor's copy; None for other methods."""
+    """Return the fields of an auditor's copy that describe a closed-form head, or None for other methods."""
     if request["method"] != "closed_form":
         return None
     return {key: run.solves[request["final_node"]][key] for key in ("sum", "samples")}

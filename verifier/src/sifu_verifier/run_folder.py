@@ -51,12 +51,12 @@ class RunFolder:
         self.requests = {row["request"]: with_terms(row) for row in self.tables["requests"]}
         self.subjects = {row["subject"]: json.loads(row["clients"]) for row in self.tables["subjects"]}
         purges = [json.loads(row["payload"]) for row in self.tables["events"] if row["kind"] == "purged"]
-        erasing = [payload for payload in purges if payload.get("figures_erased")]  # section 6d
+        erasing = [payload for payload in purges if payload.get("figures_erased")]  # purges of figures (section 6d)
         self.erased_up_to = erasing[-1]["kept_rows"]["last"] if erasing else -1
         self.erased = {c for i in (erasing[-1]["subjects"] if erasing else []) for c in self.subjects.get(i, [])}
         by_choice = [event for event in self.tables["events"] if event["kind"] == "purged"
                    and "all_figures" in json.loads(event["payload"])]  # fmt: skip
-        self.wish = by_choice[-1]["seq"] if by_choice else 0  # section 6e: the last purge of all figures
+        self.wish = by_choice[-1]["seq"] if by_choice else 0  # last purge of all figures (section 6e)
         self.wished: Row = json.loads(by_choice[-1]["payload"])["all_figures"] if by_choice else {"requests": []}
         self.not_recomputed = {
             name: event["time"]
@@ -74,28 +74,28 @@ class RunFolder:
             for first, rate in {0: self.facts["local_rate"], **self.rates}.items()
         }
         self.owner = {row["subject"]: self.requests[row["request"]] for row in self.tables["subjects"]}
-        self.rolled: dict[str, Row] = {}  # by request: event 'rolled back', with tip and models just before
-        self.done: dict[str, Row] = {}  # by request: event 'request done'
-        self.filed: dict[str, str] = {}  # by request: digest of its id and terms
-        self.committed: dict[str, list[str]] = {}  # by request for records: commitments to their identities
-        self.approved: dict[str, list[str]] = {}  # by request: the person who filed it, then its approvers
-        self.steps: dict[str, int] = {}  # by request: number of its last step
-        self.keys: list[tuple[int, str]] = []  # the operator's keys, each with the event that introduced it
-        self.restored: list[Row] = []  # events 'restored', with the state just before
-        self.purges: list[Row] = []  # events 'purged', with the state just before
+        self.rolled: dict[str, Row] = {}  # each request's event 'rolled back', with the tip and models before it
+        self.done: dict[str, Row] = {}  # each request's event 'request done'
+        self.filed: dict[str, str] = {}  # digest of each request's id and terms
+        self.committed: dict[str, list[str]] = {}  # commitments to the identities of each request's records
+        self.approved: dict[str, list[str]] = {}  # the person who filed each request, then its approvers
+        self.steps: dict[str, int] = {}  # number of each request's last step
+        self.keys: list[tuple[int, str]] = []  # the operator's keys, each after the number of the event that named it
+        self.restored: list[Row] = []  # events 'restored', each with the state before it
+        self.purges: list[Row] = []  # events 'purged', each with the state before it
         self.written: list[Row] = []  # all files of updates ever recorded
-        self.solves: dict[int, Row] = {}  # by solved node: the record of its solve
-        self.solvers: dict[int, tuple[int, set[str]]] = {}  # by solved node: number of clients, names of excluded ones
+        self.solves: dict[int, Row] = {}  # record of the solve of each solved node
+        self.solvers: dict[int, tuple[int, set[str]]] = {}  # by solved node: number of clients, excluded clients
         self.at_solve: dict[int, tuple[list[int], list[int]]] = {}  # by solved node: existing models, forgotten clients
         self.groups = {
             row["node"]: row | {"members": json.loads(row["members"])} for row in self.tables["group_models"]
         }
-        self.merged: list[Row] = []  # events that may merge groups, with the state just before
+        self.merged: list[Row] = []  # events that may merge groups, each with the state before it
         self.releases: list[Row] = []  # events 'released', with their sealed parts
-        self.rejoins: str | None = None  # the request whose client has to rejoin next
-        self.rejoined: dict[str, int] = {}  # by request for records: index of the rejoined client
+        self.rejoins: str | None = None  # request whose client has to rejoin next
+        self.rejoined: dict[str, int] = {}  # index of the client that rejoined for each request for records
         self.unused: set[str] = set()  # names under which clients rejoined for a request that was undone
-        self.separate: list[Row] = []  # events 'group rounds', with the state just before
+        self.separate: list[Row] = []  # events 'group rounds', each with the state before it
 
     def check(self, good: Any, message: str) -> bool:
         """Add a problem with this message unless `good` is true; return whether it is."""

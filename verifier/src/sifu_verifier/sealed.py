@@ -12,7 +12,7 @@ SEALED = {"evaluations", "forgotten_accuracy", "relative_penalty", "auto", "psi_
 
 
 def unsealed(run: RunFolder, event: Row, payload: Row) -> Row:
-    """Return the sealed measurements of an event; empty if a purge erased them with their salt (section 6d)."""
+    """Return the sealed measurements of an event, or {} if a purge erased them with their salt (section 6d)."""
     at, part, gone = f"event {event['seq']}", run.sealed.get(event["seq"]), is_erased(run, event)
     run.check(not SEALED & payload.keys(), f"{at}: what it measured lies in the open")
     run.agree(f"{at}: sealed part", part is not None, "sealed" in payload and not gone)
@@ -34,7 +34,7 @@ def is_erased(run: RunFolder, event: Row) -> bool:
     purges = [seq for seq, kind in kinds if kind == "purged" and seq > event["seq"]]
     rolled = max((s for s, kind in kinds if kind == "rolled back" and purges and s < purges[-1]), default=0)
     later = ("request done", "comparison", "client joined", "purged")
-    if event["kind"] == "released":  # later certificates are composed from its distances
+    if event["kind"] == "released":  # later certificates compose the distances of releases
         return False
     return event["seq"] <= rolled or bool(rolled and event["kind"] in later)
 

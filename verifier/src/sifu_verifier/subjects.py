@@ -10,7 +10,7 @@ from sifu_verifier.run_folder import RunFolder
 
 
 def indices_of(run: RunFolder, name: str) -> list[int]:
-    """Return all indices of the client up to the one with this name, oldest first (section 4b)."""
+    """Return all indices of the client up to the index with this name, oldest first (section 4b)."""
     (client,) = (number for number, row in run.clients.items() if row["name"] == name)
     for request, number in run.rejoined.items():
         if number == client:
@@ -41,7 +41,7 @@ def founding_clients(run: RunFolder) -> range:
 
 
 def names_gone(run: RunFolder, request: Row) -> list[str]:
-    """Return the names of clients absent after the request; from rules version 3 on, also those forgotten earlier."""
+    """Return the names of clients absent after the request. From rules version 3 on, this includes earlier requests."""
     if rules_version(run, request) < 3:
         return names_of(run, request)
     gone = forgotten_by(run, request["request_order"])

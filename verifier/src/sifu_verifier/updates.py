@@ -70,7 +70,7 @@ def check_updates_of_request(run: RunFolder, request: Row, active: list[int], hi
     rows = sorted(moment["updates"].values(), key=lambda row: (active.index(row["node"]), row["part"]))
     dropped, stay, replayed = [], {}, []
     promised: dict[int, dict] = {i: hidden[i] for i in hidden.keys() - mine}
-    for i, clients in run.subjects.items():  # training noise does not cover replayed updates
+    for i, clients in run.subjects.items():  # noise in training does not cover replayed updates
         order = run.owner[i]["request_order"]
         if heuristic and run.owner[i]["method"] == "dp" and order < request["request_order"]:
             fresh = run.nodes[active[0]]["request_order"] >= order

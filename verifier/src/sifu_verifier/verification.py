@@ -46,7 +46,7 @@ def not_recomputed(folder: Path) -> dict[str, str]:
 
 
 def verify(folder: Path) -> list[str]:
-    """Return the problems of a run folder; an empty list if everything agrees.
+    """Return the problems of a run folder, or an empty list if everything agrees.
 
     A damaged folder never raises an error: a check that fails with an error is reported as a problem.
     """
