@@ -224,7 +224,7 @@ def unwritten_notes(reader: RunReader) -> Iterator[str]:
 
 
 def check_no_other_certificates(reader: RunReader) -> Iterator[str]:
-    """Yield a problem for each file in `certificates/` that is not recorded; nothing while a writer is active."""
+    """Yield a problem for each file in `certificates/` that is not recorded, unless a writer is active."""
     if is_locked(reader.folder):
         return
     names = {certificate_path(reader.folder, *key).name for key in reader.certificates()}
@@ -263,7 +263,7 @@ def check_statements(reader: RunReader, request: RequestRow, recorded: RecordedR
     for form in files.FORMS:
         text = stored.get((request.request, form))
         if text is None:
-            continue  # `check_certificates` reports it
+            continue  # `check_certificates` reports this problem
         certificate = json.loads(text)
         body, event = certificate["body"], ledger.events[done_at - 2]
         if not event.time <= body["issued"] <= max(known.time for known in ledger.events[:done_at]):

@@ -68,7 +68,7 @@ def lost_salt_notes(reader: RunReader) -> list[str]:
     try:
         salts = read_salts(reader.folder)
     except InputError:
-        return []  # reported as a problem elsewhere
+        return []  # another check reports this problem
     lost = recorded_digests(reader).keys() - salts.keys() - outlived(reader)
     if not lost:
         return []

@@ -214,7 +214,7 @@ def check_statistics_erased(
 ) -> Iterator[str]:
     """Yield a problem unless a rollback erased the forgotten clients' statistics and wrote the sum without them.
 
-    The tables are those just `before` the rollback, whose payload is `content`.
+    `before` holds the tables just before the rollback, whose payload is `content`.
     """
     gone = {client for exposure in recorded.new_exposures for client in exposure.subject.clients}
     stored, features = before.read("statistics"), recorded.view.spec.features

@@ -108,13 +108,13 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
     samples_of = np.array([client.samples for client in view.clients], dtype=np.int64)
     for node in reader.nodes():
         part = everyone.between(node.node, node.node)
-        if not (node.mean_shift >= 0.0 and node.rounding >= 0.0):  # they bound distances from above
+        if not (node.mean_shift >= 0.0 and node.rounding >= 0.0):  # these are upper bounds
             yield f"rounds: node {node.node} has a mean shift or rounding that is negative or not a number"
         if node.kind not in TAKEN_PART:
             if part.nodes.size:
                 yield f"rounds: node {node.node} is not a round but has participants"
             continue
-        if not np.all(part.drifts >= 0):  # infinite: the client never reported it, so its Psi is unbounded
+        if not np.all(part.drifts >= 0):  # infinite if the client never reported it; its Psi is then unbounded
             yield f"rounds: node {node.node} has a drift that is negative or not a number"
         if np.any(part.samples != samples_of[part.clients]):
             yield f"rounds: node {node.node} has a participant with another number of samples than its client"

@@ -25,7 +25,7 @@ UNCHECKED = "give the authority's certificate with --authority to check who sign
 
 @dataclass(frozen=True)
 class Authority:
-    """Certificates of a timestamp authority from a PEM file; the self-signed ones are the roots."""
+    """Certificates of a timestamp authority from a PEM file. The self-signed certificates are the roots."""
 
     certificates: tuple[Any, ...]
 
@@ -67,7 +67,7 @@ def check_timestamp(name: str, answer: bytes, content: bytes, authority: Authori
         name: Name of the timestamp's file.
         answer: Response of the authority.
         content: Bytes that the timestamp must cover.
-        authority: The authority that must have signed it; None accepts any.
+        authority: The authority that must have signed the timestamp, or None to accept any authority.
 
     Returns:
         The time at which `content` existed according to the authority (empty if unknown), and the problems found.
@@ -126,8 +126,8 @@ def _check_dates(events: list[Event], seq: int, stamped: str) -> Iterator[str]:
 def check_timestamps(reader: RunReader, authority: Authority | None, notes: list[str]) -> Iterator[str]:
     """Yield a problem for each timestamp that is invalid or belongs to no head or certificate of the run.
 
-    A given `authority` must have signed all timestamps. Notes on the latest valid timestamps, and on missing ones, are
-    added to `notes`.
+    A given `authority` must have signed all timestamps. Notes on the latest valid timestamps, and on missing
+    timestamps, are added to `notes`.
     """
     run = reader.value("run")
     contents = {

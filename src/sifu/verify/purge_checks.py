@@ -1,4 +1,4 @@
-"""Checks that each purge erased what the rules select, and that nothing it erased came back."""
+"""Checks that each purge erased the data that the rules select, and that no erased data came back."""
 
 from __future__ import annotations
 

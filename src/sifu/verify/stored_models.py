@@ -183,7 +183,7 @@ def _check_recorded_updates(reader: RunReader, view: RunView) -> Iterator[str]:
 def check_updates_erased(
     view: RunView, recorded: RecordedRequest, gone: UpdatesErased, before: ReplayedTables, content: dict[str, Any]
 ) -> Iterator[str]:
-    """Yield a problem unless a rollback erased the updates in `gone`, and a heuristic method stored those it replayed.
+    """Yield a problem unless a rollback erased the updates in `gone` and stored exactly the updates that must remain.
 
     View and tables are those just before the rollback, whose payload is `content`.
     """

@@ -49,7 +49,7 @@ class Verification:
     leftovers: list[Leftover] = field(default_factory=list)
     """Files left by an interrupted change; no claim depends on them, and the next writer deletes them."""
     content: dict[str, Any] = field(default_factory=dict, repr=False)
-    """Parsed content of a verified certificate; empty for a run."""
+    """Parsed content of a verified certificate, or an empty dict for a run."""
 
     @property
     def holds(self) -> bool:
@@ -197,7 +197,7 @@ def _check_against_outside(
 
 
 def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[str]:
-    """Yield a problem for each unnamed file that no interrupted change explains, and note the others."""
+    """Yield a problem for each unnamed file that no interrupted change explains, and note all other unnamed files."""
     for entry in files_of_no_row(reader):
         if isinstance(entry, str):
             yield entry
@@ -221,7 +221,7 @@ def _check_installed(reader: RunReader) -> Iterator[str]:
 
 def _check_belongs_together(reader: RunReader) -> Iterator[str]:
     """Yield a problem for each file of the run folder that names an event missing from the database."""
-    if not is_locked(reader.folder):  # a writer may have continued since
+    if not is_locked(reader.folder):  # a writer may have continued meanwhile
         for sign in head_file.signs_of_an_older_database(reader):
             yield f"folder: {sign}"
 
