@@ -12,6 +12,7 @@ import sifu
 from sifu.data.dataset import Dataset
 from sifu.data.table import read_table
 from sifu.data.table_coding import TableCoding
+from sifu.data.table_proposal import propose_spec
 from sifu.errors import InputError
 
 CODING = TableCoding("y", "c", ignored=("note",), missing={"x": 0.0})
@@ -37,6 +38,12 @@ def table(folder: Path, *lines: str, header: str = "c,x,y,note") -> Path:
 def test_rows_inside_a_quoted_field_are_refused(tmp_path: Path, lines: tuple[str, ...]) -> None:
     with pytest.raises(InputError, match=LOST):
         read_table(table(tmp_path, *lines), CODING)
+
+
+def test_a_proposed_spec_names_the_line(tmp_path: Path) -> None:
+    path = table(tmp_path, 'gone,1,0,"no end', "a,2,1,fine", "b,3,0,fine")
+    assert propose_spec(path, client="c", label="y").checks[0].startswith("quotes: line 3 of")
+    assert "quotes" not in str(propose_spec(table(tmp_path, "a,2,1,fine", "b,3,0,fine"), client="c", label="y").checks)
 
 
 def test_decimal_commas_count_as_in_the_rest_of_the_file(tmp_path: Path) -> None:

@@ -128,6 +128,13 @@ CHANGES = [
 ]
 
 
+def test_an_unpacked_backup_without_empty_folders_agrees(run_with_requests: Path, tmp_path: Path) -> None:
+    folder = copy_run(run_with_requests, tmp_path / "run")
+    empty = [path for path in folder.iterdir() if path.is_dir() and not any(path.iterdir())]
+    assert [path.rmdir() for path in empty]
+    assert verify(folder) == []
+
+
 def test_the_second_opinion_notices_changes(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "convex, an earlier subject is charged again")
     for number, change in enumerate(CHANGES):

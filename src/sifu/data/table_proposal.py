@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,14 @@ def propose_spec(
                 "--columns A,B,..."
             )
     tables = [read_columns(file, header) for file in files]
-    return _proposal(path, _Roles.guess(tables, label, client, identity, path.is_dir(), text), header, model)
+    proposal = _proposal(path, _Roles.guess(tables, label, client, identity, path.is_dir(), text), header, model)
+    swallowed = tuple(
+        f"quotes: line {table.inside_quotes[0][0]} of {table.name} looks like a row, but lies inside a quoted field; "
+        "if it is one, training refuses the table: close the quote before it"
+        for table in tables
+        if table.inside_quotes
+    )
+    return replace(proposal, checks=(*swallowed, *proposal.checks))
 
 
 @dataclass(frozen=True)

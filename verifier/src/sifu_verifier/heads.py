@@ -20,7 +20,7 @@ GRID = [10.0 ** (eighth / 8.0) for eighth in range(-64, 17)]
 def check_statistics(run: RunFolder) -> None:
     """Check the statistics: the sum, the solved head, and the absence of forgotten clients (section 5a)."""
     listed = {row["file"]: row for row in run.tables["statistics"]}
-    run.agree("statistics/", sorted(p.name for p in (run.folder / "statistics").iterdir()), sorted(listed))
+    run.agree("statistics/", run.files_in("statistics"), sorted(listed))
     if run.spec["model"]["kind"] != "ridge":
         run.check(not listed and not run.solves, "there are statistics, but the model is not solved from any")
         return

@@ -29,18 +29,18 @@ def erased_digests(run: RunFolder) -> set[str]:
 def check_models(run: RunFolder) -> None:
     """Check the files of models and certificates, that no erased file is left, and how far each model moved."""
     listed, vectors = {f"{row['node']}.safetensors": row for row in run.tables["models"]}, {}
-    files = {path.name for path in (run.folder / "models").iterdir()}
-    run.agree("files in models/", sorted(files), sorted(listed))
+    files = run.files_in("models")
+    run.agree("files in models/", files, sorted(listed))
     expected = sorted(f"{name}.{form}.json" for name in run.done for form in ("auditor", "public")
                       if form not in erased_forms(run, run.requests[name]))  # fmt: skip
-    run.agree("certificates/", sorted(p.name for p in (run.folder / "certificates").iterdir()), expected)
+    run.agree("certificates/", run.files_in("certificates"), expected)
     run.agree("rows of certificates", len(run.tables["certificates"]), len(expected))
     erased = erased_digests(run)
     for path in (path for path in run.folder.rglob("*") if path.is_file() and not path.is_symlink()):
         name = path.relative_to(run.folder)
         run.check(sha256(path.read_bytes()) not in erased, f"{name} holds a model or file that was erased")
     number = {"float64": "<f8", "float32": "<f4"}[run.facts["dtype"]]
-    for name in files & listed.keys():
+    for name in listed.keys() & files:
         data, row = (run.folder / "models" / name).read_bytes(), listed[name]
         run.agree(f"models/{name}", [row["bytes"], row["digest"]], [len(data), sha256(data)])
         if row["node"] in run.groups and "tuned_layout" in run.entries:  # the layout of tuned networks (section 5b)

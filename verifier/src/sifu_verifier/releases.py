@@ -41,8 +41,7 @@ def take_release(run: RunFolder, event: Row, payload: Row, tip: str | None) -> N
 
 def check_releases(run: RunFolder) -> None:
     """Check noise, file and distances of releases; only the distances of the latest are recomputed (section 5d)."""
-    folder, nodes = run.folder / "releases", [row["node"] for row in run.releases]
-    files = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    nodes, files = [row["node"] for row in run.releases], run.files_in("releases")
     run.agree("releases/", files, [f"{nodes[-1]}.safetensors"] if nodes else [])
     run.agree("nodes that were released", len(set(nodes)), len(nodes))
     for row in run.releases:
@@ -55,7 +54,7 @@ def check_releases(run: RunFolder) -> None:
         values = [*far["clients"].values(), *far["records"].values()]
         run.check(all(0 <= value < math.inf for value in values), f"{at}: distances {values}")
     if nodes:
-        check_latest(run, run.releases[-1], (folder / files[0]).read_bytes())
+        check_latest(run, run.releases[-1], (run.folder / "releases" / files[0]).read_bytes())
 
 
 def check_latest(run: RunFolder, row: Row, data: bytes) -> None:

@@ -97,6 +97,10 @@ class RunFolder:
         self.unused: set[str] = set()  # names under which clients rejoined for a request that was undone
         self.separate: list[Row] = []  # events 'group rounds', each with the state before it
 
+    def files_in(self, folder: str) -> list[str]:
+        """Return the sorted names in a folder of the run; a missing folder, as in a backup, is empty."""
+        return sorted(path.name for path in (self.folder / folder).glob("*"))
+
     def check(self, good: Any, message: str) -> bool:
         """Add a problem with this message unless `good` is true; return whether it is."""
         if not good:

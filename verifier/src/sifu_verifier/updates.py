@@ -42,7 +42,7 @@ def check_updates(run: RunFolder) -> None:
            and (row["position"] - 1) % every == 0]  # fmt: skip
     run.agree("rounds with updates", sorted(n for n, part in first if part == 0), due)
     listed = {row["file"]: row for row in run.tables["updates"]}
-    run.agree("files in updates/", sorted(p.name for p in (run.folder / "updates").iterdir()), sorted(listed))
+    run.agree("files in updates/", run.files_in("updates"), sorted(listed))
     for file, row in listed.items():
         data, clients = (run.folder / "updates" / file).read_bytes(), json.loads(row["clients"])
         run.agree(f"updates/{file}", [row["bytes"], row["digest"]], [len(data), sha256(data)])
