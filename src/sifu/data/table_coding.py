@@ -81,7 +81,7 @@ class TableCoding:
     missing_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Further texts that mean a missing value, by column."""
     regression: bool = False
-    """True for regression: labels that are whole numbers may then exceed the largest class number."""
+    """True for regression, whose labels are numbers even if all of them are whole."""
     text: str = ""
     """Column of texts; if given, it is the only feature."""
     model: str = ""
@@ -274,7 +274,8 @@ class TableCoding:
     def labels(self, table: TableFile) -> Array:
         """Return the labels: class numbers, or targets of a regression.
 
-        Without declared classes, nonnegative whole numbers are class numbers, and other numbers are targets.
+        Without declared classes, nonnegative whole numbers are class numbers unless the task is a regression, and
+        other numbers are targets.
 
         Raises:
             InputError: If a label is missing, not a number or a listed class, or too large for a class number.
@@ -295,10 +296,10 @@ class TableCoding:
             commas, key = table.decimal_commas, "data.classes"
             read = [number_of(table.place(row), self.label, value, commas, key) for row, value in enumerate(values)]
             numbers = np.array(read)
+        if self.regression:  # whether all labels are whole numbers would depend on other clients
+            return numbers
         whole = bool(numbers.size) and bool(((numbers == np.round(numbers)) & (numbers >= 0)).all())
         if whole and numbers.max() >= MOST_WORDS:
-            if self.regression:
-                return numbers
             worst = table.place(int(numbers.argmax()))
             raise InputError(
                 f"{worst}: column {self.label!r} holds {int(numbers.max())}; classes are numbered from 0 to "

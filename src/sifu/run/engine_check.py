@@ -8,12 +8,12 @@ training is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from sifu.core.engine import Engine
+from sifu.core.engine import Engine, ShowsSamples
 from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError
 from sifu.run.devices import facts_of
@@ -110,7 +110,7 @@ def check_continues(
         _check_nothing_is_recorded(reader)
     else:
         without = {client for client in before if recorded[client].samples != engine.clients[client].samples}
-        unusable |= _other_samples(reader, built.sample_digests, {*without, *unusable, *built.unusable})
+        unusable |= _other_samples(reader, built, built.sample_digests, {*without, *unusable, *built.unusable})
     if unusable:
         return unusable
     # A run begun on a GPU may continue on the CPU. If that GPU did not repeat rounds bit for bit, the run may also
@@ -172,7 +172,7 @@ def _check_nothing_is_recorded(reader: RunReader) -> None:
         )
 
 
-def _other_samples(reader: RunReader, digests: Sequence[str], without: set[int]) -> dict[int, str]:
+def _other_samples(reader: RunReader, built: BuiltEngine, digests: Sequence[str], without: set[int]) -> dict[int, str]:
     """Return the remaining clients whose samples, or their order, changed since the run was created, with reasons."""
     clients, salts, gone = reader.clients(), read_salts(reader.folder), outlived(reader) | without
     unusable = {}
@@ -186,13 +186,21 @@ def _other_samples(reader: RunReader, digests: Sequence[str], without: set[int])
                 f"{reader.folder / SALTS_FILE} is missing or has no entry for client {name!r}, so its data cannot be "
                 f"compared with those the run was made with: {WITHOUT_SALTS}"
             )
-        elif salted_sample_digest(salts[client], digests[client]) != recorded:
+        elif recorded not in _salted_digests(salts[client], digests[client], built.engine, client):
             unusable[client] = (
                 f"the data of client {name!r} are not those the run was made with: the order of its samples changed, "
                 "or samples or labels did. Put the data back as they were, in the same order: rows to be forgotten are "
                 "named by their number"
             )
     return unusable
+
+
+def _salted_digests(salt: str, digest: str, engine: Engine, client: int) -> Iterator[str]:
+    """Yield the digests that a run may have recorded for a client's present samples."""
+    yield salted_sample_digest(salt, digest)
+    earlier = engine.digest_of_whole_labels(client) if isinstance(engine, ShowsSamples) else ""
+    if earlier:
+        yield salted_sample_digest(salt, earlier)
 
 
 def _check_facts(folder: Path, recorded: dict[str, Any], facts: TrainingFacts, names: list[str]) -> None:
