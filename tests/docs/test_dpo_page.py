@@ -103,15 +103,25 @@ def test_rows_that_are_needed_are_missed(table: Command) -> None:
     assert table("forget", "heart-run", "--client", "south", "--records", "P0061").code != 0
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("closed_form", ["keep.statistics=sum"]),
-        ("scratch", ["model.kind=logistic", "stop.max_rounds=4"]),
-        ("groups", ["model.kind=logistic", "stop.max_rounds=4", "groups.count=2", "groups.rounds=2"]),
-        ("sifu", ["model.kind=logistic", "stop.max_rounds=4"]),
-    ],
-)
+WAYS = [
+    ("closed_form", ["keep.statistics=sum"]),
+    ("scratch", ["model.kind=logistic", "stop.max_rounds=4"]),
+    ("groups", ["model.kind=logistic", "stop.max_rounds=4", "groups.count=2", "groups.rounds=2"]),
+    ("sifu", ["model.kind=logistic", "stop.max_rounds=4"]),
+]
+"""Methods that need rows of those who stay, each with the options of its run."""
+
+
+@pytest.mark.parametrize(("method", "options"), WAYS)
+def test_a_closed_hospital_is_forgotten_without_its_rows(table: Command, method: str, options: list[str]) -> None:
+    train(table, *(part for option in options for part in ("--set", option)))
+    delete_rows(",west,")
+    assert table("request", "heart-run", "--client", "west", "--method", method).code == 0
+    assert table("forget", "heart-run").code == 0
+    assert table("verify", "heart-run").code == 0
+
+
+@pytest.mark.parametrize(("method", "options"), WAYS)
 def test_other_ways_need_the_rows_of_those_who_stay(table: Command, method: str, options: list[str]) -> None:
     train(table, *(part for option in options for part in ("--set", option)))
     again = "scratch" if method == "groups" else method  # the second request hits both groups
@@ -283,6 +293,37 @@ def test_a_forgotten_client_cannot_return_under_its_name(table: Command) -> None
     assert table("forget", "heart-run", "--client", "west").code == 0
     assert "void its certificate" in table("join", "heart-run", "--file", "west.csv").err
     assert table("join", "heart-run", "--file", "other.csv").code == 0  # the same rows are not recognised
+
+
+def test_identical_rows_return_only_when_the_data_lack_the_forgotten_ones(table: Command) -> None:
+    train(table, "--set", "data.held_out=0")
+    assert table("forget", "heart-run", "--client", "west").code == 0
+    lines = TABLE.read_text(encoding="utf-8").splitlines(keepends=True)
+    rows = [lines[0], *(line for line in lines if ",west," in line)]
+    Path("other.csv").write_text("".join(rows).replace(",west,", ",other,"), encoding="utf-8")
+    assert "has the samples of west" in table("join", "heart-run", "--file", "other.csv").err
+    delete_rows(",west,")
+    assert table("join", "heart-run", "--file", "other.csv").code == 0
+
+
+def test_one_held_out_visit_makes_the_whole_request_fail(table: Command) -> None:
+    train(table)
+    visits = f"P0061,{held_out_identity()}"
+    refused = table("request", "heart-run", "--client", "south", "--records", visits)
+    assert refused.code != 0
+    assert "or the row is kept for testing" in refused.err
+    unknown = table("request", "heart-run", "--client", "south", "--records", "P9999")
+    assert "or the row is kept for testing" in unknown.err
+    assert table("requests", "list", "heart-run", "--pending", "--format", "json").json["requests"] == []
+
+
+def test_a_backup_is_not_encrypted_with_the_key(table: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIFU_PASSPHRASE", "a passphrase")
+    train(table)
+    assert table("backup", "heart-run", "backup.zip").code == 0
+    with zipfile.ZipFile("backup.zip") as backup:
+        assert b"ENCRYPTED" in backup.read("operator.key")
+        assert backup.read("run.db").startswith(b"SQLite format 3")
 
 
 def test_a_request_that_misses_rows_fails_and_waits(table: Command) -> None:
