@@ -8,7 +8,7 @@ position and active clients give identical results.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,7 +18,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sifu.core.engine import ChecksModule, Evaluation, LacksData, Position, Rejection, RoundResult, ShowsSamples
+from sifu.core.engine import (
+    ChecksModule,
+    EvaluatesSeveral,
+    Evaluation,
+    LacksData,
+    Position,
+    Rejection,
+    RoundResult,
+    ShowsSamples,
+)
 from sifu.core.layout import Vector
 from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import AcceptedModels, Average, RoundSetup, gate_replies, run_round
@@ -172,7 +181,7 @@ class SimulationSettings:
         return numbers
 
 
-class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
+class SimulatedFederation(LacksData, ShowsSamples, ChecksModule, EvaluatesSeveral):
     """Engine of clients whose data are available in this process.
 
     `model` is a name (see `make_model`; outputs are counted from the targets), a `LinearModel` or a `ModuleModel`.
@@ -380,9 +389,18 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule):
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """Return each client's number of samples, correct predictions (0 for regression) and summed loss."""
-        chosen = self._checked_clients(clients, "evaluated")
-        correct, loss_sum = self._trainer.evaluate(self.layout.own_copy(model), chosen)
-        return Evaluation(chosen.copy(), self.samples[chosen], correct, loss_sum)
+        (evaluation,) = self.evaluate_several([model], clients)
+        return evaluation
+
+    def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
+        """Return the evaluation of each model, as `evaluate` does."""
+        chosen, trainer = self._checked_clients(clients, "evaluated"), self._trainer
+        given = map(self.layout.own_copy, models)
+        if isinstance(trainer, LoopTrainer):
+            results = trainer.evaluate_several(given, chosen)
+        else:
+            results = (trainer.evaluate(model, chosen) for model in given)
+        return [Evaluation(chosen.copy(), self.samples[chosen], correct, loss_sum) for correct, loss_sum in results]
 
     def _checked_clients(self, clients: ClientIndices, what: str) -> ClientIndices:
         """Return `clients` as an array of indices; raise `InputError` if an index is unknown or repeated."""
