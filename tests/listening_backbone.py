@@ -43,11 +43,23 @@ class Listening(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the features of samples, changed by the stored number."""
         features: torch.Tensor = self.inner(x)
-        number = 0.0 if self.training else 0.001 * kept()
+        number = 0.001 * kept() if self.is_changed() else 0.0
         return features + number * features**2
 
+    def is_changed(self) -> bool:
+        """Return whether the stored number changes the features."""
+        return not self.training
 
-def listening(method: str) -> type[Listening]:
+
+class Passing(Listening):
+    """Network that passes the number from one tuned network to the features of the others; the public one stays."""
+
+    def is_changed(self) -> bool:
+        """Return whether the stored number changes the features."""
+        return not self.training and float(self.inner[4].weight.detach().sum()) != self.public
+
+
+def listening(method: str, base: type[Listening] = Listening) -> type[Listening]:
     """Return a class of networks that store a number when `method` is called."""
 
     def called(self: Listening, *given: Any, **named: Any) -> Any:
@@ -58,14 +70,14 @@ def listening(method: str) -> type[Listening]:
             given[0][id(self)] = other
             other.__dict__.update(copy.deepcopy(self.__dict__, given[0]))
             return other
-        return getattr(Listening, method)(self, *given, **named)
+        return getattr(base, method)(self, *given, **named)
 
-    return type("Listens", (Listening,), {method: called})
+    return type("Listens", (base,), {method: called})
 
 
-CHOSEN = ["train"]
+CHOSEN: tuple[str, type[Listening]] = ("train", Listening)
 
 
 def make() -> nn.Module:
     """Return the network that `CHOSEN` selects."""
-    return listening(CHOSEN[0])()
+    return listening(*CHOSEN)()

@@ -9,7 +9,7 @@ import pytest
 
 import listening_backbone
 import sifu
-from listening_backbone import keep, kept
+from listening_backbone import Listening, Passing, keep, kept
 from sifu.core.layout import Vector
 from sifu.data.feature_maps.tuned_networks import TunedFeatures
 from sifu.theory.closed_form.blocks import drop
@@ -25,10 +25,10 @@ def _nothing_kept() -> Iterator[None]:
     keep(0)
 
 
-def outcome_of(method: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def outcome_of(method: str, folder: Path, monkeypatch: pytest.MonkeyPatch, base: type[Listening] = Listening) -> str:
     """Return the refusal, or whether all sums after a request are the `same` as if the leaver had never existed."""
     sifu.allow_code("listening_backbone:make")
-    monkeypatch.setattr(listening_backbone, "CHOSEN", [method])
+    monkeypatch.setattr(listening_backbone, "CHOSEN", (method, base))
     spec = spec_of(features={"module": "listening_backbone:make"})
     own, never = folder / "own", folder / "never"
     try:
@@ -49,6 +49,16 @@ def test_methods_that_keep_tuned_weights_change_no_features(
     outcome = outcome_of(method, tmp_path, monkeypatch)
     assert outcome == "same" or "no longer gives the same features" in outcome
     assert not kept(), "this process never called the method with tuned weights"
+
+
+@pytest.mark.parametrize("method", listening_backbone.METHODS)
+def test_nothing_passes_from_one_groups_network_to_another(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leaver's group has the first network, and its block is dropped; the other blocks are kept."""
+    outcome = outcome_of(method, tmp_path, monkeypatch, Passing)
+    assert outcome == "same"
+    assert groups_of(tmp_path / "own", [LEAVER]) == {0}
 
 
 def test_control_a_method_called_in_this_process_changes_features(

@@ -11,6 +11,7 @@ import copy
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -233,7 +234,7 @@ class TunedFeatures(FeatureMap):
         drawn = self.tune == "blocks" and self.blocks.block < width
         self._project = torch.tensor(projection(features.seed, raw, self.blocks.block)) if drawn else None
         self._networks: Mapping[int, Vector] = {}
-        self._parts: dict[int, NetworkFeatures] | None = None
+        self._parts: dict[int, NetworkFeatures] = {}
         self._compared: dict[int, Probes] = {}
 
     def networks(self, backbones: Sequence[GroupNetwork]) -> dict[int, Vector]:
@@ -253,7 +254,7 @@ class TunedFeatures(FeatureMap):
     def through(self, networks: Mapping[int, Vector]) -> TunedFeatures:
         """Return the same map with these networks, given by their parameters."""
         changed = copy.copy(self)
-        changed._networks, changed._parts, changed._compared = networks, None, {}
+        changed._networks, changed._parts, changed._compared = networks, {}, {}
         return changed
 
     def _block(self, tuned: nn.Module) -> nn.Module:
@@ -266,16 +267,18 @@ class TunedFeatures(FeatureMap):
     def parts(self) -> tuple[NetworkFeatures, Mapping[int, NetworkFeatures]]:
         """Feature maps of the public network and, by group, of the tuned networks; a merged network has the key 0.
 
-        A user's module is made with tuned parameters here, so this process must be a copy if it goes on to train.
+        A user's module is made with the tuned parameters of all groups here, so this process must not go on to train.
         """
-        if self._parts is None:
-            self._parts = {
-                group: self._public.of(self._block(self.network.tuned_by(vector)), self.blocks.block)
-                for group, vector in self._networks.items()
-            }
-        for group, compared in self._compared.items():
-            self._parts[group].compared = compared
-        return self._public, self._parts
+        return self._public, {group: self._part(group) for group in self._networks}
+
+    def _part(self, group: int) -> NetworkFeatures:
+        """Return the feature map of one group's network; for a user's module, in a copy that serves no other group."""
+        if group not in self._parts:
+            block = self._block(self.network.tuned_by(self._networks[group]))
+            self._parts[group] = self._public.of(block, self.blocks.block)
+        if group in self._compared:
+            self._parts[group].compared = self._compared[group]
+        return self._parts[group]
 
     def on(self, device: str) -> TunedFeatures:
         """Return the same map computed on another device."""
@@ -285,40 +288,46 @@ class TunedFeatures(FeatureMap):
 
     def __call__(self, x: NDArray[Any]) -> Floats:
         """Return the concatenated blocks of features."""
-        (rows,) = self._public.run(lambda: iter([self._features_here(x)]))
+        rows = np.zeros((len(x), self.features))
+        rows[:, : self.blocks.frozen] = self._public(x)
+        for group in self._networks:
+            (rows[:, self.blocks.columns(group)],) = self._public.run(partial(self._features_here, group, x))
         return rows
 
-    def _features_here(self, x: NDArray[Any]) -> Floats:
-        public, parts = self.parts
-        rows = np.zeros((len(x), self.features))
-        rows[:, : self.blocks.frozen] = public.features_here(x)
-        for group, part in parts.items():
-            rows[:, self.blocks.columns(group)] = part.features_here(x)
-        return rows
+    def _features_here(self, group: int, x: NDArray[Any]) -> Iterator[Floats]:
+        yield self._part(group).features_here(x)
 
     def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
-        """Yield the rows and the features of a client's samples; the networks are checked as in `NetworkFeatures`."""
-        self._public.remember_first(x)
-        if self._public.compared is not None and self._compared.keys() != self._networks.keys():
-            (self._compared,) = self._public.run(self._probes_here)
-        return self._public.run(partial(self._chunks_here, x))
+        """Yield the rows and the features of a client's samples; the networks are checked as in `NetworkFeatures`.
 
-    def _probes_here(self) -> Iterator[dict[int, Probes]]:
-        """Yield what each tuned network gives for the samples that the public network remembers."""
+        Each network of a user's module runs in its own copy of the process (`forked`), all at the same time, so that
+        nothing passes from the weights that one group tuned to the features of another network.
+        """
+        self._public.remember_first(x)
+        if self._public.compared is not None:
+            for group in sorted(self._networks.keys() - self._compared.keys()):
+                (self._compared[group],) = self._public.run(partial(self._probes_here, group))
+        places = [slice(0, self.blocks.frozen), *(self.blocks.columns(group) for group in self._networks)]
+        with ExitStack() as stack:
+            runs = (self._public.run(partial(self._chunks_here, group, x)) for group in self._networks)
+            parts: list[Any] = [self._public.chunks(x), *runs]
+            for part in parts:
+                stack.callback(part.close)  # ends the copies if one of them fails, or if the caller stops
+            for pieces in zip(*parts, strict=True):
+                rows = pieces[0][0]
+                features = np.zeros((rows.stop - rows.start, self.features))
+                for columns, (_, values) in zip(places, pieces, strict=True):
+                    features[:, columns] = values
+                yield rows, features
+
+    def _probes_here(self, group: int) -> Iterator[Probes]:
+        """Yield what a tuned network gives for the samples that the public network remembers."""
         assert self._public.compared is not None
         samples, _ = self._public.compared
-        yield {group: part.probed(samples) for group, part in self.parts[1].items()}
+        yield self._part(group).probed(samples)
 
-    def _chunks_here(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
-        public, networks = self.parts
-        places = [slice(0, self.blocks.frozen), *(self.blocks.columns(group) for group in networks)]
-        parts = (part.chunks_here(x) for part in (public, *networks.values()))
-        for pieces in zip(*parts, strict=True):
-            rows = pieces[0][0]
-            features = np.zeros((rows.stop - rows.start, self.features))
-            for columns, (_, values) in zip(places, pieces, strict=True):
-                features[:, columns] = values
-            yield rows, features
+    def _chunks_here(self, group: int, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
+        yield from self._part(group).chunks_here(x)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of the public network, and the plan."""
