@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
+import sqlite3
 import zipfile
 from pathlib import Path
 
@@ -355,6 +357,18 @@ def test_a_refused_console_submission_leaves_no_identity(table: Command) -> None
     assert examine(sifu.open_run("heart-run"), "otto").keys() == {"case-1"}
     assert b"letter refused" in Path("heart-run/run.db").read_bytes()
     assert [path for path in Path("heart-run").rglob("*") if path.is_file() and b"P9999" in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize("identity", ["P\u200b9999", "ward\\P7", "both ' and \""])
+def test_no_spelling_of_an_identity_stays_after_a_refused_submission(table: Command, identity: str) -> None:
+    train(table)
+    content = {"request": "case-1", "clients": ["south"], "deadline_days": 30, "actor": "ann", "nonces": {}}
+    post(Path("heart-run"), SUBMITTED, "case-1", content | {"terms": {"records": [identity]}})
+    (reason,) = examine(sifu.open_run("heart-run"), "otto").values()
+    assert "has no record" in reason
+    with sqlite3.connect("heart-run/run.db") as database:
+        ((payload,),) = database.execute("SELECT payload FROM events WHERE kind = 'letter refused'")
+    assert json.loads(payload)["reason"] == "examined by otto: one of its records cannot be forgotten"
 
 
 def test_new_evidence_links_the_keys_before_and_after_a_rotation(table: Command) -> None:

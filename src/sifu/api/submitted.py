@@ -57,13 +57,23 @@ def examine(run: Run, by: str) -> dict[str, str]:
             )
         except (InputError, NotCertifiableError) as error:
             reason = str(error)
-            named = any(str(identity) in reason for identity in content["terms"].get("records", ()))
+            named = any(_is_named(identity, reason) for identity in content["terms"].get("records", ()))
             recorded = "one of its records cannot be forgotten" if named else reason
             if not refuse(run, message, f"examined by {by}: {recorded}"):
                 continue
         discard(message)
         examined[message.request] = reason
     return examined
+
+
+def _is_named(identity: object, reason: str) -> bool:
+    r"""Return whether a reason contains the identity of a record, as it is or with escapes.
+
+    >>> [_is_named("M\u00fcller", f"no record {name}") for name in ("M\u00fcller", r"'M\xfcller'", "'Meier'")]
+    [True, True, False]
+    """
+    text = str(identity)
+    return any(written in reason for written in (text, repr(text)[1:-1], ascii(text)[1:-1]))
 
 
 def refuse(run: Run, message: Message, reason: str) -> bool:
