@@ -67,13 +67,13 @@ def examine(run: Run, by: str) -> dict[str, str]:
 
 
 def _is_named(identity: object, reason: str) -> bool:
-    r"""Return whether a reason contains the identity of a record, as it is or with escapes.
+    r"""Return whether a reason contains the identity of a record, as it is or with escapes, or its first 20 characters.
 
     >>> [_is_named("M\u00fcller", f"no record {name}") for name in ("M\u00fcller", r"'M\xfcller'", "'Meier'")]
     [True, True, False]
     """
     text = str(identity)
-    return any(written in reason for written in (text, repr(text)[1:-1], ascii(text)[1:-1]))
+    return any(written[:20] in reason for written in (text, repr(text)[1:-1], ascii(text)[1:-1]))
 
 
 def refuse(run: Run, message: Message, reason: str) -> bool:
