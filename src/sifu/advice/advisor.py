@@ -64,30 +64,30 @@ class Advice:
 
     Attributes:
         clients: Number of clients.
-        parameters: Number of parameters.
-        epsilon: Epsilon of the budget.
-        delta: Delta of the budget.
+        parameters: Number of model parameters, d.
+        epsilon: Privacy budget epsilon of a request.
+        delta: Privacy budget delta of a request.
         multiplier: Noise multiplier s of the budget.
         clients_over_law: Number of clients divided by s sqrt(d).
-        pilot_rounds: Rounds of the pilot.
+        pilot_rounds: Number of rounds of the pilot.
         reached_target: True if the pilot reached the target.
         accuracy: Accuracy of the pilot on its training data, to which the target refers.
         noise_to_signal: Ratio of noise to signal for the most expensive client, at the pilot's last model.
         typical_noise_to_signal: Ratio of noise to signal for the median client.
         level: Level of certificates that rely on noise or, for a spec with a closed-form head, on that head.
-        verdict: The verdict, as a sentence.
-        worthwhile: True if noise is worthwhile.
+        verdict: Sentence that says whether certified unlearning is worthwhile.
+        worthwhile: True if a request with noise is predicted to be clearly cheaper than Scratch.
         epsilon_needed: Epsilon (at most 1000) at which the noise would be small enough, or None if there is none or the
             noise is small already.
         clients_needed: Number of clients at which the noise would be small enough, or None if no number suffices or the
             noise is small already.
-        predicted_rounds: Predicted rounds of a request.
-        scratch_rounds: Predicted rounds of Scratch.
+        predicted_rounds: Predicted number of rounds of a request.
+        scratch_rounds: Predicted number of rounds of Scratch.
         suggestions: Suggested changes of the spec, most useful first.
-        ways: Training options that were compared.
+        ways: The training options that were compared.
         recommended: Name of the recommended option.
         predicted_interval: Interval around the predicted rounds.
-        target: Target of the spec.
+        target: Target accuracy of the spec.
         measured_on: Description of the rows on which the accuracy of every option is measured.
     """
 
@@ -132,10 +132,10 @@ def advise(
 
     Args:
         spec: Spec of the training.
-        data_folder: As for `train`.
+        data_folder: As in `sifu.train`.
         pilot_rounds: Rounds of the pilot.
-        clients: As for `train`.
-        model: As for `train`.
+        clients: As in `sifu.train`.
+        model: As in `sifu.train`.
         progress: Callback invoked after each round.
     """
     known = by_regime(WITHOUT_PILOT, spec.regime)

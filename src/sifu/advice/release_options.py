@@ -43,7 +43,7 @@ class ReleaseOption:
         relative_penalty: The tried value of r with the highest accuracy.
         distance: Largest distance of any record or client at this r.
         releases: Number of releases that the noise is for.
-        noise: Standard deviation of the noise.
+        noise: Standard deviation of the noise added to the head.
         accuracy: Held-out accuracy with the noise, averaged over draws.
         without_noise: Held-out accuracy of the same head without noise.
     """
@@ -65,7 +65,7 @@ class ReleaseAdvice:
 
     Attributes:
         accuracy: Held-out accuracy without noise, at `relative_penalty`.
-        relative_penalty: The r that is best without noise.
+        relative_penalty: The value of r with the highest accuracy without noise.
         rows: Number of held-out rows.
         records: Number of records in the head.
         clients: Number of clients in the head.
@@ -85,7 +85,7 @@ class ReleaseAdvice:
 
     @property
     def verdict(self) -> str:
-        """Two sentences that state the accuracy lost by hiding a record and a client."""
+        """Text that states the accuracy lost by hiding a record and by hiding a client."""
         return f"{self._verdict_on('record', self.records)} {self._verdict_on('client', self.clients)}"
 
     def _verdict_on(self, unit: Unit, count: int) -> str:

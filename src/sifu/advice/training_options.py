@@ -62,13 +62,13 @@ class TrainingOption:
 
     Attributes:
         name: Name of the option.
-        possible: True if the option applies.
-        level: Level of a certificate.
+        possible: True if the option can be used with this spec.
+        level: Level of a request's certificate.
         request_rounds: Predicted rounds of a request of one client, or None if unknown.
         training_rounds: Predicted rounds of the first training, or None if unknown or impossible.
         accuracy: Accuracy on the same held-out rows for every option.
         settings: Keys of the spec that choose this option.
-        reason: Reason for or against it, as a sentence.
+        reason: Sentence with the reason for or against the option.
         request_interval: Interval around the predicted rounds of a request.
         training_seconds: Expected duration of the first training.
         training_bytes: Expected traffic of the first training.
