@@ -37,7 +37,7 @@ class Evaluated:
 
     @property
     def words(self) -> str:
-        """Text that states all figures.
+        """All figures in one line.
 
         >>> Evaluated("training", 900, 0.914, None).words
         "91.4 % on the active clients' training data (900 rows)"

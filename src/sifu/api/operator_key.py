@@ -64,7 +64,7 @@ def vouch(writer: RunWriter, *, clock: bool) -> tuple[int, int] | None:
 
     A new event records permanently that they were signed late.
     """
-    keys.load_key(writer.folder, writer.value("public_key"))  # raises if the key is missing
+    keys.load_key(writer.folder, writer.value("public_key"))  # fail if the key is missing
     events = writer.events()
     tail = unsigned_tail(events)
     with uninterrupted():

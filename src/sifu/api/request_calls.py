@@ -147,7 +147,7 @@ class RequestCalls(RunFolder):
             reason: Reason why its rounds cannot be finished, for the ledger.
 
         Returns:
-            The level of the request.
+            The level of the request's certificate.
         """
         with self._checked_writer() as writer:
             return settle(writer, request, reason)
@@ -229,15 +229,15 @@ class RequestCalls(RunFolder):
 
         Without a `method`, each request is executed by the method that `auto` chooses among the methods that reach at
         least `level` (by default `conditional`). `level` is the only term that also applies to queued requests. A plan
-        below this level is refused, and nothing is changed. A request with `release = "now"` releases its starting
-        model; the rounds to its target follow in this call.
+        below this level is refused, and nothing is changed. With `release = "now"`, the model that retraining starts
+        from is released first; the rounds to the target follow in this call.
 
         Args:
             clients: Names of the clients of a new request.
             request: Id of the request.
             compare_scratch: True to train Scratch for each request as well, to compare the number of rounds.
             progress: Callback invoked after each round.
-            nonces: As for `request`.
+            nonces: As in `Run.request`.
             filed: Callback that receives the id of a new request when it is in the ledger, before it is executed.
             **terms: Terms that differ from the run's spec.
 

@@ -62,7 +62,7 @@ class Run(RequestCalls):
             progress: Callback invoked after each round.
 
         Returns:
-            The run itself.
+            This object, so that calls can be chained.
         """
         engine = self.engine()
         with self.writer() as writer:

@@ -25,7 +25,7 @@ class RunFolder:
     """A run folder and, if training is needed, its engine.
 
     Args:
-        folder: The run folder.
+        folder: Path of the run folder.
         make_engine: Function that builds the engine. By default the spec defines the engine.
         data_folder: Folder of a named data set.
         remember: True to remember the operator's key of the run on this account.
@@ -40,7 +40,7 @@ class RunFolder:
         remember: bool = True,
     ) -> None:
         self.folder = Path(folder)
-        with RunReader(self.folder) as reader:  # raises at once if it is not a run
+        with RunReader(self.folder) as reader:  # fail early if the folder is not a run
             check_known_key(reader)
             if remember:
                 remember_key(reader)

@@ -52,7 +52,7 @@ def pending_of(run: str | Path) -> list[PendingRequest]:
 
 
 def clock_problem_of(run: str | Path) -> str | None:
-    """Return a sentence if the clock contradicts the run's last event, else None. An unreadable run also gives None."""
+    """Return a warning if the clock contradicts the run's last event, else None (also for an unreadable run)."""
     try:
         with RunReader(Path(run)) as reader:
             return clock_problem(

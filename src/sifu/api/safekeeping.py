@@ -75,8 +75,8 @@ class Restoration:
     """A run folder made from a backup.
 
     Attributes:
-        run: The folder.
-        backup_head: Last event of the backup.
+        run: Path of the new run folder.
+        backup_head: Head (`SEQ:HASH`) of the backup's ledger.
         complete: True if the given anchor is that event.
         requests: Requests restored from certificates issued since the backup.
         erased: Nodes whose models were erased because clients of these requests influenced them. The clients' own
@@ -105,8 +105,8 @@ def restore(
     """Make a run `folder` from the backup `file`; its ledger records this permanently.
 
     Args:
-        file: The backup.
-        folder: The new run folder.
+        file: Path of the backup.
+        folder: Path of the new run folder.
         anchor: Latest head that was published or kept. A backup without this event is not the latest state of the run.
         certificates: Certificates issued since the backup. Their requests are restored: the clients no longer
             take part. Kept models that they influenced, their updates and their statistics are erased at once.

@@ -67,8 +67,8 @@ def open_run(
         clients: Clients of a run made from Python, as for `train`; needed to continue such a run.
         data_folder: As for `train`.
         engine: Engine to use instead of building one; it must have the same model, clients and training.
-        device: As for `train`.
-        precision: As for `train`.
+        device: As in `train`.
+        precision: As in `train`.
     """
     check_choice(device, precision)
     if isinstance(clients, Iterable):
@@ -194,7 +194,7 @@ def create_run(
         folder: The run folder.
         given: The spec as given.
         resolved: The spec with automatic values replaced.
-        engine: Engine with the clients.
+        engine: Engine that trains the clients.
         sample_digests: Digests of the clients' samples.
     """
     if resolved.data.held_out_by == "number":
@@ -207,7 +207,7 @@ def create_run(
         )
     check_names([client.name for client in engine.clients])
     check_lookalikes(client.name for client in engine.clients)
-    Regularities.of(engine.clients, engine.facts, resolved)  # raises if Psi can never be tracked
+    Regularities.of(engine.clients, engine.facts, resolved)  # fail if Psi can never be tracked
     new = NewRun(
         given.to_mapping(),
         resolved.to_mapping(),
@@ -257,7 +257,7 @@ def versions() -> dict[str, str]:
 
 
 def warn_of_data(spec: Spec, clients: Sequence[Any]) -> None:
-    """Warn about likely mistakes in the data before training; the command line prints each as a sentence."""
+    """Warn about likely mistakes in the data before training; the command line prints each warning on stderr."""
     sentences = []
     participation = Participation.parse(spec.server.participation)
     if participation.kind == "fixed" and participation.count > len(clients):

@@ -216,7 +216,7 @@ class RunStatus:
         return "\n".join(parts)
 
     def _summary(self) -> dict[str, str]:
-        """Return the model, progress and accuracy of the run, in a few words each."""
+        """Return the run's model, progress and accuracy as short strings."""
         states = Counter(client.state for client in self.clients)
         requests = Counter(request.status for request in self.requests)
         rounds = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
@@ -239,7 +239,7 @@ class RunStatus:
         return self.model == RIDGE
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the status as plain values, ready for JSON; an unbounded Psi is the text inf."""
+        """Return the status as values for JSON; an unbounded Psi becomes the string "inf"."""
         values = asdict(self)
         for client in values["clients"]:
             client.update({key: finite_or_text(client[key]) for key in ("psi", "sigma_needed_now")})
@@ -247,7 +247,7 @@ class RunStatus:
 
 
 def _html_table(header: Sequence[str], rows: Iterable[Sequence[Any]], count: int = 0) -> str:
-    """Return rows as an HTML table with all texts escaped; `count` is the total including rows not shown."""
+    """Return rows as an HTML table with all values escaped; `count` is the total including rows not shown."""
     shown = list(rows)
     lines = [f"<tr>{''.join(f'<td>{html.escape(str(value))}</td>' for value in row)}</tr>" for row in shown]
     if header:
