@@ -238,7 +238,7 @@ def _draw_epsilons(axes: Axes, bars: Sequence[tuple[str, ReleaseAudit]], total: 
 
 
 def audit_message(report: AuditReport) -> str:
-    """Return a sentence that sums up the figure."""
+    """Return the figure's message: whether the audit contradicts the run."""
     if report.contradictions:
         return f"The audit contradicts {counted(len(report.contradictions), 'certified statement')} of this run"
     if report.observations:

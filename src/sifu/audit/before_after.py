@@ -29,7 +29,7 @@ from sifu.errors import InputError
 from sifu.theory.arrays import Floats, Integers
 
 HeadKind = Literal["ridge", "least_squares", "softmax", "logistic"]
-"""Linear heads whose releases can be compared, as a spec names them."""
+"""Kinds of linear head whose releases can be compared, by their names in the spec."""
 HEAD_KINDS: tuple[str, ...] = get_args(HeadKind)
 ASSUMED_PENALTY = 0.01
 """Relative penalty r that the observer assumes for a ridge head with unknown penalty."""
@@ -160,7 +160,7 @@ class TwoHeads:
         return np.asarray(phi[:, self.live].T @ (targets - self._predicted(phi)))
 
     def ranking(self, candidates: Candidates) -> Floats:
-        """Return the score of each candidate; the observer names the one with the largest score."""
+        """Return a score for each candidate; the attack guesses the candidate with the highest score."""
         filtered = self._filter
         if candidates.are_records:
             phi, errors = candidates.phi[:, self.live], candidates.targets - self._predicted(candidates.phi)
@@ -225,8 +225,8 @@ def attempt(heads: TwoHeads, candidates: Candidates, deleted: Sequence[int], con
     Args:
         heads: The two releases.
         candidates: All candidates for the deletion.
-        deleted: Numbers of the deleted candidates.
-        control: Number of a candidate that was not deleted.
+        deleted: Indices of the candidates that were deleted.
+        control: Index of a candidate that was not deleted.
     """
     named = int(np.argmax(heads.ranking(candidates)))
     if not candidates.are_records:

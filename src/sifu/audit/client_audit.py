@@ -43,7 +43,7 @@ class ModelOnOwnData:
 
 @dataclass
 class ClientAudit:
-    """Findings of a client: `problems` lists errors, `statements` lists all other results as sentences."""
+    """Findings of a client: `problems` lists errors, `statements` describes all other results."""
 
     client: str
     request: str

@@ -102,7 +102,7 @@ def designed_run(
 
     Args:
         folder: Folder of the run.
-        epsilon: The epsilon of the budget.
+        epsilon: Epsilon of the request's budget.
         clients: Number of clients.
         participation: Value of `server.participation`.
         accounting: Value of `privacy.accounting`.
@@ -155,7 +155,7 @@ def run_controls(
     """Run every control in temporary folders, and return the results.
 
     Args:
-        epsilon: The epsilon of the budget.
+        epsilon: Epsilon of the request's budget.
         seed: Seed of the audit's draws; None draws from the operating system.
         progress: Callback that receives the name of the step, the work done, and the total work.
     """

@@ -31,8 +31,8 @@ class ExactAudit:
     `released` belongs to the recorded model, `without` to the counterfactual model without the clients. `without` is
     None if that model was not recomputed, or not compared because the released file was erased together with its salt.
     For a head in closed form, `sum_recorded` belongs to the sum it was solved from, and `sum_without` to the sum
-    recomputed from the data of the remaining clients; both are None if there is no sum to compare with. A text such as
-    "another model" in place of a digest states a difference.
+    recomputed from the data of the remaining clients; both are None if there is no sum to compare with. In place of a
+    digest, a phrase such as "another model" states a difference.
     """
 
     request: str
@@ -66,7 +66,7 @@ def exact_audits(
     Args:
         engine_without: Function that returns an engine that never had these clients' data, or None if there is none.
         reader: Reader of the run.
-        watched: The subjects.
+        watched: The subjects whose releases are compared.
         evidence: Models from the replay of the run.
     """
     digests, recorded = ReplayedLedger.of(reader).model_digests, solves(reader)

@@ -104,11 +104,11 @@ def shadow_scores(
         engine: Engine of the run.
         scorer: Scorer that computes the confidences.
         counterfactuals: Source models with and without the client.
-        noise_std: Standard deviation of the noise.
+        noise_std: Standard deviation of the noise that starts each shadow.
         rounds: Recorded rounds of the retraining.
         samples: Samples whose membership is attacked.
         shadows: Number of shadows for each source model.
-        normals: Source of the noise.
+        normals: Generator of standard normals for the noise.
         progress: Callback that receives the number of shadows done and their total.
     """
     by_counterfactual: list[list[Floats]] = [[], []]
@@ -209,7 +209,7 @@ def relearn_rounds(
 
     Args:
         engine: Engine of the run.
-        model: Model to start from.
+        model: Model that the first round starts from.
         goal: Accuracy and loss before the request; the loss counts if the accuracy is 0 (regression).
         forgotten: The forgotten clients.
         everyone: Participants of each round, including the forgotten clients.

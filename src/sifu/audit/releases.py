@@ -57,8 +57,8 @@ def clopper_pearson(hits: Integers, trials: int, mistake: float) -> tuple[Floats
     """Return lower and upper confidence limits of success rates (Clopper & Pearson 1934).
 
     Args:
-        hits: Number of successes for each rate.
-        trials: Number of trials.
+        hits: Number of successes behind each rate.
+        trials: Number of trials behind each rate.
         mistake: Maximum probability that a limit is wrong.
     """
     from scipy.special import betaincinv
@@ -78,9 +78,9 @@ def epsilon_lower_bound(
     Args:
         with_client: Values of the statistic in independent replays with the client.
         without_client: Values in independent replays without the client.
-        delta: The delta of the budget.
+        delta: The delta of the privacy budget.
         mistake: Maximum probability that the bound is wrong.
-        statistic: Name of the statistic.
+        statistic: Name of the statistic, for the report.
     """
     if min(with_client.size, without_client.size) < FEWEST_REPLAYS:
         raise InputError(
@@ -207,11 +207,11 @@ def audit_releases(
 
     Args:
         engine: Engine of the run.
-        watched: The subject.
+        watched: Subject whose releases are replayed.
         edges: Noise edges that are charged to the subject.
         evidence: Models from the replay of the run.
-        normals: Source of the audit's noise.
-        how_many: Number of replays.
+        normals: Generator of standard normals for the audit's noise.
+        how_many: Numbers of replays, and the allowed probability of a wrong bound.
     """
     request = watched.request
     if request is None:

@@ -66,7 +66,7 @@ class NodeDistance:
 
 @dataclass(frozen=True)
 class NoiseEdge:
-    """A noise edge that a subject is charged for."""
+    """Step that added noise to the model of node `source`, and the amount it charged to one subject's budget."""
 
     node: int
     source: int
@@ -169,7 +169,7 @@ def gather(
         engine: Engine of the run.
         reader: Reader of the run.
         watched: Subjects to replay the run without.
-        keep_models: Nodes whose models are kept.
+        keep_models: Nodes whose replayed models are returned.
         noised: Function that returns the noised model of an edge. By default it is read from the record.
         progress: Callback that receives the number of nodes done and their total.
     """
@@ -260,13 +260,13 @@ def too_far(rows: Sequence[NodeDistance], evidence: Evidence, slack: float) -> l
 
 
 def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Evidence, slack: float) -> Iterator[str]:
-    """Yield a sentence for each noise edge that cost more than was charged, and for charges above the budget.
+    """Yield a problem for each noise edge that cost more than was charged, and one for charges above the budget.
 
     Args:
-        watched: The subject.
+        watched: Subject whose charges are checked.
         edges: Noise edges that are charged to the subject.
         evidence: Results of the replay.
-        slack: Relative tolerance.
+        slack: Relative tolerance of the comparison.
     """
     request = watched.request
     if request is None:
@@ -306,8 +306,8 @@ def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Eviden
 def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
     """Return the subjects to replay the run without, and the number of subjects beyond `most`.
 
-    Subjects are hidden by the noise of a request; the `most` with the largest charges are returned. If no client was
-    forgotten, up to three active clients with the largest Psi are returned.
+    Only subjects whose request added noise are considered; of these, the `most` with the largest charges are returned.
+    If no client was forgotten, up to three active clients with the largest Psi are returned.
     """
     requests = {request.request: request for request in reader.requests()}
     names = [client.name for client in reader.clients()]
