@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def run_app(app: typer.Typer) -> None:
-    """Run the command line of `app` and exit; errors become sentences with a stable exit code."""
+    """Run the command line of `app` and exit; an error becomes a message and a stable exit code."""
     # The format must be known even if the command line cannot be parsed.
     separate = any(pair == ("--format", "json") for pair in itertools.pairwise(sys.argv[1:]))
     Answer.format = Format.json if separate or "--format=json" in sys.argv[1:] else Format.text
@@ -167,7 +167,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Write a warning of sifu as a sentence without its source line, and other warnings as Python does."""
+    """Write only the message of sifu's own warnings, and other warnings as Python does."""
     ours = issubclass(category, SifuWarning)
     text = f"sifu: warning: {message}\n" if ours else warnings.formatwarning(message, category, filename, lineno, line)
     sys.stderr.write(harmless(text))
@@ -208,13 +208,13 @@ def _say_what_is_overdue() -> None:
 
 
 def _with_notes(error: BaseException, sentence: str) -> str:
-    """Return the sentence of an error, followed by the notes attached to the error."""
+    """Return an error's message, followed by the error's notes."""
     notes = getattr(error, "__notes__", ())
     return " ".join([f"{sentence}." if notes and not sentence.endswith(".") else sentence, *notes])
 
 
 def _fail_on_file(error: OSError) -> None:
-    """Exit with a sentence for a wrong path, a full disk or a disk error; return for any other error."""
+    """Exit with an error message for a wrong path, a full disk or a disk error; return for any other error."""
     what = os.fsdecode(error.filename) if error.filename else "a file"
     if error.errno in WRONG_PATH and error.filename:
         _fail(f"cannot use {what}: {error.strerror}. Check the path, and that this account may write there", 2)

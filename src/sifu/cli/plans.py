@@ -228,7 +228,7 @@ def budgets_table(lines: Sequence[BudgetLine]) -> Table:
 
 
 def outlook_text(outlook: Outlook) -> str:
-    """Return a text on how many later requests the history still allows."""
+    """Return a note on how many later requests the history still allows."""
     expected, size = outlook.expected_requests, f"{outlook.usual_size:g}"
     more = "fewer than one more request" if expected < 1.0 else f"about {expected:.0f} more requests"
     later = "could be forgotten later without a rollback to before it"

@@ -208,7 +208,7 @@ def _how_good(run: Run, status: RunStatus) -> str:
 
 
 def _not_measured(run: Run) -> str:
-    """Return a sentence that names the command to measure a model, or to solve a missing head."""
+    """Return a hint with the command that measures a model, or that solves a missing head."""
     with run.reader() as reader:
         if lacks_head(reader):
             return f"There is no head: sifu release {escape(str(run.folder))} solves one."
@@ -217,7 +217,7 @@ def _not_measured(run: Run) -> str:
 
 
 def missed_target(accuracy: float | None, target: float) -> str | None:
-    """Return a sentence if training stopped at max_rounds below its target, else None."""
+    """Return a warning if training stopped at max_rounds below its target, else None."""
     if target <= 0 or accuracy is None or accuracy >= target:
         return None
     return f"Training stopped at its limit of rounds: the target of {percent(target)} {TRAINING_DATA} was not reached."
