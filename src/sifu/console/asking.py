@@ -122,7 +122,7 @@ async def read_json(request: Request, visitor: Visitor) -> dict[str, Any]:
     body = await request.body()
     try:
         content = json.loads(body or b"{}", object_pairs_hook=_each_key_once)
-        json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8")  # refuses NaN and lone surrogates
+        json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8")  # refuse NaN and lone surrogates
     except (ValueError, RecursionError) as error:
         raise InputError("the body is not JSON in UTF-8 with every key once") from error
     if not isinstance(content, dict):
@@ -171,7 +171,7 @@ def days(value: Any) -> int:
 def terms_given(values: Mapping[str, Any]) -> TermsGiven:
     """Return the given terms of a request. Empty terms are left out, because the run's spec determines them.
 
-    The values are texts of a form, or JSON that the API's schema allows.
+    The values are strings from a form, or JSON that the API's schema allows.
     """
     offered = terms_on_offer()
     given = {name: value for name, value in values.items() if value not in (None, "")}

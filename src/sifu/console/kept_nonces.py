@@ -45,8 +45,8 @@ class KeptNonces:
             run: Key of the run.
             request: Id of the request.
             person: Name of the person who files it.
-            clients: Names of the clients, as filed.
-            terms: Terms that were given.
+            clients: Client names as given in the request.
+            terms: Terms of the request that were given explicitly.
         """
         nonces = new_nonces(terms.get("records") or ())
         if nonces:

@@ -54,7 +54,7 @@ def measured_words(live: Live) -> str:
 
 
 def _names(names: tuple[str, ...] | list[str], most: int = 3) -> str:
-    """Return at most `most` names in one text, and how many more there are."""
+    """Return a list of at most `most` names as one string, with the number of names left out."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 

@@ -29,7 +29,7 @@ NOTHING_TO_PLAN = b'<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"
 
 @page
 def show_request(visit: Visit) -> Response:
-    """Show one request with the possible decisions, and with a comparison of methods or the certificate in words."""
+    """Show one request with the possible decisions, and a comparison of methods or the certificate's statements."""
     run, who = visit.run, visit.who
     numbered, spec = run.request(who, visit.number), run.run.spec
     status = numbered.record.status
@@ -93,7 +93,7 @@ def _other_options(run: ServedRun, who: Token, terms: RequestTerms) -> Any:
 
 
 def _terms_in_words(terms: RequestTerms, spec: Spec, identities: Sequence[str] = ()) -> dict[str, str]:
-    """Return the terms of a request in words; a default from the spec is shown with its value."""
+    """Return the terms of a request as readable phrases; a default from the spec is shown with its value."""
     filed = terms.shown()
     words = {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in filed.items()}
     for name, offered in terms_on_offer().items():

@@ -14,7 +14,7 @@ _TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
     "number": ((int, float), "a number"),
     "integer": ((int, float), "a whole number"),
 }
-"""Python types of each JSON type, and its name in sentences."""
+"""Python types of each JSON type, and its name in error messages."""
 
 
 def check_body(schema: Mapping[str, Any], body: Any) -> None:
@@ -24,7 +24,7 @@ def check_body(schema: Mapping[str, Any], body: Any) -> None:
 
 
 def problems(schema: Mapping[str, Any], value: Any, name: str) -> Iterator[str]:
-    """Yield a sentence for everything in `value` that the schema forbids; sentences call the value `name`."""
+    """Yield a message for each violation of the schema in `value`; the messages call the value `name`."""
     if "enum" in schema and not any(_same(value, choice) for choice in schema["enum"]):
         yield f"{name} is one of {', '.join(map(str, schema['enum']))}, found {_short(value)}"
     if "const" in schema and not _same(value, schema["const"]):

@@ -116,7 +116,7 @@ class Guard:
         try:
             await self._app(scope, receive_limited, send_guarded)
         except Exception as error:
-            # The text of an error may hold names of clients; its kind does not.
+            # An error's message may contain names of clients; its type does not.
             log.error("%s failed: %s", scope["method"], type(error).__name__)
             if not started:
                 await refused(500, "something went wrong here; the log names its kind")(scope, receive, send_guarded)

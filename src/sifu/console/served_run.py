@@ -434,7 +434,7 @@ class _Remembered:
 
 
 def _state_except_rounds(live: Live) -> tuple[Any, ...]:
-    """Return the values of a state that rounds do not change."""
+    """Return the parts of a run's state that change only at other events than rounds."""
     return live.phase, live.request, live.last_step, live.waiting, live.overdue, live.clients
 
 

@@ -72,7 +72,7 @@ class Broadcast:
         try:
             yield sent
             while console.tokens.still_works(who):
-                if self._latest.get(key, sent) != sent:  # includes changes that a slow viewer missed
+                if self._latest.get(key, sent) != sent:  # also true for changes that a slow viewer missed
                     sent = self._latest[key]
                     yield sent
                     continue
