@@ -22,7 +22,7 @@ from sifu.core.request_terms import BUDGET_TERMS, ROUND_TERMS, terms_words
 
 
 def whom_words(clients: int, records: int | None) -> str:
-    """Return the words for forgotten clients or, if `records` is given, for forgotten records of a client that stays.
+    """Return a phrase for forgotten clients or, if `records` is given, for forgotten records of a client that stays.
 
     >>> whom_words(1, None), whom_words(2, None), whom_words(1, 3)
     ('this participant', 'these participants', 'these records')
@@ -57,7 +57,7 @@ def exact_words(whom: str, method: str, records: int | None) -> str:
     these records. Other methods forget all earlier contributions of the client.
 
     Args:
-        whom: Words for the forgotten clients.
+        whom: Phrase for the forgotten clients.
         method: Name of the method.
         records: Number of forgotten records, or None if whole clients were forgotten.
     """
@@ -318,7 +318,7 @@ def needs_budget(body: Mapping[str, Any]) -> bool:
 
 
 def terms_asked_for(body: Mapping[str, Any]) -> str:
-    """Return the terms of a certificate that apply to its method, as one line of text."""
+    """Return the terms of a certificate that apply to its method, in one line."""
     of_budget = () if needs_budget(body) else BUDGET_TERMS
     return terms_words(body["terms"], without=(*of_budget, *(ROUND_TERMS if body["method"] == CLOSED_FORM else ())))
 

@@ -76,8 +76,8 @@ def head_facts(
         declared: True if the operator declares the map to be public.
         users: True if the operator's own module computes the map.
         from_labels: True if the number of outputs was counted from the clients' labels.
-        preprocessing: Value of `TrainingFacts.preprocessing`.
-        identity: Value of `TrainingFacts.identity`.
+        preprocessing: Origin of preprocessing constants (`TrainingFacts.preprocessing`).
+        identity: Method of identifying clients (`TrainingFacts.identity`).
     """
     return TrainingFacts(
         local_rate=0.0,

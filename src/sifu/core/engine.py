@@ -93,9 +93,9 @@ class RoundResult:
     Attributes:
         model: Model after the round.
         participants: Sorted indices of the clients that took part.
-        samples: |D_i| of each participant.
-        drifts: ||theta_i - mean|| of each participant, in float64, rounded up.
-        mean_shift: ||mean - theta^n||, rounded up.
+        samples: Number of samples |D_i| of each participant.
+        drifts: Distance ||theta_i - mean|| of each participant's model from the mean, in float64, rounded up.
+        mean_shift: Distance ||mean - theta^n|| that the mean moved from the round's start, rounded up.
         rounding: Bound on the distance of the result from exact arithmetic, or 0.0 if nothing is proven (see
             `TrainingFacts.rounding_bounded`).
         gram: Matrix of <theta_i - mean, theta_j - mean>, if requested.
@@ -182,7 +182,7 @@ class Engine(Federation, Protocol):
 
         Args:
             model: Model at the start of the round.
-            position: Position of the round.
+            position: Branch and number of the round.
             active: Clients that may take part.
             want_gram: True if the result includes the Gram matrix.
             want_updates: True if the result includes the participants' updates.
@@ -313,7 +313,7 @@ def run_group_rounds(
     Args:
         engine: Engine that runs the rounds.
         models: Model of each group.
-        position: Position of the round.
+        position: Branch and number of the round.
         groups: Members of each group.
     """
     if isinstance(engine, RunsGroupRounds):

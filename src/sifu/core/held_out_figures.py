@@ -34,7 +34,7 @@ class HeldOutFigures:
 
     @property
     def where(self) -> str:
-        """Rows that the figures were measured on, as text.
+        """Phrase for the rows that the figures were measured on.
 
         >>> HeldOutFigures(184).where
         'on 184 held-out rows'
@@ -43,7 +43,7 @@ class HeldOutFigures:
 
     @property
     def words(self) -> str:
-        """All figures as text.
+        """All figures in one line.
 
         >>> HeldOutFigures(184, 0.8204, 0.881, 0.8, positive="ill").words
         "82.0 % on 184 held-out rows (AUC and F1 of class 'ill' 0.881 and 0.800)"

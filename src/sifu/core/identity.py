@@ -81,7 +81,7 @@ _INVISIBLE = re.compile(
 
 
 def as_seen(text: str) -> str:
-    """Return a normal form, equal for texts that differ in Unicode forms, invisible characters or spaces only.
+    """Return a normal form, equal for strings that differ only in Unicode forms, invisible characters or spaces.
 
     >>> as_seen("Rene\u0301\u034f  Roy") == as_seen("Ren\u00e9\u00a0Roy"), as_seen("ann") == as_seen("Ann")
     (True, False)
@@ -102,7 +102,7 @@ def check_lookalikes(names: Iterable[str]) -> None:
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it is a fingerprint as returned by `key_fingerprint`; refuse any other text."""
+    """Return `key` if it is a fingerprint as returned by `key_fingerprint`; refuse any other string."""
     if not re.fullmatch(r"[0-9a-f]{64}", key):
         raise InputError(f"a key must be given by its SHA-256, 64 hexadecimal digits; found {key[:80]!r}")
     return key

@@ -43,7 +43,7 @@ SEALED_KEYS = (
 
 
 LARGEST_INTEGER = 2**53 - 1
-"""Largest integer that float64, and so RFC 8785, represents exactly; callers write larger integers as text."""
+"""Largest integer that float64, and so RFC 8785, represents exactly; callers write larger integers as strings."""
 
 _UNLIKE = re.compile(r"\d\.0(?!\d)|\de[+-]|\d{16}")
 """Pattern of numbers that Python may write differently from ECMAScript; it also matches long digit strings, harmlessly.
@@ -71,7 +71,7 @@ def read_json(content: bytes | str, pairs: Callable[[list[tuple[str, Any]]], Any
     """Parse JSON with the number types of canonical JSON: integers up to 2^53, and float64 otherwise.
 
     Args:
-        content: JSON text.
+        content: JSON document.
         pairs: Function that builds an object from its keys and values, for callers that must notice a repeated key.
 
     Raises:
@@ -96,7 +96,7 @@ def _number(digits: str) -> int | float:
 
 
 def finite_or_text(value: float | None) -> float | str | None:
-    """Return a finite number or None unchanged; return an infinity or NaN as text, because JSON has no such numbers."""
+    """Return a finite number or None unchanged, and an infinity or NaN as a string: JSON has no such numbers."""
     return value if value is None or math.isfinite(value) else str(value)
 
 
@@ -136,7 +136,7 @@ class Event:
     signature: bytes | None = None
     """Operator's signature over this event and thereby over all earlier ones, or None if the key was not available."""
     sealed: bytes | None = None
-    """Measurements on clients' data. The payload only commits to them with a salt, so they can be erased."""
+    """Measurements on clients' data. The payload contains only a salted commitment to them, so they can be erased."""
 
     @property
     def head(self) -> str:
@@ -161,7 +161,7 @@ def seal(previous: bytes, seq: int, time: str, kind: str, payload: Any, nonce: b
 
 
 def broken_links(events: Iterable[Event], erased_before: int = 0) -> Iterator[str]:
-    """Yield a sentence for every event whose hash or commitment is wrong.
+    """Yield a problem for every event whose hash or commitment is wrong.
 
     Args:
         events: Events of the ledger in order.

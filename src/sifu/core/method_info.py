@@ -34,7 +34,7 @@ def delta_of_budget(
     floating-point noise cannot achieve a smaller delta.
 
     Args:
-        epsilon: Budget of the request.
+        epsilon: Epsilon of the request's budget.
         multiplier: Noise multiplier s of the budget.
         untouched: True if no forgotten client influenced the model.
         protection: Basis of the method's guarantee.
@@ -63,7 +63,7 @@ def delta_of_charges(
     contains it.
 
     Args:
-        epsilon: Budget of the request.
+        epsilon: Epsilon of the request's budget.
         charges: Charges to the request's own subjects.
         protection: Basis of the method's guarantee.
         training_noise: Guarantee of noise added during training, or None without such noise.

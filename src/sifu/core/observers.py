@@ -28,7 +28,7 @@ class BeforeAfter:
 
     @property
     def words(self) -> str:
-        """Guarantee as text.
+        """Guarantee as a phrase.
 
         >>> BeforeAfter(1.0, 1e-05).words
         '(epsilon, delta) = (1, 1e-05)'

@@ -1,4 +1,4 @@
-"""Texts for the operator about clients, records and requests, shown by commands, the console and the report."""
+"""Phrases for the operator about clients, records and requests, shown by commands, the console and the report."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def forgotten_words(clients: Sequence[str], records: int | None) -> str:
 
 
 def approvals_words(missing: int) -> str:
-    """Return the number of missing approvals of a request, in words.
+    """Return a phrase with the number of missing approvals of a request.
 
     >>> approvals_words(1), approvals_words(2)
     ('1 more approval', '2 more approvals')

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 AS_STATED = "as stated"
-"""Case of a premise without a sentence in this file: the method provides the sentence as the value `statement`."""
+"""Case of a premise whose sentence is not in this file: its method supplies the sentence as the value `statement`."""
 SENTENCES: dict[str, dict[str, str]] = {
     "accounting": {
         "met": "The weights are those of the rounds that took place.",

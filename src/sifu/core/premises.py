@@ -55,7 +55,7 @@ class Premise:
 
     @property
     def detail(self) -> str:
-        """Confidential figures as text."""
+        """Confidential figures as a phrase."""
         return ", ".join(f"{name.replace('_', ' ')} {value!r}" for name, value in self.confidential.items())
 
     def in_words(self) -> dict[str, str]:
@@ -97,7 +97,7 @@ def level_of(premises: Sequence[Premise], *, exact: bool, fresh: bool = False) -
     If training continues from a trained model, the premises in `ON_THE_PATH` also count (docs/theory.md, section 12.2).
 
     Args:
-        premises: All premises.
+        premises: All premises of the certificate.
         exact: True if no forgotten client influenced the model that training continues from.
         fresh: True if that model is a new initial model.
     """
@@ -213,7 +213,7 @@ def record_premises(history: RecordHistory, *, merge: bool = False) -> tuple[Pre
     can change it.
 
     Args:
-        history: Restorations and late signatures.
+        history: Restorations and late signatures of the record.
         merge: True if the certificate is for a merge of groups.
     """
     signed_late = (Premise("signatures", "trusted"),) if history.vouched else ()
@@ -287,14 +287,14 @@ def collect_premises(
     """Return every premise of a release with noise, in a fixed order.
 
     Args:
-        facts: Facts of the training.
-        measured: Regularity of the run.
-        accounting: Accounting rule.
-        calibration: Calibration of the noise.
-        epsilon: Budget of the request.
-        noise: Source of the noise.
+        facts: Facts about training that the engine declared.
+        measured: Regularity class of the run.
+        accounting: Accounting rule (`privacy.accounting`).
+        calibration: Rule that calibrated the noise (`privacy.calibration`).
+        epsilon: Epsilon of the request's budget.
+        noise: Source of the noise's randomness (`privacy.noise`).
         largest_psi: Largest Psi of any subject on the path to the node with noise.
-        rate_source: Source of the local rate.
+        rate_source: Source of the local learning rate.
         left_out: Number of clients' replies that were refused on that path.
         history: Restorations and late signatures of the record.
     """

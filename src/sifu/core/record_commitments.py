@@ -20,7 +20,7 @@ HEX = re.compile(rf"[0-9a-f]{{{2 * NONCE_BYTES}}}", re.ASCII)
 
 
 def new_nonces(identities: Iterable[object]) -> dict[str, str]:
-    """Return a fresh nonce for each of `identities`, keyed by the identity as text."""
+    """Return a fresh nonce for each of `identities`, keyed by the identity as a string."""
     return {str(identity): secrets.token_hex(NONCE_BYTES) for identity in identities}
 
 
@@ -36,7 +36,7 @@ def record_commitment(run: str, request: str, client: str, identity: str, nonce:
         run: Id of the run.
         request: Id of the request.
         client: Name under which the client first joined.
-        identity: Value of the column `data.id`, or the row number as text.
+        identity: Value of the column `data.id`, or the row number as a string.
         nonce: 64 hexadecimal digits.
 
     Returns:

@@ -229,7 +229,7 @@ def vector_refusal(
     Anything but a plain array is refused without being converted, so no code of the sender runs.
 
     Args:
-        vector: Object that the client sent.
+        vector: Object that the client sent as its model.
         start: Model at the start of the round.
         layout: Layout of the model.
         limit: Largest accepted norm of the update.

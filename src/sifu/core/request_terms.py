@@ -218,10 +218,10 @@ ROUND_TERMS = ("retention", "max_rounds", "target", "release")
 
 
 def terms_words(terms: Mapping[str, Any], *, without: Collection[str] = ()) -> str:
-    """Return one line of text with all terms except the clients.
+    """Return all terms except the clients in one line.
 
     Args:
-        terms: The terms by name.
+        terms: Terms of a request, by name.
         without: Names of further terms to leave out.
 
     >>> terms_words({"release": "now", "epsilon": 10.0, "target": None, "clients": ["hospital-3"]})

@@ -245,8 +245,8 @@ def gate_replies(
     again, and the accepted models include their average.
 
     Args:
-        federation: Federation of the engine.
-        setup: Inputs of the round.
+        federation: Model layout and clients of the engine.
+        setup: The round's starting model, position and active clients.
         drawn: Clients that were asked.
         replies: Replies to check.
         rules: Limit of updates, and the treatment of refused replies.

@@ -152,9 +152,9 @@ def stream_rounds(
     Args:
         engine: Engine that runs the rounds.
         model: Model at the start.
-        position: Position of the first round.
+        position: Branch and number of the first round.
         active: Clients that may take part.
-        wanted: Results to include.
+        wanted: Results that the rounds include.
     """
     if isinstance(engine, RunsAhead):
         return engine.run_rounds(model, position, active, wanted)
@@ -228,9 +228,9 @@ def rounds_one_by_one(
     Args:
         engine: Engine that runs the rounds.
         model: Model at the start.
-        position: Position of the first round.
+        position: Branch and number of the first round.
         active: Clients that may take part.
-        wanted: Results to include.
+        wanted: Results that the rounds include.
         evaluate: Function that evaluates a model; it returns None if no client answered.
     """
     active = np.array(active)

@@ -139,7 +139,7 @@ class Regime:
             features: Number of features of a head in closed form.
 
         Returns:
-            Sections by name.
+            The changed sections of the spec, by name.
         """
         return {"local": replace(self.spec.local, rate=rate)}
 

@@ -47,11 +47,11 @@ LEAST_PARTICIPANTS = 4
 """Smallest average number of participants in a group's round."""
 SEPARATE_ROUNDS = 150
 LARGEST_SHARE = Fraction(2, 3)
-"""Largest share of stop.max_rounds for separate rounds; the rest is for common rounds."""
+"""Largest fraction of `stop.max_rounds` that groups may train separately; the rest is for training together."""
 TRIED, REACHED = 16, 15
 """Number of tasks that tested the rule (`paper/results/groups.csv`), and of tasks whose requests reached the target."""
 USUAL_COST, COSTS = 0.1693, (8 / 240, 100 / 120)
-"""Rounds of one client's request divided by Scratch's rounds, over all tasks: the median, the smallest, the largest."""
+"""Rounds of a single-client request relative to Scratch, over all benchmark tasks: median, then minimum and maximum."""
 
 
 FORMER_KEYS = {"server.clip": 0, "server.noise": 0, "keep.updates_every": 0, "local.calibration_steps": 0}
@@ -221,7 +221,7 @@ def _cast(hint: Any, value: Any, name: str) -> Any:
             f"{name} must be one of {options}; found {value!r}" + (f", did you mean {near[0]}?" if near else "")
         )
     alternatives = typing.get_args(hint)
-    if alternatives:  # a key of this type accepts numbers and words
+    if alternatives:  # this key accepts a number or one of several strings
         if isinstance(value, str):
             words = next(alternative for alternative in alternatives if typing.get_origin(alternative) is Literal)
             if value in typing.get_args(words):
