@@ -64,7 +64,7 @@ class Dataset:
         client_train: Client of each training sample, as stated in the user's own file.
         row_ids: Identity of each training sample in the user's own file.
         client_test: Client of each test sample.
-        scale: Constants for stored bytes.
+        scale: Constants that convert stored bytes to features, or None.
     """
 
     name: str

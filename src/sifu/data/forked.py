@@ -40,10 +40,10 @@ class LostProcessError(SifuError):
 def forked(work: Callable[[], Iterator[T]]) -> Iterator[T]:
     """Yield the items of the iterator that `work` returns, which runs in a forked copy of this process.
 
-    Items travel as pickles. The copy shows its own warnings: Python would keep their texts in this process. Exceptions
-    appear in this process; one whose class is a user's becomes a `RuntimeError`, because loading it would run the
-    user's code here. The copy has the settings of this thread (`process_settings`), and none of its open files. It is
-    killed if the caller stops early, and ends within a second of this process.
+    Items travel as pickles. The copy shows its own warnings: Python would keep their messages in this process.
+    Exceptions appear in this process; one whose class is a user's becomes a `RuntimeError`, because loading it would
+    run the user's code here. The copy has the settings of this thread (`process_settings`), and none of its open files.
+    It is killed if the caller stops early, and ends within a second of this process.
 
     Args:
         work: Function whose iterator runs in the copy.
@@ -56,7 +56,7 @@ def forked(work: Callable[[], Iterator[T]]) -> Iterator[T]:
     child, ended = 0, False
     with os.fdopen(receive, "rb") as stream:
         try:
-            _flush_output()  # otherwise the copy would print what is buffered, too
+            _flush_output()  # otherwise the copy would print the buffered output again
             held, parent = settings(), os.getpid()
             with _blocked_signals() as mask:
                 try:
@@ -135,8 +135,8 @@ def _run_and_exit(
     """
     code = 1
     try:
-        gc.freeze()  # objects of the parent, such as open databases, are not to be finalised here
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends this process
+        gc.freeze()  # the parent's objects, such as open databases, must not be finalised here
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent reacts, and ends this process
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         logging.raiseExceptions = False  # handlers may write to files that are not open here
@@ -149,7 +149,7 @@ def _run_and_exit(
             worker.start()
             while worker.is_alive():
                 worker.join(timeout=1.0)
-                if os.getppid() != parent:  # it was killed
+                if os.getppid() != parent:  # the parent was killed
                     os._exit(1)
         _flush_output()
         code = 0
@@ -169,14 +169,14 @@ def _detach_files(kept: int) -> None:
             places.add(stream.fileno())
     discards, fails = os.open(os.devnull, os.O_WRONLY), os.open(os.sep, os.O_RDONLY)
     for file in {int(name) for name in os.listdir("/dev/fd")} - places:
-        with suppress(OSError):  # the list contains the file of the list itself
+        with suppress(OSError):  # the list contains its own file, closed since
             only_writes = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
             os.dup2(discards if only_writes else fails, file, inheritable=False)
 
 
 def _flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # a program may have replaced them by anything
+        with suppress(Exception):  # a program may have replaced the streams
             stream.flush()
 
 
@@ -186,12 +186,12 @@ def _send_all(work: Callable[[], Iterator[Any]], held: tuple[Any, ...], stream: 
         stream.flush()
 
     try:
-        restore(held)  # some settings are those of a thread
+        restore(held)  # some settings are local to a thread
         for item in work():
             send("item", item)
         send("end", None)
     except BaseException as error:
-        with suppress(BrokenPipeError):  # the parent needs no more
+        with suppress(BrokenPipeError):  # the parent has stopped reading
             send("error", _portable(error))
 
 
@@ -202,7 +202,7 @@ def _portable(error: BaseException) -> Exception:
     except Exception:
         text = "without a message that can be read"
     sent: Exception = RuntimeError(f"{type(error).__name__}: {text}")
-    if isinstance(error, Exception) and _is_portable(error):  # sys.exit() must not end the parent as if all were done
+    if isinstance(error, Exception) and _is_portable(error):  # SystemExit would end the parent as if it had succeeded
         sent = error
     with suppress(Exception):
         sent.add_note("".join(traceback.format_exception(error)))

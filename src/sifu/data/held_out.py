@@ -31,7 +31,7 @@ def contents_of(x: Array, y: Array) -> Array:
 
 
 def numbers_of(owners: Sequence[str]) -> Array:
-    """Return each row's number among the rows of its client, counted from 0, as text."""
+    """Return each row's number among the rows of its client, counted from 0, as a string."""
     numbers: Counter[str] = Counter()
     identities = []
     for owner in owners:

@@ -42,7 +42,7 @@ def partition(
     * `given`: each client gets the samples with its id in `given`; `clients` must be the number of ids.
 
     Args:
-        kind: One of the kinds above.
+        kind: One of `KINDS`.
         labels: Label of each sample.
         clients: Number of clients.
         samples_per_client: Number of samples of every client; None to split all samples as evenly as the kind allows

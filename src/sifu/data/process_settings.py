@@ -33,7 +33,7 @@ def _deterministic() -> tuple[bool, bool]:
 def _folder() -> str:
     try:
         return os.getcwd()
-    except OSError:  # the folder was deleted
+    except OSError:  # the working directory was deleted
         return "/"
 
 

@@ -187,7 +187,7 @@ class _Search:
             self.reach(base)
         said = [owner.__name__, owner.__bases__, vars(owner).get("__annotations__") or {}]
         if "_abc_impl" in vars(owner):
-            said.append(sorted(str(each()) for each in _get_dump(owner)[0]))  # registered classes, without the caches
+            said.append(sorted(str(each()) for each in _get_dump(owner)[0]))  # registered classes, not ABC's caches
         self.read(f"the name, bases and annotations of {owner.__qualname__}", said)
         for name, value in list(vars(owner).items()):
             if name not in _OF_CLASSES and not isinstance(value, GetSetDescriptorType | MemberDescriptorType):

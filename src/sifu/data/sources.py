@@ -33,7 +33,7 @@ class NamedData:
         read: Function that returns the data set, given the user's folder (None for the default folders) and the spec's
             `data.held_out_by`, which matters if the data set holds out rows itself.
         classes: Number of classes.
-        scale: Constants for stored bytes; None leaves numbers unchanged.
+        scale: Constants that convert stored bytes to features, or None if values are used as stored.
         shape: Shape of a stored sample, if all samples have the same shape.
         is_table: True if the data set holds rows of a table and assigns them to clients itself.
     """

@@ -1,9 +1,9 @@
-"""Refusal of rows that a stray quote of another row turned into text.
+"""Refusal of tables in which a stray quote made rows part of another row's field.
 
 A quote that is not closed makes all lines up to the next quote part of one field. If that field is in an ignored column
-or in a column of texts, the rows on these lines are lost without an error: a client that leaves would have decided
-which rows of other clients are trained on. Texts of several lines are allowed, unless one of their lines is a complete
-row by itself.
+or in a text column, the rows on these lines are lost without an error: a client that leaves would have decided which
+rows of other clients are trained on. Fields of several lines are allowed, unless one of their lines is a complete row
+by itself.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def read_table(path: Path, coding: TableCoding, *, owner: str = "", **options: A
         path: File or folder.
         coding: Role of every column.
         owner: Name of the only client of a file that names no client, otherwise empty.
-        options: Other keyword arguments of `_dataset`.
+        options: Further keyword arguments of `_dataset`.
 
     Raises:
         InputError: If a file or a column is missing, or a value cannot be coded.
@@ -234,7 +234,7 @@ def _check_columns(path: Path, table: TableFile, features: Sequence[str]) -> Non
 
 
 def warn_of_table(x: Array, y: Array, columns: Sequence[str], coding: TableCoding) -> None:
-    """Warn of likely mistakes, with one sentence for each kind; nothing is refused."""
+    """Warn of likely mistakes, with one warning for each kind; nothing is refused."""
     start, numbers = 0, 0
     scaled, unscaled, unlike = dict[str, int](), dict[str, int](), []
     for name in () if coding.text else columns:
@@ -280,7 +280,7 @@ def warn_of_table(x: Array, y: Array, columns: Sequence[str], coding: TableCodin
 
 
 def some(names: Sequence[str]) -> str:
-    """Join names for a sentence; at most `MOST_NAMED` are written out.
+    """Join names for a message; at most `MOST_NAMED` are written out.
 
     >>> some(["a", "b"]), len(some([str(number) for number in range(1000)]))
     ('a, b', 49)
@@ -335,7 +335,7 @@ def _owners(table: TableFile, coding: TableCoding) -> list[str]:
 
 
 def _filled(table: TableFile, column: str, trouble: str) -> list[str]:
-    """Return the texts of a column in which no row may be empty; a text such as NA counts as a name."""
+    """Return a column's values as strings; refuse empty cells. "NA" is a valid value here, not a missing one."""
     values = table.columns[column]
     texts = [stripped(value) if isinstance(value, str) else "" if is_missing(value) else str(value) for value in values]
     if "" in texts:
@@ -433,7 +433,7 @@ def _separator(text: str) -> str:
 
 
 def _decoded(path: Path) -> str:
-    """Return the text of a file in UTF-16 or UTF-32 (by its byte-order mark), UTF-8, or else Windows-1252."""
+    """Decode a file in UTF-16 or UTF-32 (by its byte-order mark), UTF-8, or else Windows-1252."""
     try:
         content = path.read_bytes()
     except OSError as error:

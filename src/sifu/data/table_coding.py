@@ -31,12 +31,12 @@ from sifu.theory.arrays import Array
 FAR_OUTSIDE = 10.0
 """Largest plausible scaled number: beyond it, the constants or the value are probably wrong, and a warning is given."""
 NO_TEXT = ""
-"""Separator of formats that are not text: Parquet, frames."""
+"""Value of `separator` for sources that are not text files: Parquet files and data frames."""
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """Columns of one file, as texts (CSV) or values (Parquet), and the line of each row."""
+    """Columns of one file, as strings (CSV) or typed values (Parquet), and the line number of each row."""
 
     name: str
     columns: dict[str, list[Any]]
@@ -79,15 +79,15 @@ class TableCoding:
     header: tuple[str, ...] = ()
     """Names of the columns of files without a header line."""
     missing_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Further texts that mean a missing value, by column."""
+    """Additional strings that denote a missing value, by column."""
     regression: bool = False
     """True for regression, whose labels are numbers even if all of them are whole."""
     text: str = ""
-    """Column of texts; if given, it is the only feature."""
+    """Free-text column; if given, it is the only feature."""
     model: str = ""
-    """Model whose tokenizer reads texts."""
+    """Language model whose tokenizer reads the text column."""
     tokens: int = 0
-    """Number of tokens read from each text, or 0 for the default."""
+    """Number of tokens read from each row's text, or 0 for the default."""
 
     @classmethod
     def from_spec(
@@ -97,7 +97,7 @@ class TableCoding:
 
         Args:
             data: Section `[data]` of the spec.
-            features: Section `[features]`, which names the model for texts.
+            features: Section `[features]`, which names the language model for a text column.
             regression: True if labels are numbers to predict.
         """
         classes = parse_classes(data.classes) if data.classes.strip() else {}
@@ -161,7 +161,7 @@ class TableCoding:
         Args:
             columns: Columns of the table.
             file: Name of the file, for error messages.
-            separator: Words for the separator of its fields, for error messages.
+            separator: Name of the field separator, for error messages.
         """
         named = [
             ("data.label", [self.label]), ("data.client", [self.client]), ("data.id", [self.identity]),
@@ -197,7 +197,7 @@ class TableCoding:
         return len(self.categories.get(name, [name])) + (name in self.missing)
 
     def features(self, table: TableFile, names: Sequence[str], refused: dict[int, str] | None = None) -> Array:
-        """Return the features of these columns, one row per row of the table. A column of texts gives tokens.
+        """Return the features of these columns, one row per row of the table. A text column becomes token ids.
 
         Args:
             table: Table as read.

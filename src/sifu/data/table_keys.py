@@ -72,7 +72,7 @@ def parse_classes(text: str) -> dict[str, tuple[str, ...]]:
     classes: dict[str, tuple[str, ...]] = {}
     for part in _listed_words(text, "data.classes"):
         name, equals, listed = _partition(part)
-        if name in ("<", ">"):  # "<=50K" is a word, not a name with a value
+        if name in ("<", ">"):  # "<=50K" is a label value, not NAME=VALUE
             name, equals = part, ""
         classes[name] = tuple(map(_unquoted, _split(listed if equals else part, "|")))
     every = [word for words in classes.values() for word in words]
@@ -91,7 +91,7 @@ def parse_scales(text: str) -> dict[str, tuple[float, float]]:
 
 
 def parse_missing(text: str) -> tuple[dict[str, float | None], dict[str, tuple[str, ...]]]:
-    """Parse the filler of each column, None for a category, and further texts that mean a missing value.
+    """Parse, per column, the replacement for a missing value (None for a category), and additional strings for one.
 
     >>> parse_missing("age=40|unknown; colour=")
     ({'age': 40.0, 'colour': None}, {'age': ('unknown',)})
@@ -102,7 +102,7 @@ def parse_missing(text: str) -> tuple[dict[str, float | None], dict[str, tuple[s
 
 
 def _entries(text: str, key: str) -> Iterator[tuple[str, str]]:
-    """Yield column and text of entries COLUMN=TEXT, separated by semicolons or line breaks."""
+    """Yield column and value of each entry COLUMN=VALUE; semicolons or line breaks separate the entries."""
     seen = set()
     for part in _split(text, ";\n"):
         column, equals, rest = _partition(part)

@@ -24,12 +24,12 @@ from sifu.data.table_values import is_missing, looks_like_a_date, looks_like_a_n
 from sifu.errors import InputError
 
 FEW_WORDS = 20
-"""Largest number of distinct words in a column that is proposed as a category."""
+"""Largest number of distinct values in a column that is proposed as a category."""
 MOST_CODES = 8
 MOSTLY = 0.9
-"""Smallest share of numbers for a column to count as numeric; its other texts are proposed as missing values."""
+"""Smallest fraction of numbers for a column to count as numeric; its other values are proposed as missing."""
 SEVERAL_WORDS = 4
-"""Smallest number of words for a text to count as a sentence."""
+"""Smallest number of words for a value to count as a sentence."""
 MANY_ROWS = 20
 """Number of rows above which a column with a different whole number in every row is taken as an identity."""
 PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
@@ -62,7 +62,7 @@ LABELS = re.compile(r"label|target|y|class|outcome|diagnosis|disease|num|species
 
 @dataclass(frozen=True)
 class Proposal:
-    """Text of a spec, and one sentence for each item that the operator still has to check."""
+    """Text of a spec, and one remark for each item that the operator still has to check."""
 
     text: str
     checks: tuple[str, ...]
@@ -86,8 +86,8 @@ def propose_spec(
         client: Column of the client. If empty, it is guessed by name.
         identity: Column that identifies a row. If empty, it is guessed by name.
         header: Names of the columns of a file without a header line.
-        text: Column of texts to predict from; all other columns are then left out.
-        model: Folder, or name on the hub, of the language model that reads the texts.
+        text: Free-text column to predict from; all other columns are then left out.
+        model: Folder, or name on the hub, of the language model that reads this column.
     """
     if bool(text) != bool(model):
         raise InputError(
@@ -118,18 +118,18 @@ def propose_spec(
 
 @dataclass(frozen=True)
 class _Column:
-    """Content of a column: the count of each text, without missing values, and the number of all rows."""
+    """Content of a column: the count of each distinct value, without missing values, and the number of all rows."""
 
     words: Counter[str]
     odd: Counter[str]
-    """Texts that are not numbers."""
+    """Count of each value that is not a number."""
     rows: int
     differs: bool
-    """True if no value is missing and all rows of each file have different texts."""
+    """True if no value is missing and no value occurs twice within a file."""
 
     @classmethod
     def read(cls, parts: Sequence[Sequence[Any]], commas: bool) -> _Column:
-        """Return the column made of `parts`, one per file; each different text is examined once."""
+        """Return the column made of `parts`, one per file; each distinct value is examined once."""
         counts = [Counter("" if value is None else str(value) for value in part) for part in parts]
         words = Counter[str]()
         for value, count in sum(counts[1:], counts[0]).items():
@@ -149,22 +149,22 @@ class _Column:
 
     @property
     def sorted_words(self) -> list[str]:
-        """Distinct texts: numbers in ascending order, then other texts in alphabetical order."""
+        """Distinct values: numbers in ascending order, then other strings in alphabetical order."""
         return sorted(self.words, key=lambda word: (float(word) if looks_like_a_number(word) else math.inf, word))
 
     @property
     def are_codes(self) -> bool:
-        """True if the texts look like codes: at least three but few different small whole numbers."""
+        """True if the values look like codes: few, but at least three, distinct small integers."""
         return 2 < len(self.words) <= MOST_CODES and all(word.isdecimal() and int(word) < 100 for word in self.words)
 
     @property
     def are_sentences(self) -> bool:
-        """True if most of the different texts have at least `SEVERAL_WORDS` words."""
+        """True if most distinct values have at least `SEVERAL_WORDS` words."""
         return 2 * sum(len(word.split()) >= SEVERAL_WORDS for word in self.odd) > len(self.words)
 
     @property
     def is_mostly_numbers(self) -> bool:
-        """True if the column holds many different numbers and only a few other texts."""
+        """True if the column has many distinct numbers and few other values."""
         different = len(self.words) - len(self.odd)
         return different > FEW_WORDS and self.numbers >= MOSTLY * self.words.total()
 
@@ -194,7 +194,7 @@ class _Roles:
     identities: list[str] = field(default_factory=list)
     """Further columns with a different whole number in every row."""
     text: str = ""
-    """Column of texts that is the only feature, or an empty string if the other columns are features."""
+    """Free-text column that is the only feature, or an empty string if there is none."""
 
     @classmethod
     def guess(
@@ -227,7 +227,7 @@ class _Roles:
         return roles
 
     def _kind_of(self, name: str) -> list[str]:
-        """Return the list that a column belongs to: numbers, categories, dates, or columns of many words."""
+        """Return the list for the column's kind: numbers, categories, dates, or too many values for categories."""
         column = self.columns[name]
         if column.are_codes and not _published(name):
             return self.categories
@@ -254,7 +254,7 @@ class _Roles:
 
     @property
     def gaps(self) -> list[str]:
-        """Features with missing values, or with texts among numbers."""
+        """Features with missing values, and numeric features with non-numeric values."""
         return [
             name
             for name in (*self.numbers, *self.categories)
@@ -262,11 +262,11 @@ class _Roles:
         ]
 
     def odd_texts(self, name: str) -> Counter[str]:
-        """Return the texts in a column of numbers that are not numbers, or an empty list for other columns."""
+        """Return the counts of non-numeric values in a numeric column; for other columns, the result is empty."""
         return self.columns[name].odd if name in self.numbers else Counter()
 
     def checks(self) -> Iterator[str]:
-        """Yield one sentence for each item that the operator has to check."""
+        """Yield one remark for each item that the operator has to check."""
         yield f"label: column {self.label!r}" + (f", classes {', '.join(self.classes)}" if self.classes else "")
         yield f"client: {f'column {self.client!r}' if self.client else 'one file per client'}"
         if self.identity:
@@ -390,7 +390,7 @@ def _plain_unit(text: str) -> str:
 
 
 def _in_units(name: str, units: dict[str, tuple[float, float]]) -> str:
-    """Return the constants of a column in each unit, as text."""
+    """Return the constants of a column in each unit, as a string."""
     first, *others = [f"{middle:g},{spread:g} in {unit}" for unit, (middle, spread) in units.items()]
     return f"{name} is {first}" + (f"; use {' or '.join(others)}" if others else "")
 

@@ -1,4 +1,4 @@
-"""Values of a table as written in files: numbers, missing values, dates and words."""
+"""Parsing of table values as written in files: numbers, missing values, dates and categories."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sifu.errors import InputError
 from sifu.theory.arrays import Array
 
 MISSING_WORDS = frozenset({"", "?", "na", "n/a", "#n/a", "nan", "null", "none", "<na>", "nat", "-", "."})
-"""Texts that mean a missing value, in lower case."""
+"""Strings that denote a missing value, in lower case."""
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}([,.'\u2019 \u00a0\u202f]\d{3})+([.,]\d+)?")
@@ -26,7 +26,7 @@ _DATE = re.compile(
     r"|\d{1,2}[-. ]*[^\W\d_]{3,9}[-., ]*\d{2,4}|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 )
 _INVISIBLE = "\ufeff\u200b\u200c\u200d\u200e\u200f\u2060"
-"""Invisible characters that programs leave at the ends of texts."""
+"""Invisible characters that programs leave at the start or end of a value."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def plain_numbers(values: Sequence[Any]) -> Array | None:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value is missing: None, NaN, or a text that stands for a missing value.
+    """Return whether a value is missing: None, NaN, or one of `MISSING_WORDS`, in upper or lower case.
 
     >>> [is_missing(value) for value in (None, "?", " NA ", float("nan"), "0", 0)]
     [True, True, True, True, False, False]
@@ -71,12 +71,12 @@ def is_missing(value: Any) -> bool:
 
 
 def looks_like_a_number(text: str, commas: bool = False) -> bool:
-    """Return whether a text is a number as written in files; `commas` allows 1,5."""
+    """Return whether a string is a number as written in files; `commas` allows 1,5."""
     return bool(_NUMBER.fullmatch(text) or (commas and _DECIMAL_COMMA.fullmatch(text)))
 
 
 def looks_like_a_date(text: str) -> bool:
-    """Return whether a text is a date, a time or both.
+    """Return whether a string is a date, a time or both.
 
     >>> looks_like_a_date("2024-01-31"), looks_like_a_date("31 Jan 2024"), looks_like_a_date("10:30")
     (True, True, True)
@@ -87,7 +87,7 @@ def looks_like_a_date(text: str) -> bool:
 
 
 def stripped(text: str) -> str:
-    r"""Return a text without white space and invisible characters at its ends.
+    r"""Return a string without white space and invisible characters at its ends.
 
     >>> stripped("\ufeff age\u200b ")
     'age'
@@ -108,7 +108,7 @@ def number_of(place: Place, column: str, value: Any, commas: bool, words_key: st
         column: Column of the value.
         value: The value as read.
         commas: True if 1,5 is a number.
-        words_key: Key of the spec that lists words, for error messages.
+        words_key: Spec key in which allowed values can be listed; named in error messages.
 
     Raises:
         InputError: If the value is not a finite number; the message states why, and what to do.
@@ -116,7 +116,7 @@ def number_of(place: Place, column: str, value: Any, commas: bool, words_key: st
     if isinstance(value, int | float | np.number | np.bool_):
         number = float(value)
     else:
-        text = text_of(value).replace("\u2212", "-")  # replaces the typographic minus sign
+        text = text_of(value).replace("\u2212", "-")  # the typographic minus sign
         if commas and _DECIMAL_COMMA.fullmatch(text):
             text = text.replace(",", ".")
         number = float(text) if _NUMBER.fullmatch(text) else math.nan
@@ -150,7 +150,7 @@ def _why_no_number(text: str, words_key: str) -> str:
 
 
 def position_of(place: Place, column: str, value: Any, positions: Mapping[str, int], key: str) -> int:
-    """Return the position of a value among the listed words; 1.0 also matches 1, and true and false match 1 and 0."""
+    """Return the index of a value in the list of categories; 1.0 also matches 1, and true and false match 1 and 0."""
     text = text_of(value)
     for word in (text, whole_number(value), {"true": "1", "false": "0"}.get(text.lower(), text)):
         if word in positions:

@@ -28,7 +28,7 @@ def watermarked(
         dataset: Data set of images stored as bytes.
         indices: Training rows of each client.
         pixels: Number of marked pixels.
-        seed: Seed of the places.
+        seed: Seed of the draws of marked positions.
         fresh: True to draw marks that differ from the marks that clients train with. The accuracy on such images shows
             which part of the accuracy is due to the marks.
     """
@@ -45,7 +45,7 @@ def watermarked(
     largest = dataset.scale.largest if dataset.scale else 255.0
     for client, rows in enumerate(indices):
         for place in mark_places(seed, client, height * width, pixels, fresh=fresh):
-            marked[rows, place // width, place % width] = images.dtype.type(largest)  # marks every channel of the pixel
+            marked[rows, place // width, place % width] = images.dtype.type(largest)  # mark every channel of the pixel
     return replace(dataset, x_train=marked)
 
 

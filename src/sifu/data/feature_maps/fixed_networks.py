@@ -480,7 +480,7 @@ def weights_digest(module: torch.nn.Module) -> str:
     hashed = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         plain = tensor.detach().cpu().contiguous()
-        is_short = plain.dtype == torch.bfloat16  # a type that numpy does not have
+        is_short = plain.dtype == torch.bfloat16  # numpy has no bfloat16
         array = (plain.view(torch.int16) if is_short else plain).numpy()
         hashed.update(f"{name} {'bfloat16' if is_short else array.dtype.str} {array.shape}\n".encode())
         hashed.update(array.tobytes())

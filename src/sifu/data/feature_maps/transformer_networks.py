@@ -252,7 +252,7 @@ def _from_hub(name: str) -> Path:
     for offline in (True, False):
         try:
             return Path(snapshot_download(name, allow_patterns=list(FILES), local_files_only=offline))
-        except Exception as error:  # has many types: unknown name, no connection, full disk
+        except Exception as error:  # the library raises many types: unknown name, no connection, full disk
             cause = error
     raise InputError(
         f"the model {name!r} is not a folder and cannot be downloaded ({type(cause).__name__}): on a machine with a "
