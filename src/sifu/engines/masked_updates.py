@@ -146,7 +146,7 @@ class MaskedRound(RemoteRound):
 
     Args:
         engine: Engine of the round.
-        setup: Setup of the round.
+        setup: The round's starting model, position and active clients.
         asked: Clients that are asked to train.
     """
 

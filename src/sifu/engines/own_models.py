@@ -52,7 +52,7 @@ def fresh_model(initial: Callable[..., Any], branch: int, seed: int) -> dict[str
             "a fresh model must be a torch module, numpy arrays by name, or a list of them, found "
             f"{type(model).__name__}"
         )
-    return {str(name): np.array(value) for name, value in model.items()}  # the originals may be trained
+    return {str(name): np.array(value) for name, value in model.items()}  # copy: training may change the originals
 
 
 class FreshModels:

@@ -81,7 +81,7 @@ def _head_profile(client: ReadyClient, plan: WirePlan) -> WireProfile:
         outputs = max(2, 1 + int(labels.max()))
     else:
         outputs = labels.shape[1] if labels.ndim == 2 else 1
-    head_of(client, plan, max(outputs, plan.outputs))  # raises if labels or samples cannot be used
+    head_of(client, plan, max(outputs, plan.outputs))  # fail if labels or samples cannot be used
     return WireProfile(client.name, len(labels), 1, 0.0, 0.0, input_shape([client]), outputs)
 
 
@@ -200,7 +200,7 @@ def _training(plan: WirePlan) -> LocalTraining:
 class ReadyClient:
     """Client that trains a built-in model on its data: `x` (n, ...) and `y` in the format of `engines.sim`.
 
-    `x` may be a list of texts if features come from a language model (`features.kind = "transformers"`); every node
+    `x` may be a list of strings if features come from a language model (`features.kind = "transformers"`); every node
     then needs the model under the name in the spec. `cache` is a folder on the node for features of its samples.
     Without it, every new process computes them again.
     """
@@ -223,7 +223,7 @@ class ReadyClient:
             return profile
         federation = _federation_of(client, replace(plan, outputs=max(outputs, plan.outputs)), 0)
         sizes, own = federation.sizes, federation.clients[0]
-        assert sizes is not None  # every linear model has sizes
+        assert sizes is not None  # `sizes` is None only for models that are not linear
         return replace(
             profile,
             smoothness=own.smoothness,

@@ -265,7 +265,7 @@ class OpenRound(RemoteRound):
         self._replies = replies
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> Sequence[Reply]:
-        """Return the replies."""
+        """Return the `replies` given to the constructor, which have already arrived."""
         return self._replies
 
     def gate(

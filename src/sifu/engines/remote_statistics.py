@@ -227,7 +227,7 @@ class TunedRemoteStatistics(RemoteStatistics, TunedEngine):
 
     def use_backbones(self, backbones: Sequence[GroupNetwork]) -> None:
         """Compute features with these networks from now on."""
-        assert self._head.networks is not None  # a tuned head has it
+        assert self._head.networks is not None  # heads on tuned networks always define `networks`
         networks = self._head.networks(backbones)
         self._send_networks({group: networks[group] for group in sorted(networks)})
 

@@ -131,8 +131,8 @@ class Exchange:
             timeout: Seconds after which the exchange closes.
             read: Parser of a reply; may raise `InputError`.
             expires: Seconds after sending during which a client without a reply counts as busy.
-            enough: Pairs of a set of clients and a number of replies. Once a set has sent this number of readable
-                replies, its other clients are late. Sets do not influence each other.
+            enough: Rules to stop early, each a set of clients and a number of replies. Once a set has sent this number
+                of readable replies, its other clients are late. Sets do not influence each other.
 
         Returns:
             The parsed replies by client, and the failure reasons for the rest.
@@ -282,7 +282,7 @@ class Messenger:
             more: Additional entries of `config`.
         """
         blueprint, shown = self._federation.blueprint, self.shown
-        networks = {} if kind == SEND_MASKED_STATISTICS else self.networks  # sent with `PREPARE_STATISTICS`
+        networks = {} if kind == SEND_MASKED_STATISTICS else self.networks  # already sent
         own = blueprint.evaluate_config if kind == EVALUATE else None
         messages = {}
         for client, node in nodes.items():
@@ -356,7 +356,7 @@ class Messenger:
             messages: One message per client.
             read: Parser of a reply.
             position: Branch and round of the incidents.
-            doing: Prefix of the incidents' descriptions.
+            doing: Prefix of the incidents' descriptions, which names the step.
             together: Groups of clients, as in `try_to_ask`.
         """
         answers, failed = self.try_to_ask(messages, read, together)

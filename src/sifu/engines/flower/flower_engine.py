@@ -289,7 +289,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         """Evaluate all models with one message per client; only `EVALUATE_SEVERAL` allows more than one model."""
         answers: dict[int, list[Score]] = {}
         if self.evaluates:
-            busy = self._exchange.busy()  # skipped, because a node handles one message at a time
+            busy = self._exchange.busy()  # skip these: a node handles one message at a time
             nodes = {client: node for client, node in self._messenger.nodes(clients).items() if client not in busy}
             sample = self.evaluation_sample.draw(list(nodes), self.blueprint.seed, models[0])
             nodes, noted = {client: nodes[client] for client in sample}, len(self.incidents)

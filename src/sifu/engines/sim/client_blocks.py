@@ -69,7 +69,7 @@ class Block:
 
     @functools.cached_property
     def turned(self) -> tuple[Tensor, ...]:
-        """Views of X_i' of each client."""
+        """View of the transposed samples X_i' of each client."""
         return self.x.transpose(1, 2).unbind()
 
     @property

@@ -311,7 +311,7 @@ class Clipping:
         Args:
             updates: Update of each participant.
             position: Branch and round.
-            numbers: Client indices that key the noise.
+            numbers: Client indices, by which the noise is drawn.
             samples: Number of samples of each participant.
             want_gram: True to compute the Gram matrix.
         """
@@ -329,7 +329,7 @@ class Clipping:
         differences = sent - step
         drifts = np.linalg.norm(differences, axis=1) * enlargement(size)
         largest = float(drifts.max()) + norm_up(step)
-        error = (count + 4) * UNIT_ROUNDOFF * largest * 1.01  # covers the two weighted sums and their addition
+        error = (count + 4) * UNIT_ROUNDOFF * largest * 1.01  # bound for two weighted sums and their addition
         gram = differences @ differences.T if want_gram else None
         drifts = (drifts + error) * ROUNDED_UP
         # Count the error twice, because adding the noise to an update rounds as well.

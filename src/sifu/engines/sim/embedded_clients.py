@@ -39,7 +39,7 @@ class Objective:
     residual: Callable[..., Tensor]
     """df/dz of each row, from outputs and encoded targets."""
     row_loss: Callable[..., Tensor]
-    """f of each row, from outputs and encoded targets."""
+    """Loss f of each row, from outputs and encoded targets."""
     mean_loss: Callable[[Tensor, Tensor], Tensor]
     """Mean of f over rows, in torch's own implementation, which the plain loop differentiates."""
 
@@ -185,7 +185,7 @@ def check_clients(
         flat: True to flatten each sample.
 
     Returns:
-        The clients in their order.
+        The checked clients, in the order given.
 
     Raises:
         InputError: If the data of a client cannot be used; the message names the client.

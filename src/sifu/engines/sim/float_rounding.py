@@ -171,7 +171,7 @@ def round_allowance(
     server_rate: float,
     sizes: ClientSizes,
 ) -> float:
-    """Return the allowance of a round from the largest of each quantity over its participants.
+    """Return the rounding allowance of a round, computed from the maximum of each quantity over the participants.
 
     Args:
         start_norm: Norm of the model that the round starts from.
@@ -179,7 +179,7 @@ def round_allowance(
         model: The linear model.
         training: Settings of local training.
         server_rate: Learning rate of the server.
-        sizes: Quantities of all clients.
+        sizes: `ClientSizes` of all clients.
     """
     if not training.rate * float(sizes.smoothness[participants].max()) <= 2.0:
         return 0.0

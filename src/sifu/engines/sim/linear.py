@@ -265,7 +265,7 @@ def descend_between_features(
     """Take one step per batch from `weights` and return W_K of each client (clients, width, outputs).
 
     Args:
-        objective: The loss.
+        objective: Loss that training minimises.
         training: Rate, momentum, decay and clipping.
         weights: W_0 of each client (clients, width, outputs).
         batches: For each step the samples (clients, rows, width), the encoded targets and the weights of the rows
@@ -398,7 +398,7 @@ class WholeBatches:
         """Train clients and return X_i' V_K of each in float64: (clients, outputs * width).
 
         Args:
-            block: Block of the clients.
+            block: Samples of the clients, in one block.
             rows: Rows of the clients in the block.
             model: W' (outputs, width).
             threads: Maximum number of threads.

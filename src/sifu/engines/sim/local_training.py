@@ -108,7 +108,7 @@ class LocalTraining:
         if self.weight_decay:
             gradient = gradient + self.weight_decay * value
         if not self.momentum:
-            if isinstance(value, torch.Tensor):  # `alpha` saves a second pass
+            if isinstance(value, torch.Tensor):  # torch's `alpha` multiplies and subtracts in one pass
                 return torch.sub(value, gradient, alpha=self.rate), None
             return value - self.rate * gradient, None
         velocity = gradient if velocity is None else self.momentum * velocity + gradient

@@ -183,7 +183,7 @@ class LoopTrainer:
                     dropout.key = int(dropout_key(plan.seed, position, int(plan.numbers[client]), step, layer))
                 optimizer.zero_grad()
                 inputs, targets = (x, y) if whole else (x[batch], y[batch])
-                if whole and self._reused is None:  # a user's module may change its input in place
+                if whole and self._reused is None:  # a user's module may change its input
                     inputs, targets = x.clone(), y.clone()
                 loss(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
                 if training.clip:

@@ -102,7 +102,7 @@ class TunedFederation(ClosedFormFederation, TunedEngine, ChecksModule):
 
 
 class TunedOnDevice(TunedFederation):
-    """Variant of `TunedFederation` on a device. `run.devices` distinguishes the two classes."""
+    """`TunedFederation` under another class name, by which `run.devices.engine_kind` recognises the device."""
 
 
 class TuningFederation(SimulatedFederation):

@@ -129,7 +129,7 @@ class DenseTiles(Tiles):
 
     @staticmethod
     def prepare(weights: Tensor, room: Tensor) -> None:
-        """Copy weights (3, 3, in, out) to their four positions in `room`, which is zero elsewhere."""
+        """Copy weights (3, 3, in, out) to their four positions in `room`, which must be zero elsewhere."""
         spread = room.view(2, 2, 4, 4, *weights.shape[2:])
         for down in (0, 1):
             for right in (0, 1):

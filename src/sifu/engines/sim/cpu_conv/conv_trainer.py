@@ -132,7 +132,7 @@ class ConvTrainer:
                     ]
                 errors = [job.exception() for job in waiting]
                 for error in errors:
-                    if error and not isinstance(error, threading.BrokenBarrierError):  # follows from another error
+                    if error and not isinstance(error, threading.BrokenBarrierError):  # other errors break the barrier
                         raise error
                 yield slice(first, first + chosen.size), rows
 
@@ -210,7 +210,7 @@ class ConvTrainer:
             for other in local.sums[1 : min(SUMS, len(pieces))]:
                 total.add_(other[share])
             if self._training.clip:
-                meeting.wait()  # the norm needs the whole sum
+                meeting.wait()  # the norm requires the complete sum
                 factor = self._training.clip_factor(torch.linalg.vector_norm(local.sums[0], dtype=torch.float64))
                 meeting.wait()  # continue once all members have read the sum
                 total.mul_(factor.to(total.dtype))

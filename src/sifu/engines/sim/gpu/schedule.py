@@ -142,7 +142,7 @@ def draw_schedule(
         branches: Branch of each lane.
         first_rounds: First round of each lane.
         rounds: Number of rounds to draw.
-        drawing: Parameters of the draws.
+        drawing: Settings of participation and local training.
 
     Returns:
         The schedule of the rounds.
@@ -161,7 +161,7 @@ def batches_of(tables: LaneTables, who: Tensor, branches: Tensor, position: Tens
         who: Participants (rounds, lanes, slots), with -1 for an empty slot.
         branches: Branch of each lane.
         position: Round number of each round and lane (rounds, lanes).
-        drawing: Parameters of the draws.
+        drawing: Settings of participation and local training.
     """
     (rounds, lanes, slots), steps, device = who.shape, drawing.steps, who.device
     chosen = who.clamp(min=0)
