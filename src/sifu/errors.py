@@ -98,7 +98,7 @@ EXTRAS = {
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Return the sentence that says which extra a command needs, or None if the missing module belongs to no extra.
+    """Return a hint that says which extra a command needs, or None if the missing module belongs to no extra.
 
     >>> missing_extra(ModuleNotFoundError(name="torch.nn")).partition(":")[0]
     'this command needs torch, which is not installed'
