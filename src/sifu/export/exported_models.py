@@ -84,7 +84,7 @@ def load_model(path: str | Path, *, module: str | ModelGiven | None = None) -> L
         )
     if isinstance(module, str) and features.get("kind") == "module":
         allow_code(module)  # naming a module is the caller's consent
-    from sifu.export.loaded_model import LoadedModel  # imports torch
+    from sifu.export.loaded_model import LoadedModel  # this import needs torch
 
     tuned = description.get("networks")
     networks = _tensors(networks_path(model), tuned["sha256"], description_path(model).name) if tuned else None
@@ -132,7 +132,7 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
     description = describe(reader, content, networks, _shape_given(spec, given))
     _warn_of_batches(spec, reader)
     if target.suffix.lower() == ".onnx":
-        from sifu.export.onnx_graph import onnx_bytes  # imports torch
+        from sifu.export.onnx_graph import onnx_bytes  # this import needs torch
 
         own = as_model(given.model) if spec.model.kind == PYTHON else None
         write_atomically(target, onnx_bytes(description, content, networks, own))

@@ -133,7 +133,7 @@ class LoadedModel(nn.Module):
         return np.asarray(self._mapped(self._samples(_tensor(x))).numpy())
 
     def scores(self, x: Any) -> Array:
-        """Return the scores of raw samples `x`, which may be texts, as an array; see `forward`."""
+        """Return the scores of raw samples `x`, which may be strings, as an array; see `forward`."""
         if self.description["features"].get("kind") == "transformers":
             x = texts_as_tokens(x, _public_features(self.description["features"]))
         samples = _tensor(x)

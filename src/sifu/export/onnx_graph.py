@@ -1,7 +1,7 @@
 """A released model as an ONNX graph, written node by node; networks are exported by torch.
 
 The graph covers all steps from a raw sample to a class. For a table, its inputs are the columns by name: each is one
-column of doubles (NaN for a missing number) or of texts. Otherwise the input is `x`, bytes or numbers in the shape of
+column of doubles (NaN for a missing number) or of strings. Otherwise the input is `x`, bytes or numbers in the shape of
 the data file. The outputs are `scores`, `prediction`, and `class` if the spec names the classes. A row that `sifu
 predict` refuses has the scores NaN, the prediction -1 (NaN for regression) and an empty class. The metadata of the file
 holds the description, under the key `sifu`.
@@ -101,7 +101,7 @@ def onnx_bytes(
     ]
     if description["classes"] and decided == "class":
         unnamed = map(str, range(len(description["classes"]), outputs))
-        names = np.array([*description["classes"], *unnamed, ""], dtype=object)  # index -1 of refused rows
+        names = np.array([*description["classes"], *unnamed, ""], dtype=object)  # refused rows have index -1: ""
         graph.add("Gather", graph.constant(names), "prediction", axis=0, output="class")
         results.append(("class", TensorProto.STRING, ["samples"]))
     model = helper.make_model(

@@ -71,7 +71,7 @@ class Graph:
         Further outputs are called NAME/1, NAME/2, ...
 
         Args:
-            kind: Operator.
+            kind: Name of the ONNX operator.
             *inputs: Names of the inputs.
             output: Name of the first output. If empty, a name is generated.
             domain: Domain of the operator.
@@ -297,7 +297,7 @@ def _mapped(graph: Graph, mapping: FeatureMap, samples: str) -> Prepared:
 
 
 def _shortened(graph: Graph, rows: str, norm: float, unit: float) -> str:
-    """Add rows of integers divided by `unit` and shortened to length `norm` if longer (see `scaled`)."""
+    """Add nodes that divide integer rows by `unit` and shrink rows longer than `norm` to that length (see `scaled`)."""
     length = graph.add("Sqrt", graph.sums(graph.add("Mul", rows, rows)))
     # A nonzero row of integers has at least length 1.
     at_least_one = graph.add("Max", length, graph.constant(1.0))
