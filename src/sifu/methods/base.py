@@ -180,7 +180,7 @@ class Replay:
     """Expected replay of stored updates.
 
     Attributes:
-        parts: Clients of each replayed round.
+        parts: Participants of each replayed round.
         rounds: Number of rounds that clients ran again.
         problems: Reasons why the request was not allowed to replay the updates.
     """
