@@ -197,8 +197,8 @@ class Forecast:
         fresh = [(noise, age) for noise, age in disturbed if age == 0]
         without_new = measure.curve(done + rounds) + self.luck * _harm_left(measure, earlier, rounds, done)
         new = _harm_left(measure, fresh, rounds, done)
-        # The same noise does more harm to an early model. The random part of the harm is limited to its size on the
-        # trained model; otherwise a lucky draw could compensate for starting from an early model.
+        # The same noise does more harm to an early model. The random part of the harm is capped at its size on the
+        # trained model; otherwise a lucky draw could make an early start look good.
         usual = np.minimum(new, _harm_left(measure, fresh, rounds, self.first.length))
         luck = measure.spread(math.hypot(*(noise for noise, _ in fresh))) * LUCK
         goals = measure.goal - unluckier + (self.gain if measure.of_errors else 0.0) + measure.scatter * SCATTER

@@ -95,7 +95,7 @@ class LearningCurve:
         return float(self.losses[0]) - self.floor
 
     def loss(self, rounds: Floats | float) -> Floats:
-        """Return f(n), recorded or extrapolated."""
+        """Return the loss f(n) after n rounds: interpolated within the recorded rounds, extrapolated beyond."""
         n = np.asarray(rounds, dtype=np.float64)
         inside = np.interp(n, self.rounds, self.losses)
         tail = self.floor + (self.losses[-1] - self.floor) * (np.maximum(n, 1.0) / self.end) ** -self.exponent
@@ -134,7 +134,7 @@ class ErrorCurve:
         return ErrorCurve(float(n[-1]), at_end, exponent, float(wrong[-1]), max(scatter, 1.0 / samples))
 
     def errors(self, rounds: Floats | float) -> Floats:
-        """Return e(n)."""
+        """Return the fitted share of wrong predictions, e(n), after n rounds."""
         return self.at_end * (np.maximum(np.asarray(rounds, dtype=np.float64), 1.0) / self.end) ** -self.exponent
 
 
@@ -252,13 +252,13 @@ class Recovery:
         training: LearningCurve,
         linear: bool = True,
     ) -> Recovery | None:
-        """Return the harm and its decay, or None if the rehearsal does not determine them.
+        """Return the measured effect of noise and its decay, or None if the rehearsal does not determine them.
 
         Args:
-            recovered: Harm left after the rehearsed rounds.
+            recovered: Increase in loss and errors that noise leaves after each rehearsed round.
             rises: Rise of loss and errors directly after noise, by sigma.
             samples: Number of samples the evaluations were made on.
-            training: Loss of the first training.
+            training: Learning curve of the first training.
             linear: True if the model is linear in its parameters.
         """
         if recovered is None or recovered.noise_std not in rises or min(loss for loss, _ in rises.values()) <= 0.0:
@@ -284,7 +284,7 @@ class Recovery:
         """Return the rise of the loss that is left some rounds after noise was added.
 
         Args:
-            noise_std: Size of the noise.
+            noise_std: Standard deviation of the noise.
             rounds: Rounds since the noise was added, k.
             position: Number of rounds of the current model, c + k.
         """

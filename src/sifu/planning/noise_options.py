@@ -57,7 +57,7 @@ def noise_options(
         view: View of the run.
         exposures: Subjects to hide, of this request and of earlier requests.
         order: Order of the request among all executed requests.
-        forecast: Forecast of the rounds.
+        forecast: Forecast of the rounds until the model reaches its target again.
         premises: Premises of the method, which determine the level.
     """
     before = _needed_by_earlier(view, [exposure for exposure in exposures if exposure.subject.order < order], order)

@@ -63,7 +63,7 @@ class BudgetLine:
 
 @dataclass(frozen=True)
 class Outlook:
-    """Predicted number of later requests that can start after the last noise edge, which covers all forgotten clients.
+    """Prediction of how many later requests can start after the last noise edge, which covers all forgotten clients.
 
     Attributes:
         noise_std: Standard deviation of the edge's noise.

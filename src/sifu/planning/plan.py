@@ -155,7 +155,7 @@ def _place(method: str) -> int:
 
 
 def reason_of(method: str, compared: Sequence[MethodOption], least: Level) -> str:
-    """Return the reason for choosing a method, as a sentence."""
+    """Return the reason for choosing a method."""
     taken = next(option for option in compared if option.method == method)
     if LEVELS.index(taken.level) < LEVELS.index(least):
         return f"{method}, the strongest one here: no method reaches level {least}, so a request would be refused"

@@ -48,7 +48,7 @@ class Speed:
         factors: Operations per second of a factorisation in float32 on one thread.
         threads: Number of threads of a factorisation.
         bytes: Bytes per second of a pass over a matrix.
-        steps: Steps of `_steps` per second.
+        steps: Steps of Python code per second, measured by `_steps`.
     """
 
     factors: float
