@@ -75,7 +75,7 @@ def draw_before_after(data: ReportData) -> Figure:
 
 
 def before_after_message(data: ReportData) -> str:
-    """Return a sentence that sums up the change of accuracy on the remaining clients."""
+    """Return the figure's message on the change of accuracy on the remaining clients."""
     changes = [
         after.accuracy - before.accuracy
         for request in data.done
@@ -175,7 +175,7 @@ def draw_accuracy(data: ReportData) -> Figure:
 
 
 def accuracy_message(data: ReportData) -> str:
-    """Return a sentence that sums up the accuracy curve."""
+    """Return the figure's message on the accuracy curve."""
     if data.status.accuracy is None:
         return "Accuracy over the rounds"
     now = f"{100 * data.status.accuracy:.1f} %"
@@ -219,7 +219,7 @@ SCRATCH_COLOUR = "#b4bac4"
 
 
 def fewer(rounds: int, scratch_rounds: int, *, at_least: bool = False) -> str:
-    """Return the ratio of two numbers of rounds in words.
+    """Return a phrase for the ratio of two numbers of rounds.
 
     Args:
         rounds: Rounds of the request.
@@ -290,7 +290,7 @@ def _finish(axes: Axes, labels: list[str], longest: int, *, bold: bool) -> None:
 
 
 def rounds_message(data: ReportData) -> str:
-    """Return a sentence that sums up the rounds of requests compared with Scratch."""
+    """Return the figure's message on the rounds of requests compared with Scratch."""
     if not data.done:
         return "Rounds spent on forgetting"
     if not data.compared:

@@ -173,7 +173,7 @@ def _psi_panels(reader: RunReader, view: RunView) -> tuple[PsiPanel, ...]:
         for request in view.requests
         if request.noise_node is not None
         and request.source_node is not None
-        and request.noise_std is not None  # a purge of the figures sets it to None
+        and request.noise_std is not None  # a purge of the figures sets `noise_std` to None
         and method_info(request.method).protection == "noise"
     ]
     rows = sorted(rows, key=lambda request: request.request_order or 0)[-MOST_PANELS:]

@@ -185,7 +185,7 @@ def write_report(run_folder: str | Path, output: str | Path | None = None) -> Pa
     The run is only read, within one snapshot, so this also works while another process writes to it.
 
     Args:
-        run_folder: The run folder.
+        run_folder: Path of the run folder.
         output: The page (`report.html`) or a folder for it, by default RUN/report/index.html.
 
     Returns:

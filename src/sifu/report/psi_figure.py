@@ -80,7 +80,7 @@ def draw_history(data: ReportData) -> Figure:
 
 
 def history_message(data: ReportData) -> str:
-    """Return a sentence that sums up the history."""
+    """Return the figure's message on the history."""
     active = sum(max(0, branch.active_until) for branch in data.branches)
     cut = data.rounds_in_all - active
     executed = len(data.branches) - 1
@@ -210,7 +210,7 @@ def draw_psi(data: ReportData) -> Figure:
 
 
 def psi_message(data: ReportData) -> str:
-    """Return a sentence that sums up the panels."""
+    """Return the figure's message on the panels."""
     panels = data.psi_panels
     if not panels:
         return "Sensitivity of the clients to be forgotten"

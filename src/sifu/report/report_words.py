@@ -1,4 +1,4 @@
-"""Descriptions of a run and its certificates in plain words; they claim no more than is recorded."""
+"""Descriptions of a run and its certificates in plain language; they claim no more than is recorded."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ def _subjects(requests: Sequence[ReportedRequest]) -> str:
 
 
 def strength(attacker: float) -> str:
-    """Return one word for the strength of a budget, from the true-positive rate of an attacker."""
+    """Return "strong", "moderate" or "weak" for a budget, from the true-positive rate of an attacker."""
     if attacker <= STRONG_UP_TO:
         return "strong"
     return "moderate" if attacker <= MODERATE_UP_TO else "weak"
 
 
 def promise(request: ReportedRequest) -> str:
-    """Return a text that states the guarantee promised for a request."""
+    """Return a description of the guarantee promised for a request."""
     if request.level == "none":
         return (
             "Nothing is promised. The clients no longer take part in training, but the premises of the proof do not "
@@ -148,7 +148,7 @@ def observers(request: ReportedRequest) -> tuple[str, ...]:
 
 
 def status_words(request: ReportedRequest) -> str:
-    """Return a text that states the status of an unfinished request."""
+    """Return a description of the status of an unfinished request."""
     if request.status == "running":
         return (
             f"This request is being executed: {counted(request.rounds, 'round')} since it started. Nothing is "
@@ -160,7 +160,7 @@ def status_words(request: ReportedRequest) -> str:
 
 
 def rounds_words(request: ReportedRequest) -> str:
-    """Return the number of rounds of a request as text, compared with the rounds of Scratch if these are known."""
+    """Return a phrase with a request's number of rounds, compared with the rounds of Scratch if these are known."""
     compared = "" if request.scratch_rounds is None else comparison(request)
     return f"{request.rounds:,}" + (f" ({compared})" if compared else "")
 
@@ -180,7 +180,7 @@ def moment(time: str) -> str:
 
 
 def forgotten_verdict(measured: Measured) -> str:
-    """Return a sentence on whether the accuracy on the forgotten data equals that of Scratch, up to chance.
+    """Say whether the accuracy on the forgotten data equals that of Scratch, up to chance.
 
     By chance, two equally good models differ on n samples with a standard deviation of at most sqrt(2 p (1-p) / n);
     twice that is used as the tolerance.
@@ -203,7 +203,7 @@ def forgotten_verdict(measured: Measured) -> str:
 
 
 def names(clients: Sequence[str], most: int = 12) -> str:
-    """Return at most `most` names in one text, and how many more there are."""
+    """Return a list of at most `most` names as one string, with the number of names left out."""
     more = len(clients) - most
     return ", ".join(clients[:most]) + (f" and {more:,} more (all are in the certificate)" if more > 0 else "")
 
@@ -214,5 +214,5 @@ def subject_row(subject: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def number(value: object, digits: int = 6) -> str:
-    """Return a number with `digits` significant digits, a text unchanged, or a dash if unknown."""
+    """Return a number with `digits` significant digits, a string unchanged, or a dash if unknown."""
     return f"{value:.{digits}g}" if isinstance(value, int | float) else str("–" if value is None else value)
