@@ -101,7 +101,7 @@ def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
         True if the change was made, or False if it waits in the inbox.
     """
     if not (folder / DATABASE).exists():
-        _changed(listed_clients(folder), change)  # raises before the folder is created
+        _changed(listed_clients(folder), change)  # fail before the folder is created
         private_folder(folder, parents=True)
         # The lock keeps concurrent changes from overwriting each other, and from running while a run is created.
         with WriterLock(folder / LOCK_FILE):

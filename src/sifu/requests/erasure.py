@@ -37,7 +37,7 @@ class Purge:
         complete: False if another process still reads erased content.
         remains: Information about forgotten clients that is still in the folder, each item with the reason.
         copies: Deleted copies of the run, which an interrupted backup or restore had left unfinished.
-        figures: Places that still hold figures derived from the data of forgotten clients.
+        figures: Places in the run that still hold figures derived from the data of forgotten clients.
     """
 
     models: tuple[int, ...]

@@ -20,7 +20,7 @@ from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 
 
 def _tied(first: Mapping[str, Any], run: Collection[str]) -> str:
-    """Return the reason why no purge can ever erase figures of this run, as a clause, or "" if there is none."""
+    """Return the reason (a clause) why the figures of this run can never be purged, or "" if there is none."""
     spec = first["run"]["spec"]
     if SEALED not in first:
         return "the run was made when digests of rounds had no salt"
@@ -45,7 +45,7 @@ def keeps_figures(
     Args:
         first: Payload of the first event.
         requests: Rows of the executed requests whose figures still exist.
-        run: Keys of the run table.
+        run: Keys in the table `run`.
         by_choice: True if the operator accepts that certificates with noise can no longer be recomputed.
     """
     if why := _tied(first, run):

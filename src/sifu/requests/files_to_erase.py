@@ -33,7 +33,7 @@ def nodes_to_erase(
     Args:
         view: View of the run before the request is executed.
         available: Nodes with a stored model.
-        exposures: Subjects of the request.
+        exposures: Subjects of the request, with their Psi along the path.
         cut_after: Depth of the model that the request rolls back to, or -1 for a fresh initial model.
         retention: Retention of the request.
     """
@@ -74,7 +74,7 @@ def updates_to_erase(
     Args:
         view: View of the run before the request is executed.
         stored: Stored files of updates.
-        exposures: Subjects of the request.
+        exposures: Subjects of the request, with their Psi along the path.
         cut_after: Depth of the model that the request rolls back to, or -1 for a fresh initial model.
         retention: Retention of the request.
     """
@@ -178,7 +178,7 @@ def sum_left(
 def write_sum_left(
     writer: RunWriter, view: RunView, gone: Collection[int], networks: Collection[int], node: int
 ) -> list[dict[str, Any]]:
-    """Write the sum that `sum_left` describes, and return its row for the event that records `node`, in a list.
+    """Write the sum that `sum_left` describes; return a list with its row, for the event that records `node`.
 
     The list is empty if there is no such sum.
 

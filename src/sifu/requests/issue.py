@@ -27,7 +27,7 @@ def issue_certificates(writer: RunWriter, engine: Engine | None, row: RequestRow
     Args:
         writer: Writer of the run.
         engine: Engine that evaluates the model on the request's clients, or None to evaluate nothing.
-        row: Row of the request.
+        row: Row of the request in the table `requests`.
         reason: Reason why the request ended before its stop rule held, or an empty string if it held.
     """
     request, final = row.request, writer.tip

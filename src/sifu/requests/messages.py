@@ -115,7 +115,7 @@ def ingest(writer: RunWriter) -> list[str]:
     """Record inbox messages as events and delete their files, except submissions and files that cannot be opened.
 
     Returns:
-        A sentence for each message that was refused.
+        A warning for each message that was refused.
     """
     refused = []
     for message in messages(writer.folder):

@@ -58,7 +58,7 @@ def _cost_of_solve(reader: RunReader, row: RequestRow) -> Cost:
     """Return the cost of a closed-form solve: one round if clients were asked for statistics, and no local steps."""
     solve = solves(reader)[row.final_node or 0]
     return Cost(
-        rounds=int(solve["asked"] > (1 if row.records else 0)),  # a client that rejoins is always asked
+        rounds=int(solve["asked"] > (1 if row.records else 0)),  # a rejoining client is always asked: not counted
         starting_rounds=0,
         local_steps=0,
         bytes_sent=int(solve["bytes_sent"]),
@@ -142,8 +142,8 @@ class Outcome:
         records: Number of forgotten records, or None if clients were forgotten entirely.
         method: Method that executed it.
         level: Level of its certificate.
-        epsilon: Epsilon of its budget.
-        delta: Delta of its budget.
+        epsilon: Epsilon of its privacy budget.
+        delta: Delta of its privacy budget.
         delta_at_most: Delta once the whole budget is used.
         delta_reached: Delta that this release spent.
         sigma: Standard deviation of the noise.
@@ -156,7 +156,7 @@ class Outcome:
         target: Accuracy that retraining should have reached; 0 means no target.
         accuracy_forgotten_before: Accuracy on the forgotten data before the request.
         accuracy_forgotten_after: Accuracy on the forgotten data after the request.
-        cost: Cost of the request.
+        cost: Rounds, local steps and traffic of the request.
         training_noise: Guarantee of noise in training.
         held_out: Figures of the released model on the held-out rows of the remaining clients; None once another model
             is current.

@@ -243,7 +243,7 @@ def request_of(kind: str, content: dict[str, Any]) -> str:
 
 
 def plain_answer(body: dict[str, Any]) -> list[str]:
-    """Return the answer to a client in plain words, from the public certificate."""
+    """Return the answer to a client in plain language, from the public certificate."""
     words, lines = words_of(body), _promise(body)
     if body["level"] == "conditional":
         lines.append("The assumptions, which are not proven:")
@@ -292,7 +292,7 @@ def _promise(body: dict[str, Any]) -> list[str]:
 
 
 def auditor_lines(body: dict[str, Any]) -> list[str]:
-    """Return the statements of the auditor's certificate that the public one lacks, as lines of text."""
+    """Return the statements of the auditor's certificate that the public one lacks, as lines."""
     budget = f", epsilon {body['epsilon']:g}, delta {body['delta']:g}" if needs_budget(body) else ""
     lines = [f"For auditors, confidential: level {body['level']}, method {body['method']}{budget}."]
     psi, limit = body.get("psi"), body.get("psi_star")
