@@ -101,7 +101,7 @@ class RecordedSolve(RecordedTraining):
                 raise _refusal(sent)
             if sent is None:
                 continue
-            result.add(sent)  # raises if the sum would overflow
+            result.add(sent)  # `add` refuses a sum that would overflow
             size += sent.nbytes
             if size <= HELD_BYTES:
                 held[client] = sent
@@ -256,7 +256,7 @@ class RecordedSolve(RecordedTraining):
                     taken,
                     sizes,
                     np.full(taken.size, np.inf),
-                    np.inf,  # the distance is not recorded, because it would permanently reveal something
+                    np.inf,  # not recorded: the distance would permanently reveal something about clients' data
                     0.0,
                     0.0,
                     lambda: vector,
@@ -333,7 +333,7 @@ class RecordedSolve(RecordedTraining):
     def _refuse(self, rejection: Rejection, gathered: _Gathered) -> None:
         """Leave out a client whose statistics cannot be used, or raise an error if the spec demands it."""
         client, founders = self.view.index_of[rejection.client], len(self.view.clients) - len(self.writer.joined())
-        # True for a client that joined after the first training and does not contribute to any head yet.
+        # `joined`: the client joined after the first training and does not contribute to any head yet.
         joined = client >= founders and not self.writer.participation([client]).clients.size
         if rejection.reason == UNUSABLE and joined:
             log.warning(

@@ -55,7 +55,7 @@ class BuiltEngine:
     """An engine with the known facts about its clients' data.
 
     Attributes:
-        engine: The engine.
+        engine: The engine itself.
         sample_digests: Digest of each client's samples, or None if a given engine does not expose them.
         unusable: Reason for each client whose data are missing or changed, by index; such data are not compared.
     """
@@ -156,7 +156,7 @@ def check_remainder(reader: RunReader, built: BuiltEngine, remainder: Remainder)
             f"local.rate of at most {0.99 * 2.0 / smoothness:.3g}"
         )
     unusable = check_continues(reader, built, newcomers=True)
-    Regularities.of([profile], engine.facts, Spec.from_mapping(reader.spec))  # raises if Psi can never be tracked
+    Regularities.of([profile], engine.facts, Spec.from_mapping(reader.spec))  # fail if Psi can never be tracked
     return unusable
 
 
@@ -254,7 +254,7 @@ def check_as_specified(spec: Spec, facts: TrainingFacts) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return the recorded form of a fact."""
+    """Return a fact as it is recorded."""
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 

@@ -181,10 +181,10 @@ def merge_rows(
 
     Args:
         view: View of the run.
-        merged: The merge.
+        merged: The merge to record.
         node: Number of the merge's node.
         branch: Branch of the merge's node.
-        position: Position of the merge's node.
+        position: Number of rounds on the branch at the merge's node.
         order: Order of the request, or 0 for the first training.
         distance: Distance of the merged model from the initial one.
     """

@@ -56,7 +56,7 @@ def rehearse(
         node: Node of the model.
         active: Clients to evaluate on.
         seed: Seed of the run.
-        position: Position of the next round.
+        position: Branch and number of the next round.
     """
     if distance <= 0.0 or active.size == 0:
         return []

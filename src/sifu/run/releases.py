@@ -183,7 +183,7 @@ def _distances(rows: Iterable[ReleaseRow], numbers: Sequence[int], records: bool
 
 
 def waiting_note(reader: RunReader, spec: Spec, clients: Iterable[int]) -> str:
-    """Return a sentence on the privacy cost of further releases, or "" without noise on releases."""
+    """Return a note on the privacy cost of further releases, or "" without noise on releases."""
     rows = [] if spec.release.noise == 0.0 else releases(reader)
     known = [list(_distances(rows, chain_of(reader, client), records=False)) for client in clients]
     known = [distances for distances in known if distances and math.isfinite(sum(distances))]

@@ -285,7 +285,7 @@ def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ())
     An engine with their data would have no bound on rounding. The result is empty if the rate was not recomputed.
     """
     left = {client for subject in reader.subjects() for client in subject.clients}.union(gone)
-    if not Spec.from_mapping(reader.spec).regime.finds_rate:  # in runs of heads, the rate belongs to tuning
+    if not Spec.from_mapping(reader.spec).regime.finds_rate:  # with a closed-form head, the rate applies only to tuning
         return {}
     if not isinstance(rate, float) or rate == reader.local_rates.get(0, reader.first_facts["local_rate"]):
         return {}
@@ -293,7 +293,7 @@ def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ())
     return {
         client: f"client {clients[client].name!r} left, and the local rate was recomputed without it"
         for client in left
-        if (steepest := clients[client].smoothness) is None or rate * steepest > 2.0  # a purge sets it to None
+        if (steepest := clients[client].smoothness) is None or rate * steepest > 2.0  # None after a purge
     }
 
 
