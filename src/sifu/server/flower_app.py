@@ -106,7 +106,7 @@ def serve_on_flower(
     engine = registry.continue_run() if (folder / DATABASE).exists() else registry.begin_run()
     engine.show_checkpoints(ShownCheckpoint(folder))
     run = open_run(folder, engine=engine)
-    run.engine()  # raises an error if the clients or the model differ from the run's
+    run.engine()  # fail if the clients or the model differ from the run's
     if own is not None:
         engine.after_round = partial(own.after_round, tell) if own.evaluate_fn is not None else None
         engine.reporter, engine.evaluation_sample = own.reporter, own.evaluation_sample

@@ -107,9 +107,9 @@ def serve(
                         tell(f"nothing is left to do: waiting {linger:g} s for requests")
                     told = True
                     time.sleep(LOOK_EVERY)
-                _record_incidents(writer, engine)  # of evaluations after the last round
+                _record_incidents(writer, engine)  # record incidents of evaluations after the last round
         except NoClientResponseError:
-            _record_incidents(writer, engine)  # records the incidents that caused the failure
+            _record_incidents(writer, engine)  # record the incidents that caused the failure
             raise
 
 
@@ -225,7 +225,7 @@ class ServerLoop:
             create_run(Path(folder), given, resolved, self._engine).close()
         self.run = open_run(folder, engine=self._engine)
         check_same_spec(self.run, given)
-        self.run.engine()  # raises an error if the clients or the model differ from the run's
+        self.run.engine()  # fail if the clients or the model differ from the run's
         self._linger, self._level = linger, level
         self._tasks: SimpleQueue[Task | BaseException | None] = SimpleQueue()
         self._replies: SimpleQueue[Mapping[str, Any] | _Closed] = SimpleQueue()
@@ -356,7 +356,7 @@ def _given_spec(spec: Spec | Mapping[str, Any] | str | Path, clients: int, recor
     elif not isinstance(spec, Spec):
         says = "rejected" in spec.get("server", {})
         spec = Spec.from_mapping(spec)
-        if not says:  # an existing run keeps its setting
+        if not says:  # not given: keep the recorded setting
             rejected = recorded.server.rejected if recorded else "reply"
             spec = replace(spec, server=replace(spec.server, rejected=rejected))
     data = replace(spec.data, name=LOOP, clients=clients, samples_per_client=0)
