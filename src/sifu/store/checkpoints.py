@@ -160,7 +160,7 @@ def check_covered(reader: RunReader) -> Iterator[str]:
 
 
 def uncovered(tail: tuple[int, int]) -> str:
-    """Return a sentence about the unsigned events at the end of the ledger."""
+    """Return a note on the unsigned events at the end of the ledger."""
     first, last = tail
     which = f"event {first}" if first == last else f"events {first} to {last}"
     return (

@@ -35,7 +35,7 @@ def current_time() -> datetime.datetime:
 
 
 def utc_now() -> str:
-    """Return the time by this machine's clock, in UTC and as text (`TIME_FORMAT`)."""
+    """Return the time by this machine's clock, in UTC and as a string (`TIME_FORMAT`)."""
     return current_time().strftime(TIME_FORMAT)
 
 

@@ -273,7 +273,7 @@ class Memory:
         """Return the cached value for `question`, or compute it if the state has changed.
 
         Args:
-            question: Key of the value.
+            question: Key under which the value is cached.
             state: State of the run that the value must belong to.
             work: Function that computes the value, given the cached value of an earlier state or None.
         """

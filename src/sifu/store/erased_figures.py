@@ -166,8 +166,8 @@ def kept_nodes(reader: RunReader, tip: int, *, by_choice: bool) -> set[int]:
 def erase_figures(connection: sqlite3.Connection, path: Collection[int], forgotten: Collection[int]) -> None:
     """Overwrite the figures of forgotten clients, and of all rounds whose nodes are not on `path`.
 
-    For requests off `path` that added noise to a trained model, also overwrite the source and the noise, and delete the
-    charges.
+    For each request that added noise to a trained model and whose noised model is not on `path`, also overwrite the
+    source and the noise, and delete the charges.
     """
     kept, gone = canonical_json(sorted(path)).decode(), canonical_json(sorted(forgotten)).decode()
     off_path = "node NOT IN (SELECT value FROM json_each(?))"

@@ -171,7 +171,7 @@ def new_salt(seed: int | None, place: str) -> bytes:
 
     Args:
         seed: Seed of the experiment, or None for the operating system's generator.
-        place: Text that distinguishes the salts of one seed.
+        place: String that distinguishes the salts of one seed.
     """
     return secrets.token_bytes(SALT_BYTES) if seed is None else hashlib.sha256(f"{seed}:salt:{place}".encode()).digest()
 

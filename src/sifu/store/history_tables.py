@@ -58,7 +58,7 @@ class ParticipationRows:
 
     @staticmethod
     def empty() -> ParticipationRows:
-        """Return no rows."""
+        """Return an empty table."""
         none = np.zeros(0, dtype=np.int64)
         return ParticipationRows(none, none, none, np.zeros(0))
 

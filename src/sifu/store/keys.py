@@ -213,7 +213,7 @@ def sign_statement(key_file: Path, body: dict[str, Any]) -> dict[str, Any]:
 def signer_of(statement: dict[str, Any]) -> str | None:
     """Return the fingerprint of the key that signed a statement, or None if the signature is invalid.
 
-    The fingerprint is computed from the key that verified the signature, not from the text that named it.
+    The fingerprint is computed from the key that verified the signature, not from the string that named it.
     """
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -19,7 +19,7 @@ LONGEST = 1000
 
 
 class Failure(NamedTuple):
-    """Error that interrupted a request, as text; `damaged` is true if a file of the run is damaged or missing."""
+    """Message of the error that interrupted a request; `damaged` is true if a file of the run is damaged or missing."""
 
     error: str
     damaged: bool

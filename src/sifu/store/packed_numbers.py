@@ -51,7 +51,7 @@ def pack(numbers: Numbers, before: bytes = b"", after: bytes = b"") -> memoryvie
 
 
 def unpack(content: bytes | memoryview, kind: np.dtype[np.signedinteger]) -> Numbers:
-    """Return the numbers of packed content.
+    """Return the numbers in packed content.
 
     Args:
         content: Result of `pack`.

@@ -277,7 +277,7 @@ class RunReader(HistoryReader):
         return [(str(a), str(b), json.loads(c)) for a, b, c in reversed(list(rows))]
 
     def certificates(self, request: str | None = None) -> dict[tuple[str, str], str]:
-        """Return the signed certificates of one request or of all, as JSON text, by (request, form)."""
+        """Return the signed certificates of one request or of all, as JSON, by (request, form)."""
         where, values = ("", ()) if request is None else (" WHERE request = ?", (request,))
         rows = self.query(f"SELECT request, form, content FROM certificates{where}", values)
         return {(a, b): c for a, b, c in rows}

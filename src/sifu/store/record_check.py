@@ -27,7 +27,7 @@ from sifu.store.sealed import check_sealed
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 Check = Callable[[RunReader], Iterable[str]]
-"""Check of a run that yields a sentence for each problem."""
+"""Check of a run; yields one message per problem."""
 
 
 def check_record(reader: RunReader) -> None:

@@ -81,7 +81,7 @@ def outlived(reader: RunReader) -> set[int]:
 
 
 def salts_to_erase(reader: RunReader) -> set[int]:
-    """Return the clients whose salts must be erased: `outlived` without the clients of a request without a head.
+    """Return the clients whose salts must be erased: `outlived`, except clients of a request that awaits its head.
 
     A running request whose closed-form head is not solved may still be refused or withdrawn. Its clients then take part
     again, with the samples they had.
