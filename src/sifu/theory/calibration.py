@@ -146,8 +146,8 @@ def smallest_enough(enough: Callable[[float], bool], low: float, high: float) ->
 
     Args:
         enough: Test that every number above some threshold passes.
-        low: Number that fails the test.
-        high: Number that passes the test.
+        low: Argument for which the test fails.
+        high: Argument for which the test passes.
 
     >>> smallest_enough(lambda x: x >= 0.75, 0.0, 1.0)
     0.75

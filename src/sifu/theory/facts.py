@@ -101,7 +101,7 @@ class TrainingFacts:
         nesterov: True if the momentum is Nesterov's.
         weight_decay: Weight decay of local steps.
         batch_size: Samples per local step, or None for all samples.
-        server_rate: Server rate g.
+        server_rate: Learning rate g of the server.
         participation: Rule that selects a round's participants.
         dtype: Floating-point type of the models.
         smooth_model: True if the loss has Lipschitz gradients in the parameters (a linear model with softmax, logistic
@@ -113,9 +113,9 @@ class TrainingFacts:
         shape_from_labels: True if the number of outputs was counted from all clients' labels.
         clip: Bound on the norm of every client's update, or 0 for no bound.
         noise: Noise added to each update, as a multiple of `clip`.
-        noise_source: Source of that noise.
+        noise_source: Source of the noise's randomness.
         identity: Method of identifying clients (`sifu.core.identity`).
-        initial: Origin of initial models.
+        initial: Origin of the initial models.
         local_clip: Bound on the norm of the gradient of every local step, or 0 for no bound.
         features: Digest of the public feature map applied to samples, or "" without a feature map.
         features_declared: True if the feature map is not drawn from a seed. The operator must then declare that it

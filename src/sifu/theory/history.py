@@ -35,7 +35,7 @@ from sifu.theory.tracking import (
 Accounting = Literal["round", "population"]
 NodeKind = Literal["initial", "round", "noise", "heuristic", "group", "merge"]
 TAKEN_PART: tuple[NodeKind, ...] = ("round", "merge")
-"""Kinds of steps that clients take part in."""
+"""Kinds of nodes that record the participation of clients."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class PathNode:
     hence infinite, drifts. The models of the groups themselves (`group`) are on no path.
 
     Attributes:
-        node: Number of the node.
+        node: Number of the model's node.
         parent: Number of the node before it, or None.
         kind: Kind of the step that made the model.
-        branch: Number of the branch.
+        branch: Number of the branch that keys the draws.
         position: Number of rounds on the branch; a heuristic counts the rounds it ran.
         regularity: Sums over the participants of a round.
         mean_shift: ||mean - theta^n|| of a round.
@@ -115,7 +115,7 @@ class _RunningProduct:
             ratio = ratio * slack(2 * (np.asarray(stop) + 8))
         ratio = np.where(self._zeros[stop] > self._zeros[start], 0.0, ratio)
         ratio = np.where(self._infinities[stop] > self._infinities[start], np.inf, ratio)
-        # Exactly 1 where all factors are 1: Psi at a depth must not depend on later depths.
+        # The ratio is exactly 1 where all factors are 1: Psi at a depth must not depend on later depths.
         return np.where(self._others[stop] == self._others[start], 1.0, ratio)
 
 

@@ -45,8 +45,8 @@ def merge(models: Sequence[Floats], samples: Sequence[int]) -> Floats:
     If no group has samples, all groups have equal weight.
 
     Args:
-        models: theta_g in float64.
-        samples: N_g.
+        models: Model theta_g of each group, in float64.
+        samples: Number of samples N_g of each group.
 
     >>> merge([np.array([1.0, 0.0]), np.array([4.0, 3.0])], [10, 20])
     array([3., 2.])
@@ -70,7 +70,7 @@ def move_on(mean: Floats, fresh: Floats, stretch: float) -> Floats:
     Args:
         mean: Mean of group models, in float64.
         fresh: Fresh model theta_0, in float64.
-        stretch: Factor s.
+        stretch: Factor s by which the distance from the fresh model grows.
 
     >>> move_on(np.array([3.0, -1.0, 0.1]), np.array([1.0, 1.0, 1.0]), 1.25)
     array([ 3.5, -1.5,  0.1])

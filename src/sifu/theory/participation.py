@@ -230,7 +230,7 @@ class Participation:
         Args:
             active: Indices of the clients to draw from. For repeated draws from the same clients, pass `Places` in
                 increasing order.
-            key: Key of the round.
+            key: Key of the round's random draws.
         """
         places = active if isinstance(active, Places) else Places.of(np.sort(np.asarray(active, dtype=np.int64)))
         if self.kind == "all":

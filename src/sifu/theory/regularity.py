@@ -190,9 +190,9 @@ def contraction(
     Args:
         factor_sum: Sum of n_i P_i over the remaining participants i in S\W.
         remaining: Sum of n_i over the remaining participants.
-        factor_max: Largest P_i of the round.
+        factor_max: Largest expansion factor P_i of the round.
         averagedness_sum: Sum of n_i alpha_i over the remaining participants.
-        server_rate: Server rate g.
+        server_rate: Learning rate g of the server.
     """
     anyone = remaining > 0
     mean = factor_sum / np.where(anyone, remaining, 1.0)
@@ -252,7 +252,7 @@ class RoundRegularity:
             samples: Sum of n_c over each W.
             factors: Sum of n_c P_c over each W, divided by `samples`.
             averagedness: Sum of n_c alpha_c over each W, divided by `samples`.
-            server_rate: Server rate g.
+            server_rate: Learning rate g of the server.
         """
         if server_rate <= 1.0 and self.all_one:
             return np.ones(np.shape(samples))  # every P_i is 1: the code below would give the same result more slowly

@@ -196,7 +196,7 @@ def choose_node(exposures: Sequence[Exposure], kept_depths: Iterable[int], noise
         exposures: The subjects with their Psi along the path.
         kept_depths: Depths whose models are stored.
         noise_std: Standard deviation of the noise of the request.
-        order: Number of the request.
+        order: Order of the request among all executed requests.
 
     Returns:
         The choice; its `wanted_depth` is the latest allowed depth, whether or not its model was kept.

@@ -46,11 +46,11 @@ def client_increments(
     The arrays hold either the participants of one round, or the rounds of one client.
 
     Args:
-        samples: n_c.
-        drifts: ||theta_c - mean||.
+        samples: Number of samples n_c of each client.
+        drifts: Distance ||theta_c - mean|| of each client's model from the mean.
         total_samples: N, an array for the rounds of one client.
         mean_shift: ||mean - theta^n||, an array for the rounds of one client.
-        server_rate: Server rate g.
+        server_rate: Learning rate g of the server.
 
     >>> client_increments(np.array([1, 3]), np.array([2.0, 2.0]), 4, 1.0, 1.0).round(6)
     array([0.666667, 6.      ])
@@ -157,13 +157,13 @@ def summarise_round(
 
     Args:
         participants: Indices of the participants.
-        samples: n_c of each participant.
+        samples: Number of samples n_c of each participant.
         drifts: ||theta_c - mean|| of each participant.
-        mean_shift: ||mean - theta^n||.
+        mean_shift: Distance ||mean - theta^n|| that the mean moved.
         rounding: Floating-point allowance of the round.
-        factors: P_i of each participant.
-        averagedness: alpha_i of each participant.
-        server_rate: Server rate g.
+        factors: Expansion factor P_i of each participant.
+        averagedness: Averagedness alpha_i of each participant.
+        server_rate: Learning rate g of the server.
         population_samples: Samples of the whole federation, or None. They give the increments of the authors' code, for
             comparison only.
     """

@@ -34,7 +34,7 @@ def is_semi_definite(gram: Integers, rank_at_most: int) -> bool:
     """Return whether a symmetric matrix with a nonnegative diagonal is positive semi-definite.
 
     Args:
-        gram: The matrix.
+        gram: Symmetric matrix with a nonnegative diagonal.
         rank_at_most: Expected upper bound on its rank.
 
     >>> is_semi_definite(np.array([[4, 2], [2, 1]]), 1), is_semi_definite(np.array([[4, 3], [3, 1]]), 1)

@@ -172,7 +172,7 @@ def statistics_of_chunks(fixed: FixedPoint, chunks: Iterable[tuple[Array, Array]
         if len(phi) != len(targets):
             raise InputError(f"{len(phi)} samples have {len(targets)} targets")
         samples += len(phi)
-        if samples > fixed.samples_at_most:  # before a sum could overflow int64
+        if samples > fixed.samples_at_most:  # refuse before a sum can overflow int64
             raise InputError(
                 f"{samples} samples could overflow the statistics, which allow at most {fixed.samples_at_most}: "
                 "use fewer feature_bits or a smaller norm"
