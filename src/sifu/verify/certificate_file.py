@@ -348,7 +348,7 @@ def _check_training_noise(body: dict[str, Any]) -> Iterator[str]:
     if body["untouched"]:
         return  # epsilon is composed over rounds whose models no longer exist
     composed = stated["epsilon_composed"]
-    least = calibration.SMALLEST_DELTA if composed > 0.0 else 0.0  # 0 without a relevant round
+    least = calibration.SMALLEST_DELTA if composed > 0.0 else 0.0  # 0 if no round involved the clients
     # Both figures follow from one ratio of noise. Recovering the ratio from epsilon loses digits, hence the tolerance.
     if 0.0 < composed <= calibration.LARGEST_EPSILON:
         least = calibration.stated_delta(body["epsilon"], calibration.exact_multiplier(composed, body["delta"]))

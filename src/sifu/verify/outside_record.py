@@ -174,7 +174,7 @@ def parse_anchor(anchor: str) -> tuple[int, str]:
     """Return the event number and the hash of an anchor.
 
     Raises:
-        InputError: If the text is not an anchor.
+        InputError: If the string is not an anchor.
     """
     match = re.fullmatch(r"\s*([1-9][0-9]{0,17}):([0-9a-fA-F]{64})\s*", anchor)
     if not match:

@@ -265,7 +265,7 @@ def _check_choice(view: RunView, request: RequestRow, recorded: RecordedRequest,
 
 
 def _figure(text: str | None) -> float | None:
-    """Parse a Psi of the table `charges`: a number, or the word for infinity in quotation marks."""
+    """Parse a Psi from the table `charges`: a number, or infinity as a quoted string."""
     return None if text is None else float(text.strip("'"))
 
 

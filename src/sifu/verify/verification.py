@@ -227,10 +227,10 @@ def _check_belongs_together(reader: RunReader) -> Iterator[str]:
 
 
 def check_public_key(public_key: str | None) -> None:
-    """Check that a text can be an Ed25519 public key.
+    """Check that a string can be an Ed25519 public key.
 
     Raises:
-        InputError: If the text cannot be such a key.
+        InputError: If the string cannot be such a key.
     """
     if public_key is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", public_key):
         raise InputError(f"a public key must have 64 hexadecimal digits, found {len(public_key)} characters")
