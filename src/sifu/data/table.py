@@ -17,7 +17,7 @@ import numpy as np
 from sifu.data.dataset import Dataset
 from sifu.data.held_out import contents_of, held_out_rows, numbers_of
 from sifu.data.swallowed_rows import possible_rows, refuse_swallowed_rows
-from sifu.data.table_coding import FAR_OUTSIDE, NO_TEXT, TableCoding, TableFile
+from sifu.data.table_coding import FAR_OUTSIDE, NO_SEPARATOR, TableCoding, TableFile
 from sifu.data.table_values import Place, is_missing, stripped
 from sifu.errors import InputError, SifuWarning, install_extra
 from sifu.theory.arrays import Array
@@ -82,7 +82,7 @@ def read_frame(frame: Any, coding: TableCoding, **options: Any) -> Dataset:
         raise InputError(
             f"the columns of a {type(frame).__name__} cannot be read ({error}): a lazy frame needs .collect() first"
         ) from error
-    table = TableFile("the frame", columns, separator=NO_TEXT)
+    table = TableFile("the frame", columns, separator=NO_SEPARATOR)
     if not columns or not table.rows:
         raise InputError("the frame has no rows")
     return _dataset("frame", [table], coding, **options)
@@ -485,4 +485,4 @@ def _read_parquet(path: Path) -> TableFile:
         columns = {str(name): table.column(name).to_pylist() for name in table.column_names}
     except (ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path} is not a readable Parquet file ({type(error).__name__})") from error
-    return TableFile(str(path), columns, separator=NO_TEXT)
+    return TableFile(str(path), columns, separator=NO_SEPARATOR)

@@ -30,7 +30,7 @@ from sifu.theory.arrays import Array
 
 FAR_OUTSIDE = 10.0
 """Largest plausible scaled number: beyond it, the constants or the value are probably wrong, and a warning is given."""
-NO_TEXT = ""
+NO_SEPARATOR = ""
 """Value of `separator` for sources that are not text files: Parquet files and data frames."""
 
 
@@ -57,7 +57,7 @@ class TableFile:
     @property
     def decimal_commas(self) -> bool:
         """True if 1,5 is a number, because commas do not separate fields."""
-        return self.separator not in (",", NO_TEXT)
+        return self.separator not in (",", NO_SEPARATOR)
 
 
 @dataclass(frozen=True)

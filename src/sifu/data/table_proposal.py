@@ -121,10 +121,10 @@ class _Column:
     """Content of a column: the count of each distinct value, without missing values, and the number of all rows."""
 
     words: Counter[str]
-    odd: Counter[str]
+    non_numeric: Counter[str]
     """Count of each value that is not a number."""
     rows: int
-    differs: bool
+    is_unique: bool
     """True if no value is missing and no value occurs twice within a file."""
 
     @classmethod
@@ -135,17 +135,17 @@ class _Column:
         for value, count in sum(counts[1:], counts[0]).items():
             if not is_missing(value):
                 words[whole_number(value)] += count
-        odd = Counter({word: count for word, count in words.items() if not looks_like_a_number(word, commas)})
+        non_numeric = Counter({word: count for word, count in words.items() if not looks_like_a_number(word, commas)})
         rows = sum(map(len, parts))
-        differs = words.total() == rows and all(
+        is_unique = words.total() == rows and all(
             len(count) == len(part) for count, part in zip(counts, parts, strict=True)
         )
-        return cls(words, odd, rows, differs)
+        return cls(words, non_numeric, rows, is_unique)
 
     @property
     def numbers(self) -> int:
         """Number of rows that hold a number."""
-        return self.words.total() - self.odd.total()
+        return self.words.total() - self.non_numeric.total()
 
     @property
     def sorted_words(self) -> list[str]:
@@ -160,22 +160,22 @@ class _Column:
     @property
     def are_sentences(self) -> bool:
         """True if most distinct values have at least `SEVERAL_WORDS` words."""
-        return 2 * sum(len(word.split()) >= SEVERAL_WORDS for word in self.odd) > len(self.words)
+        return 2 * sum(len(word.split()) >= SEVERAL_WORDS for word in self.non_numeric) > len(self.words)
 
     @property
     def is_mostly_numbers(self) -> bool:
         """True if the column has many distinct numbers and few other values."""
-        different = len(self.words) - len(self.odd)
+        different = len(self.words) - len(self.non_numeric)
         return different > FEW_WORDS and self.numbers >= MOSTLY * self.words.total()
 
     @property
     def is_identity(self) -> bool:
         """True if every row has a different whole number and there are more than `MANY_ROWS` rows."""
-        return self.differs and self.rows > MANY_ROWS and all(map(str.isdecimal, self.words))
+        return self.is_unique and self.rows > MANY_ROWS and all(map(str.isdecimal, self.words))
 
     def lies_outside(self, scale: tuple[float, float]) -> bool:
         """Return whether most of the different numbers are far from a range, as if measured in another unit."""
-        values = np.array([float(word.replace(",", ".")) for word in self.words if word not in self.odd])
+        values = np.array([float(word.replace(",", ".")) for word in self.words if word not in self.non_numeric])
         return bool(values.size) and bool(np.median(np.abs(values - scale[0])) > 4 * scale[1])
 
 
@@ -190,7 +190,7 @@ class _Roles:
     numbers: list[str] = field(default_factory=list)
     categories: list[str] = field(default_factory=list)
     dates: list[str] = field(default_factory=list)
-    wordy: list[str] = field(default_factory=list)
+    free_text_columns: list[str] = field(default_factory=list)
     identities: list[str] = field(default_factory=list)
     """Further columns with a different whole number in every row."""
     text: str = ""
@@ -231,19 +231,19 @@ class _Roles:
         column = self.columns[name]
         if column.are_codes and not _published(name):
             return self.categories
-        if not column.odd:
+        if not column.non_numeric:
             return self.numbers
         if all(map(looks_like_a_date, column.words)):
             return self.dates
         if column.is_mostly_numbers:
             return self.numbers
-        return self.categories if len(column.words) <= FEW_WORDS else self.wordy
+        return self.categories if len(column.words) <= FEW_WORDS else self.free_text_columns
 
     @property
     def classes(self) -> list[str]:
         """Classes of the label, or an empty list if the label is a number to predict."""
         column = self.columns[self.label]
-        numbers = column.words.keys() - column.odd.keys()
+        numbers = column.words.keys() - column.non_numeric.keys()
         few = len(column.words) <= (FEW_WORDS if numbers else MOST_WORDS) and not any("." in word for word in numbers)
         return column.sorted_words if few else []
 
@@ -258,12 +258,12 @@ class _Roles:
         return [
             name
             for name in (*self.numbers, *self.categories)
-            if self.columns[name].words.total() < self.columns[name].rows or self.odd_texts(name)
+            if self.columns[name].words.total() < self.columns[name].rows or self.non_numeric_values(name)
         ]
 
-    def odd_texts(self, name: str) -> Counter[str]:
+    def non_numeric_values(self, name: str) -> Counter[str]:
         """Return the counts of non-numeric values in a numeric column; for other columns, the result is empty."""
-        return self.columns[name].odd if name in self.numbers else Counter()
+        return self.columns[name].non_numeric if name in self.numbers else Counter()
 
     def checks(self) -> Iterator[str]:
         """Yield one remark for each item that the operator has to check."""
@@ -276,14 +276,14 @@ class _Roles:
             yield "model: no client's data may have shaped its weights"
         for name in self.identities:
             yield f"ignored: {name!r} has a different whole number in every row, like an identity"
-        for name in self.wordy:
+        for name in self.free_text_columns:
             if self.columns[name].are_sentences:
                 yield f"text: {name!r} holds sentences; to predict from them, add --text {name!r} --model FOLDER"
-            elif not self.identity and self.columns[name].differs:
+            elif not self.identity and self.columns[name].is_unique:
                 yield f"identity: {name!r} has a different text in every row; if it identifies a row, add --id {name!r}"
         for name in self.numbers:
-            if odd := self.odd_texts(name):
-                texts = [f"{text[:40]!r} ({count})" for text, count in odd.most_common()]
+            if non_numeric := self.non_numeric_values(name):
+                texts = [f"{text[:40]!r} ({count})" for text, count in non_numeric.most_common()]
                 yield (
                     f"missing: {name!r}: {self.columns[name].numbers} of {self.columns[name].rows} are numbers; the "
                     f"others: {some(texts)}; they are proposed as missing"
@@ -308,8 +308,8 @@ class _Roles:
             yield f"categories: list every value that {some(self.categories)} can take, seen or not"
         if self.gaps:
             yield f"missing: values are missing in {some(self.gaps)}; the fillers are constants of yours"
-        if self.dates or self.wordy:
-            yield f"ignored: {some([*self.dates, *self.wordy])} (dates or free text)"
+        if self.dates or self.free_text_columns:
+            yield f"ignored: {some([*self.dates, *self.free_text_columns])} (dates or free text)"
 
 
 def _proposal(path: Path, roles: _Roles, header: Sequence[str], model: str) -> Proposal:
@@ -318,7 +318,7 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str], model: str) -> P
     filled = []
     for name in roles.gaps:
         filler = f"{constants.get(name, (0, 1))[0]:g}" if name in roles.numbers else ""
-        filled.append("|".join((f"{quoted(name)}={filler}", *map(quoted, sorted(roles.odd_texts(name))))))
+        filled.append("|".join((f"{quoted(name)}={filler}", *map(quoted, sorted(roles.non_numeric_values(name))))))
     words = [f"{quoted(name)}={_word_list(roles.columns[name].sorted_words)}" for name in roles.categories]
     regression = [
         "",
@@ -332,7 +332,7 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str], model: str) -> P
         f"scale = {_lines(scaled)}  # CHECK",
         f"categories = {_lines(words)}  # CHECK",
         f"missing = {_lines(filled)}  # CHECK",
-        f"ignore = {_toml(join_names([*roles.identities, *roles.dates, *roles.wordy]))}  # CHECK",
+        f"ignore = {_toml(join_names([*roles.identities, *roles.dates, *roles.free_text_columns]))}  # CHECK",
     ]
     network = [
         "",
