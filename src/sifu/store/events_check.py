@@ -45,7 +45,7 @@ CHECKED = "events that were checked"
 
 
 @dataclass(frozen=True)
-class May:
+class AllowedChanges:
     """Changes that one kind of event may make: keys of the table `run`, other effects, and the `phase` it may set."""
 
     run: tuple[str, ...] = ()
@@ -53,47 +53,49 @@ class May:
     phase: str | None = None
 
 
-KINDS: Mapping[str, May] = {
-    "run created": May(_CREATED_WITH, ("rows", "models", LOCAL_RATES), "training"),
-    "rounds": May(("tip",), ("rows", *STORED, "dropped_models", "dropped_statistics", "evaluations", "rejections")),
-    GROUP_ROUNDS: May((), ("rows", "models", "dropped_models", "group_models")),
-    "merged": May(("tip",), ("rows", "models", "merges")),
-    "evaluation": May((), ("models", "dropped_models", "evaluations")),
-    "training done": May(("phase",), ("evaluations",), "ready"),
-    "request received": May(),
-    "request verified": May(),
-    "request approved": May(),
-    "request planned": May(),
-    "request refused": May(("phase",), (), "ready"),
-    "request withdrawn": May(("phase",), (), "ready"),
-    "rolled back": May(
+KINDS: Mapping[str, AllowedChanges] = {
+    "run created": AllowedChanges(_CREATED_WITH, ("rows", "models", LOCAL_RATES), "training"),
+    "rounds": AllowedChanges(
+        ("tip",), ("rows", *STORED, "dropped_models", "dropped_statistics", "evaluations", "rejections")
+    ),
+    GROUP_ROUNDS: AllowedChanges((), ("rows", "models", "dropped_models", "group_models")),
+    "merged": AllowedChanges(("tip",), ("rows", "models", "merges")),
+    "evaluation": AllowedChanges((), ("models", "dropped_models", "evaluations")),
+    "training done": AllowedChanges(("phase",), ("evaluations",), "ready"),
+    "request received": AllowedChanges(),
+    "request verified": AllowedChanges(),
+    "request approved": AllowedChanges(),
+    "request planned": AllowedChanges(),
+    "request refused": AllowedChanges(("phase",), (), "ready"),
+    "request withdrawn": AllowedChanges(("phase",), (), "ready"),
+    "rolled back": AllowedChanges(
         ("tip", "phase", LOCAL_RATES),  # older runs have LOCAL_RATES unsealed
         ("rows", *STORED, *(f"dropped_{kind}" for kind in STORED), "merges", "evaluations", LOCAL_RATES),
         "retraining",
     ),
-    "request done": May(("phase",), ("evaluations", "certificates"), "ready"),
-    "comparison": May(),
-    RELEASED: May(),
-    "key rotated": May(("public_key",)),
-    "backup made": May(),
-    "checkpoint": May(),
-    "key lost": May(),
-    "clock set": May(),
-    "timestamp missing": May(),
-    "restored": May((), ("dropped_models", "updates", "dropped_updates", "dropped_statistics")),
-    "purged": May(("client_count", "clients_digest"), ("dropped_models", "dropped_updates", LOCAL_RATES)),
-    JOINED: May(("reported", "client_count", "clients_digest")),
-    "client refused": May(("admitted",)),
-    "clients admitted": May(("admitted", "reported")),
-    "clients changed": May(("admitted",)),
-    "incidents": May(),
-    "letter refused": May(),
+    "request done": AllowedChanges(("phase",), ("evaluations", "certificates"), "ready"),
+    "comparison": AllowedChanges(),
+    RELEASED: AllowedChanges(),
+    "key rotated": AllowedChanges(("public_key",)),
+    "backup made": AllowedChanges(),
+    "checkpoint": AllowedChanges(),
+    "key lost": AllowedChanges(),
+    "clock set": AllowedChanges(),
+    "timestamp missing": AllowedChanges(),
+    "restored": AllowedChanges((), ("dropped_models", "updates", "dropped_updates", "dropped_statistics")),
+    "purged": AllowedChanges(("client_count", "clients_digest"), ("dropped_models", "dropped_updates", LOCAL_RATES)),
+    JOINED: AllowedChanges(("reported", "client_count", "clients_digest")),
+    "client refused": AllowedChanges(("admitted",)),
+    "clients admitted": AllowedChanges(("admitted", "reported")),
+    "clients changed": AllowedChanges(("admitted",)),
+    "incidents": AllowedChanges(),
+    "letter refused": AllowedChanges(),
 }
 """Changes that each kind of event may make."""
 
 
 @dataclass
-class _Past:
+class _EarlierFacts:
     """Facts about earlier events that the tables do not hold.
 
     Attributes:
@@ -115,7 +117,7 @@ class _Checked:
 
     events: list[Event]
     tables: ReplayedTables
-    past: _Past
+    past: _EarlierFacts
 
 
 def check_events(reader: RunReader) -> Iterator[str]:
@@ -126,7 +128,7 @@ def check_events(reader: RunReader) -> Iterator[str]:
     ledger = ReplayedLedger.of(reader)
     checked: _Checked | None = reader.shared.earlier(CHECKED)
     if checked is None or ledger.events[: len(checked.events)] != checked.events:
-        checked = _Checked([], ReplayedTables(), _Past())
+        checked = _Checked([], ReplayedTables(), _EarlierFacts())
     past = copy.deepcopy(checked.past)
     tables, problems = checked.tables.copy(), 0
     for event, before in ledger.moments(len(checked.events), tables):
@@ -177,7 +179,7 @@ def _badly_named(event: Event, content: dict[str, Any]) -> Iterator[str]:
         yield f"issues the certificates {sorted(content.get('certificates', {}))}, not those of {sorted(FORMS)}"
 
 
-def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, past: _Past) -> Iterator[str]:
+def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, past: _EarlierFacts) -> Iterator[str]:
     """Yield each way in which an event does not fit the state before it.
 
     The current model must be the last one recorded, clients must join one by one, and erased files must not return.
@@ -242,7 +244,7 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
         yield "records statistics that do not belong to its last node"
 
 
-def _badly_undone(content: dict[str, Any], before: ReplayedTables, past: _Past) -> Iterator[str]:
+def _badly_undone(content: dict[str, Any], before: ReplayedTables, past: _EarlierFacts) -> Iterator[str]:
     """Yield a problem if a decision undoes a request that is not running or whose head is already solved."""
     request = str(content["request"])
     row = before.rows["requests"].get((request,), {})
