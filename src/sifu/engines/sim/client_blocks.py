@@ -157,7 +157,7 @@ class Part:
         """Samples (clients, rows, width), gathered on first access."""
         return self._take(self.block.x)
 
-    def let_go(self) -> None:
+    def release_samples(self) -> None:
         """Release gathered samples; the next access gathers them again."""
         self.__dict__.pop("x", None)
 
@@ -172,7 +172,7 @@ class Part:
         products = (self.x.reshape(count * padded, width) @ model.T.contiguous()).reshape(count, padded, -1)
         return products.transpose(1, 2).contiguous()
 
-    def pulled_back(self, dual: Tensor) -> Tensor:
+    def transposed_products(self, dual: Tensor) -> Tensor:
         """Return X_i' V_i of each client, transposed: (clients, outputs, width), from V' (clients, outputs, rows)."""
         if not self.one_by_one:
             return torch.bmm(dual, self.x)

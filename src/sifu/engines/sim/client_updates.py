@@ -108,14 +108,14 @@ class DualUpdates:
 
     def __init__(self, part: Part, gram: Tensor, dual: Tensor, keep: bool) -> None:
         self._part, self._gram, self._dual = part, gram, dual
-        self._let_go: Callable[[], None] = (lambda: None) if keep else part.let_go
+        self._release_samples: Callable[[], None] = (lambda: None) if keep else part.release_samples
         lengths = _repaired(torch.linalg.vector_norm(dual, dim=(1, 2)).numpy(), dual.flatten(1).numpy())
         self._sizes = part.lengths * lengths * enlargement(dual[0].numel() + 4)
         """Upper bounds on F_i = ||X_i||_F ||V_i||_F."""
 
     def rows(self) -> Iterable[tuple[PartPlaces, Tensor]]:
         """Return pairs (places, rows u_i) of the updates."""
-        return [(self._part.places, self._part.pulled_back(self._dual).flatten(1))]
+        return [(self._part.places, self._part.transposed_products(self._dual).flatten(1))]
 
     def differences(self, mean: Tensor) -> Iterable[tuple[PartPlaces, Tensor]]:
         """Return pairs (places, rows u_i - mean)."""
@@ -124,7 +124,7 @@ class DualUpdates:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Return sum_i w_i u_i over these participants; `weights` has an entry for every participant."""
         total = self._part.summed(self._dual * weights[self._part.places][:, None, None]).flatten()
-        self._let_go()
+        self._release_samples()
         return total
 
     def distances(self, mean: Tensor, norms: Floats) -> None:
@@ -152,7 +152,7 @@ class DualUpdates:
             lengths = _repaired(torch.linalg.vector_norm(built, dim=1).numpy(), built.numpy()) * enlargement(size)
             distances[doubtful] = lengths + (samples + 2) * UNIT_ROUNDOFF * self._sizes[doubtful] * 1.01
         norms[self._part.places] = distances
-        self._let_go()
+        self._release_samples()
 
     def sum_error(self, weights: Floats, mean_norm: float) -> float:
         """Return a bound on the error of `weighted_sum`."""

@@ -189,7 +189,7 @@ class VectorisedTrainer:
         dual = self._dual(part, part.gram, model, self._batches(part, position, steps))
         if _averaged_by_duals(dual):
             return DualUpdates(part, part.gram, dual, keep_samples)
-        return RowUpdates(lambda: iter([(places, part.pulled_back(dual).flatten(1).to(torch.float64))]), keep)
+        return RowUpdates(lambda: iter([(places, part.transposed_products(dual).flatten(1).to(torch.float64))]), keep)
 
     def _updates(self, part: Part, model: Tensor, position: Position, steps: int) -> Tensor:
         """Return u_i = W_K - a_K W_0 of each client after K = `steps` steps: (clients, outputs, width)."""
@@ -197,7 +197,7 @@ class VectorisedTrainer:
         if part.gram is None:
             share = _share_after(self._training, steps)
             return (self._between_features(part, model, batches) - share * model).transpose(1, 2)
-        return part.pulled_back(self._dual(part, part.gram, model, batches))
+        return part.transposed_products(self._dual(part, part.gram, model, batches))
 
     def _between_features(self, part: Part, model: Tensor, batches: _Batches) -> Tensor:
         """Return W_K of each client (clients, width, outputs)."""

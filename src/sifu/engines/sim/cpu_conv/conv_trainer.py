@@ -76,8 +76,8 @@ class ConvTrainer:
         item = self._images.element_size()
         largest = max(bytes_a_sample(layer, item) for layer in network.convolution_layers)
         self._piece = max(1, PIECE_BYTES // largest)
-        self._passes = _Spares(lambda: _Passes(network, self._images.dtype))
-        self._locals = _Spares(lambda: _Local(network, self._images.dtype))
+        self._passes = _BufferPool(lambda: _Passes(network, self._images.dtype))
+        self._locals = _BufferPool(lambda: _Local(network, self._images.dtype))
 
     def average(
         self, start: Vector, position: Position, participants: ClientIndices, samples: np.ndarray, want_gram: bool
@@ -289,7 +289,7 @@ class _Passes:
 Buffers = TypeVar("Buffers")
 
 
-class _Spares(Generic[Buffers]):
+class _BufferPool(Generic[Buffers]):
     """Pool of buffers that are used by one thread at a time, and made on demand."""
 
     def __init__(self, make: Callable[[], Buffers]) -> None:

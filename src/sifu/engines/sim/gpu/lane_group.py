@@ -46,7 +46,7 @@ AHEAD = 2
 """Maximum number of chunks of a stream: one being processed and one being computed."""
 PATIENCE = 0.02
 """Seconds an idle device waits for missing lanes, because a batch of few lanes takes almost as long as one of many."""
-GLANCE = 0.002
+POLL_SECONDS = 0.002
 """Polling interval of a busy device, in seconds."""
 CHUNK_BYTES = 2**28
 """Maximum size of a chunk's models on the host; large models reduce the rounds per chunk."""
@@ -252,7 +252,7 @@ class LaneGroup:
                     self._away = (self._away | missing) - {stream.lane for stream in streams}
                     self._feeding = True
                     return streams
-                self._changed.wait(GLANCE if streams else None)
+                self._changed.wait(POLL_SECONDS if streams else None)
         return None
 
     def _expected(self) -> set[int]:
