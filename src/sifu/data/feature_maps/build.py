@@ -59,7 +59,7 @@ def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
         from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 
         module, source = module_of(features.module)
-        return NetworkFeatures(_read_deeply(features, module, shape), shape, norm=norm, source=source)
+        return NetworkFeatures(_with_deep_network(features, module, shape), shape, norm=norm, source=source)
     if len(shape) == 2:  # grey images have no axis for channels
         shape = (1, *shape)
     options: dict[str, Any] = {"shape": shape, "seed": seed, "norm": norm}
@@ -84,7 +84,7 @@ def _blocks(features: FeaturesSpec, deep: int) -> int:
     return words[features.layers] if isinstance(features.layers, str) else features.layers
 
 
-def _read_deeply(features: FeaturesSpec, module: Any, shape: tuple[int, ...]) -> Any:
+def _with_deep_network(features: FeaturesSpec, module: Any, shape: tuple[int, ...]) -> Any:
     """Return the user's module unchanged, or a `DeepNetwork` over it if the section asks for blocks or a projection."""
     from sifu.data.feature_maps.deep_network import Backbone, blocks_of, deep_network
 

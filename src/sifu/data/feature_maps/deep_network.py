@@ -32,7 +32,7 @@ class Backbone(Protocol):
         """
 
 
-class Reading(nn.Module, abc.ABC):
+class FeatureExtractor(nn.Module, abc.ABC):
     """Module that computes rows of features from samples with a network."""
 
     @property
@@ -46,7 +46,7 @@ class Reading(nn.Module, abc.ABC):
         """True if the features may include blocks before the last layer."""
 
 
-class DeepNetwork(Reading):
+class DeepNetwork(FeatureExtractor):
     """Deep features: pooled activations of a backbone's last `blocks` blocks and of its last layer."""
 
     project: Tensor | None

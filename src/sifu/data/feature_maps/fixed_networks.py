@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from sifu.data.feature_maps.deep_network import DeepNetwork, Reading, deep_network
+from sifu.data.feature_maps.deep_network import DeepNetwork, FeatureExtractor, deep_network
 from sifu.data.feature_maps.feature_map import SAME_FEATURES, FeatureMap, Floats, check_norm, in_chunks
 from sifu.data.forked import forked, in_this_process
 from sifu.data.fresh_modules import fixed_algorithms, fixed_generators, fresh_copy
@@ -227,7 +227,7 @@ class NetworkFeatures(FeatureMap):
         """True if a user's module accepts only token ids, for example because it starts with an embedding."""
         self._use(fresh_copy(self.module))
         try:
-            known = self.module.features if isinstance(self.module, Reading) and self.kind != "module" else 0
+            known = self.module.features if isinstance(self.module, FeatureExtractor) and self.kind != "module" else 0
             if known:
                 self.features = known
             else:
@@ -376,7 +376,7 @@ class NetworkFeatures(FeatureMap):
 
     def _lengths(self, rows: Floats) -> Floats:
         """Return the length of each row, computed independently of the other rows."""
-        if isinstance(self.module, Reading) and self.module.is_deep:  # numpy sums in an order fixed by the row's size
+        if isinstance(self.module, FeatureExtractor) and self.module.is_deep:  # numpy sums in an order fixed by size
             lengths: Floats = np.sqrt(np.square(rows).sum(axis=1))
             return lengths
         return np.array([math.sqrt(math.fsum(row * row)) for row in rows])  # fsum is correctly rounded in any order

@@ -38,7 +38,7 @@ RESIZING = {2: "bilinear", 3: "bicubic"}
 """Interpolation modes, by their number in the preprocessing configuration."""
 
 
-class StillNetwork(nn.Module, abc.ABC):
+class EvalModeNetwork(nn.Module, abc.ABC):
     """A network that stays in evaluation mode while it is tuned, so that dropout stays off."""
 
     def __init__(self, network: nn.Module) -> None:
@@ -53,7 +53,7 @@ class StillNetwork(nn.Module, abc.ABC):
         """Return the means of the last layer."""
         return self.activations(x)[-1]
 
-    def train(self, mode: bool = True) -> StillNetwork:
+    def train(self, mode: bool = True) -> EvalModeNetwork:
         """Keep the network in evaluation mode, whatever the `mode`."""
         super().train(False)
         return self
@@ -65,7 +65,7 @@ class StillNetwork(nn.Module, abc.ABC):
         return states
 
 
-class TextNetwork(StillNetwork):
+class TextNetwork(EvalModeNetwork):
     """Network that maps rows of token ids to means over the tokens of each text."""
 
     def activations(self, x: Tensor) -> list[Tensor]:
@@ -88,7 +88,7 @@ class TextNetwork(StillNetwork):
         return [(state * weights).sum(dim=1) / weights.sum(dim=1) for state in states]
 
 
-class ImageNetwork(StillNetwork):
+class ImageNetwork(EvalModeNetwork):
     """Network that preprocesses images with values from 0 to 1 and maps them to means over positions."""
 
     mean: Tensor
@@ -162,7 +162,7 @@ def transformer_features(
     folder = model_folder(model)
     network, drawn = _loaded(folder)
     of_images = len(shape) == 3
-    backbone: StillNetwork
+    backbone: EvalModeNetwork
     if of_images:
         prepared = _preprocessing(folder)
         backbone = ImageNetwork(getattr(network, "vision_model", network), size or _side(folder, prepared), prepared)

@@ -25,7 +25,7 @@ from torch.nn.utils import vector_to_parameters
 from sifu.core.closed_form_engine import GroupNetwork
 from sifu.core.layout import Vector
 from sifu.core.spec.sections import FeaturesSpec
-from sifu.data.feature_maps.deep_network import DeepNetwork, Reading, output_width
+from sifu.data.feature_maps.deep_network import DeepNetwork, FeatureExtractor, output_width
 from sifu.data.feature_maps.feature_map import FeatureMap, Floats
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures, Probes
 from sifu.data.fresh_modules import fresh_copy
@@ -172,7 +172,7 @@ def _last_layers(network: nn.Module) -> Sequence[str]:
     raise InputError('features.trainable = "last" finds no layer with a weight matrix: name the layers to tune')
 
 
-class Projected(Reading):
+class Projected(FeatureExtractor):
     """Module that flattens a network's output and multiplies it by the projection P, if there is one."""
 
     project: Tensor | None
@@ -187,7 +187,7 @@ class Projected(Reading):
         """Number of features of a sample; 0 if it is unknown until the network is run."""
         if self.project is not None:
             return self.project.shape[1]
-        return self.network.features if isinstance(self.network, Reading) else 0
+        return self.network.features if isinstance(self.network, FeatureExtractor) else 0
 
     @property
     def is_deep(self) -> bool:
