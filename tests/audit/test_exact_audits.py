@@ -105,7 +105,7 @@ def test_a_hit_group_left_in_is_a_contradiction(tmp_path: Path, monkeypatch: pyt
 
     spec = small_spec(groups={"count": 3, "rounds": 2, "rebuild": "never"}, stop={"max_rounds": 4, "target": 0.0})
     run = sifu.train(spec, run=tmp_path / "run")
-    monkeypatch.setattr(group_state, "is_hit", lambda row, clients: False)
+    monkeypatch.setattr(group_state, "contains_any", lambda row, clients: False)
     run.forget(["client-001"], method="groups")
     monkeypatch.undo()
     report = audit_run(sifu.open_run(tmp_path / "run"), AuditOptions(attacks=False, seed=1))

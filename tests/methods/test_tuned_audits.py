@@ -59,7 +59,7 @@ def test_an_audit_makes_the_release_again_without_the_client_and_finds_a_hit_net
     assert report.contradictions == ()
     # Negative control: the network of the hit group stays in the head.
     for module in (files_to_erase, closed_form):
-        monkeypatch.setattr(module, "is_hit", lambda row, leaving: False)
+        monkeypatch.setattr(module, "contains_any", lambda row, leaving: False)
     control = open_own(tmp_path / "control")
     control.forget(["client-003"], "gone")
     report = sifu.audit_run(control)

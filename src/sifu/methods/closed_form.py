@@ -22,9 +22,9 @@ from sifu.planning.plan import Plan
 from sifu.run.group_state import (
     REBUILT,
     available_group_models,
+    contains_any,
     current_networks,
     has_groups,
-    is_hit,
     own_statistics,
 )
 from sifu.run.run_view import RunView
@@ -39,7 +39,7 @@ class ClosedForm(Scratch):
         """Plan a fresh head from the sum over the remaining clients, with no charges."""
         leaving, folder = set(view.indices(terms.clients)), view.spec.features.cache
         backbones = current_networks(view)
-        hit = [row.grp for row in backbones if is_hit(row, leaving)]
+        hit = [row.grp for row in backbones if contains_any(row, leaving)]
         rounds = self._rounds(view, len(hit))
         cached = f"{folder} (features.cache) keeps features of clients that leave: no request erases it, so delete it"
         return replace(

@@ -67,7 +67,7 @@ class Groups(Method):
             hit = [group for group, clients in sorted(members.items()) if not leaving.isdisjoint(clients)]
             return [group for group in sorted(members) if group not in hit], hit
         merged = [part.grp for part in parts_without(models, view.spec.groups.rounds, leaving)]
-        return merged, [group for group, row in sorted(models.items()) if group_state.is_hit(row, leaving)]
+        return merged, [group for group, row in sorted(models.items()) if group_state.contains_any(row, leaving)]
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """Return the premises about the run's record, the grouping and the steps before training."""

@@ -10,7 +10,7 @@ from typing import Any
 from sifu.choices import Retention
 from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
 from sifu.core.spec.sections import FeaturesSpec
-from sifu.run.group_state import is_hit, nodes_always_kept
+from sifu.run.group_state import contains_any, nodes_always_kept
 from sifu.run.run_view import RunView
 from sifu.store.own_statistics import OwnStatistics, can_be_used
 from sifu.store.statistics_files import StatisticsRow, UpdatesRow, read_statistics, write_sum
@@ -47,7 +47,7 @@ def nodes_to_erase(
     # Models of groups are on no path. A group's model is erased if a client of the request was in the group.
     leaving = {client for exposure in exposures for client in exposure.subject.clients}
     groups = view.reader.group_models()
-    off_path = {node for node in available - set(depth_of) if node not in groups or is_hit(groups[node], leaving)}
+    off_path = {node for node in available - set(depth_of) if node not in groups or contains_any(groups[node], leaving)}
     return ({view.path.nodes[depth].node for depth in depths} | off_path) - nodes_always_kept(view.reader)
 
 
@@ -113,7 +113,7 @@ def forgetting_models(view: RunView, clients: Sequence[int], available: set[int]
 
     def holds(node: int) -> bool:
         if node in groups:
-            return is_hit(groups[node], clients)
+            return contains_any(groups[node], clients)
         # The fresh model kept for the groups is on no path and holds no client's data.
         return node in depth_of and influenced(exposures, depth_of[node])
 

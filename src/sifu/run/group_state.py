@@ -112,7 +112,7 @@ def available_group_models(reader: RunReader) -> dict[int, GroupModelRow]:
     return latest_models(reader.group_models().values(), reader.models())
 
 
-def is_hit(row: GroupModelRow, clients: Collection[int]) -> bool:
+def contains_any(row: GroupModelRow, clients: Collection[int]) -> bool:
     """Return whether one of `clients` was in the group while its model was trained."""
     return not set(clients).isdisjoint(row.members)
 
@@ -122,7 +122,7 @@ def parts_without(
 ) -> tuple[GroupModelRow, ...]:
     """Return the models that finished their `rounds` in groups without any of `clients`, in the order of the groups."""
     rows = (models[group] for group in sorted(models))
-    return tuple(row for row in rows if row.rounds == rounds and not is_hit(row, clients))
+    return tuple(row for row in rows if row.rounds == rounds and not contains_any(row, clients))
 
 
 def least_members(view: RunView) -> int:
