@@ -8,7 +8,7 @@ from sifu.run.run_view import RunView
 from sifu.store.history_tables import ParticipationRows
 from sifu.store.reader import RunReader, chain_of, joined_remainders
 from sifu.theory.arrays import Floats
-from sifu.theory.history import TAKEN_PART, PathNode
+from sifu.theory.history import KINDS_WITH_CLIENTS, PathNode
 from sifu.theory.rollback import Subject
 from sifu.theory.tracking import SensitivityTracker
 
@@ -24,7 +24,7 @@ def track_everyone(view: RunView) -> SensitivityTracker:
     tracker = SensitivityTracker(count) if start is None else remembered[nodes[start].node].copy()
     beyond = nodes[0 if start is None else start + 1 :]
     taken_part, numbers = ParticipationRows.empty(), [node.node for node in beyond]
-    if any(node.kind in TAKEN_PART for node in beyond):
+    if any(node.kind in KINDS_WITH_CLIENTS for node in beyond):
         taken_part = reader.everyone() if start is None else reader.participation(first=min(numbers))
     starts = np.searchsorted(taken_part.nodes, numbers)
     ends = np.searchsorted(taken_part.nodes, numbers, side="right")
@@ -65,7 +65,7 @@ def _track(view: RunView, tracker: SensitivityTracker, node: PathNode, rows: Par
         tracker.lose_track()
     if node.kind == "noise":
         tracker.add_rounding(node.rounding)
-    if node.kind not in TAKEN_PART:
+    if node.kind not in KINDS_WITH_CLIENTS:
         return
     measured = rows.clients[taken], rows.samples[taken], rows.drifts[taken], node.mean_shift, node.rounding
     _, scalars = view.summarise_round(*measured)

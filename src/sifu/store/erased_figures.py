@@ -31,7 +31,7 @@ from sifu.store.projection import Change, RequestRow, apply_change
 from sifu.store.reader import RunReader
 from sifu.store.replayed_ledger import ReplayedLedger
 from sifu.store.sealed import ALL_FIGURES, PURGED
-from sifu.theory.history import TAKEN_PART, PathNode
+from sifu.theory.history import KINDS_WITH_CLIENTS, PathNode
 from sifu.theory.regularity import RoundRegularity
 
 FIGURES_ERASED = "figures_erased"
@@ -217,7 +217,7 @@ def figures_that_came_back(
     The purge kept the figures of the nodes on `path`, and covered the nodes up to `last` and the `forgotten` clients.
     """
     off_path = [node for node in reader.nodes(0, last) if node.node not in path]
-    cut_off = [node for node in off_path if node.kind in TAKEN_PART]
+    cut_off = [node for node in off_path if node.kind in KINDS_WITH_CLIENTS]
     if noised := [
         node.node
         for node in off_path

@@ -34,7 +34,7 @@ from sifu.theory.tracking import (
 
 Accounting = Literal["round", "population"]
 NodeKind = Literal["initial", "round", "noise", "heuristic", "group", "merge"]
-TAKEN_PART: tuple[NodeKind, ...] = ("round", "merge")
+KINDS_WITH_CLIENTS: tuple[NodeKind, ...] = ("round", "merge")
 """Kinds of nodes that record the participation of clients."""
 
 

@@ -17,7 +17,7 @@ from sifu.store.history_tables import ParticipationRows, clients_digest, rows_di
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record, refuse_problems
 from sifu.store.sealed import erased_by_purges
-from sifu.theory.history import TAKEN_PART
+from sifu.theory.history import KINDS_WITH_CLIENTS
 from sifu.theory.regularity import RoundRegularity
 
 
@@ -110,7 +110,7 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
         part = everyone.between(node.node, node.node)
         if not (node.mean_shift >= 0.0 and node.rounding >= 0.0):  # these are upper bounds
             yield f"rounds: node {node.node} has a mean shift or rounding that is negative or not a number"
-        if node.kind not in TAKEN_PART:
+        if node.kind not in KINDS_WITH_CLIENTS:
             if part.nodes.size:
                 yield f"rounds: node {node.node} is not a round but has participants"
             continue
