@@ -15,7 +15,7 @@ from rich.table import Table
 from sifu.cli.output import Answer, duration, level_text, names_text, number, out, table, whom_text
 from sifu.cli.run_output import MOST_CLIENTS
 from sifu.core.ledger import finite_or_text
-from sifu.core.method_info import CLOSED_FORM, GUESSING, attacker_rate
+from sifu.core.method_info import BLIND_GUESS_RATE, CLOSED_FORM, attacker_rate
 from sifu.core.premises import premises_that_count
 from sifu.errors import InputError
 from sifu.planning.outlook import LOOK_AHEAD, BudgetLine, Outlook
@@ -27,7 +27,7 @@ def _attacker(way: MethodOption) -> str:
     """Return the bound on the attacker's success rate as a table cell: a percentage, "guessing" or "no bound"."""
     if way.attacker_rate is None:
         return "no bound"
-    return "guessing" if way.attacker_rate <= GUESSING else f"{100.0 * way.attacker_rate:.3g} %"
+    return "guessing" if way.attacker_rate <= BLIND_GUESS_RATE else f"{100.0 * way.attacker_rate:.3g} %"
 
 
 def print_options(plan: Plan, everything: bool) -> None:

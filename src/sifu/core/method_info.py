@@ -83,7 +83,7 @@ def delta_of_charges(
     return min(1.0, math.ceil(delta * scale - 1e-6) / scale)
 
 
-GUESSING = 0.01
+BLIND_GUESS_RATE = 0.01
 """True-positive rate of a blind guess with 1 % false alarms."""
 
 
@@ -98,7 +98,7 @@ def attacker_rate(level: Level, multiplier: float) -> float | None:
     if level == "none":
         return None
     if level == "exact":
-        return GUESSING
+        return BLIND_GUESS_RATE
     return math.ceil(true_positive_rate(1.0 / multiplier) * 1e4 - 1e-6) / 1e4
 
 

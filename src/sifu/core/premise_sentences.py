@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-AS_STATED = "as stated"
+SENTENCE_FROM_METHOD = "as stated"
 """Case of a premise whose sentence is not in this file: its method supplies the sentence as the value `statement`."""
 SENTENCES: dict[str, dict[str, str]] = {
     "accounting": {
@@ -222,11 +222,11 @@ SENTENCES: dict[str, dict[str, str]] = {
 
 def sentence(name: str, case: str, values: Mapping[str, Any]) -> str:
     """Return the sentence of a premise in the current wording."""
-    text = "{statement}" if case == AS_STATED else SENTENCES.get(name, {}).get(case)
+    text = "{statement}" if case == SENTENCE_FROM_METHOD else SENTENCES.get(name, {}).get(case)
     if text is None:
         raise ValueError(
             f"there is no sentence for the premise {name!r}, case {case!r}: add it to SENTENCES, or give the sentence "
-            f"as the value 'statement' of case {AS_STATED!r}"
+            f"as the value 'statement' of case {SENTENCE_FROM_METHOD!r}"
         )
     words = text.format(**values)
     return f"{words[0].upper()}{words[1:]}"

@@ -111,7 +111,7 @@ def noise_rounding(noisy: Vector) -> float:
 
 LISTED = 5
 """Largest number of clients that an error names."""
-STEPPED = 2**15
+ENTRIES_PER_BLOCK = 2**15
 """Number of model entries updated at once."""
 
 
@@ -308,8 +308,8 @@ def step(federation: Federation, setup: RoundSetup, participants: ClientIndices,
     new: Vector = np.empty(setup.start.size, dtype=dtype)
     finite = not average.not_finite
     with np.errstate(over="ignore", invalid="ignore"):
-        for first in range(0, new.size, STEPPED):  # process parts that fit into the processor's cache
-            here = slice(first, first + STEPPED)
+        for first in range(0, new.size, ENTRIES_PER_BLOCK):  # process parts that fit into the processor's cache
+            here = slice(first, first + ENTRIES_PER_BLOCK)
             moved = average.step[here] if rate == 1.0 else rate * average.step[here]
             model = setup.start[here].astype(np.float64)
             model += moved
