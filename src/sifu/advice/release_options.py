@@ -22,11 +22,11 @@ from sifu.theory.release_noise import Release, noise_for
 
 BUDGETS = ((1.0, 1e-5), (3.0, 1e-5), (10.0, 0.01))
 """Budgets to compare: strong, usual and weak."""
-TRIED = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+PENALTY_FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Relative penalties to try, as multiples of the spec's penalty. Protection needs a larger penalty than accuracy."""
 DRAWS = 5
 """Number of noise draws that an accuracy is averaged over."""
-WORTH = 0.05
+LARGEST_AFFORDABLE_LOSS = 0.05
 """Largest loss of held-out accuracy that counts as affordable."""
 
 Unit = Literal["record", "client"]
@@ -90,7 +90,7 @@ class ReleaseAdvice:
 
     def _verdict_on(self, unit: Unit, count: int) -> str:
         options = [option for option in self.options if option.unit == unit]
-        affordable = next((option for option in options if self.cost_of(option) <= WORTH), None)
+        affordable = next((option for option in options if self.cost_of(option) <= LARGEST_AFFORDABLE_LOSS), None)
         if affordable is not None:
             return (
                 f"Noise hides a {unit} at epsilon {affordable.epsilon:g} for {100 * self.cost_of(affordable):.1f} "
@@ -127,7 +127,7 @@ def advise_releases(spec: Spec, data_folder: str | Path | None, clients: Any) ->
     usable = _usable(engine)
     release = Release(total(engine.fixed, [engine.sent_by(client) for client in usable]), relative)
     study = _Study(spec, engine, usable, held, engine.features(np.asarray(held.x)))
-    tried = [study.at(release.at(relative * factor)) for factor in TRIED]
+    tried = [study.at(release.at(relative * factor)) for factor in PENALTY_FACTORS]
     best = max(tried, key=lambda heads: heads.accuracy)
     options = []
     for unit in ("record", "client"):
