@@ -20,7 +20,7 @@ from sifu.core.layout import Vector, model_pieces
 from sifu.core.replies import Reply, printable
 from sifu.core.round import RoundSetup, run_round
 from sifu.engines.plans import Instruction
-from sifu.engines.remote import NO_SCORE, NOWHERE, Blueprint, OpenRound, RemoteFederation, Score, evaluation_of
+from sifu.engines.remote import NO_ROUND, NO_SCORE, Blueprint, OpenRound, RemoteFederation, Score, evaluation_of
 from sifu.errors import InputError
 from sifu.theory.facts import TrainingFacts
 from sifu.theory.participation import ClientIndices
@@ -107,7 +107,7 @@ class OutsideFederation(RemoteFederation):
             return evaluation_of(clients, [NO_SCORE] * len(clients))
         there = self.may_ask(clients)
         models = dict.fromkeys(self._names(there), self._arrays(self.layout.own_copy(model)))
-        replies = self._ask("evaluate", NOWHERE, models)
+        replies = self._ask("evaluate", NO_ROUND, models)
         scores = {client: self._score(client, replies.get(name)) for client, name in zip(there, models, strict=True)}
         return evaluation_of(clients, [scores.get(client, NO_SCORE) for client in clients.tolist()])
 
@@ -120,7 +120,7 @@ class OutsideFederation(RemoteFederation):
         if 0 <= correct <= samples and math.isfinite(loss):
             return samples, correct, loss
         if reply is not None:
-            self.note(NOWHERE, client, "its evaluation cannot be used")
+            self.note(NO_ROUND, client, "its evaluation cannot be used")
         return NO_SCORE
 
     def _replies(

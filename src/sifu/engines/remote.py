@@ -47,7 +47,7 @@ ATTEMPTS = 3
 """Number of attempts to get a reply that the run cannot continue without."""
 LOST_IN_A_ROW = 5
 """Number of consecutive lost rounds after which training stops; it can be continued later."""
-NOWHERE = Position(0, 0)
+NO_ROUND = Position(0, 0)
 """Position of messages that belong to no round, such as evaluations."""
 
 

@@ -16,7 +16,7 @@ from sifu.engines.flower.exchanged import EvaluationSample, Reporter
 from sifu.engines.flower.wire import PROFILE_WANTED, TRAIN, model_message
 from sifu.engines.own_models import fresh_model, own_blueprint
 from sifu.engines.plans import Instruction, WireProfile
-from sifu.engines.remote import NOWHERE, Blueprint, MetricNames
+from sifu.engines.remote import NO_ROUND, Blueprint, MetricNames
 from sifu.errors import InputError
 from sifu.requests.worker import Tell
 
@@ -136,7 +136,7 @@ class OwnServer:
 
         fresh, config = fresh_model(self.initial, 0, spec.seed), {**self.config, PROFILE_WANTED: True}
         arrays = ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in fresh.items()})
-        return model_message(arrays, Instruction(NOWHERE, 0, 1), node, TRAIN, timeout, config)
+        return model_message(arrays, Instruction(NO_ROUND, 0, 1), node, TRAIN, timeout, config)
 
     def after_round(self, tell: Tell, position: Position, model: ArrayRecord) -> None:
         """Display the result of the central evaluation of a round's model."""

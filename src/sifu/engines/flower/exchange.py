@@ -29,7 +29,7 @@ from sifu.engines.flower.wire import (
     with_config,
 )
 from sifu.engines.plans import Instruction
-from sifu.engines.remote import NOWHERE, RemoteFederation
+from sifu.engines.remote import NO_ROUND, RemoteFederation
 from sifu.errors import InputError
 from sifu.theory.participation import ClientIndices
 
@@ -346,7 +346,7 @@ class Messenger:
         self,
         messages: Mapping[int, Message],
         read: Callable[[Message], Answer],
-        position: Position = NOWHERE,
+        position: Position = NO_ROUND,
         doing: str = "",
         together: Sequence[Collection[int]] = (),
     ) -> dict[int, Answer]:

@@ -50,8 +50,8 @@ from sifu.engines.flower.wire import (
 from sifu.engines.masked_updates import MaskedRound, Ready, masked_facts
 from sifu.engines.remote import (
     ATTEMPTS,
+    NO_ROUND,
     NO_SCORE,
-    NOWHERE,
     Blueprint,
     OpenRound,
     RemoteFederation,
@@ -90,7 +90,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         self.after_round: Callable[[Position, ArrayRecord], None] | None = None
         self.reporter: Reporter | None = None
         self.evaluation_sample = EvaluationSample()
-        self._position = NOWHERE
+        self._position = NO_ROUND
         self.least = max(patience.min_replies, LEAST_MASKED if masked else 1)
         # Without one client, a round might have been dropped, or another client's late reply might have counted.
         # Clients are therefore coupled, which certificates list as an assumption.
@@ -298,7 +298,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
             records, metrics = [self.record(model) for model in models], self.blueprint.metrics
             several = kind == EVALUATE_SEVERAL
             more = {"server-round": self._position.round + 1}
-            messages = self._messenger.messages(nodes, records if several else records[0], NOWHERE, kind, more=more)
+            messages = self._messenger.messages(nodes, records if several else records[0], NO_ROUND, kind, more=more)
             answers = self._messenger.ask(
                 messages,
                 lambda reply: read_scores(reply, len(models)) if several else [read_score(reply, metrics)],

@@ -44,7 +44,7 @@ from sifu.engines.plans import (
     Sent,
     WireProfile,
 )
-from sifu.engines.remote import NOWHERE, MetricNames, Score
+from sifu.engines.remote import NO_ROUND, MetricNames, Score
 from sifu.errors import InputError
 from sifu.theory.arrays import Words
 from sifu.theory.closed_form import Rows, Statistics
@@ -143,7 +143,7 @@ def with_config(message: Message, more: Mapping[str, Any], timeout: float) -> Me
 
 def profile_message(node: int, plan: str, timeout: float) -> Message:
     """Build the message that asks a node for its profile."""
-    content = RecordDict({CONFIG: ConfigRecord({**Instruction(NOWHERE, 0, 1, plan).to_values()})})
+    content = RecordDict({CONFIG: ConfigRecord({**Instruction(NO_ROUND, 0, 1, plan).to_values()})})
     return Message(content, node, PROFILE_QUERY, ttl=timeout, group_id="profile")
 
 
