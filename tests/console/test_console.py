@@ -282,7 +282,7 @@ def test_a_stream_tells_what_changes_and_ends_with_its_token(service: Any, monke
     from sifu.console.tokens import Sessions, TokenFile, state_folder
 
     monkeypatch.setattr(streaming, "EVERY", 0.02)
-    monkeypatch.setattr(streaming, "STILL_HERE", 0.3)
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_SECONDS", 0.3)
     key, tokens = service.key("north"), TokenFile(state_folder(service.folder))
     console = Console(
         ConsoleService([service.folder], state_folder(service.folder)), tokens, Sessions(tokens), False, RateLimit(1, 1)

@@ -22,7 +22,7 @@ from sifu.console.tokens import Token
 from sifu.errors import SifuError
 from sifu.store.files import private_folder
 
-FOUND_AGAIN_EVERY = 3.0
+RESCAN_SECONDS = 3.0
 """Interval between two searches for new run folders, in seconds."""
 log = logging.getLogger(__name__)
 
@@ -35,14 +35,14 @@ class ConsoleService:
         private_folder(state, parents=True)
         self.jobs, self._nonces = Jobs(state), KeptNonces(state)
         self._runs: dict[str, ServedRun] = {}
-        self._looked = -FOUND_AGAIN_EVERY
+        self._looked = -RESCAN_SECONDS
         self._told: set[str] = set()
         self._lock = threading.Lock()
 
     def every_run(self) -> dict[str, ServedRun]:
-        """Return all runs by key; search the folders for new runs at most every `FOUND_AGAIN_EVERY` seconds."""
+        """Return all runs by key; search the folders for new runs at most every `RESCAN_SECONDS` seconds."""
         with self._lock:
-            if time.monotonic() - self._looked >= FOUND_AGAIN_EVERY:
+            if time.monotonic() - self._looked >= RESCAN_SECONDS:
                 self._looked = time.monotonic()
                 here = {run.folder: run for run in self._runs.values()}
                 runs: list[ServedRun] = []

@@ -29,7 +29,7 @@ from sifu.errors import SifuError
 
 EVERY = 1.0
 """Interval between two reads of a watched run, in seconds."""
-STILL_HERE = 15.0
+KEEP_ALIVE_SECONDS = 15.0
 """Interval of keep-alive lines, in seconds; they are sent if nothing changed, to detect dead connections."""
 MOST_VIEWERS = 2000
 MOST_PER_PERSON = 20
@@ -77,7 +77,7 @@ class Broadcast:
                     yield sent
                     continue
                 try:
-                    await asyncio.wait_for(self._changed[key].wait(), STILL_HERE)
+                    await asyncio.wait_for(self._changed[key].wait(), KEEP_ALIVE_SECONDS)
                 except TimeoutError:
                     yield b": still here\n\n"
         finally:
