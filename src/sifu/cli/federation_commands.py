@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-from sifu.cli.options import Commands, argument, note_run, option
+from sifu.cli.options import Commands, argument, collect_run, option
 from sifu.cli.output import Answer, table
 from sifu.errors import InputError
 
@@ -19,7 +19,7 @@ clients = Commands(
     "clients", "Manage the list of clients of a Flower federation: names and the public keys of their nodes."
 )
 
-RunArgument = Annotated[Path, argument("DIR", "The run folder, even if there is no run yet.", callback=note_run)]
+RunArgument = Annotated[Path, argument("DIR", "The run folder, even if there is no run yet.", callback=collect_run)]
 NameOption = Annotated[str, option("The client's name.", "--name")]
 
 

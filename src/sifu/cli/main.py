@@ -14,7 +14,7 @@ import typer
 
 from sifu.cli.console_commands import serve, token
 from sifu.cli.federation_commands import clients, flower
-from sifu.cli.options import answering, option, runs_at_work
+from sifu.cli.options import answering, option, runs_of_this_command
 from sifu.cli.output import Answer, Format, harmless, print_json
 from sifu.cli.proof import audit, client_audit, evidence, verify
 from sifu.cli.request_commands import certificate, requests
@@ -129,7 +129,7 @@ def run_app(app: typer.Typer) -> None:
     # The format must be known even if the command line cannot be parsed.
     separate = any(pair == ("--format", "json") for pair in itertools.pairwise(sys.argv[1:]))
     Answer.format = Format.json if separate or "--format=json" in sys.argv[1:] else Format.text
-    runs_at_work.clear()
+    runs_of_this_command.clear()
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -192,11 +192,11 @@ def _leave(code: int) -> None:
 
 def _say_what_is_overdue() -> None:
     """Write to stderr which runs of this command have overdue requests, or a last event that contradicts the clock."""
-    if not runs_at_work:
+    if not runs_of_this_command:
         return
     from sifu.api.run_search import clock_problem_of, overdue_of
 
-    for run in dict.fromkeys(runs_at_work):
+    for run in dict.fromkeys(runs_of_this_command):
         clock = clock_problem_of(run)
         if clock:
             sys.stderr.write(harmless(f"sifu: {run}: {clock}\n"))

@@ -69,21 +69,21 @@ def argument(metavar: str | None, help: str, **more: Any) -> Any:
     return typer.Argument(metavar=metavar, help=help, **more)
 
 
-runs_at_work: list[Path] = []
+runs_of_this_command: list[Path] = []
 """Run folders given to this command; when it ends, it lists their overdue requests."""
 
 
-def note_run(folder: Path | None) -> Path | None:
-    """Add a run folder to `runs_at_work`, and return it."""
+def collect_run(folder: Path | None) -> Path | None:
+    """Add a run folder to `runs_of_this_command`, and return it."""
     if folder is not None:
-        runs_at_work.append(folder)
+        runs_of_this_command.append(folder)
     return folder
 
 
 AllOption = Annotated[bool, option("Full output, not only what fits on one screen.", "--all")]
 FormatOption = Annotated[Format, option("Output format; json prints one JSON object on stdout.", "--format")]
 DataOption = Annotated[Path | None, option("Folder with data files (or set SIFU_DATA).", "--data")]
-RunArgument = Annotated[Path, argument("DIR", "The run folder.", callback=note_run)]
+RunArgument = Annotated[Path, argument("DIR", "The run folder.", callback=collect_run)]
 RequestArgument = Annotated[str, argument("ID", "The request.")]
 ActorOption = Annotated[str | None, option("Name of the person acting (or set SIFU_ACTOR).", "--actor")]
 SetOption = Annotated[list[str] | None, option("Override a key of the spec.", "--set", metavar="KEY=VALUE")]

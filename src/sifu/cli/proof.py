@@ -16,7 +16,7 @@ from sifu.cli.options import (
     RequestArgument,
     RunArgument,
     argument,
-    note_run,
+    collect_run,
     option,
 )
 from sifu.cli.output import Answer, out
@@ -32,7 +32,7 @@ def verify(
         argument(
             "DIR|CERTIFICATE|EVIDENCE",
             "A run folder, a certificate (plain, or in a DSSE envelope), or a bundle of evidence.",
-            callback=note_run,
+            callback=collect_run,
         ),
     ],
     public_key: PublicKeyOption = None,
@@ -93,7 +93,7 @@ def verify(
 
 
 def audit(
-    folder: Annotated[Path | None, argument("DIR", "The run folder.", callback=note_run)] = None,
+    folder: Annotated[Path | None, argument("DIR", "The run folder.", callback=collect_run)] = None,
     request: Annotated[str | None, option("Request whose release is attacked.", show_default="the last")] = None,
     attacks: Annotated[bool, option("Run membership inference, Scratch and relearning too; they retrain.")] = True,
     subjects: Annotated[int, option("Maximum number of forgotten clients to replay.", min=1)] = 16,

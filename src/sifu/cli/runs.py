@@ -18,7 +18,7 @@ from sifu.cli.options import (
     RunArgument,
     SetOption,
     argument,
-    note_run,
+    collect_run,
     option,
 )
 from sifu.cli.output import Answer, RoundsProgress, err, names_text, table
@@ -120,7 +120,7 @@ def init(
 
 def train(
     spec: Annotated[Path, argument("SPEC.toml", "Spec of the training, see sifu init.")],
-    run: Annotated[Path, option("Folder of the run; an unfinished run is continued.", callback=note_run)],
+    run: Annotated[Path, option("Folder of the run; an unfinished run is continued.", callback=collect_run)],
     settings: SetOption = None,
     data: DataOption = None,
     device: DeviceOption = "auto",
