@@ -19,7 +19,7 @@ from sifu.store.reader import RunReader
 from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 
 
-def _tied(first: Mapping[str, Any], run: Collection[str]) -> str:
+def _why_never_purged(first: Mapping[str, Any], run: Collection[str]) -> str:
     """Return the reason (a clause) why the figures of this run can never be purged, or "" if there is none."""
     spec = first["run"]["spec"]
     if SEALED not in first:
@@ -48,7 +48,7 @@ def keeps_figures(
         run: Keys in the table `run`.
         by_choice: True if the operator accepts that certificates with noise can no longer be recomputed.
     """
-    if why := _tied(first, run):
+    if why := _why_never_purged(first, run):
         return why
     if not requests:
         return "no client was forgotten yet"
@@ -83,5 +83,5 @@ def why_figures_stay(reader: RunReader, tables: ReplayedTables | None = None, *,
     erased = not_recomputed(reader)
     left = [row for row in executed if row.request not in erased]
     if executed and not left:
-        return _tied(first, run)
+        return _why_never_purged(first, run)
     return keeps_figures(first, left, run, by_choice=by_choice)
