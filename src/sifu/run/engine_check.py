@@ -20,7 +20,14 @@ from sifu.run.devices import facts_of
 from sifu.run.regularities import Regularities
 from sifu.store.reader import Remainder, RunReader, joined_remainders, remainder_to_join
 from sifu.store.record_check import check_record
-from sifu.store.salts import SALTS_FILE, WITHOUT_SALTS, outlived, read_salts, recorded_digests, salted_sample_digest
+from sifu.store.salts import (
+    SALTS_FILE,
+    WITHOUT_SALTS,
+    obsolete_clients,
+    read_salts,
+    recorded_digests,
+    salted_sample_digest,
+)
 from sifu.theory.facts import (
     BY_LARGEST_CLIENT,
     BY_PARTICIPANTS,
@@ -100,7 +107,7 @@ def check_continues(
     different = [a.name for a, b in zip(recorded, engine.clients, strict=False) if a.name != b.name]
     if different or more < 0 or (more > 0 and not newcomers):
         raise InputError(_OTHER.format(len(engine.clients), len(recorded), different[0] if different else "the end"))
-    skipped = before.union(built.unusable, outlived(reader))
+    skipped = before.union(built.unusable, obsolete_clients(reader))
     unusable = {
         client: _OTHER.format(len(engine.clients), len(recorded), a.name)
         for client, (a, b) in enumerate(zip(recorded, engine.clients, strict=False))
@@ -162,7 +169,7 @@ def check_remainder(reader: RunReader, built: BuiltEngine, remainder: Remainder)
 
 def _check_nothing_is_recorded(reader: RunReader) -> None:
     """Refuse an engine without digests of its samples if the run has recorded digests of active clients."""
-    gone = outlived(reader)
+    gone = obsolete_clients(reader)
     recorded = [client for client in recorded_digests(reader) if client not in gone]
     if recorded:
         raise InputError(
@@ -174,7 +181,7 @@ def _check_nothing_is_recorded(reader: RunReader) -> None:
 
 def _other_samples(reader: RunReader, built: BuiltEngine, digests: Sequence[str], without: set[int]) -> dict[int, str]:
     """Return the remaining clients whose samples, or their order, changed since the run was created, with reasons."""
-    clients, salts, gone = reader.clients(), read_salts(reader.folder), outlived(reader) | without
+    clients, salts, gone = reader.clients(), read_salts(reader.folder), obsolete_clients(reader) | without
     unusable = {}
     for client, recorded in recorded_digests(reader).items():
         if client in gone:

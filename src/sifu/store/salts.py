@@ -65,7 +65,7 @@ def recorded_digests(reader: RunReader) -> dict[int, str]:
     return recorded
 
 
-def outlived(reader: RunReader) -> set[int]:
+def obsolete_clients(reader: RunReader) -> set[int]:
     """Return the clients whose samples are no longer needed: forgotten clients, except a client that has yet to rejoin.
 
     A client that lost some records rejoins with its remaining records. Clients forgotten as a whole after a backup
@@ -81,13 +81,13 @@ def outlived(reader: RunReader) -> set[int]:
 
 
 def salts_to_erase(reader: RunReader) -> set[int]:
-    """Return the clients whose salts must be erased: `outlived`, except clients of a request that awaits its head.
+    """Return the clients whose salts must be erased: `obsolete_clients`, except for requests that await their head.
 
     A running request whose closed-form head is not solved may still be refused or withdrawn. Its clients then take part
     again, with the samples they had.
     """
     returning = {row.request for row in reader.requests() if row.awaits_head(reader.tip)}
-    return outlived(reader) - {
+    return obsolete_clients(reader) - {
         client for subject in reader.subjects() if subject.request in returning for client in subject.clients
     }
 

@@ -9,7 +9,7 @@ from sifu.run.run_view import RunView
 from sifu.store.projection import ENDINGS
 from sifu.store.reader import JOINED, RunReader, joined_remainders, next_name
 from sifu.store.replayed_ledger import ReplayedLedger
-from sifu.store.salts import SALTS_FILE, WITHOUT_SALTS, outlived, read_salts, recorded_digests, salts_to_erase
+from sifu.store.salts import SALTS_FILE, WITHOUT_SALTS, obsolete_clients, read_salts, recorded_digests, salts_to_erase
 
 
 def check_history(reader: RunReader) -> Iterator[str]:
@@ -69,7 +69,7 @@ def lost_salt_notes(reader: RunReader) -> list[str]:
         salts = read_salts(reader.folder)
     except InputError:
         return []  # another check reports this problem
-    lost = recorded_digests(reader).keys() - salts.keys() - outlived(reader)
+    lost = recorded_digests(reader).keys() - salts.keys() - obsolete_clients(reader)
     if not lost:
         return []
     return [
