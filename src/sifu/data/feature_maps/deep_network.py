@@ -37,11 +37,6 @@ class FeatureExtractor(nn.Module, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def features(self) -> int:
-        """Number of features of a sample, or 0 if it is unknown until the network is run."""
-
-    @property
-    @abc.abstractmethod
     def is_deep(self) -> bool:
         """True if the features may include blocks before the last layer."""
 

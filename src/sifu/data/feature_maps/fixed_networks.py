@@ -227,7 +227,7 @@ class NetworkFeatures(FeatureMap):
         """True if a user's module accepts only token ids, for example because it starts with an embedding."""
         self._use(fresh_copy(self.module))
         try:
-            known = self.module.features if isinstance(self.module, FeatureExtractor) and self.kind != "module" else 0
+            known = self.module.features if isinstance(self.module, DeepNetwork) and self.kind != "module" else 0
             if known:
                 self.features = known
             else:

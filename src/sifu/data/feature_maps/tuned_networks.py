@@ -183,13 +183,6 @@ class Projected(FeatureExtractor):
         self.register_buffer("project", project)
 
     @property
-    def features(self) -> int:
-        """Number of features of a sample; 0 if it is unknown until the network is run."""
-        if self.project is not None:
-            return self.project.shape[1]
-        return self.network.features if isinstance(self.network, FeatureExtractor) else 0
-
-    @property
     def is_deep(self) -> bool:
         """True if the network's deep features are read."""
         return isinstance(self.network, DeepNetwork)
