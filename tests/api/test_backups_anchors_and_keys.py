@@ -227,7 +227,7 @@ def test_a_restore_says_what_it_does_to_later_certificates(
     assert sentence in said
     assert ("must be forgotten again" in said) != with_anchor
     guide = Path(__file__).parents[2] / "docs" / "guide.md"
-    stated = "no anchor can prove that the original run did not continue"
+    stated = "no anchor proves that the original run did not continue"
     assert stated in " ".join(guide.read_text().split())
     levels = {
         way: sifu.open_run(tmp_path / "back").plan(["client-003"], method=way).level for way in ("sifu", "scratch")
