@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import sifu
 from sifu.data.client_data import ClientData
-from tuned_runs import open_own, released, spec_of, whole_sum
+from tuned_runs import open_own, released, whole_sum
 
 FEATURES = {"kind": "module", "module": "public_backbone:make_rescaling"}
 ROUNDS: dict[str, Any] = {
