@@ -487,3 +487,26 @@ def test_a_cache_of_a_changed_module_is_computed_again(tmp_path: Path, monkeypat
     now = np.concatenate([phi for _, phi in again.chunks(x)])
     assert np.array_equal(now, NetworkFeatures(module.make(), (4,))(x))
     assert not np.allclose(now, first)
+
+
+class ScriptedPart(torch.nn.Module):
+    """Network with a part that is compiled to TorchScript, with or without gradients."""
+
+    def __init__(self, gradients: bool) -> None:
+        super().__init__()
+        self.part = torch.jit.script(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8)))
+        for parameter in self.part.parameters():
+            parameter.requires_grad_(gradients)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the output of the part."""
+        rows: torch.Tensor = self.part(x)
+        return rows
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_compiled_modules_that_cannot_be_frozen_are_refused() -> None:
+    for module in (ScriptedPart(gradients=True), ScriptedPart(gradients=False).part):
+        with pytest.raises(InputError, match=r"compiled to TorchScript and cannot be frozen"):
+            NetworkFeatures(module, (1, 8, 8))
+    assert NetworkFeatures(ScriptedPart(gradients=False), (1, 8, 8)).features == 8

@@ -225,7 +225,15 @@ class NetworkFeatures(FeatureMap):
         check_norm(self.norm)
         self._takes_integers = False
         """True if a user's module accepts only token ids, for example because it starts with an embedding."""
-        self._use(fresh_copy(self.module))
+        try:
+            self._use(fresh_copy(self.module))
+        except RuntimeError as error:
+            if not any(isinstance(part, torch.jit.ScriptModule) for part in self.module.modules()):
+                raise
+            raise InputError(
+                f"{type(self.module).__name__} is compiled to TorchScript and cannot be frozen: pass the original "
+                "torch module, or compile it without gradients (requires_grad_(False)) as a part of a torch module"
+            ) from error
         try:
             known = self.module.features if isinstance(self.module, DeepNetwork) and self.kind != "module" else 0
             if known:
