@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import multiprocessing
 import os
 import signal
 import sys
@@ -282,3 +284,30 @@ def test_no_files_and_no_processes_stay() -> None:
     assert sorted(os.listdir("/dev/fd")) == before
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+SHARED = {
+    "mapped memory": lambda: memoryview(mmap.mmap(-1, 8)),
+    "a tensor": lambda: torch.zeros(8, dtype=torch.uint8).share_memory_().numpy(),
+    "a value of multiprocessing": lambda: memoryview(multiprocessing.RawArray("B", 8)).cast("B"),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not list a process's memory")
+@pytest.mark.parametrize("what", SHARED)
+def test_memory_shared_between_processes_is_private_in_the_copy(what: str) -> None:
+    held = SHARED[what]()
+    held[0] = 3
+
+    def work() -> Iterator[int]:
+        held[0] = held[0] + 4
+        yield int(held[0])
+
+    assert list(forked(work)) == [7]
+    assert held[0] == 3
+    child = os.fork()
+    if child == 0:  # control: an ordinary copy shares it
+        held[0] = 9
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert held[0] == 9

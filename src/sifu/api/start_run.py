@@ -114,6 +114,8 @@ def train(
         spec: A Spec, a mapping, or the path of a TOML file.
         run: The run folder.
         model: A function that makes a torch module, or a `sifu.engines.sim` model, used instead of the spec's model.
+            On the CPU the module runs in copies of this process, in which threads that the program started before
+            do not exist: a module that needs a pool of threads must start its own.
         clients: A mapping from names to (x, y) arrays or to torch data sets; or a frame of pandas or polars, or a data
             set of Hugging Face, whose columns the spec names as for a table (`data.label`, `data.client`, ...).
         data_folder: Folder of the files of a named data set, by default SIFU_DATA or the user's cache.

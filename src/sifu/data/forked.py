@@ -9,11 +9,13 @@ computation begins with the memory of this process, which never ran the module o
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import fcntl
 import gc
 import importlib
 import io
 import logging
+import mmap
 import os
 import pickle
 import signal
@@ -31,6 +33,8 @@ from sifu.data.users_code import is_users
 from sifu.errors import InputError, SifuError
 
 T = TypeVar("T")
+MAP_FIXED = 0x10
+"""Flag of mmap, on Linux, that replaces what lies at an address."""
 
 
 class LostProcessError(SifuError):
@@ -43,7 +47,8 @@ def forked(work: Callable[[], Iterator[T]]) -> Iterator[T]:
     Items travel as pickles. The copy shows its own warnings: Python would keep their messages in this process.
     Exceptions appear in this process; one whose class is a user's becomes a `RuntimeError`, because loading it would
     run the user's code here. The copy has the settings of this thread (`process_settings`), and none of its open files.
-    It is killed if the caller stops early, and ends within a second of this process.
+    Memory that processes share is private in it. It is killed if the caller stops early, and ends within a second of
+    this process.
 
     Args:
         work: Function whose iterator runs in the copy.
@@ -140,6 +145,7 @@ def _run_and_exit(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         logging.raiseExceptions = False  # handlers may write to files that are not open here
+        _detach_shared_memory()
         _detach_files(send)
         # A process that the module starts and leaves behind must not keep the parent waiting for items.
         os.register_at_fork(after_in_child=partial(os.closerange, send, send + 1))
@@ -172,6 +178,23 @@ def _detach_files(kept: int) -> None:
         with suppress(OSError):  # the list contains its own file, closed since
             only_writes = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
             os.dup2(discards if only_writes else fails, file, inheritable=False)
+
+
+def _detach_shared_memory() -> None:
+    """Replace memory that this process shares with its parent by a private copy; on Linux, where it can be listed."""
+    with suppress(FileNotFoundError), open("/proc/self/maps", encoding="utf-8", errors="replace") as listed:
+        shared = [line.split(maxsplit=5) for line in listed if line.split(maxsplit=2)[1].startswith("rw-s")]
+        for addresses, _, _, _, _, *name in shared:
+            if name and name[0].startswith("/dev/") and not name[0].startswith(("/dev/shm/", "/dev/zero")):
+                continue  # a device
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            content = ctypes.string_at(start, end - start)
+            place = ctypes.CDLL(None, use_errno=True).mmap
+            place.restype, place.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 4]
+            both, private = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
+            if place(start, end - start, both, private, -1, 0) != start:
+                raise OSError(ctypes.get_errno(), "shared memory cannot be replaced by a private copy")
+            ctypes.memmove(start, content, len(content))
 
 
 def _flush_output() -> None:
