@@ -445,4 +445,4 @@ WITHOUT_PILOT: dict[type[Regime], Callable[[Spec, Any, Any, ProgressCallback | N
     ClosedForm: _closed_form_advice,
     TunedNetworks: _tuned_advice,
 }
-"""Function that advises on a regime without a pilot of rounds, or None for regimes that need a pilot."""
+"""Functions that give advice without training a pilot, by regime class; None means that a pilot is trained."""

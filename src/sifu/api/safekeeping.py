@@ -77,7 +77,7 @@ class Restoration:
     Attributes:
         run: Path of the new run folder.
         backup_head: Head (`SEQ:HASH`) of the backup's ledger.
-        complete: True if the given anchor is that event.
+        complete: True if an anchor was given and equals `backup_head`.
         requests: Requests restored from certificates issued since the backup.
         erased: Nodes whose models were erased because clients of these requests influenced them. The clients' own
             updates and statistics were erased as well.

@@ -50,7 +50,7 @@ class RequestLine:
 
     @staticmethod
     def of(row: RequestStatus | PendingRequest, **ours: Any) -> RequestLine:
-        """Return the row of a request in the ledger or the inbox; a request in the inbox has fewer known fields."""
+        """Return the list row for a request in the ledger or the inbox; one in the inbox has fewer known fields."""
         nothing = {"number": None, "level": None, "finished": "", "method": "", "filed_by": ""}
         theirs = {field.name: getattr(row, field.name) for field in fields(RequestLine) if hasattr(row, field.name)}
         return RequestLine(**nothing | theirs | ours)

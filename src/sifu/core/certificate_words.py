@@ -81,7 +81,7 @@ version 5 omits sentences that do not apply, version 6 states the limits of a gu
 is in plainer English. Versions 4 to 7 keep the rules of version 3.
 """
 RULES_COUNT_ALL = 3
-"""First version with the rules for premises about all clients forgotten so far."""
+"""First `WORDING` whose premises concern all clients forgotten so far."""
 
 GUARANTEE = (
     "For the executed plan (initial model, hyperparameters, preprocessing, participation, batches, earlier noise, "

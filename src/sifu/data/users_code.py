@@ -42,7 +42,7 @@ def is_users(name: Any) -> bool:
 
 
 def package_of(name: str) -> str:
-    """Return the package of a Python module, or of a function as in `allow_code`."""
+    """Return the top-level package in the name of a module, or of a function as in `allow_code`."""
     return re.split("[.:]", name)[0]
 
 

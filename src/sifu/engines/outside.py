@@ -148,7 +148,7 @@ class OutsideFederation(RemoteFederation):
     def _ask(
         self, kind: Kind, position: Position, models: Mapping[str, Arrays], more: Mapping[str, Any] = NOTHING
     ) -> Mapping[str, Any]:
-        """Pass a task on and return the replies; `more` holds additional instructions by client name."""
+        """Send a task to the clients in `models` and return their replies; `more` holds instructions by client name."""
         if not models:
             return {}
         instructions, plan = {}, self.blueprint.plan

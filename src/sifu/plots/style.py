@@ -90,7 +90,7 @@ def is_narrow() -> bool:
 
 
 def new_figure(height: float, **options: Any) -> Figure:
-    """Return an empty figure of the current width and of this height in inches."""
+    """Return an empty figure with the current width and the given height, in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(_width.get(), height), layout="constrained", **options)

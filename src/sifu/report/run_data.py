@@ -1,4 +1,4 @@
-"""The data of a report as frozen values, which are drawn and written without the run."""
+"""Immutable data of a report, from which its figures and page are made without access to the run."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ Runs = Mapping[int | None, Collection[int]]
 
 @dataclass(frozen=True)
 class ReplayedNode:
-    """A node's models, by the key of the run."""
+    """Node of the actual run, with its model in each replayed run by that run's key (see `Runs`)."""
 
     node: PathNode
     models: dict[int | None, Vector]

@@ -126,7 +126,8 @@ def check_continues(
     on_a_gpu = (BY_LARGEST_CLIENT, ON_A_GPU, ON_A_REPEATING_GPU)
     if not (recorded_facts.get("engine") in on_a_gpu and facts.engine in better):
         _check_facts(reader.folder, reader.facts, facts, ["engine"])
-    # Changed data may have no bound on rounding. This check comes last, so that changed data are reported first.
+    # If the data changed, the engine may be unable to bound rounding errors. This check comes last, so that changed
+    # data are reported first.
     if reader.facts.get("rounding_bounded", UNKNOWN):
         _check_facts(reader.folder, reader.facts, facts, ["rounding_bounded"])
     return unusable

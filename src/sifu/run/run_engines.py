@@ -76,7 +76,7 @@ class RunEngines:
         self._built, self.newcomers = None, newcomers
 
     def use(self, built: BuiltEngine) -> Engine:
-        """Use an engine until another engine is needed."""
+        """Make `built` the current engine, mark its unusable clients as absent, and return the engine."""
         self._built, engine = built, built.engine
         if isinstance(engine, LacksData):
             engine.absent = frozenset(built.unusable)

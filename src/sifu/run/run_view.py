@@ -138,7 +138,7 @@ class RunView(ClientsView):
         if not built_here or self.reader.asked["local"]["rate"] != "auto":
             return False
         rates = self.regularities.certified_rates
-        if rates is None or self.facts.local_rate == 0.0:  # a purge erased the rate
+        if rates is None or self.facts.local_rate == 0.0:  # unknown, or 0 after a purge erased it
             return rates is not None
         return self._is_automatic(rates[self._set_the_rate])
 

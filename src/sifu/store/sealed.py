@@ -122,7 +122,7 @@ def check_sealed(reader: RunReader) -> Iterator[str]:
 
 
 def erased_notes(reader: RunReader) -> list[str]:
-    """Return a note on the figures that can no longer be recomputed because a purge erased them."""
+    """Return a note on the figures that purges erased, or an empty list if there are none."""
     erased = erased_by_purges(reader.events())
     if not erased:
         return []

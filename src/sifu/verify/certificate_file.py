@@ -295,7 +295,7 @@ def _check_premises(body: dict[str, Any]) -> Iterator[str]:
 
 
 def _names_of_premises(body: dict[str, Any]) -> set[str]:
-    """Return the names of the premises that a certificate by this method must have."""
+    """Return the names of the premises that a certificate with this body must state."""
     always = {"preprocessing", "hyper-parameters", *(() if body["method"] == CLOSED_FORM else ("initial model",))}
     info = method_info(body["method"])
     always |= set(info.extra_premises)

@@ -33,7 +33,7 @@ def check_integrity(reader: RunReader) -> None:
 
 @contextmanager
 def blaming_damage(reader: RunReader) -> Iterator[None]:
-    """Check the run if the block raises an unexpected error; if the run is damaged, raise that as the cause instead."""
+    """Check the run if the block raises an unexpected error; if it is damaged, raise `RunDamagedError` instead."""
     try:
         yield
     except SifuError:

@@ -8,9 +8,10 @@ the files of its tables, at most
     files that the *last* event dropped, byte for byte as they were recorded;
     an unfinished copy of the run, if a backup was being written or restored next to it.
 
-No certificate makes a statement about such files. Any other file was added on purpose: a file that an earlier event
-dropped, or the same bytes under another name, is erased content that was put back. An event that erases permanently (a
-purge, a strict request, a restoration) states that its files no longer exist. While they exist, the statement is false.
+No certificate makes a statement about such files. No interrupted change explains any other file, so somebody added it.
+A file that an earlier event dropped, or the same bytes under another name, is erased content that was put back. An
+event that erases permanently (a purge, a strict request, a restoration) states that its files no longer exist. While
+they exist, the statement is false.
 """
 
 from __future__ import annotations

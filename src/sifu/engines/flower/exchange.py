@@ -46,7 +46,7 @@ class KeyRoster:
         self.names: dict[str, str] = {fingerprint: name for name, fingerprint in keys.items()}
 
     def nodes(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the node of each online client in `names`, except clients whose key is used by two nodes."""
+        """Return the node of each online client in `names`, except clients whose key is used by several nodes."""
         nodes_of: dict[str, list[int]] = {}
         for node in self._grid.get_nodes():
             try:

@@ -56,7 +56,7 @@ class RowUpdates:
         self._make, self._keep = make, keep
         self._kept: list[tuple[PartPlaces, Tensor]] = []
         self._centred = False
-        """True if `_kept` holds the differences to the mean instead of the updates."""
+        """True if `_kept` holds the differences from the mean instead of the updates."""
         self._largest = 0.0
 
     def rows(self) -> Iterable[tuple[PartPlaces, Tensor]]:
@@ -176,8 +176,8 @@ def average(
 ) -> Average:
     """Return the weighted mean of the participants' updates, and the distance of each participant from it.
 
-    Gram entries are plain float64 inner products of differences to the computed mean; `gram_errors` bounds the errors
-    of these differences.
+    Gram entries are plain float64 inner products of the updates' differences from the computed mean; `gram_errors`
+    bounds the errors of these differences.
 
     Args:
         updates: Updates of all participants, in one or more parts.

@@ -199,7 +199,7 @@ class LoopTrainer:
     def evaluate_several(
         self, models: Iterable[Vector], clients: ClientIndices
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the same as `evaluate` for each model, computed in one copy of the process."""
+        """Yield the result of `evaluate` for each model; a user's module on the CPU runs in one forked process."""
         return self._run(lambda: (self._evaluate_in_order(model, clients) for model in models))
 
     def _evaluate_in_order(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
