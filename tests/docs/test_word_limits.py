@@ -19,7 +19,7 @@ LIMITS = {
     "docs/audit.md": 1250,
     "docs/closed-form.md": 2900,
     "docs/console.md": 1400,
-    "docs/dpo-answers.md": 1200,
+    "docs/dpo-answers.md": 1250,
     "docs/dpo.md": 900,
     "docs/flower-app.md": 600,
     "docs/flower.md": 2300,
