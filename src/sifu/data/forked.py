@@ -175,7 +175,7 @@ def _detach_files(kept: int) -> None:
             places.add(stream.fileno())
     discards, fails = os.open(os.devnull, os.O_WRONLY), os.open(os.sep, os.O_RDONLY)
     for file in {int(name) for name in os.listdir("/dev/fd")} - places:
-        with suppress(OSError):  # the list contains its own file, closed since
+        with suppress(OSError):  # the listing includes the directory itself, which is closed by now
             only_writes = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
             os.dup2(discards if only_writes else fails, file, inheritable=False)
 

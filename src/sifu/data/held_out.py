@@ -20,7 +20,7 @@ from sifu.theory.arrays import Array
 
 def contents_of(x: Array, y: Array) -> Array:
     """Return a digest of each row's features and label, the same for every file format."""
-    # Whether labels are integers depends on all rows, so both are digested as float64. Adding 0.0 turns -0.0 into 0.0.
+    # The type of labels depends on all rows, so samples and labels are hashed as float64. Adding 0.0 makes -0.0 0.0.
     rows, labels = (np.ascontiguousarray(part, dtype=np.float64).reshape(len(y), -1) + 0.0 for part in (x, y))
     return np.array(
         [

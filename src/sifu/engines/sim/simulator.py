@@ -126,7 +126,7 @@ class SimulationSettings:
 
     Attributes:
         server_rate: Step size of the server.
-        participation: Rule that draws the participants of a round, by default all clients take part.
+        participation: Rule that draws the participants of a round. By default, all clients take part.
         dtype: Number format of models.
         seed: Public seed of all draws.
         strategy: `auto` trains many clients of a linear model at once, a `ConvNet` with hand-written passes, and any
@@ -140,7 +140,7 @@ class SimulationSettings:
         numbers: Increasing indices that key the draws of participants, batches and dropout (by default 0, 1, ...). A
             subset of the clients, or one client on its own machine, thus makes the same draws as in the whole
             federation.
-        replies: Handling of a client's model that cannot be used, by default the round stops with an error.
+        replies: Handling of a client's model that cannot be used. By default, the round stops with an error.
         loop: Function that makes the trainer for one client at a time.
     """
 
