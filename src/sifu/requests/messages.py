@@ -139,7 +139,7 @@ def record_refusal(writer: RunWriter, message: Message, reason: str) -> None:
     can be erased from the ledger.
     """
     content = message.content and {key: value for key, value in message.content.items() if key != "nonces"}
-    if content and message.kind == SUBMITTED:  # the only kind that names identities
+    if content and message.kind == SUBMITTED:
         content["terms"] = {key: value for key, value in content["terms"].items() if key != "records"}
     payload = {"letter": message.id, "kind": message.kind, "content": content, "reason": reason}
     writer.record(NewEvent("letter refused", payload))
