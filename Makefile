@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # compiled files even if the environment forbids it, because every suite and every process of a test reads them.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test test-long test-slow test-paper test-flower check bench clean docs fuzz load lock paper wheel
+.PHONY: demo test test-long test-slow test-gpu test-paper test-flower check bench clean docs fuzz load lock paper wheel
 
 # Every command installs the versions of one lock file. `make test LOCK= VENV=.venv-newest` installs the newest ones instead.
 LOCK ?= constraints.txt
@@ -48,6 +48,10 @@ test-long: $(VENV)/.dev  ## long tests: whole runs, second verifier, browser, ki
 
 test-slow: $(VENV)/.dev  ## the long statistical and crash suites
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+
+GPU := tests/engines/gpu tests/engines/sim/test_module_lanes.py tests/engines/sim/test_heads_on_device.py
+test-gpu: $(VENV)/.dev   ## the tests of GPU code, on the GPU of this machine
+	$(TEST_ENV) SIFU_TEST_GPU=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(GPU) tests/data/test_feature_maps.py tests/data/test_transformer_features.py
 
 test-paper: $(VENV)/.dev $(VENV)/.paper  ## the tests of the paper's experiments
 	$(TEST_ENV) $(BIN)/python -m pytest paper/tests -n 2 --dist worksteal

@@ -9,8 +9,10 @@ import signal
 import tempfile
 from pathlib import Path
 
-if not Path("/dev/nvidia0").exists():
-    # Without a GPU its kernels run in Triton's interpreter, which must be set before anything imports triton.
+if not (os.environ.get("SIFU_TEST_GPU") and Path("/dev/nvidia0").exists()):
+    # Only `make test-gpu` uses a GPU: where torch sees one, users' modules cannot train in copies of a process that has
+    # computed gradients. Otherwise kernels run in Triton's interpreter, which must be set before triton is imported.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

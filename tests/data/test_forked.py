@@ -132,6 +132,18 @@ def test_torch_computes_with_several_threads() -> None:
     np.testing.assert_array_equal(here[1], there[1])
 
 
+def test_gradients_that_torch_cannot_compute_in_a_copy_are_explained() -> None:
+    def work() -> Iterator[int]:
+        raise RuntimeError(
+            "Unable to handle autograd's threading in combination with fork-based multiprocessing. See "
+            "https://github.com/pytorch/pytorch/wiki/Autograd-and-Fork"
+        )
+        yield 0
+
+    with pytest.raises(InputError, match="use a new process with device cpu"):
+        list(forked(work))
+
+
 def test_settings_of_a_thread_are_those_of_the_caller() -> None:
     with torch.no_grad(), np.errstate(over="ignore"):
         assert list(forked(lambda: iter([(torch.is_grad_enabled(), np.geterr()["over"])]))) == [(False, "ignore")]

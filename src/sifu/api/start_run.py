@@ -81,7 +81,7 @@ def open_run(
         data = as_clients(clients if clients is not None else clients_again(spec, data_folder, at), spec, at)
         data = arrange(data)
         built, _ = engine_from_spec(spec, data, as_model(model), numbers)
-        if numbers is not None and (spec.regime.tunes or not spec.regime.solves):
+        if numbers is not None and not spec.regime.solves:
             return built
         with RunReader(Path(folder)) as reader:  # `auto` stays on the device the run began on: a GPU rounds differently
             begun_on_cpu = reader.facts.get("engine") == BY_PARTICIPANTS and spec.regime.device_bound

@@ -225,7 +225,13 @@ def _portable(error: BaseException) -> Exception:
     except Exception:
         text = "without a message that can be read"
     sent: Exception = RuntimeError(f"{type(error).__name__}: {text}")
-    if isinstance(error, Exception) and _is_portable(error):  # SystemExit would end the parent as if it had succeeded
+    if "Autograd-and-Fork" in text:  # torch started threads for the GPU, which do not exist in the copy
+        sent = InputError(
+            "your module trains in copies of this process, in which torch cannot compute gradients, because this "
+            "process has computed gradients before and sees a GPU: use a new process with device cpu, or hide the GPU "
+            "(CUDA_VISIBLE_DEVICES=)"
+        )
+    elif isinstance(error, Exception) and _is_portable(error):  # SystemExit would end the parent as if it had succeeded
         sent = error
     with suppress(Exception):
         sent.add_note("".join(traceback.format_exception(error)))

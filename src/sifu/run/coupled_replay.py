@@ -22,6 +22,7 @@ from sifu.run.training import Progress, ProgressCallback
 from sifu.store.reader import RunReader
 from sifu.theory.closed_form import FixedPoint, Rows, Statistics, total
 from sifu.theory.closed_form.blocks import head_at
+from sifu.theory.facts import ON_A_REPEATING_GPU
 from sifu.theory.history import PathNode
 from sifu.theory.merging import merge, move_on
 from sifu.theory.participation import ClientIndices
@@ -48,8 +49,12 @@ class EngineWithout:
         self.layout, self.facts, self.clients = engine.layout, engine.facts, engine.clients
 
     def rounds_like(self, reader: RunReader) -> bool:
-        """Return whether the engine is of the recorded kind; results of other kinds may differ in the last bits."""
-        return bool(self._kind == reader.facts["engine"])
+        """Return whether the engine must repeat the recorded bits: it is of the recorded kind, and tunes on no GPU.
+
+        Networks that another type of GPU tunes differ in their last bits.
+        """
+        tunes_on_gpu = self._kind == ON_A_REPEATING_GPU and isinstance(self._engine, TunedEngine)
+        return bool(self._kind == reader.facts["engine"]) and not tunes_on_gpu
 
     def initial_model(self, branch: int) -> Vector:
         """Return a fresh model of the counterfactual run."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -80,7 +83,9 @@ def test_groups_tune_as_the_plain_loop_does(training: LocalTraining, lanes: int)
     everyone = np.arange(5)
     single, reference = (engine.run_round(start, Position(0, 0), everyone) for engine in (on_device, plain))
     assert np.abs(single.model - reference.model).max() < 1e-4
-    np.testing.assert_allclose(single.drifts, reference.drifts, rtol=1e-3)
+    assert np.isinf(single.drifts).all()
+    measured = on_device.run_round(start, Position(0, 0), everyone, want_gram=True)
+    np.testing.assert_allclose(measured.drifts, reference.drifts, rtol=1e-3)
 
 
 def test_a_group_has_the_same_bits_whoever_is_in_the_others_and_whatever_lanes_there_are() -> None:
@@ -122,8 +127,8 @@ def test_layers_that_draw_are_keyed_by_their_place() -> None:
     public = nn.Sequential(make(), nn.Dropout(0.5))
     training = LocalTraining(0.05, 2, 4)
     engine, other = (TuningOnDevice(clients_of(), network_of(public), training, seed, DEVICE) for seed in (1, 2))
-    assert engine.loop.why_uncaptured
     first = rounds_of(engine)
+    assert engine.loop.why_uncaptured
     assert all(map(np.array_equal, first, rounds_of(engine)))
     assert not np.array_equal(first[0], rounds_of(other)[0])
 
@@ -166,6 +171,67 @@ def test_a_network_that_remembers_clients_is_refused_or_begins_afresh(together: 
         return
     others = make_engine(clients_of((7, 4, 9, 5, 31)), network_of(nn.Sequential(make(), Remembering())), training, 1)
     assert np.array_equal(rounds_of(engine)[0], rounds_of(others)[0])
+
+
+class WholeNumbersOnly(nn.Module):
+    """Module that accepts only whole numbers, as ids of tokens are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the input."""
+        if not torch.equal(x, x.round()):
+            raise InputError("only whole numbers")
+        return x
+
+
+def test_a_network_that_takes_only_ids_of_tokens_is_tuned() -> None:
+    clients = [ClientData(c.name, np.round(c.x), c.y) for c in clients_of()]
+    engine = TuningOnDevice(
+        clients, network_of(nn.Sequential(WholeNumbersOnly(), make())), LocalTraining(0.05, 2), 1, DEVICE
+    )
+    assert np.isfinite(rounds_of(engine)[0]).all()
+
+
+def test_an_engine_that_was_only_made_has_computed_no_gradients() -> None:
+    """A process that has computed gradients and sees a GPU cannot be forked for the counterfactuals of an audit."""
+    engine = TuningOnDevice(clients_of(), network_of(), LocalTraining(0.05, 2), 1, DEVICE)
+    assert engine.loop.why_uncaptured is None
+
+
+def test_a_round_has_the_bits_of_the_streamed_round() -> None:
+    engine = TuningOnDevice(clients_of(), network_of(), LocalTraining(0.05, 3, 4, 0.9), 1, DEVICE)
+    model = engine.initial_model(0)
+    for place in (3, 4):
+        model = engine.run_round(model, Position(1, place), GROUPS[0]).model
+    assert np.array_equal(model, rounds_of(engine)[0])
+
+
+AUDITED = """
+import sifu
+from test_captured_loop import clients_of, spec_of
+
+spec_of()
+if {first}:
+    sifu.train(spec_of(), run="run", clients=clients_of(), device="cuda").forget(["client-3"], "gone")
+else:
+    report = sifu.audit_run(sifu.open_run("run", clients=clients_of()))
+    print(report.exact[0].same_model, report.contradictions)
+"""
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_a_run_tuned_on_a_gpu_is_audited_in_another_process(tmp_path: Path) -> None:
+    found = os.pathsep.join(sys.path)
+    for first in (True, False):
+        done = subprocess.run(
+            [sys.executable, "-c", AUDITED.format(first=first)],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": found},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    assert done.stdout == "True ()\n"
 
 
 def test_a_rougher_precision_stays_close() -> None:

@@ -15,9 +15,10 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sifu.core.closed_form_engine import GroupNetwork, TunedEngine
-from sifu.core.engine import ChecksModule, Position
+from sifu.core.engine import ChecksModule, Position, RoundResult
 from sifu.core.layout import Vector
 from sifu.core.round_stream import RoundsWanted, StreamedRound, StreamsGroupRounds
 from sifu.data import client_data
@@ -55,15 +56,15 @@ class TunedFederation(ClosedFormFederation, TunedEngine, ChecksModule):
         super().__init__(clients, features, targets, fixed, relative_penalty, **facts)
         self._tuned = features
         self._through: dict[int, str] = {}
-        self._plan = (clients, features, targets, fixed, relative_penalty, local, seed), facts
+        self._plan = (clients, features, targets, fixed, relative_penalty, local, seed), numbers, facts
         self.tuning = TuningFederation(clients, features.network, local, seed, numbers)
 
     def on(self, device: str, precision: str) -> TunedOnDevice:
         """Return a copy of this engine that tunes networks and computes features on `device`."""
-        given, facts = self._plan
-        moved = TunedOnDevice(*given, **facts)
+        given, numbers, facts = self._plan
+        moved = TunedOnDevice(*given, numbers=numbers, **facts)
         clients, features, *_, local, seed = given
-        moved.tuning = TuningOnDevice(clients, features.network, local, seed, device, precision)
+        moved.tuning = TuningOnDevice(clients, features.network, local, seed, device, precision, numbers=numbers)
         moved.compute_features_on(device)
         rough = (f"products in {precision}",) if precision != "float32" else ()
         moved.facts = replace(moved.facts, outside=(*moved.facts.outside, *rough))
@@ -143,10 +144,11 @@ class TuningOnDevice(TuningFederation, StreamsGroupRounds):
         seed: int,
         device: str,
         precision: str = "float32",
+        numbers: Sequence[int] | None = None,
         **layout: Any,
     ) -> None:
         loop = partial(CapturedLoop, device=device, precision=precision, **layout)
-        super().__init__(clients, network, local, seed, loop=loop)
+        super().__init__(clients, network, local, seed, numbers, loop=loop)
         self.loop = cast("CapturedLoop", self._trainer)
 
     def stream_group_rounds(
@@ -155,13 +157,7 @@ class TuningOnDevice(TuningFederation, StreamsGroupRounds):
         """Yield lists of rounds, one round per group from the group's own model, with infinite (unknown) drifts."""
         vectors = [self.loop.on_device(self.layout.own_copy(model)) for model in models]
         for start in range(position.round, wanted.stop.max_rounds):
-            vectors, finite = self.loop.means(vectors, Position(position.branch, start), groups)
-            if not finite:
-                raise RoundRejectedError(
-                    f"round {start + 1} made a model with NaN or Inf and was rejected: lower local.rate "
-                    f"({self.facts.local_rate:g}), or scale the samples, which reach {self.loop.largest_sample:g}; the "
-                    "last good state stays"
-                )
+            vectors = self._means(vectors, Position(position.branch, start), groups)
             yield [
                 StreamedRound(
                     np.asarray(members),
@@ -174,6 +170,25 @@ class TuningOnDevice(TuningFederation, StreamsGroupRounds):
                 )
                 for members, vector in zip(groups, vectors, strict=True)
             ]
+
+    def run_round(self, model: Vector, position: Position, active: ClientIndices, **options: Any) -> RoundResult:
+        """Run one round of a group; its model has the bits of the streamed round."""
+        if options or not len(active):
+            return super().run_round(model, position, active, **options)
+        members = np.sort(np.asarray(active))
+        (vector,) = self._means([self.loop.on_device(self.layout.own_copy(model))], position, [members])
+        unknown = np.full(len(members), np.inf)
+        return RoundResult(self.loop.to_host(vector), members, self.samples[members], unknown, math.inf, rounding=0.0)
+
+    def _means(self, models: Sequence[Tensor], position: Position, groups: Sequence[ClientIndices]) -> list[Tensor]:
+        vectors, finite = self.loop.means(models, position, groups)
+        if not finite:
+            raise RoundRejectedError(
+                f"round {position.round + 1} made a model with NaN or Inf and was rejected: lower local.rate "
+                f"({self.facts.local_rate:g}), or scale the samples, which reach {self.loop.largest_sample:g}; the "
+                "last good state stays"
+            )
+        return vectors
 
 
 def number_format(network: TunedNetwork) -> Literal["float64", "float32"]:

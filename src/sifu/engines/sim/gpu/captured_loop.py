@@ -51,7 +51,8 @@ RESULT_BYTES = 2**32
 class CapturedLoop(LoopTrainer):
     """Variant of `LoopTrainer` whose samples and models stay on a device.
 
-    `why_uncaptured` is the reason why steps run without graphs; it is empty if graphs are replayed.
+    `why_uncaptured` is the reason why steps run without graphs; it is empty if graphs are replayed, and None before the
+    first training. Until then, this process computes no gradients and can still be forked (`sifu.data.forked`).
     """
 
     forks = False
@@ -73,7 +74,7 @@ class CapturedLoop(LoopTrainer):
         self._queue = DeviceQueue(self._device)
         self._sizes, self._firsts = plan.samples, np.cumsum(plan.samples) - plan.samples
         self._encoded = model.objective.encode(self._targets, self._score_width, self._samples.dtype)
-        self.why_uncaptured = self._why_never_captured()
+        self.why_uncaptured: str | None = None
         self._lane_count, size = lanes, sum(parameter.numel() for parameter in self._pristine.parameters())
         rows = max(lanes, RESULT_BYTES // (size * self._samples.element_size()))
         self._results = torch.zeros((min(rows, len(self._sizes)), size), dtype=self._samples.dtype, device=self._device)
@@ -83,10 +84,10 @@ class CapturedLoop(LoopTrainer):
         """Copy all samples and targets to the device and return views of each client's part.
 
         `DRAWN` artificial samples follow them: warm-ups use these, because any state that a module keeps from a warm-up
-        is part of every replay of the graph.
+        is part of every replay of the graph. Their values are 0 and 1, which are also ids of tokens.
         """
         sizes = [client.samples for client in clients]
-        drawn = np.random.default_rng(0).random((DRAWN, *clients[0].x.shape[1:])).astype(clients[0].x.dtype)
+        drawn = np.random.default_rng(0).integers(0, 2, (DRAWN, *clients[0].x.shape[1:])).astype(clients[0].x.dtype)
         none = np.zeros((DRAWN, *clients[0].y.shape[1:]), dtype=clients[0].y.dtype)
         samples, targets = [client.x for client in clients], [client.y for client in clients]
         self._samples = torch.from_numpy(np.concatenate([*samples, drawn])).to(self._device)
@@ -99,20 +100,6 @@ class CapturedLoop(LoopTrainer):
         x, y = self._data[0]
         rows = torch.arange(self._training.batch_size or FILLED, device=self._device) % min(2, len(x))
         return x[rows], y[rows]
-
-    def train(
-        self, start: Vector, position: Position, participants: ClientIndices, steps: int
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (place among the participants, model as one row) of each participant after `steps` local steps."""
-        self.check_repeats(participants)
-        vector, first = self.on_device(start), None
-        for places in self._train_together([(vector, int(client)) for client in participants], position, steps):
-            first = self._copied(0) if first is None else first
-            self._queue.synchronize()
-            for row, place in enumerate(places):
-                yield slice(place, place + 1), self._results[row : row + 1].to("cpu", copy=True)
-        if first is not None:
-            self._repeat_in_every_lane(first, (vector, int(participants[0])), position, steps)
 
     @property
     def largest_sample(self) -> float:
@@ -224,6 +211,8 @@ class CapturedLoop(LoopTrainer):
     def _make_lanes(self, count: int) -> None:
         """Make up to `count` lanes while half of the device's memory is free, as a graph never releases its memory."""
         width = self._training.batch_size
+        if self.why_uncaptured is None:
+            self.why_uncaptured = self._why_never_captured()
         while len(self._lanes) < min(count, self._lane_count):
             if self._device.type == "cuda" and self._lanes:
                 free, whole = torch.cuda.mem_get_info(self._device)
