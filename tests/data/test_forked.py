@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,24 @@ def test_warnings_are_shown_by_the_copy(monkeypatch: pytest.MonkeyPatch, capfd: 
     assert capfd.readouterr().out == "shown: look\n"
     assert HELD == []
     assert not any("look" in str(vars(file).get("__warningregistry__", "")) for file in list(sys.modules.values()))
+
+
+def test_a_copy_that_waits_for_a_pool_of_the_caller_says_so(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sifu.data.forked.IDLE", 1.0)
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *rest: print("shown:", message))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+
+        def work() -> Iterator[bool]:
+            with suppress(TimeoutError):
+                pool.submit(int).result(timeout=4.0)
+                yield False
+            yield True
+
+        assert list(forked(work)) == [True]
+    assert capfd.readouterr().out.count("shown: your module has computed nothing") == 1
 
 
 def test_a_killed_process_is_an_error() -> None:

@@ -15,12 +15,14 @@ import gc
 import importlib
 import io
 import logging
+import math
 import mmap
 import os
 import pickle
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,9 +32,16 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from sifu.data.process_settings import restore, settings
 from sifu.data.users_code import is_users
-from sifu.errors import InputError, SifuError
+from sifu.errors import InputError, SifuError, SifuWarning
 
 T = TypeVar("T")
+IDLE = 60.0
+"""Seconds without computation after which a copy warns that it may wait forever."""
+_WAITS = (
+    f"your module has computed nothing for {IDLE:g} seconds. If it waits for threads that this program started before, "
+    "such as a pool: modules run in copies of this process, where they do not exist. Interrupt (Ctrl-C), and let the "
+    "module start its own threads"
+)
 MAP_FIXED = 0x10
 """Flag of mmap, on Linux, that replaces what lies at an address."""
 
@@ -153,10 +162,16 @@ def _run_and_exit(
         with os.fdopen(send, "wb") as stream:
             worker = threading.Thread(target=context.run, args=(_send_all, work, held, stream))
             worker.start()
+            began, used = time.monotonic(), time.process_time()
             while worker.is_alive():
                 worker.join(timeout=1.0)
                 if os.getppid() != parent:  # the parent was killed
                     os._exit(1)
+                if time.process_time() - used > IDLE / 100.0:
+                    began, used = time.monotonic(), time.process_time()
+                elif time.monotonic() - began > IDLE:
+                    began = math.inf  # warn once
+                    warnings.warn(_WAITS, SifuWarning, stacklevel=2)
         _flush_output()
         code = 0
     finally:
