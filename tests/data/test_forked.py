@@ -101,7 +101,7 @@ def test_a_copy_that_waits_for_a_pool_of_the_caller_says_so(
 
         def work() -> Iterator[bool]:
             with suppress(TimeoutError):
-                pool.submit(int).result(timeout=4.0)
+                pool.submit(int).result(timeout=6.0)
                 yield False
             yield True
 
