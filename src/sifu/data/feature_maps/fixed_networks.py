@@ -227,6 +227,10 @@ class NetworkFeatures(FeatureMap):
         """True if a user's module accepts only token ids, for example because it starts with an embedding."""
         try:
             self._use(fresh_copy(self.module))
+            self._shared = shared_state(self.module) if self.kind == "module" else None
+            """Digests of a user's module and of variables that its copies share, before its first use, or None."""
+            # `source` identifies a Hugging Face model by its files; names of its parameters vary between versions.
+            self._weights = "" if self.kind == "transformers" else weights_digest(self.module)
         except RuntimeError as error:
             if not any(isinstance(part, torch.jit.ScriptModule) for part in self.module.modules()):
                 raise
@@ -249,12 +253,8 @@ class NetworkFeatures(FeatureMap):
     def _use(self, module: torch.nn.Module) -> None:
         # In training mode batch norm would mix samples, and dropout would draw again.
         self.module = module.eval().requires_grad_(False).to(self.device)
-        self._shared = shared_state(self.module) if self.kind == "module" else {}
-        """Digests of a user's module and of variables that its copies share, before its first use."""
         self.compared: Probes | None = None
         """Three samples of the first client, and the features that a fresh copy of the user's module gave for them."""
-        # `source` identifies a Hugging Face model by its files; names of its parameters vary between library versions.
-        self._weights = "" if self.kind == "transformers" else weights_digest(self.module)
 
     @property
     def run(self) -> Callable[[Callable[[], Iterator[T]]], Iterator[T]]:
@@ -278,6 +278,9 @@ class NetworkFeatures(FeatureMap):
         other = copy.copy(self)
         other.features = features
         other._use(module)
+        if self.kind == "module":
+            # In a forked process no state stays, and this map compares the variables that the same program names.
+            other._shared = None if self.run is forked else shared_state(other.module)
         return other
 
     def settings(self) -> dict[str, Any]:
@@ -410,7 +413,8 @@ class NetworkFeatures(FeatureMap):
     def _check_nothing_is_remembered(self, module: torch.nn.Module) -> None:
         """Refuse a user's module if the copy just used, or a fresh one, gives other features of the first samples."""
         assert self.compared is not None
-        refuse_changed_state(self._shared, self.module)
+        if self._shared is not None:
+            refuse_changed_state(self._shared, self.module)
         probes, first = self.compared
         for changed in (module, self._fresh()):
             now = self._batch(probes, changed)
