@@ -113,6 +113,23 @@ def test_the_next_requests_are_compared_with_the_recomputed_rate(tmp_path: Path)
         assert sifu.verify_certificate(run.folder / "certificates" / f"{request}.public.json").problems == []
 
 
+def test_a_purge_of_the_rate_at_which_records_were_forgotten_contradicts_no_certificate(tmp_path: Path) -> None:
+    """A request for records keeps the rate; the next one recomputes it, and the purge erases the earlier one."""
+    spec = SPEC | {"features": {"kind": "projection", "count": 8}}
+    run = trained(tmp_path / "run", spec)
+    steepest = max(some_clients(), key=lambda client: float(np.linalg.norm(client.x))).name
+    records, other = [client.name for client in some_clients() if client.name != steepest][:2]
+    (first,) = run.forget([records], "records", method="scratch", records=[0])
+    (second,) = run.forget([other], "client", method="scratch")
+    assert (first.level, second.level) == ("exact", "exact")
+    run.purge()
+    assert run.verify().problems == []
+    assert verify(run.folder) == []
+    run.backup(tmp_path / "backup.zip")
+    sifu.restore(tmp_path / "backup.zip", tmp_path / "restored")
+    run.purge(figures=True)
+
+
 def test_the_public_copy_is_the_same_whether_or_not_the_client_set_the_rate(tmp_path: Path) -> None:
     premises = []
     for steepest in (2, 3):

@@ -12,10 +12,19 @@ import sifu
 from listening_backbone import Listening, Passing, keep, kept
 from sifu.core.layout import Vector
 from sifu.data.feature_maps.tuned_networks import TunedFeatures
+from sifu.data.forked import in_this_process
 from sifu.theory.closed_form.blocks import drop
 from tuned_runs import blocks_of, clients_of, groups_of, spec_of, whole_sum, without
 
 LEAVER = "client-003"
+
+
+class Quiet(Listening):
+    """Network whose features never depend on the stored number, so that it can be exported."""
+
+    def is_changed(self) -> bool:
+        """Return False."""
+        return False
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +82,20 @@ def test_control_a_method_called_in_this_process_changes_features(
 
     monkeypatch.setattr(TunedFeatures, "through", made_here)
     assert outcome_of("train", tmp_path, monkeypatch) == "different"
+
+
+@pytest.mark.parametrize("method", ["train", "state_dict"])
+def test_an_export_calls_no_method_with_tuned_weights_in_this_process(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxscript")
+    sifu.allow_code("listening_backbone:make")
+    monkeypatch.setattr(listening_backbone, "CHOSEN", (method, Quiet))
+    run = sifu.train(
+        spec_of(features={"module": "listening_backbone:make"}), run=tmp_path / "run", clients=clients_of()
+    )
+    run.export(tmp_path / "model.onnx")
+    assert not kept()
+    monkeypatch.setattr("sifu.data.forked.forked", in_this_process)  # the control
+    run.export(tmp_path / "again.onnx")
+    assert kept()

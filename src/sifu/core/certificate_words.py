@@ -70,15 +70,16 @@ def exact_words(whom: str, method: str, records: int | None) -> str:
     )
 
 
-WORDING = 7
+WORDING = 8
 """Version of the wording and of the rules for claims.
 
 Raise it with every change to a sentence of this file, `observers.py` or `premise_sentences.py`, or to the premises of a
 claim. A certificate is recomputed by the rules of the version it names (docs/theory.md, section 12.1). By the rules of
 version 3, premises concern all clients forgotten so far, a rollback to the initial model counts as a fresh start, and
 certificates for records have a premise if held-out rows were drawn by number. Version 4 distinguishes two observers,
-version 5 omits sentences that do not apply, version 6 states the limits of a guarantee over all releases, and version 7
-is in plainer English. Versions 4 to 7 keep the rules of version 3.
+version 5 omits sentences that do not apply, version 6 states the limits of a guarantee over all releases, version 7 is
+in plainer English, and version 8 says more about stop rules and users' modules. Versions 4 to 8 keep the rules of
+version 3.
 """
 RULES_COUNT_ALL = 3
 """First `WORDING` whose premises concern all clients forgotten so far."""

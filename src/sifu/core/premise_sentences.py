@@ -40,9 +40,11 @@ SENTENCES: dict[str, dict[str, str]] = {
     },
     "counterfactual": {
         "met": "Clients take part independently of each other, so the same schedule without the client has the "
-        "distribution of training without it.",
+        "distribution of training without it. The schedule includes the number of rounds, which depends on all clients "
+        "if training stops at a target accuracy.",
         "trusted": "Clients are drawn independently of each other, so the same schedule without the client has the "
-        "distribution of training without it. It is trusted that no client's absence or delay depends on another "
+        "distribution of training without it. The schedule includes the number of rounds, which depends on all clients "
+        "if training stops at a target accuracy. It is trusted that no client's absence or delay depends on another "
         "client.",
         "assumed": "Every round draws a fixed number of clients. The certificate compares with the same schedule in "
         "which the client's places stay empty, not with a federation in which other clients fill them.",
@@ -127,13 +129,13 @@ SENTENCES: dict[str, dict[str, str]] = {
         "trusted": "A module of the operator computes with clients' data. Each client began with a fresh copy of it "
         "and with fixed states of the random generators, and repeated computations gave the same bits. State in memory "
         "ended with every round and every client's features on a CPU; on a GPU, the variables that its code shares "
-        "between copies did not change. It is trusted that nothing else (files, the clock, other processes; on a GPU "
-        "also environment variables, state inside libraries and its own methods that copy or load parameters) carries "
-        "one client's data to another.",
+        "between copies did not change. It is trusted that nothing else (files, the clock, other processes, what the "
+        "operator's own program keeps in memory or does with the module; on a GPU also environment variables, state "
+        "inside libraries and its own methods that copy or load parameters) carries one client's data to another.",
         "one copy": "A module of the operator computes with clients' data, in one copy for all clients. In a trial, it "
         "changed neither its attributes nor variables that its code shares. It is trusted that nothing (files, "
-        "environment variables, the clock, other processes, state inside libraries) carries one client's data to "
-        "another.",
+        "environment variables, the clock, other processes, state inside libraries, what the operator's own program "
+        "keeps in memory or does with the module) carries one client's data to another.",
     },
     "noise": {
         "met": "The noise was drawn from the operating system's entropy and added in float64.",

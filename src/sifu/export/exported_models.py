@@ -132,10 +132,14 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
     description = describe(reader, content, networks, _shape_given(spec, given))
     _warn_of_batches(spec, reader)
     if target.suffix.lower() == ".onnx":
-        from sifu.export.onnx_graph import onnx_bytes  # this import needs torch
+        from sifu.data.forked import forked, in_this_process  # these imports need torch
+        from sifu.export.onnx_graph import onnx_bytes
 
         own = as_model(given.model) if spec.model.kind == PYTHON else None
-        write_atomically(target, onnx_bytes(description, content, networks, own))
+        # A user's module must not see the released parameters in this process, which may train further.
+        run = forked if own is not None or spec.features.kind == "module" else in_this_process
+        (graph,) = run(lambda: iter([onnx_bytes(description, content, networks, own)]))
+        write_atomically(target, graph)
     else:
         write_atomically(target, content)
         if networks is not None:

@@ -182,7 +182,7 @@ class RunView(ClientsView):
             return "forgotten"
         if given:
             return "given"
-        if last_erased(self.reader)[1].isdisjoint(gone):
+        if last_erased(self.reader)[1].isdisjoint(gone) or self.facts.local_rate == 0.0:  # a purge erased the rate
             return "others"
         # Erased regularities cannot be compared. If the remaining clients alone still give the rate, they set it.
         return "others" if self._is_automatic(None if known is None else rates) else "forgotten"
