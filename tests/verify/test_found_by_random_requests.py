@@ -37,6 +37,14 @@ def test_training_that_a_client_took_no_part_in_reaches_a_delta_of_zero() -> Non
     assert any("epsilon_composed makes it" in problem for problem in certificate_file._check_training_noise(body))
 
 
+def test_figures_that_a_purge_erased_make_psi_infinite_for_those_who_stay(tmp_path: Path) -> None:
+    """The independent verifier once subtracted the clients' P from the erased sum, and got a Psi that was no number."""
+    findings = Findings()
+    audit_journey(20848, tmp_path, findings, ["groups"], small=True)
+    assert findings.requests == 5
+    assert findings.violations == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "family"),

@@ -41,7 +41,8 @@ def psi_along(run: RunFolder, path: list[int], subject: list[int], known: int | 
                 averaged = g * (row["averagedness_sum"] - less_a) / rest <= 1 - EDGE
                 if g > 1 and row["factor_max"] <= 1 and averaged:
                     factor = min(factor, 1.0)
-            psi = factor * psi + change
+            # After a purge, erased figures are infinite, and `factor_sum` no longer fits the clients' P.
+            psi = math.inf if math.isinf(psi + change) else factor * psi + change
             still = row["factor_max"] <= 1 and (g <= 1 or g * row["averagedness_max"] <= 1)
             growth = 1.0 if still else max(1.0, abs(1 - g) + g * row["factor_max"])
             rounding = growth * rounding + row["rounding"]
