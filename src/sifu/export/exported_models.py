@@ -132,12 +132,17 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
     description = describe(reader, content, networks, _shape_given(spec, given))
     _warn_of_batches(spec, reader)
     if target.suffix.lower() == ".onnx":
+        import torch
+
         from sifu.data.forked import forked, in_this_process  # these imports need torch
         from sifu.export.onnx_graph import onnx_bytes
 
         own = as_model(given.model) if spec.model.kind == PYTHON else None
-        # A user's module must not see the released parameters in this process, which may train further.
-        run = forked if own is not None or spec.features.kind == "module" else in_this_process
+        # A user's module must not see the released parameters in this process, which may train further. torch cannot
+        # export in a copy of a process that has used a GPU.
+        users = own is not None or spec.features.kind == "module"
+        used_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        run = forked if users and not used_gpu else in_this_process
         (graph,) = run(lambda: iter([onnx_bytes(description, content, networks, own)]))
         write_atomically(target, graph)
     else:
