@@ -49,9 +49,10 @@ test-long: $(VENV)/.dev  ## long tests: whole runs, second verifier, browser, ki
 test-slow: $(VENV)/.dev  ## the long statistical and crash suites
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
-GPU := tests/engines/gpu tests/engines/sim/test_module_lanes.py tests/engines/sim/test_heads_on_device.py
+GPU_TESTS := tests/engines/gpu $(addprefix tests/engines/sim/,test_module_lanes.py test_heads_on_device.py) \
+	$(addprefix tests/data/,test_feature_maps.py test_transformer_features.py)
 test-gpu: $(VENV)/.dev   ## the tests of GPU code, on the GPU of this machine
-	$(TEST_ENV) SIFU_TEST_GPU=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(GPU) tests/data/test_feature_maps.py tests/data/test_transformer_features.py
+	$(TEST_ENV) SIFU_TEST_GPU=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(GPU_TESTS)
 
 test-paper: $(VENV)/.dev $(VENV)/.paper  ## the tests of the paper's experiments
 	$(TEST_ENV) $(BIN)/python -m pytest paper/tests -n 2 --dist worksteal

@@ -106,7 +106,7 @@ def test_a_copy_that_waits_for_a_pool_of_the_caller_says_so(
             yield True
 
         assert list(forked(work)) == [True]
-    assert capfd.readouterr().out.count("shown: your module has computed nothing") == 1
+    assert capfd.readouterr().out.count("shown: your module has computed nothing") == 1, "one warning per copy"
 
 
 def test_a_killed_process_is_an_error() -> None:

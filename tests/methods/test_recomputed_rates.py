@@ -114,7 +114,7 @@ def test_the_next_requests_are_compared_with_the_recomputed_rate(tmp_path: Path)
 
 
 def test_a_purge_of_the_rate_at_which_records_were_forgotten_contradicts_no_certificate(tmp_path: Path) -> None:
-    """A request for records keeps the rate; the next one recomputes it, and the purge erases the earlier one."""
+    """The request for records keeps the rate. The next request recomputes the rate, and the purge erases the first."""
     spec = SPEC | {"features": {"kind": "projection", "count": 8}}
     run = trained(tmp_path / "run", spec)
     steepest = max(some_clients(), key=lambda client: float(np.linalg.norm(client.x))).name

@@ -20,7 +20,7 @@ LEAVER = "client-003"
 
 
 class Quiet(Listening):
-    """Network whose features never depend on the stored number, so that it can be exported."""
+    """Network whose features never depend on the stored number, which an export could not express."""
 
     def is_changed(self) -> bool:
         """Return False."""

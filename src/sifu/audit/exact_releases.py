@@ -97,7 +97,7 @@ def exact_audits(
         if other is not None and whole is not None:
             those_who_stay = those_who_stay or other.sum_of(taken)
             same = those_who_stay == read_statistics(reader.folder, whole, other.fixed)
-            if same or other.rounds_like(reader):
+            if same or other.must_repeat_bits_of(reader):
                 sum_without = whole.digest if same else "other statistics"
         elif solve is not None and whole is None and final == reader.tip and reader.statistics():
             sum_without = "other statistics"  # the sum that the current head was solved from is not stored

@@ -15,7 +15,6 @@ import gc
 import importlib
 import io
 import logging
-import math
 import mmap
 import os
 import pickle
@@ -36,7 +35,7 @@ from sifu.errors import InputError, SifuError, SifuWarning
 
 T = TypeVar("T")
 IDLE = 60.0
-"""Seconds without computation after which a copy warns that it may wait forever."""
+"""Seconds without computation after which a copy warns that the module may wait forever."""
 _WAITS = (
     f"your module has computed nothing for {IDLE:g} seconds. If it waits for threads that this program started before, "
     "such as a pool: modules run in copies of this process, where they do not exist. Interrupt (Ctrl-C), and let the "
@@ -162,15 +161,15 @@ def _run_and_exit(
         with os.fdopen(send, "wb") as stream:
             worker = threading.Thread(target=context.run, args=(_send_all, work, held, stream))
             worker.start()
-            began, used = time.monotonic(), time.process_time()
+            since, used, warned = time.monotonic(), time.process_time(), False
             while worker.is_alive():
                 worker.join(timeout=1.0)
                 if os.getppid() != parent:  # the parent was killed
                     os._exit(1)
                 if time.process_time() - used > IDLE / 100.0:
-                    began, used = time.monotonic(), time.process_time()
-                elif time.monotonic() - began > IDLE:
-                    began = math.inf  # warn once
+                    since, used = time.monotonic(), time.process_time()
+                elif not warned and time.monotonic() - since > IDLE:
+                    warned = True
                     warnings.warn(_WAITS, SifuWarning, stacklevel=2)
         _flush_output()
         code = 0

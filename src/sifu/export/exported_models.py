@@ -138,8 +138,8 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
         from sifu.export.onnx_graph import onnx_bytes
 
         own = as_model(given.model) if spec.model.kind == PYTHON else None
-        # A user's module must not see the released parameters in this process, which may train further. torch cannot
-        # export in a copy of a process that has used a GPU.
+        # This process may train again, so a user's module receives the released parameters only in a copy of it. torch
+        # cannot export in such a copy once the process has used a GPU.
         users = own is not None or spec.features.kind == "module"
         used_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         run = forked if users and not used_gpu else in_this_process

@@ -48,10 +48,11 @@ class EngineWithout:
         self._engine, self._there, self._kind = engine, there, kind
         self.layout, self.facts, self.clients = engine.layout, engine.facts, engine.clients
 
-    def rounds_like(self, reader: RunReader) -> bool:
-        """Return whether the engine must repeat the recorded bits: it is of the recorded kind, and tunes on no GPU.
+    def must_repeat_bits_of(self, reader: RunReader) -> bool:
+        """Return whether results must have the recorded bits.
 
-        Networks that another type of GPU tunes differ in their last bits.
+        They may differ if the engine is of another kind, or if networks are tuned on a GPU, which may be of another
+        type than the original one.
         """
         tunes_on_gpu = self._kind == ON_A_REPEATING_GPU and isinstance(self._engine, TunedEngine)
         return bool(self._kind == reader.facts["engine"]) and not tunes_on_gpu

@@ -279,7 +279,7 @@ class NetworkFeatures(FeatureMap):
         other.features = features
         other._use(module)
         if self.kind == "module":
-            # In a forked process no state stays, and this map compares the variables that the same program names.
+            # A forked process leaves no state behind, and this map already compares the variables of the same code.
             other._shared = None if self.run is forked else shared_state(other.module)
         return other
 

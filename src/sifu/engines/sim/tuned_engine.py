@@ -172,7 +172,10 @@ class TuningOnDevice(TuningFederation, StreamsGroupRounds):
             ]
 
     def run_round(self, model: Vector, position: Position, active: ClientIndices, **options: Any) -> RoundResult:
-        """Run one round of a group; its model has the bits of the streamed round."""
+        """Run one round of a group, with the same bits as `stream_group_rounds` and with unknown drifts.
+
+        With options, such as a Gram matrix, drifts are measured, and the model may differ in its last bits.
+        """
         if options or not len(active):
             return super().run_round(model, position, active, **options)
         members = np.sort(np.asarray(active))
