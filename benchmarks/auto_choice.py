@@ -4,7 +4,6 @@ clients.
     python benchmarks/auto_choice.py                      all runs, half an hour; rows in --results are kept
     python benchmarks/auto_choice.py --seed 5 --runs 10   other runs, drawn by another seed
     python benchmarks/auto_choice.py --report             only print the table
-    python benchmarks/auto_choice.py --map                draw the map of methods from the committed tables
 
 25 runs were chosen by hand, and a seed draws more (`choices/auto_choice_runs.py`). Each run is trained once and gets
 one request. Every method that the run allows at the required level is planned by name, and its plan is executed without
@@ -30,7 +29,6 @@ from typing import Any
 
 import numpy as np
 from choices.auto_choice_runs import CASES, DRAWN_RUNS, DRAWN_SEED, Case, drawn_case
-from choices.way_map import write_map
 
 from sifu.api import Run, train
 from sifu.choices import LEVELS
@@ -165,11 +163,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--only", default="", help="runs whose name contains this")
     parser.add_argument("--report", action="store_true", help="only print the results")
-    parser.add_argument("--map", action="store_true", help="only draw docs/images/ways.png (choices/way_map.py)")
     options = parser.parse_args()
-    if options.map:
-        write_map()
-        return
     content: dict[str, Any] = json.loads(options.results.read_text()) if options.results.exists() else {"rows": {}}
     cases = [*CASES, *(drawn_case(options.seed, number) for number in range(options.runs))]
     for case in () if options.report else cases:

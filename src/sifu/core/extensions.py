@@ -94,7 +94,7 @@ def required_key(name: str, value: Any) -> SpecKey:
 
 @functools.cache
 def _entries(group: str) -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=group)}
+    return {entry.name: entry for entry in entry_points(group=group) if not entry.value.startswith("sifu_paper.")}
 
 
 def provided_names(group: str) -> tuple[str, ...]:

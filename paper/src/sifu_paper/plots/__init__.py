@@ -1,1 +1,0 @@
-"""Figures of the experiments, in the style of the library (`sifu.plots.style`)."""
