@@ -111,11 +111,10 @@ def execute(
     with noting_failure(writer, _first_due(view, request, lacking)):
         engine = engines.for_requests(writer, leaving, needs_data=needs_data)
     worker = Worker(writer, engine, progress, engines=engines)
-    resumed = worker.finish_running()
     if wanted is not None:
         view = RunView(writer)
         plan = None
-        if request not in rows:
+        if request not in rows and not any(row.status == "running" for row in view.requests):
             plan = plan_request(view, wanted, level)
             check_level(plan, level)
             if wanted.records:
@@ -125,6 +124,7 @@ def execute(
             filed(request)
         if plan is not None:
             worker.hand_on(request, plan, wanted, level)
+    resumed = worker.finish_running()
     ready = [row.request for row in writer.requests() if row.waits and row.request not in lacking]
     first = worker.execute_records(besides=request) if request is not None else []
     chosen = [request] if request is not None else ready

@@ -40,18 +40,17 @@ LARGEST_CERTIFICATE_BYTES = 64 << 20
 def back_up(writer: RunWriter, file: Path) -> str:
     """Write the whole run into one file, and record this in the ledger; return the anchor of that state.
 
-    Inbox messages are ingested first, because a backup has no inbox. A warning counts messages that cannot be ingested.
+    The event is signed, and the run is verified first: what is written can be restored. Inbox messages are ingested
+    first, because a backup has no inbox. A warning counts messages that cannot be ingested.
     """
     if file.exists():
         raise InputError(f"{file} exists: choose another name for the backup, or remove it")
     if not file.parent.is_dir():
         raise InputError(f"there is no folder {file.parent} to write {file.name} into")
-    if not (writer.folder / keys.KEY_FILE).is_file():
-        raise RunDamagedError(
-            f"{writer.folder} has no {keys.KEY_FILE}, and a run restored without it could not be continued: put the "
-            "key back first, for example from an older backup"
-        )
+    keys.load_key(writer.folder, writer.value("public_key"))
     ingest(writer)
+    if problems := verify_run(writer.folder).problems:
+        raise RunDamagedError(f"no backup was written, because it could not be restored. {problems[0]}")
     if left := messages(writer.folder):
         log.warning(
             "the backup lacks %d inbox messages that were submitted but not examined, or cannot be read; the first is "

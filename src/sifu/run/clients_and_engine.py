@@ -92,15 +92,19 @@ def clients_from_spec(
         raise InputError(WITHOUT_FILES[data.name])
     if dataset is None:
         dataset = _dataset(spec, data_folder, tested=tested)
-    given, kind = dataset.client_train, "given" if is_table(data) else data.partition
+    given, kind = dataset.client_train, data.partition
     names, count, samples = None, data.clients, data.samples_per_client or None
-    if kind == "given":
-        if given is None:
-            raise InputError('data.partition = "given" needs an npz file with an array client')
-        names = given_names(given)
+    if given is not None:
+        if kind not in ("auto", "given"):
+            raise InputError(
+                f'{data.file or data.name} names the client of each row: leave data.partition out, found {kind!r}'
+            )
+        kind, names = "given", given_names(given)
         count, samples = len(names), None
+    elif kind == "given":
+        raise InputError('data.partition = "given" needs an npz file with an array client')
     indices = partition(
-        kind,
+        "iid" if kind == "auto" else kind,
         dataset.y_train,
         count,
         samples,
@@ -128,10 +132,6 @@ def _dataset(spec: Spec, data_folder: str | Path | None, *, tested: bool = True)
         raise InputError(f'data.name = "{data.name}" needs data.file, the path of the file')
     if data.name == NPZ:
         return load(NPZ, Path(data.file))
-    if data.partition != "given":
-        raise InputError(
-            f'data.name = "table" names the client of each row: set data.partition = "given", found {data.partition!r}'
-        )
     coding = TableCoding.from_spec(data, spec.features, regression=not spec.regime.has_accuracy)
     file, testing = Path(data.file).expanduser(), _testing(data, spec.seed)
     try:

@@ -1,0 +1,95 @@
+"""Nothing that an operator was told is received, written or used gets lost, as seen through the command line."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from run_tools import Command, query, start_cli
+
+
+def write_own_data(folder: Path, **more: object) -> Path:
+    rng = np.random.default_rng(0)
+    np.savez(folder / "own.npz", x=rng.normal(size=(60, 4)), y=rng.integers(0, 2, 60), **more)
+    return folder / "own.npz"
+
+
+def status_of(cli: Command, run: Path) -> Any:
+    return cli("status", run, "--all", "--format", "json").json
+
+
+def spec_of(file: Path, keys: str = "", rounds: int = 2) -> Path:
+    spec = file.with_name("spec.toml")
+    data = f'[data]\nname = "npz"\nfile = "{file}"\nclients = 5\nsamples_per_client = 8\n{keys}\n'
+    spec.write_text(f"{data}[local]\nsteps = 2\n[stop]\ntarget = 0.0\nmax_rounds = {rounds}\n")
+    return spec
+
+
+def test_the_clients_of_a_file_are_the_clients_of_the_run(cli: Command, tmp_path: Path) -> None:
+    hospitals = np.repeat(["bern", "genf", "uri"], 20)
+    spec = spec_of(write_own_data(tmp_path, client=hospitals))
+    assert cli("train", spec, "--run", tmp_path / "run").code == 0
+    assert {line["name"] for line in status_of(cli, tmp_path / "run")["clients"]} == set(hospitals)
+    answer = cli("train", spec_of(tmp_path / "own.npz", 'partition = "iid"'), "--run", tmp_path / "other")
+    assert answer.code == 2
+    assert "data.partition" in answer.err
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_file_without_clients_is_spread_over_those_of_the_spec(cli: Command, tmp_path: Path) -> None:
+    assert cli("train", spec_of(write_own_data(tmp_path)), "--run", tmp_path / "run").code == 0
+    assert len(status_of(cli, tmp_path / "run")["clients"]) == 5
+
+
+def test_a_backup_is_only_called_written_if_it_can_be_restored(
+    cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, backup = tmp_path / "run", tmp_path / "backup.zip"
+    monkeypatch.setenv("SIFU_PASSPHRASE", "a secret")
+    assert cli("train", spec_of(write_own_data(tmp_path)), "--run", run).code == 0
+    before = cli("anchor", run).out
+    monkeypatch.delenv("SIFU_PASSPHRASE")
+    refused = cli("backup", run, backup)
+    assert refused.code == 2
+    assert "SIFU_PASSPHRASE" in refused.err
+    assert not backup.exists()
+    assert cli("anchor", run).out == before
+    monkeypatch.setenv("SIFU_PASSPHRASE", "a secret")
+    assert cli("backup", run, backup).code == 0
+    monkeypatch.delenv("SIFU_PASSPHRASE")
+    assert cli("restore", backup, tmp_path / "restored").code == 0
+
+
+def test_a_damaged_run_is_not_backed_up(cli: Command, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert cli("train", spec_of(write_own_data(tmp_path)), "--run", run).code == 0
+    model = next((run / "models").iterdir())
+    model.write_bytes(model.read_bytes()[:-1])
+    assert cli("backup", run, tmp_path / "backup.zip").code == 5
+    assert not (tmp_path / "backup.zip").exists()
+
+
+def killed_in_training(run: Path, *arguments: str) -> None:
+    """Start a command and kill it as soon as it has trained a round."""
+    rounds = "SELECT max(node) FROM nodes"
+    before, process = query(run, rounds), start_cli(*arguments)
+    while query(run, rounds)[0][0] <= before[0][0] + 1:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+
+
+def test_a_request_is_recorded_before_an_earlier_one_is_finished(cli: Command, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert cli("train", spec_of(write_own_data(tmp_path), rounds=300), "--run", run).code == 0
+    for number, method in enumerate(("scratch", "auto")):
+        killed_in_training(run, "forget", run, "--clients", f"client-00{number}", "--method", method)
+    states = {line["request"]: line["status"] for line in status_of(cli, run)["requests"]}
+    assert states == {"r1": "running", "r2": "received"}
+    assert cli("forget", run).code == 0
+    assert {line["status"] for line in status_of(cli, run)["requests"]} == {"done"}
