@@ -40,6 +40,10 @@ class UnusableSamplesError(InputError):
     """Error for samples that a feature map cannot process: of a wrong shape, not finite, or too large."""
 
 
+class IdInUseError(InputError):
+    """A request was filed under the id of another request."""
+
+
 class RoundRejectedError(InputError):
     """Error for a round with values that must not enter the model (NaN, Inf); the last good state is kept."""
 

@@ -107,7 +107,7 @@ def test_filing_is_idempotent_by_id(service: Any) -> None:
     assert first.status_code == again.status_code == 201
     assert first.json() == again.json() == {"request": "ticket-7", "number": 1, "status": "received"}
     other = program.post(f"/api/v1/runs/{north}/requests", json=body | {"clients": ["client-002"]})
-    assert other.status_code == 400
+    assert other.status_code == 409
     assert "other terms" in other.json()["error"]
     listed = program.get(f"/api/v1/runs/{north}/requests").json()["requests"]
     assert [(row["number"], row["request"], row["epsilon"]) for row in listed] == [(1, "ticket-7", 5.0)]

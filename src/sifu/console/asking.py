@@ -19,7 +19,15 @@ from sifu.console.service import ConsoleService
 from sifu.console.tokens import NotAllowedError, Sessions, TokenFile, Visitor
 from sifu.core.ledger import LARGEST_INTEGER
 from sifu.core.request_terms import parse_sigma
-from sifu.errors import InputError, NoSpaceError, NotCertifiableError, RunBusyError, SifuError, VerificationError
+from sifu.errors import (
+    IdInUseError,
+    InputError,
+    NoSpaceError,
+    NotCertifiableError,
+    RunBusyError,
+    SifuError,
+    VerificationError,
+)
 from sifu.requests.deadlines import DEADLINE_DAYS
 
 MOST_CLIENTS = 10_000
@@ -220,6 +228,7 @@ def status_code(error: SifuError) -> int:
         (ForgedError, 403),
         (UnknownError, 404),
         (RunBusyError, 409),
+        (IdInUseError, 409),
         (NotCertifiableError, 409),
         (VerificationError, 409),
         (InputError, 400),

@@ -88,7 +88,7 @@ ERRORS = {
     "401": "No token, or one that does not work.",
     "403": "The roles of this token do not allow it.",
     "404": "There is no such run or request, or it is not for this token.",
-    "409": "The run is in use, or what is asked cannot be certified.",
+    "409": "The run or the id of the request is in use, or what is asked cannot be certified.",
     "429": "Too many requests.",
 }
 
@@ -148,10 +148,12 @@ def show_run(visit: Visit) -> Any:
 
 
 def list_requests(visit: Visit) -> Any:
-    """List the requests of a run, including those in its inbox."""
+    """List the requests of a run, those in its inbox, and those refused before they were in its ledger."""
     recorded = [_request(numbered) for numbered in visit.run.requests(visit.who)]
     posted = [row.to_mapping() for row in visit.run.posted(visit.who)]
-    return {"requests": recorded, "posted": [{key: row[key] for key in row if key != "run"} for row in posted]}
+    refused = [asdict(line) for line in visit.run.refused(visit.who)]
+    posted = [{key: row[key] for key in row if key != "run"} for row in posted]
+    return {"requests": recorded, "posted": posted, "refused": refused}
 
 
 def _request(numbered: NumberedRequest) -> dict[str, Any]:

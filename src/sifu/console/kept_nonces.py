@@ -1,4 +1,4 @@
-"""Nonces of open requests, kept so that a requester who lost the answer can get them again.
+"""What each open request asked for, and its nonces, so that a requester who lost the answer can get them again.
 
 A nonce opens one commitment of the public certificate (`core/record_commitments.py`). Nonces are not stored in the run.
 The console keeps the nonces of a request in a private file until the request is settled. This reveals nothing new,
@@ -49,18 +49,17 @@ class KeptNonces:
             terms: Terms of the request that were given explicitly.
         """
         nonces = new_nonces(terms.get("records") or ())
-        if nonces:
-            with self._lock:
-                entry = {"asked": _digest(clients, terms), "nonces": nonces}
-                self._write(self._entries | {_key(run, request, person): entry})
+        with self._lock:
+            entry = {"asked": _digest(clients, terms), "nonces": nonces}
+            self._write(self._entries | {_key(run, request, person): entry})
         return nonces
 
     def again(
         self, run: str, request: str, person: str, clients: Sequence[str], terms: Mapping[str, Any]
-    ) -> dict[str, str]:
-        """Return the nonces of an open request if the same person files the same request again, otherwise {}."""
+    ) -> dict[str, str] | None:
+        """Return the nonces of an open request if the same person files the same request again, otherwise None."""
         entry = self._entries.get(_key(run, request, person), {})
-        return dict(entry["nonces"]) if entry.get("asked") == _digest(clients, terms) else {}
+        return dict(entry["nonces"]) if entry.get("asked") == _digest(clients, terms) else None
 
     def drop(self, run: str, settled: Iterable[tuple[str, str]]) -> None:
         """Delete the nonces of settled requests, each given by its id and the person who filed it."""

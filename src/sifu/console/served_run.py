@@ -24,7 +24,7 @@ from sifu.console.tokens import TERMS_OF_REQUESTERS, NotAllowedError, Right, Tok
 from sifu.core.operator_words import approvals_words
 from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.core.spec import Spec
-from sifu.errors import InputError, RunBusyError, SifuError
+from sifu.errors import IdInUseError, InputError, RunBusyError, SifuError
 from sifu.requests.deadlines import POSTED, check_deadline, pending_requests
 from sifu.requests.filing import usual_terms
 from sifu.run.clients_and_engine import executed_elsewhere
@@ -165,23 +165,27 @@ class ServedRun:
             for row in self.requests(who)
         ]
         posted = [RequestLine.of(row, **named, state="received") for row in self.posted(who)]
-        lines = sorted(recorded + posted + self._refused(who), key=RequestLine.urgency)
+        lines = sorted(recorded + posted + self.refused(who), key=RequestLine.urgency)
         self._nonces.drop(self.key, ((line.request, line.filed_by) for line in lines if line.settled))
         return lines
 
-    def _refused(self, who: Token) -> list[RequestLine]:
-        """Return the submitted requests that were refused or withdrawn before they were filed."""
+    def refused(self, who: Token) -> list[RequestLine]:
+        """Return the requests that were refused or withdrawn before they were in the ledger."""
         with self.run.reader() as reader:
             rows = reader.query("SELECT time, payload FROM events WHERE kind = 'letter refused'")
         refused = []
         for when, payload in rows:
             message = json.loads(payload)
             content = message["content"] or {}
-            if message["kind"] != SUBMITTED or not (who.may("see") or is_own(who, str(content.get("actor")))):
+            clients, filed_by = content.get("clients"), str(content.get("actor"))
+            if message["kind"] not in (SUBMITTED, "request") or not isinstance(clients, list):
+                continue
+            if not (who.may("see") or is_own(who, filed_by)):
                 continue
             nothing: dict[str, Any] = {"number": None, "level": None, "overdue": False, "method": ""}
-            said = {"request": str(content["request"]), "clients": tuple(content["clients"]), "state": "refused"}
-            times = {"received": when, "finished": when, "deadline": when, "filed_by": str(content["actor"])}
+            said = {"request": str(content.get("request", message["letter"])), "state": "refused"}
+            said |= {"clients": tuple(map(str, clients)), "filed_by": filed_by}
+            times = {"received": when, "finished": when, "deadline": when}
             refused.append(RequestLine(self.key, self.name, **nothing | said | times))
         return refused
 
@@ -224,25 +228,27 @@ class ServedRun:
         name = request or f"r-{secrets.token_hex(4)}"
         if not who.may("set terms"):
             check_terms(who, self.run.spec, terms)
-        asked = self.key, check_request_id(name), who.name, list(clients), terms
+        asked = self.key, check_request_id(name), who.name, list(clients), {**terms, "deadline_days": deadline_days}
         with self.lock:  # two concurrent requests must not both pass `check_share`
             known = name in {line.request for line in self.lines(who)}
             nonces = self._nonces.again(*asked) if known else self._nonces.make(*asked)
             try:
                 if not who.may("see"):
+                    if nonces is None:
+                        raise IdInUseError(f"you filed {name} with other terms, or it is settled: use another id")
                     self._submit(who, clients, name, deadline_days, terms, nonces, known)
                     return name, nonces
                 if not who.may("set terms"):
                     check_share(self.run, clients)
                 filed = self.run.request(
-                    list(clients), name, deadline_days=deadline_days, actor=who.name, nonces=nonces, **terms
+                    list(clients), name, deadline_days=deadline_days, actor=who.name, nonces=nonces or {}, **terms
                 )
             except SifuError:
                 if not known:
                     self._nonces.drop(self.key, [(name, who.name)])
                 raise
             self.written()
-            return filed, self.run.committed(filed, nonces)
+            return filed, self.run.committed(filed, nonces or {})
 
     def _submit(
         self,

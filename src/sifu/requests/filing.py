@@ -12,7 +12,7 @@ from sifu.core.operator_words import LAST_CLIENT
 from sifu.core.record_commitments import commitments_to
 from sifu.core.request_terms import AUTO, TERMS, RequestTerms, check_request_id
 from sifu.core.spec import Spec
-from sifu.errors import InputError, NotCertifiableError
+from sifu.errors import IdInUseError, InputError, NotCertifiableError
 from sifu.methods.registry import method_for
 from sifu.planning.plan import Plan, least_level
 from sifu.requests.deadlines import DEADLINE_DAYS, check_deadline
@@ -152,7 +152,7 @@ def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
         check_request_id(request)
         if request in received:
             if received[request].terms != terms:
-                raise InputError(f"request {request} is already in the ledger with other terms: use another id")
+                raise IdInUseError(f"request {request} is already in the ledger with other terms: use another id")
             return
     if terms.method != AUTO:
         method_for(view, terms.method)

@@ -97,7 +97,7 @@ def clients_from_spec(
     if given is not None:
         if kind not in ("auto", "given"):
             raise InputError(
-                f'{data.file or data.name} names the client of each row: leave data.partition out, found {kind!r}'
+                f"{data.file or data.name} names the client of each row: leave data.partition out, found {kind!r}"
             )
         kind, names = "given", given_names(given)
         count, samples = len(names), None

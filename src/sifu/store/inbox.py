@@ -18,7 +18,7 @@ from typing import Any
 
 from sifu.core.ledger import canonical_json, read_json
 from sifu.core.request_terms import check_request_id
-from sifu.errors import InputError
+from sifu.errors import IdInUseError, InputError
 from sifu.store.files import TEMPORARY_PREFIX, private_folder, read_plain, room_to_write, sync_folder, write_durably
 
 INBOX = "inbox"
@@ -74,7 +74,7 @@ def post(folder: Path, kind: str, id: str, content: dict[str, Any]) -> None:
             except FileNotFoundError:
                 present = body  # the writer has just ingested the file and compares the terms
             if present != body:
-                raise InputError(f"{kind} {id} is already in the inbox with other terms: use another id") from None
+                raise IdInUseError(f"{kind} {id} is already in the inbox with other terms: use another id") from None
         finally:
             temporary.unlink(missing_ok=True)
     sync_folder(inbox)

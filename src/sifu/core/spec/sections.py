@@ -53,7 +53,7 @@ class DataSpec:
     clients: int = key(160, "how many clients the data is spread over")
     samples_per_client: int = key(10, "samples of each client; 0 spreads everything evenly")
     partition: Literal["auto", "given", "iid", "one_class", "dirichlet", "identity"] = key(
-        "auto", "given (your file names the clients), iid, one_class, dirichlet (see alpha), identity; auto: given or iid"
+        "auto", "given (by your file), iid, one_class, dirichlet (see alpha), identity; auto: given or iid"
     )
     alpha: float = key(0.1, "concentration of the dirichlet partition; small is unequal")
     normalise: Literal["unit", "standard", "authors"] = key(
