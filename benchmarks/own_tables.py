@@ -164,16 +164,12 @@ def pooled_figure(table: Table, train: np.ndarray, test: np.ndarray) -> float:
     return float(roc_auc_score(table.y[test], model.decision_function(table.x[test])))
 
 
-def graph_scores(path: Path, table: Table) -> np.ndarray:
-    """Return the scores of an exported graph on the raw columns of a table."""
+def graph_scores(path: Path, table: Table, file: Path) -> np.ndarray:
+    """Return the scores of an exported graph on the coded rows of a file."""
     import onnx
 
     graph = onnx.load(path)
-    fed = {}
-    for entry in graph.graph.input:
-        cells, texts = table.columns[entry.name], entry.type.tensor_type.elem_type == onnx.TensorProto.STRING
-        values = [str(cell) if texts else float("nan") if cell == "" else float(cell) for cell in cells]
-        fed[entry.name] = np.array(values, dtype=object if texts else np.float64)[:, None]
+    fed = {"x": sifu.load_model(path.with_suffix(".safetensors")).inputs_of(file)[0]}
     try:
         import onnxruntime
     except ModuleNotFoundError:
@@ -186,7 +182,7 @@ def graph_scores(path: Path, table: Table) -> np.ndarray:
     return np.asarray(scores, dtype=np.float64)
 
 
-def head_scores(path: Path, table: Table) -> np.ndarray:
+def head_scores(path: Path, table: Table, file: Path) -> np.ndarray:
     """Return the scores of an exported head on the features of a table."""
     from safetensors.numpy import load_file
 
@@ -204,7 +200,7 @@ def predictions_agree(run: Path, table: Table, file: Path, folder: Path) -> floa
     with (folder / "predicted.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     exported = (graph_scores, "model.onnx") if not table.features else (head_scores, "model.safetensors")
-    scores = exported[0](folder / exported[1], table).reshape(len(rows), -1)
+    scores = exported[0](folder / exported[1], table, file).reshape(len(rows), -1)
     names = [name for name in rows[0] if name.startswith(("score", "prediction"))][-scores.shape[1] :]
     printed = np.array([[float(row[name]) for name in names] for row in rows])
     return float(np.abs(scores - printed).max())

@@ -93,12 +93,11 @@ def test_what_a_network_needs_to_be_written_as_onnx_is_one_sentence(
     import torch
 
     needed = "^" + re.escape(
-        f"to write a network as ONNX, install onnxscript and torch 2.7 or later: {install_extra('onnx')}"
+        f"to write ONNX files, install onnx, onnxscript and torch 2.7 or later: {install_extra('onnx')}"
     )
     run = trained(rows(tmp_path), tmp_path, "mlp", model={"kind": "mlp", "dtype": "float32"})
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "onnxscript", None)
-        without.setitem(sys.modules, "onnxscript.optimizer", None)
         with pytest.raises(InputError, match=f"{needed}$"):
             run.export(tmp_path / "m.onnx")
     for version in ("2.6.0", "2.6.0+cu124"):
@@ -116,7 +115,7 @@ def test_what_torch_cannot_export_is_refused_by_name_in_one_line() -> None:
     pytest.importorskip("onnxscript")
     import torch
 
-    from sifu.export.onnx_graph import _exported
+    from sifu.export.onnx_file import _exported
 
     class Spectrum(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

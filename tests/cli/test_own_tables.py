@@ -19,7 +19,6 @@ from sifu.core.spec import DataSpec, Spec
 from sifu.data.table import read_table
 from sifu.data.table_coding import TableCoding
 from sifu.data.table_proposal import propose_spec
-from sifu.data.table_values import whole_number
 from sifu.errors import InputError
 
 HOSPITALS = Path(os.environ.get("SIFU_DATA", Path(__file__).resolve().parents[2].parent / "shared/data")) / "hospitals"
@@ -421,17 +420,7 @@ def test_four_hospitals_as_published(tmp_path: Path, cli: Command) -> None:
     done("export", run, "--model", tmp_path / "m.onnx")
     header, *rows = (tmp_path / "predictions.csv").read_text().splitlines()
     assert "score" in header
-    columns = list(zip(*(line.strip().split(",") for line in fifth), strict=True))
-    named = dict(zip(COLUMNS.split(","), columns, strict=True))
-    words = {"cp", "restecg", "slope", "ca", "thal"}
-    inputs = {
-        name: np.array([[whole_number(value)] if name in words else [_number(value)] for value in values])
-        for name, values in named.items()
-        if name != "num"
-    }
-    (answer, *_) = answers_of_the_graph(tmp_path / "m.onnx", inputs)
-    assert [row.split(",")[1] for row in rows] == [str(word) for word in np.ravel(answer["class"])]
-
-
-def _number(text: str) -> float:
-    return float("nan") if text == "?" else float(text)
+    model = sifu.load_model(tmp_path / "m.safetensors")
+    (answer, *_) = answers_of_the_graph(tmp_path / "m.onnx", {"x": model.inputs_of(tmp_path / "fifth.csv")[0]})
+    named = [model.description["classes"][number] for number in answer["prediction"]]
+    assert [row.split(",")[1] for row in rows] == named

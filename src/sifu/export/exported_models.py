@@ -135,7 +135,7 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
         import torch
 
         from sifu.data.forked import forked, in_this_process  # these imports need torch
-        from sifu.export.onnx_graph import onnx_bytes
+        from sifu.export.onnx_file import onnx_bytes
 
         own = as_model(given.model) if spec.model.kind == PYTHON else None
         # This process may train again, so a user's module receives the released parameters only in a copy of it. torch
@@ -143,7 +143,7 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
         users = own is not None or spec.features.kind == "module"
         used_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         run = forked if users and not used_gpu else in_this_process
-        (graph,) = run(lambda: iter([onnx_bytes(description, content, networks, own)]))
+        (graph,) = run(lambda: iter([onnx_bytes(description, content, own)]))
         write_atomically(target, graph)
     else:
         write_atomically(target, content)

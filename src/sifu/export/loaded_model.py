@@ -92,7 +92,7 @@ class LoadedModel(nn.Module):
         self.networks = networks or {}
         """Parameters that groups tuned in the network that computes features, by GROUP/NAME."""
         self.network = _network(parameters, description, own)
-        self._decides_as = self.kind if own is None else own.kind
+        self.decides_as = self.kind if own is None else own.kind
         mixes = any(isinstance(part, _NormBase) for part in self.network.modules())
         self._batch = sys.maxsize if mixes else BATCH  # batch normalisation uses the statistics of all samples
         self._maps: dict[tuple[int, ...], FeatureMap] = {}
@@ -211,9 +211,9 @@ class LoadedModel(nn.Module):
             targets = Targets(task["task"], scores.shape[1], (task["shift"],), (task["scale"],))
             decided = targets.decode(scores)
             return decided[:, 0] if task["task"] == "regression" and decided.shape[1] == 1 else decided
-        if self._decides_as == "least_squares":
+        if self.decides_as == "least_squares":
             return scores if scores.shape[1] > 1 else scores[:, 0]
-        return (scores[:, 0] > 0.0).astype(np.int64) if self._decides_as == "logistic" else scores.argmax(axis=1)
+        return (scores[:, 0] > 0.0).astype(np.int64) if self.decides_as == "logistic" else scores.argmax(axis=1)
 
     def _named(self, predicted: Array) -> list[Any]:
         classes = self.description["classes"]
@@ -225,7 +225,7 @@ class LoadedModel(nn.Module):
         """Return the names of the outputs; the single output of a logistic model is the score of the second class."""
         classes = list(self.description["classes"] or ())
         classes += [str(number) for number in range(len(classes), max(outputs, 2))]
-        return classes[1:2] if outputs == 1 and self._decides_as == "logistic" else classes[:outputs]
+        return classes[1:2] if outputs == 1 and self.decides_as == "logistic" else classes[:outputs]
 
     def _mapped(self, samples: Tensor) -> Tensor:
         """Return the features of prepared samples, or the samples themselves if there is no feature map."""
@@ -240,7 +240,7 @@ class LoadedModel(nn.Module):
 
     def _samples(self, x: Tensor) -> Tensor:
         """Return samples in the type and, if it is known, the shape that the model accepts."""
-        dtype, expected = self.description["dtype"], self.description["input_shape"] or self._row_shape()
+        dtype, expected = self.description["dtype"], self.description["input_shape"] or self.row_shape()
         handed_over = self.description["data"] == PYTHON  # samples of clients passed from Python are used unchanged
         if x.dtype == torch.uint8 and not handed_over:
             scale, normalise = scale_of(self.description["data"]), self.description["normalise"]
@@ -259,6 +259,14 @@ class LoadedModel(nn.Module):
         return samples
 
     @property
+    def coded_width(self) -> int | None:
+        """Number of features of a coded row of the table, or None if its columns are unknown."""
+        if self.description["table"] is None or self.description["columns"] is None:
+            return None
+        coding = TableCoding.from_mapping(self.description["table"])
+        return sum(coding.width(name) for name in self.description["columns"])
+
+    @property
     def _has_map(self) -> bool:
         """True if a feature map computes the model's inputs; a head in closed form always has one."""
         return self.description["features"].get("kind") != "none" or self.description["task"] is not None
@@ -268,7 +276,7 @@ class LoadedModel(nn.Module):
         """Largest number in a row that the feature map accepts or, without one, that the model's type represents."""
         return LARGEST_INPUT if self._has_map else float(np.finfo(self.description["dtype"]).max)
 
-    def _row_shape(self) -> list[int] | None:
+    def row_shape(self) -> list[int] | None:
         """Return the shape of a row if the parameters determine it, otherwise None."""
         if self.kind in LINEAR_KINDS and self.description["features"].get("kind") == "none":
             return [int(self.network.get_parameter("weight").shape[0])]
