@@ -320,7 +320,7 @@ BROKEN = {
     "a name too long for a file": lambda m: relisted(m, f"models/{'9' * 300}.safetensors", b"x"),
     "a database of another program": lambda m: relisted(m, "run.db", b"SQLite format 3\0" + b"\0" * 84),
     "deep": lambda m: m.update({"manifest.json": b"[" * 100_000}),
-    "a list that is none": lambda m: m.update({"manifest.json": b'{"format": "sifu-backup-1", "files": 7}'}),
+    "a list that is none": lambda m: m.update({"manifest.json": b'{"format": "sifu backup 1", "files": 7}'}),
     "a model changed, and the list with it": lambda m: relisted(m, next(n for n in m if n.startswith("models/")), b"x"),
     "another format": lambda m: m.update({"manifest.json": b'{"format": "x", "files": {}}'}),
 }

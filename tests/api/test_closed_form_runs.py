@@ -23,7 +23,6 @@ from sifu.core.spec import regime
 from sifu.data import ClientData
 from sifu.errors import InputError, RoundRejectedError
 from sifu.requests.certification import solves
-from sifu.store import statistics_files
 from sifu.store.files import stored_path
 from sifu.store.packed_numbers import pack, unpack
 from sifu.store.reader import RunReader
@@ -341,28 +340,6 @@ def test_a_forged_row_is_noticed(tmp_path: Path) -> None:
             rebuild_chain(folder, edit)
             for problems in (sifu.open_run(folder).verify().problems, sifu_verifier.verify(folder)):
                 assert any("sum" in problem for problem in problems) == bool(change), problems
-
-
-@pytest.mark.parametrize("features", [4, 2])
-def test_runs_with_unpacked_files_go_on(features: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of earlier versions, with uncompressed version 1 files, can be continued."""
-    clients = [ClientData(client.name, client.x[:, :features], client.y) for client in table_clients(3)]
-    with monkeypatch.context() as patch:
-        heading = statistics_files.heading
-        patch.setattr(statistics_files, "heading", lambda *given: heading(*given).replace(b" 2 ", b" 1 ", 1))
-        patch.setattr(statistics_files, "pack", lambda numbers, line, salt: line + numbers.tobytes() + salt)
-        sifu.train(TABLE, run=tmp_path / "run", clients=clients)
-    first_lines = [path.read_bytes()[:30] for path in (tmp_path / "run" / "statistics").iterdir()]
-    assert first_lines
-    assert all(b" 1 features" in line for line in first_lines)
-    assert {line.split()[1] for line in first_lines} == {b"rows", b"statistics"}
-    run = sifu.open_run(tmp_path / "run", clients=clients)
-    assert run.verify().problems == []
-    assert sifu_verifier.verify(tmp_path / "run") == []
-    (outcome,) = run.forget([clients[0].name])
-    assert outcome.level == "exact"
-    assert run.verify().problems == []
-    assert sifu_verifier.verify(tmp_path / "run") == []
 
 
 def test_auto_is_a_fixed_penalty_for_wide_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,9 +262,7 @@ def test_a_newcomer_with_other_labels_is_refused_before_it_is_recorded(tmp_path:
 def test_a_run_with_a_newcomer_that_cannot_be_used_goes_on_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, keep: str
 ) -> None:
-    """A run of an earlier version may have an unusable newcomer: it is left out, named in the log, and can be
-    forgotten.
-    """
+    """An unusable newcomer is left out, named in the log, and can be forgotten."""
     clients, spec = table_clients(5), TABLE | {"keep": {"statistics": keep}}
     sifu.train(spec, run=tmp_path / "run", clients=clients[:3])
     bad = ClientData("c3", clients[3].x[:, :3], clients[3].y)

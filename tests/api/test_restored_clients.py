@@ -83,7 +83,7 @@ def test_a_restoration_that_erased_too_little_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("decision", ["withdrawn", "refused"])
 def test_an_end_of_a_restored_request_is_found(tmp_path: Path, decision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older version let a restored request be withdrawn; its client came back, although it holds a certificate."""
+    """A forged end of a restored request lets its client come back, although it holds a certificate."""
     spec, terms = CASES["statistics"]
     run = sifu.train(spec, run=tmp_path / "run")
     run.backup(tmp_path / "old.zip")

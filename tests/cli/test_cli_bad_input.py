@@ -310,7 +310,7 @@ def test_folders_that_are_no_runs(cli: Command, tmp_path: Path, command: str) ->
 
 
 @pytest.mark.parametrize("command", ["status", "plan", "request", "forget", "verify", "report", "export", "train"])
-def test_another_schema_is_refused(cli: Command, own_run: Path, tmp_path: Path, spec_file: Path, command: str) -> None:
+def test_another_format_is_refused(cli: Command, own_run: Path, tmp_path: Path, spec_file: Path, command: str) -> None:
     before = state(own_run)
     arguments: list[Any] = {
         "plan": [own_run, "--clients", "client-007"],
@@ -318,11 +318,11 @@ def test_another_schema_is_refused(cli: Command, own_run: Path, tmp_path: Path, 
         "export": [own_run, "--model", tmp_path / "model.safetensors"],
         "train": [spec_file, "--run", own_run],
     }.get(command, [own_run])
-    for version, advice in ((99, "upgrade sifu"), (1, "open it with the version that made it")):
+    for version in (99, 10):
         connection = sqlite3.connect(own_run / "run.db")
         connection.execute(f"PRAGMA user_version = {version}")
         connection.close()
-        check_refused(cli(command, *arguments), 5, f"schema {version}", advice)
+        check_refused(cli(command, *arguments), 5, f"the format {version}", "reads only what it wrote itself")
     assert state(own_run) == before
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sifu.choices import Level
-from sifu.core.certificate_words import WORDING, exact_words, guarantee_of, not_covered_by, what_was_erased, words_of
+from sifu.core.certificate_words import exact_words, guarantee_of, not_covered_by, what_was_erased, words_of
 from sifu.core.ledger import canonical_json
 from sifu.core.method_info import attacker_rate
 from sifu.core.operator_words import psi_words
@@ -59,7 +59,6 @@ def bodies_with_secrets(draw: st.DrawFn) -> tuple[Body, list[str]]:
     body = {
         "format": FORMAT,
         "form": "auditor",
-        "wording": WORDING,
         "run": "run-1",
         "request": "r-1",
         "method": "sifu",
@@ -166,7 +165,7 @@ def test_what_every_certificate_states(drawn: tuple[Body, list[str]]) -> None:
     for form in (public_form(body), body):
         assert {
             "clients", "level", "unit", "scope", "epsilon", "delta", "delta_at_most", "calibration", "accounting",
-            "sigma", "commitments", "versions", "issued", "premises", "wording",
+            "sigma", "commitments", "versions", "issued", "premises",
         } <= set(form)  # fmt: skip
         # A client that was never seen cannot be found better than by guessing; at level none nothing bounds the
         # attacker.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,7 @@ import numpy as np
 import pytest
 
 import sifu
-from sifu.core.spec import Spec
 from sifu.data.held_out import contents_of, held_out_rows, numbers_of
-from sifu.errors import InputError
 from sifu.run.recorded_data import clients_of_file
 from sifu_verifier import verify
 
@@ -85,39 +82,6 @@ def test_a_forgotten_record_leaves_the_bits_of_a_table_without_it(tmp_path: Path
         np.testing.assert_array_equal(reader.load_model(reader.tip), other.load_model(other.tip))
     assert run.verify().problems == []
     assert verify(tmp_path / "run") == []
-
-
-def test_a_run_that_drew_rows_by_number_keeps_its_rule_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, mapping = drawn_rows(3), Spec.to_mapping
-
-    def as_before(spec: Spec) -> dict[str, Any]:
-        recorded = mapping(spec)
-        del recorded["data"]["held_out_by"]
-        return recorded
-
-    with monkeypatch.context() as earlier:
-        earlier.setattr(Spec, "to_mapping", as_before)
-        earlier.setattr(
-            "sifu.run.clients_and_engine._testing", lambda *_: {"held_out": 0.3, "held_out_by": "number", "seed": 0}
-        )
-        sifu.train(spec_of(write(tmp_path / "a.csv", rows)), run=tmp_path / "run")
-    run = sifu.open_run(tmp_path / "run")
-    assert run.spec.data.held_out_by == "number"
-    row = sides(rows, "number", 0).index(False)
-    (outcome,) = run.forget([rows[row][0]], records=[str(sum(other[0] == rows[row][0] for other in rows[:row]))])
-    assert outcome.level == "conditional"
-    (certificate,) = (tmp_path / "run" / "certificates").glob("*.public.json")
-    assumed = [premise["name"] for premise in json.loads(certificate.read_text())["body"]["premises"]]
-    assert "held-out rows" in assumed
-    assert run.verify().problems == []
-    assert verify(tmp_path / "run") == []
-
-
-def test_a_new_run_draws_by_content(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="leave it out"):
-        sifu.train(spec_of(write(tmp_path / "a.csv", drawn_rows(1)), held_out_by="number"), run=tmp_path / "run")
 
 
 def test_rows_of_a_newcomer_do_not_follow_from_the_name_of_its_file(tmp_path: Path) -> None:

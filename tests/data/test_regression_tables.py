@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import sifu
-from sifu.data.dataset import sample_digest
-from sifu.engines.sim import embedded_heads
 
 SPEC = {
     "data": {"name": "table", "partition": "given", "label": "y", "client": "site", "id": "id"}
@@ -45,15 +42,6 @@ def test_deleted_rows_of_a_forgotten_client_do_not_change_those_of_others() -> N
     (outcome,) = sifu.open_run("run").forget(["south"], records=["south3"])
     assert outcome.level == "exact"
     assert sifu.open_run("run").verify().problems == []
-
-
-def test_runs_that_recorded_whole_labels_as_integers_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    write(*OTHERS)
-    with monkeypatch.context() as earlier:
-        earlier.setattr(embedded_heads, "sample_digest", partial(sample_digest, whole_labels=True))
-        sifu.train(SPEC, run="run")
-    (outcome,) = sifu.open_run("run").forget(["south"], records=["south3"])
-    assert outcome.level == "exact"
 
 
 @pytest.mark.parametrize("label", ["8", "0.5"])

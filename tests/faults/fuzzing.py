@@ -241,7 +241,7 @@ class Backup(Target):
             other = rng.choice(["../x", "/etc/x", "models/../../x", "models/1.safetensors", "lock", "a" * 300, "head"])
             members[other] = members.pop(name, b"")
         else:
-            listed = changed(listed, rng, rng.choice([None, -1, 0, "", [], {}, "sifu-backup-1", 10**30]))
+            listed = changed(listed, rng, rng.choice([None, -1, 0, "", [], {}, "sifu backup 1", 10**30]))
         if how < 0.8 and isinstance(listed, dict):
             listed["files"] = {
                 name: {"bytes": len(held), "digest": hashlib.sha256(held).hexdigest()} for name, held in members.items()

@@ -203,7 +203,7 @@ def test_a_certificate_of_any_name_is_the_one_that_is_checked(own_run: Path, tmp
     """A forger's own bundle may call its certificate anything; what is checked is what the statement names."""
     files, key = unpack(evidence_bytes(own_run, "strictly")), Ed25519PrivateKey.generate()
     run, statement = "another run", json.loads(base64.b64decode(json.loads(files["statement.dsse.json"])["payload"]))
-    point = {"format": "sifu-checkpoint-1", "run": run, "seq": 1, "head": "00", "time": "now"}
+    point = {"format": "sifu head 1", "run": run, "seq": 1, "head": "00", "time": "now"}
     body = {"run": run, "request": "r", "level": "exact", "ledger": {"seq": 1, "head": "00"}}
     mine = {"public_key": public_hex(key), "signature": key.sign(canonical_json(body)).hex()}
     point |= {"public_key": public_hex(key), "signature": key.sign(canonical_json(point)).hex()}

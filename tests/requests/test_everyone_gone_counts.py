@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import sifu
-from sifu.core.certificate_words import RULES_COUNT_ALL
 from sifu.core.spec.run_spec import number_of_groups
 from sifu_verifier import verify
 
@@ -114,21 +113,3 @@ def test_an_initial_model_of_unknown_origin_stays_conditional(tmp_path: Path, mo
     run = sifu.train(NETWORK, run=tmp_path / "run")
     (outcome,) = run.forget(["client-003"], method="sifu", sigma=1e-9)
     assert outcome.level == "conditional"
-
-
-def test_a_certificate_by_earlier_rules_verifies_and_its_lower_level_is_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grouped_run, network = grouped(tmp_path / "groups", 27), sifu.train(NETWORK, run=tmp_path / "network")
-    with monkeypatch.context() as earlier:
-        earlier.setattr("sifu.requests.certification.WORDING", RULES_COUNT_ALL - 1)
-        earlier.setattr("sifu.methods.base.Claim.is_initial", False)
-        earlier.setattr("sifu.methods.base.Claim.gone", property(lambda claim: set(claim.clients)))
-        levels = [grouped_run.forget([f"client-00{k}"], method="groups")[0].level for k in (1, 5, 9)]
-        (back,) = network.forget(["client-003"], method="sifu", sigma=1e-9)
-    assert (levels, back.level) == (["exact"] * 3, "conditional")
-    found = grouped_run.verify()
-    assert found.problems == []
-    assert [note for note in found.notes if "by today's rules" in note] != []
-    assert network.verify().problems == []
-    assert verify(tmp_path / "groups") == verify(tmp_path / "network") == []

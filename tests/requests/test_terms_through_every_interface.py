@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -16,7 +15,7 @@ from sifu.choices import terms_on_offer
 from sifu.cli.main import app
 from sifu.console.asking import terms_given
 from sifu.console.json_api import openapi_document
-from sifu.core.request_terms import TERMS, RequestTerms, later_term
+from sifu.core.request_terms import TERMS, RequestTerms
 
 TERMS_GIVEN: dict[str, Any] = {
     "epsilon": 7.5, "delta": 0.003, "sigma": 0.25, "unit": "joint", "scope": "latest", "calibration": "classical",
@@ -71,37 +70,3 @@ def test_ledger_and_stored_row_hold_every_term(own_trained: Path) -> None:
     assert recorded == stored | {"request": "all-terms", "deadline_days": 30}
     assert set(stored) == set(TERMS)
     assert RequestTerms.from_mapping(stored) == RequestTerms.from_mapping(given | {"clients": ["client-003"]})
-
-
-PLAIN = RequestTerms(("a",), 10.0, 0.01)
-OLD_DIGESTS = {
-    "82390be26b927bb7b1ecd18863ddb8d47d4a317e5a47c354301558e010414183": PLAIN,
-    "072016d9020f9d12c423375bc814567ae36be4e1985dbd35f40796b876ecf440": replace(
-        PLAIN, sigma=0.25, level="proven", target=0.5, records=(3,)
-    ),
-}
-"""Digests that approvals in existing ledgers refer to."""
-
-
-@dataclass(frozen=True)
-class WithLaterTerm(RequestTerms):
-    """Terms with a new field, added correctly."""
-
-    priority: int = later_term(0)
-
-
-@dataclass(frozen=True)
-class WithPlainTerm(RequestTerms):
-    """Terms with a new field added wrongly, with a plain default."""
-
-    priority: int = 0
-
-
-@pytest.mark.parametrize("digest", OLD_DIGESTS)
-def test_a_term_that_is_added_later_leaves_old_approvals_valid(digest: str) -> None:
-    terms = OLD_DIGESTS[digest]
-    given = {term.name: getattr(terms, term.name) for term in fields(terms)}
-    assert terms.digest("r1") == digest
-    assert WithLaterTerm(**given).digest("r1") == digest
-    assert WithLaterTerm(**given, priority=1).digest("r1") != digest
-    assert WithPlainTerm(**given).digest("r1") != digest  # negative control

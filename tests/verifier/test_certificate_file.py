@@ -45,7 +45,7 @@ def test_control_a_change_is_noticed_also_when_it_is_signed_again(
     assert any("signature of the certificate" in problem for problem in verify_certificate(file))
     key = Ed25519PrivateKey.from_private_bytes(bytes(32))
     body = certificate["body"]
-    head = {"format": "sifu-checkpoint-1", "run": body["run"]} | body["ledger"]
+    head = {"format": "sifu head 1", "run": body["run"]} | body["ledger"]
     if change != "head":  # a forger who signs everything again; otherwise the head keeps the operator's signature
         head.pop("signature")
         body["ledger"]["signature"] = key.sign(canonical(head).encode()).hex()

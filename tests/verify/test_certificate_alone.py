@@ -80,7 +80,6 @@ FALSE: dict[str, tuple[str, Change]] = {
         "commitments", lambda b: b | {"commitments": b["commitments"] | {"final_model": "00"}}
     ),
     "versions as a text": ("versions", lambda b: b | {"versions": "all of them"}),
-    "a wording that is none": ("wording", lambda b: b | {"wording": "1"}),
     "a sigma as text": ("sigma", lambda b: b | {"sigma": "0.3"}),
     "a sigma that is true": ("sigma", lambda b: b | {"sigma": True}),
     "a premise left out": ("regularity", without("regularity")),

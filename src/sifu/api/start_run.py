@@ -199,8 +199,6 @@ def create_run(
         engine: Engine that trains the clients.
         sample_digests: Digests of the clients' samples.
     """
-    if resolved.data.held_out_by == "number":
-        raise InputError('data.held_out_by = "number" is only for runs of earlier versions: leave it out')
     resolved = with_groups_by_rule(resolved, len(engine.clients))
     if resolved.regime.tunes and not isinstance(engine, TunedEngine):
         raise InputError(
@@ -231,8 +229,7 @@ def check_same_spec(existing: Run, given: Spec) -> None:
     for section, values in wanted.items():
         pairs = values.items() if isinstance(values, dict) else [("", values)]
         for key, value in pairs:
-            # A run created before a section or key existed uses the default.
-            recorded_value = recorded.get(section, {}).get(key, value) if key else recorded[section]
+            recorded_value = recorded[section][key] if key else recorded[section]
             if recorded_value != value:
                 name = f"{section}.{key}" if key else section
                 raise InputError(

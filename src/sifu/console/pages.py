@@ -180,7 +180,7 @@ def _run_values(run: ServedRun, who: Token, chosen: int | None = None) -> dict[s
         "approval": spec.requests.approval,
         "terms_offered": offered if who.may("set terms") else {name: offered[name] for name in TERMS_OF_REQUESTERS},
         "methods": [AUTO, *(info.name for info in all_method_infos() if info.certifies and not info.control)],
-        "usual": usual_terms(spec, ["-"]).shown(),
+        "usual": usual_terms(spec, ["-"]).to_mapping(),
         "clients": [name for name, _, _ in clients[:MOST_PICKED]],
         "fields": {"clients": "".join(name for name, _, number in clients if number == chosen)},
         "errors": {},

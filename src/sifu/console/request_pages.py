@@ -94,7 +94,7 @@ def _other_options(run: ServedRun, who: Token, terms: RequestTerms) -> Any:
 
 def _terms_in_words(terms: RequestTerms, spec: Spec, identities: Sequence[str] = ()) -> dict[str, str]:
     """Return the terms of a request as readable phrases; a default from the spec is shown with its value."""
-    filed = terms.shown()
+    filed = terms.to_mapping()
     words = {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in filed.items()}
     for name, offered in terms_on_offer().items():
         if words[name] in offered.about.words:

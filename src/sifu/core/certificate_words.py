@@ -4,8 +4,7 @@ A public certificate reveals neither whether training was rolled back nor whethe
 sentences about it.
 
 The sentences are generated from the fields of a certificate whenever it is read. No certificate contains a sentence, so
-a new wording changes no certificate. `WORDING` counts the versions; a certificate names the version that was current
-when it was issued.
+a new wording changes no certificate.
 """
 
 from __future__ import annotations
@@ -69,20 +68,6 @@ def exact_words(whom: str, method: str, records: int | None) -> str:
         "then joined with its remaining records"
     )
 
-
-WORDING = 8
-"""Version of the wording and of the rules for claims.
-
-Raise it with every change to a sentence of this file, `observers.py` or `premise_sentences.py`, or to the premises of a
-claim. A certificate is recomputed by the rules of the version it names (docs/theory.md, section 12.1). By the rules of
-version 3, premises concern all clients forgotten so far, a rollback to the initial model counts as a fresh start, and
-certificates for records have a premise if held-out rows were drawn by number. Version 4 distinguishes two observers,
-version 5 omits sentences that do not apply, version 6 states the limits of a guarantee over all releases, version 7 is
-in plainer English, and version 8 says more about stop rules and users' modules. Versions 4 to 8 keep the rules of
-version 3.
-"""
-RULES_COUNT_ALL = 3
-"""First `WORDING` whose premises concern all clients forgotten so far."""
 
 GUARANTEE = (
     "For the executed plan (initial model, hyperparameters, preprocessing, participation, batches, earlier noise, "
@@ -294,7 +279,7 @@ def what_was_erased(
 
 @dataclass(frozen=True)
 class CertificateWords:
-    """Sentences of a certificate, in the current wording."""
+    """Sentences of a certificate."""
 
     guarantee: str
     observers: Observers

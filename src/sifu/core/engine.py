@@ -271,10 +271,6 @@ class ShowsSamples(ABC):
     def sample_digests(self) -> tuple[str, ...]:
         """One digest per client (`sifu.data.dataset.sample_digest`)."""
 
-    def digest_of_whole_labels(self, client: int) -> str:
-        """Return the digest that an earlier version recorded for a client of a regression; empty if it is unknown."""
-        return ""
-
 
 class ChecksModule(ABC):
     """Capability of an engine that trains a user's module."""

@@ -1,6 +1,6 @@
 """Sentences of premises, by name and case; certificates contain the names, cases and values instead of sentences.
 
-A sentence may be reworded at any time (then raise `certificate_words.WORDING`). A case keeps its meaning forever and is
+A sentence may be reworded at any time. A case keeps its meaning forever and is
 never removed, because issued certificates refer to it.
 """
 
@@ -72,10 +72,6 @@ SENTENCES: dict[str, dict[str, str]] = {
         "assumed": "The number of groups, {count}, follows by a rule from the number of clients, and would differ "
         "without the forgotten clients. The certificate compares with a federation that has the same number of "
         "groups.",
-    },
-    "held-out rows": {
-        "assumed": "Test rows were drawn by row number, so other rows would have been drawn without the forgotten "
-        "records. The certificate compares with a federation in which the same rows were drawn.",
     },
     "history": {
         "met": "Every step of the history is an accounted round, or was made only from such rounds.",
@@ -223,7 +219,7 @@ SENTENCES: dict[str, dict[str, str]] = {
 
 
 def sentence(name: str, case: str, values: Mapping[str, Any]) -> str:
-    """Return the sentence of a premise in the current wording."""
+    """Return the sentence of a premise."""
     text = "{statement}" if case == SENTENCE_FROM_METHOD else SENTENCES.get(name, {}).get(case)
     if text is None:
         raise ValueError(

@@ -66,7 +66,6 @@ class Premise:
 FRESH_START = (
     "preprocessing", "features", "module", "hyper-parameters", "method", "identity", "grouping", "rounds apart",
     "initial model", "noise size", "engine", "layout", "deterministic device",
-    "held-out rows",
 )  # fmt: skip
 """Premises that matter even for a fresh model.
 

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args
 
 from sifu.choices import Calibration, Level, Release, Retention, Scope, SigmaChoice, Unit, terms_on_offer
@@ -20,11 +20,6 @@ AUTO = "auto"
 """Placeholder for a method that is chosen when the request is executed."""
 MOST_ROUNDS = 10**9
 """Largest number of rounds: more than any training needs, and small enough for the database."""
-
-
-def later_term(default: Any) -> Any:
-    """Return a dataclass field for a term that older approvals do not contain; digests omit its default value."""
-    return field(default=default, metadata={"later": True})
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ class RequestTerms:
     target: float | None = None
     release: Release = "healed"
     records: tuple[int, ...] = ()
-    before_after: str | None = later_term(None)
+    before_after: str | None = None
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -145,24 +140,12 @@ class RequestTerms:
         return RequestTerms(**{**mapping, **read, **figures})
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the terms as plain values for JSON; `sigma` is a string, so that 1 and 1.0 give the same value.
-
-        A `later_term` with its default value is omitted, as in ledgers that were written before the term existed.
-        """
+        """Return the terms as plain values for JSON; `sigma` is a string, so that 1 and 1.0 give the same value."""
         sigma = self.sigma if self.sigma == "auto" else str(float(self.sigma))
-        terms = asdict(self) | {"clients": list(self.clients), "sigma": sigma, "records": list(self.records)}
-        later = {term.name: term.default for term in fields(self) if "later" in term.metadata}
-        return {name: value for name, value in terms.items() if name not in later or value != later[name]}
-
-    def shown(self) -> dict[str, Any]:
-        """Return every term as plain values for display, including each `later_term`."""
-        return {name: getattr(self, name) for name in LATER_TERMS} | self.to_mapping()
+        return asdict(self) | {"clients": list(self.clients), "sigma": sigma, "records": list(self.records)}
 
     def digest(self, request: str) -> str:
-        """Return the digest that an approval of `request` signs: SHA-256 of the canonical JSON of its terms and id.
-
-        A `later_term` with its default value is omitted, so that old approvals still match.
-        """
+        """Return the digest that an approval of `request` signs: SHA-256 of the canonical JSON of its terms and id."""
         terms = self.to_mapping() | {"request": request}
         return hashlib.sha256(canonical_json(terms)).hexdigest()
 
@@ -207,9 +190,6 @@ CHOICES = {name: offered.choices for name, offered in terms_on_offer().items() i
 """Allowed values of each term that has a fixed list of values."""
 TERMS: tuple[str, ...] = tuple(term.name for term in fields(RequestTerms))
 """Names of all terms, clients first."""
-LATER_TERMS = frozenset(term.name for term in fields(RequestTerms) if "later" in term.metadata)
-"""Terms that are written only if they differ from their default."""
-
 
 BUDGET_TERMS = ("epsilon", "delta", "sigma", "unit", "scope", "calibration", "reserve")
 """Terms of the budget; they have no meaning if the client did not influence the model and no noise was added."""

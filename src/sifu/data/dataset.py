@@ -277,11 +277,10 @@ PIECE_BYTES = 1 << 24
 """Number of bytes hashed at once, so that a memory-mapped or converted array is never copied as a whole."""
 
 
-def sample_digest(client: Any, *, whole_labels: bool = False) -> str:
+def sample_digest(client: Any) -> str:
     """Return the SHA-256 of the types, shapes and bytes of a client's samples and labels.
 
-    For a client that keeps only features, the digests of its samples in `mapped_from` are hashed instead. With
-    `whole_labels`, labels count as int64, as in runs that earlier versions trained from tables of whole labels.
+    For a client that keeps only features, the digests of its samples in `mapped_from` are hashed instead.
 
     >>> from types import SimpleNamespace
     >>> x, y = np.arange(6.0).reshape(3, 2), np.array([0, 1, 1])
@@ -291,8 +290,6 @@ def sample_digest(client: Any, *, whole_labels: bool = False) -> str:
     """
     mapped = getattr(client, "mapped_from", None)
     digest, labels = hashlib.sha256(), np.asarray(client.y)
-    if whole_labels and np.all((labels == np.round(labels)) & (np.abs(labels) < 2**53)):
-        labels = labels.astype(np.int64)
     for values in (np.asarray(client.x) if mapped is None else mapped, labels):
         stored = values.dtype.newbyteorder("<")
         digest.update(f"{stored.str} {values.shape} ".encode())

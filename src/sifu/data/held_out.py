@@ -2,8 +2,7 @@
 
 Rows are drawn by identity if the table has a column of identities, and by their content otherwise. Equal rows of one
 client are then either all held out or all used for training. Removing a row does not change whether another row is held
-out. The only exception is a client whose rows would all be held out: its first row is used for training. Runs recorded
-before rows were drawn by content use the number of a row within its client instead (`data.held_out_by = "number"`).
+out. The only exception is a client whose rows would all be held out: its first row is used for training.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def held_out_rows(client: Array, key: Array, share: float, seed: int) -> Array:
 
     Args:
         client: Client of each row.
-        key: Key of each row: its identity, the digest of its content or its number.
+        key: Key of each row: its identity or the digest of its content.
         share: Expected share of rows held out.
         seed: Seed of the run.
     """

@@ -48,14 +48,13 @@ class NamedData:
 DIGITS = NamedData(lambda folder, held_out_by: read_digits(), len(CLASSES), SCALE, (8, 8))
 
 
-def load(name: str, folder: Path | str | None = None, *, held_out_by: str = "content") -> Dataset:
+def load(name: str, folder: Path | str | None = None) -> Dataset:
     """Return a data set by its name.
 
     Args:
         name: `digits`, the name of a data set that an installed package provides, or a user's own npz file as
             `npz:PATH`, `PATH.npz`, or `npz` with its path as `folder`.
         folder: Folder with the files of the data set.
-        held_out_by: Key of held-out rows, for data sets that hold out rows themselves: content or number.
 
     Returns:
         The data set, with the constants for its bytes.
@@ -78,7 +77,7 @@ def load(name: str, folder: Path | str | None = None, *, held_out_by: str = "con
             "a file"
         )
     place = None if folder is None else Path(folder).expanduser()
-    return replace(named.read(place, held_out_by), scale=named.scale)
+    return replace(named.read(place, "content"), scale=named.scale)
 
 
 def find_data(name: str) -> NamedData | None:

@@ -102,7 +102,6 @@ def _dataset(
     coding: TableCoding,
     *,
     held_out: float = 0.0,
-    held_out_by: str = "content",
     test_file: Path | None = None,
     seed: int = 0,
     owner: str = "",
@@ -115,7 +114,6 @@ def _dataset(
         tables: Tables as read.
         coding: Role of every column.
         held_out: Share of each client's rows to hold out for testing, drawn by `seed` and the key of each row.
-        held_out_by: Key of rows if there is no column of identities: their content or their number.
         test_file: File whose rows are used for testing instead.
         seed: Seed of the run.
         owner: Name of the only client, if the tables name none.
@@ -161,8 +159,7 @@ def _dataset(
                 f"leave out its column {coding.client} if its rows belong to no client"
             )
     elif held_out > 0:
-        by_content = not coding.identity and held_out_by == "content"
-        kept = ~held_out_rows(client, contents_of(x, y) if by_content else identity, held_out, seed)
+        kept = ~held_out_rows(client, identity if coding.identity else contents_of(x, y), held_out, seed)
         x_test, y_test, client_test = x[~kept], y[~kept], client[~kept]
     classes = coding.class_names or (tuple(map(str, range(int(y.max()) + 1))) if y.dtype.kind == "i" else ())
     return Dataset(

@@ -20,7 +20,7 @@ from sifu.core.engine import Engine
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import Spec
 from sifu.core.spec.regime import penalty_of
-from sifu.core.spec.sections import FeaturesSpec, RidgeSpec, recorded_features
+from sifu.core.spec.sections import FeaturesSpec, RidgeSpec
 from sifu.data.feature_maps import CachedFeatures, FeatureMap, fixed_point
 from sifu.data.feature_maps.build import specified_map, texts_as_tokens, tuned_map
 from sifu.engines.plans import Arrays, Instruction, Origin, WirePlan, WireProfile
@@ -61,7 +61,7 @@ def received_map(text: str, shape: tuple[int, ...]) -> FeatureMap:
 
 
 def _section(text: str) -> FeaturesSpec:
-    return FeaturesSpec(**recorded_features(json.loads(text)))
+    return FeaturesSpec(**json.loads(text))
 
 
 @lru_cache(maxsize=32)

@@ -26,9 +26,7 @@ from sifu.run.clients_and_engine import takes_rows
 from sifu.store.projection import GroupModelRow
 from sifu.store.reader import RunReader
 from sifu.store.release_files import releases
-from sifu.version import __version__
-
-FORMAT = "sifu-model-4"
+from sifu.version import FORMAT, __version__
 
 LARGEST_DESCRIPTION = 1 << 20
 
@@ -65,7 +63,7 @@ def describe(
     features = {key: value for key, value in asdict(spec.features).items() if key != "cache"}
     stored = _stored(spec) if given is None else {"shape": list(given), "bytes": False}
     return {
-        "format": FORMAT,
+        "format": f"sifu model {FORMAT}",
         "software": f"sifu {__version__}",
         "model": kind,
         "task": spec.regime.described_task(),
@@ -104,10 +102,10 @@ def read_description(path: Path) -> dict[str, Any]:
     """
     try:
         content = read_json(read_bytes(path, LARGEST_DESCRIPTION))
-        if content["format"] != FORMAT or not _is_whole(content):
+        if content["format"] != f"sifu model {FORMAT}" or not _is_whole(content):
             raise ValueError(content["format"])
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise InputError(f"{path} does not describe a model of sifu: export it again") from error
+        raise InputError(f"{path} does not describe a model of this version of sifu: export it again") from error
     return content  # type: ignore[no-any-return]
 
 

@@ -18,7 +18,7 @@ from sifu.core.closed_form_engine import GroupNetwork
 from sifu.core.layout import ModelLayout
 from sifu.core.operator_words import PYTHON
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, Spec
-from sifu.core.spec.sections import HEAD_KINDS, ROW_KINDS, FeaturesSpec, recorded_features
+from sifu.core.spec.sections import HEAD_KINDS, ROW_KINDS, FeaturesSpec
 from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap
 from sifu.data.feature_maps.build import texts_as_tokens, tuned_map
@@ -294,7 +294,7 @@ def described_map(description: dict[str, Any], networks: Mapping[str, Array], sh
     Raises:
         InputError: If the map differs from the map that the model was trained on.
     """
-    described = recorded_features(description["features"])
+    described = description["features"]
     public = _public_features(described)
     mapping, tuned = map_for(public, shape), description.get("networks")
     if tuned is not None:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.certificate_words import RULES_COUNT_ALL, WORDING
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.method_info import MethodInfo
@@ -54,7 +53,6 @@ class Claim:
         terms: Terms of the request.
         earlier: Clients that earlier requests forgot.
         noise_std: Standard deviation of the noise on the model.
-        rules: Version of the rules that the premises follow (`sifu.core.certificate_words.WORDING`).
     """
 
     view: RunView
@@ -64,31 +62,21 @@ class Claim:
     terms: RequestTerms
     earlier: Collection[int] = ()
     noise_std: float = 0.0
-    rules: int = WORDING
 
     @property
     def gone(self) -> set[int]:
-        """Clients of the request and, under the current rules, all clients that earlier requests forgot."""
-        return {*self.clients, *(self.earlier if self.rules >= RULES_COUNT_ALL else ())}
+        """Clients of the request and all clients that earlier requests forgot."""
+        return {*self.clients, *self.earlier}
 
     @property
     def is_initial(self) -> bool:
-        """True if, under the current rules, the model is the initial model without noise, as in Scratch."""
-        unchanged = self.depth == 0 and self.noise_std == 0.0 and self.view.path.nodes[0].kind == "initial"
-        return unchanged and self.rules >= RULES_COUNT_ALL
+        """True if the model is the initial model without noise, as in Scratch."""
+        return self.depth == 0 and self.noise_std == 0.0 and self.view.path.nodes[0].kind == "initial"
 
 
 def is_scratch(info: MethodInfo, claim: Claim) -> bool:
     """Return whether a rollback method starts from the initial model without noise, which is equivalent to Scratch."""
     return info.starts_from in ("rule", "current") and info.protection == "noise" and claim.is_initial
-
-
-def premises_of(method: Method, claim: Claim) -> tuple[Premise, ...]:
-    """Return the premises of a method's claim; if it is about records, add the premise on the draw of held-out rows."""
-    premises = method.premises(claim)
-    if claim.terms.records and claim.view.draws_rows_by_number and claim.rules >= RULES_COUNT_ALL:
-        return (*premises, Premise("held-out rows", "assumed"))
-    return premises
 
 
 def noised_premises(claim: Claim) -> tuple[Premise, ...]:
@@ -262,7 +250,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
     subjects = view.new_subjects(terms, order)
     exposures = [] if depth is None else view.exposures([*subjects, *view.earlier_subjects()])
     claim = Claim(view, view.leaving(terms.clients), exposures, place, terms, view.forgotten, noise_std)
-    premises = premises_of(method, claim)
+    premises = method.premises(claim)
     fresh = depth is None or is_scratch(method.info, claim)
     # No client influenced the initial model, at place 0.
     hidden = {exposure.subject: exposure.psi_to_hide(place) for exposure in exposures if place}

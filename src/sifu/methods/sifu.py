@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.request_terms import RequestTerms
-from sifu.methods.base import Claim, Method, plan_from, premises_of
+from sifu.methods.base import Claim, Method, plan_from
 from sifu.planning.forecast import Forecast
 from sifu.planning.noise_options import choose_noise, noise_options
 from sifu.planning.outlook import budget_lines, outlook
@@ -36,7 +36,7 @@ class Sifu(Method):
         earlier = view.exposures(view.earlier_subjects())
         exposures = [*new, *earlier]
         forecast = Forecast(view, terms)
-        anywhere = premises_of(self, Claim(view, clients, exposures, view.path.tip, terms, view.forgotten))
+        anywhere = self.premises(Claim(view, clients, exposures, view.path.tip, terms, view.forgotten))
         options = noise_options(view, exposures, order, forecast, anywhere)
         sigma, why = choose_noise(options, forecast, terms.level) if terms.sigma == "auto" else (terms.sigma, ())
         node = choose_node(exposures, view.kept, sigma, order)

@@ -16,14 +16,14 @@ from functools import cached_property
 from typing import Any, Literal
 
 from sifu.choices import Level
-from sifu.core.certificate_words import WORDING, Start
+from sifu.core.certificate_words import Start
 from sifu.core.ledger import NONCE_BYTES, Event, commit, finite_or_text
 from sifu.core.method_info import CLOSED_FORM, attacker_rate, delta_of_budget, delta_of_charges
 from sifu.core.observers import BeforeAfter
 from sifu.core.premises import Premise, level_of
 from sifu.core.request_terms import TERMS
 from sifu.errors import InputError
-from sifu.methods.base import Claim, is_scratch, premises_of
+from sifu.methods.base import Claim, is_scratch
 from sifu.methods.registry import method_named
 from sifu.run.releases import guarantee_of_all
 from sifu.run.run_view import RunView
@@ -31,16 +31,16 @@ from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, plain_names
 from sifu.theory.calibration import TrainingNoise, hidden_sensitivity
 from sifu.theory.rollback import Exposure, Subject, charge
+from sifu.version import FORMAT
 
-FORMAT = "sifu-certificate-4"
-LACKING = {FORMAT: frozenset[str](), "sifu-certificate-3": frozenset(("terms",))}
-"""Readable formats, each with the fields that it lacks compared with the current format."""
+CERTIFICATE = f"sifu certificate {FORMAT}"
+"""Value of the field `format`."""
 
 COMMON_FIELDS = frozenset((
     "format", "run", "request", "method", "clients", "records", "level", "protection", "untouched", "unit", "scope",
     "epsilon", "delta", "delta_at_most", "calibration", "noise_multiplier", "noise_source", "sigma", "training_noise",
     "attacker_true_positive_rate_at_1_percent", "accounting", "participation", "retention", "start", "keeps_updates",
-    "keeps_statistics", "terms", "wording", "commitments", "ledger", "received", "carried_out", "issued", "versions",
+    "keeps_statistics", "terms", "commitments", "ledger", "received", "carried_out", "issued", "versions",
     "form", "premises",
 ))  # fmt: skip
 FIELDS = {
@@ -101,16 +101,12 @@ class SubjectStatement:
 
 
 class RecordedRequest:
-    """An executed request, with the history as it was when its noise was added.
+    """An executed request, with the history as it was when its noise was added."""
 
-    `rules` is the version of the rules for its statements: the version that its certificate states, or the current one.
-    """
-
-    def __init__(self, reader: RunReader, request: RequestRow, rules: int | None = None) -> None:
+    def __init__(self, reader: RunReader, request: RequestRow) -> None:
         if request.noise_node is None or request.request_order is None:
             raise ValueError(f"request {request.request} was not executed")
         self.reader, self.request = reader, request
-        self.rules = rules or rules_of(reader, request.request)
         self.order: int = request.request_order
         self.noise_std: float = request.noise_std or 0.0
         # The statements ignore clients that joined after the rollback.
@@ -154,12 +150,12 @@ class RecordedRequest:
 
     def premises(self) -> tuple[Premise, ...]:
         """Return the premises of the certificate."""
-        return premises_of(self.method, self._claim)
+        return self.method.premises(self._claim)
 
     @property
     def _claim(self) -> Claim:
         leaving, exposures = self.view.leaving(self.request.clients), [*self.new_exposures, *self.earlier_exposures]
-        claimed = self.source_depth, self.terms, self.gone, self.noise_std, self.rules
+        claimed = self.source_depth, self.terms, self.gone, self.noise_std
         return Claim(self.view, leaving, exposures, *claimed)
 
     @property
@@ -250,9 +246,8 @@ class RecordedRequest:
         solve = solves(self.reader).get(final_node)
         guarantee = self.before_after
         return ({} if guarantee is None else {"before_after": asdict(guarantee)}) | {
-            "format": FORMAT,
+            "format": CERTIFICATE,
             "form": "auditor",
-            "wording": self.rules,
             "run": self.reader.value("run"),
             "request": request.request,
             "method": request.method,
@@ -306,14 +301,6 @@ class RecordedRequest:
             "issued": issued,
             "versions": json.loads(self.reader.value("versions")),
         }
-
-
-def rules_of(reader: RunReader, request: str) -> int:
-    """Return the version of the rules that a request was certified under, by default the current version."""
-    for text in reader.certificates(request).values():
-        stated = json.loads(text)["body"].get("wording")
-        return stated if type(stated) is int and 1 <= stated <= WORDING else WORDING
-    return WORDING
 
 
 def solves(reader: RunReader) -> dict[int, dict[str, Any]]:

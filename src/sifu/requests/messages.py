@@ -12,7 +12,7 @@ from typing import Any
 
 from sifu.core.ledger import canonical_json
 from sifu.core.record_commitments import is_commitment
-from sifu.core.request_terms import LATER_TERMS, TERMS, RequestTerms, check_request_id
+from sifu.core.request_terms import TERMS, RequestTerms, check_request_id
 from sifu.errors import DiskError, InputError, NoSpaceError, RunDamagedError, SifuError
 from sifu.requests.client_list import change_clients, recorded_clients
 from sifu.requests.deadlines import DEADLINE_DAYS
@@ -172,10 +172,8 @@ def _receive_posted(writer: RunWriter, message: Message, content: dict[str, Any]
     if not isinstance(deadline, int) or not isinstance(actor, str | None):
         raise InputError(f"a deadline must be a number of days and an actor a name, found {deadline!r} and {actor!r}")
     view = RunView(writer)
-    # Only `LATER_TERMS` may be missing: others would get the spec's defaults, which may change before ingestion.
-    needed = set(TERMS) - LATER_TERMS
-    if not needed <= set(content) <= set(TERMS):
-        raise InputError(f"a request must give {', '.join(sorted(needed))}; found {', '.join(sorted(content))}")
+    if set(content) != set(TERMS):  # a missing term would get the spec's default, which may change before ingestion
+        raise InputError(f"a request must give {', '.join(sorted(TERMS))}; found {', '.join(sorted(content))}")
     terms = RequestTerms.from_mapping(content)
     terms = replace(terms, clients=tuple(view.names_now(terms.clients)))  # a client may have a new name
     check_retention(view.spec, terms)

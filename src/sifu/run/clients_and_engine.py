@@ -127,7 +127,7 @@ def _dataset(spec: Spec, data_folder: str | Path | None, *, tested: bool = True)
 
     data = spec.data
     if data.name not in OWN_FILES:
-        return load(data.name, data_folder or data.folder or None, held_out_by=data.held_out_by)
+        return load(data.name, data_folder or data.folder or None)
     if not data.file:
         raise InputError(f'data.name = "{data.name}" needs data.file, the path of the file')
     if data.name == NPZ:
@@ -145,7 +145,7 @@ def _dataset(spec: Spec, data_folder: str | Path | None, *, tested: bool = True)
 def _testing(data: DataSpec, seed: int) -> dict[str, Any]:
     """Return the arguments of `read_table` that say which rows are held out for testing."""
     test_file = Path(data.test_file).expanduser() if data.test_file else None
-    return {"held_out": data.held_out, "held_out_by": data.held_out_by, "test_file": test_file, "seed": seed}
+    return {"held_out": data.held_out, "test_file": test_file, "seed": seed}
 
 
 def framed(spec: Spec, frame: Any) -> dict[str, Any]:

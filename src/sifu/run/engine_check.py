@@ -8,12 +8,12 @@ training is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from sifu.core.engine import Engine, ShowsSamples
+from sifu.core.engine import Engine
 from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError
 from sifu.run.devices import facts_of
@@ -194,21 +194,13 @@ def _other_samples(reader: RunReader, built: BuiltEngine, digests: Sequence[str]
                 f"{reader.folder / SALTS_FILE} is missing or has no entry for client {name!r}, so its data cannot be "
                 f"compared with those the run was made with: {WITHOUT_SALTS}"
             )
-        elif recorded not in _salted_digests(salts[client], digests[client], built.engine, client):
+        elif recorded != salted_sample_digest(salts[client], digests[client]):
             unusable[client] = (
                 f"the data of client {name!r} are not those the run was made with: the order of its samples changed, "
                 "or samples or labels did. Put the data back as they were, in the same order: rows to be forgotten are "
                 "named by their number"
             )
     return unusable
-
-
-def _salted_digests(salt: str, digest: str, engine: Engine, client: int) -> Iterator[str]:
-    """Yield the digests that a run may have recorded for a client's present samples."""
-    yield salted_sample_digest(salt, digest)
-    earlier = engine.digest_of_whole_labels(client) if isinstance(engine, ShowsSamples) else ""
-    if earlier:
-        yield salted_sample_digest(salt, earlier)
 
 
 def _check_facts(folder: Path, recorded: dict[str, Any], facts: TrainingFacts, names: list[str]) -> None:
@@ -222,7 +214,7 @@ def _check_facts(folder: Path, recorded: dict[str, Any], facts: TrainingFacts, n
         raise InputError(
             f"{folder} was started with the feature map {recorded.get('features', '')[:16] or 'none'}, this one is "
             f"{facts.features[:16] or 'none'}: the spec, the network's weights, its program or the samples' "
-            "shape changed, or an earlier version of sifu trained it, whose features had another length"
+            "shape changed"
         )
     for name in names:
         before, now = recorded.get(name, UNKNOWN), _plain(getattr(facts, name, UNKNOWN))

@@ -181,7 +181,7 @@ def _joining_data(spec: Spec, file: Path, owner: str) -> Any:
     coding = TableCoding.from_spec(spec.data, spec.features, regression=not spec.regime.has_accuracy)
     names_clients = coding.client != "" and coding.client in column_names(file, coding)
     coding = coding if names_clients else replace(coding, client="")
-    testing: dict[str, Any] = {"held_out": spec.data.held_out, "held_out_by": spec.data.held_out_by, "seed": spec.seed}
+    testing: dict[str, Any] = {"held_out": spec.data.held_out, "seed": spec.seed}
     columns = split_names(spec.data.columns, "data.columns")
     dataset = read_again(file, coding, owner="" if names_clients else owner, columns=columns, **testing)
     return dataset if names_clients else replace(dataset, client_train=None)

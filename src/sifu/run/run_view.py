@@ -195,14 +195,6 @@ class RunView(ClientsView):
         """
         return not terms.records and self._recomputes_rate
 
-    @property
-    def draws_rows_by_number(self) -> bool:
-        """True if held-out rows were drawn by row number, so that removing a record changes the other held-out rows."""
-        data = self.spec.data
-        if data.held_out_by != "number" or data.id:
-            return False
-        return data.name == "hospitals" or data.held_out > 0.0
-
     def groups_depend_on(self, gone: Iterable[int]) -> bool:
         """Return whether the number of groups was automatic and would differ without `gone`."""
         count = self.spec.groups.count

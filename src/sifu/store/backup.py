@@ -39,8 +39,9 @@ from sifu.store.keys import KEY_FILE
 from sifu.store.reader import RunReader
 from sifu.store.salts import SALTS_FILE
 from sifu.store.unfinished import remove_copies_in, unfinished_backup, unfinished_restoration
+from sifu.version import FORMAT, OTHER_FORMAT
 
-FORMAT = "sifu-backup-1"
+BACKUP = f"sifu backup {FORMAT}"
 MANIFEST = "manifest.json"
 NAME = re.compile(
     "|".join(re.escape(name) for name in (DATABASE, KEY_FILE, HEAD_FILE, STANDING_FILE, SALTS_FILE))
@@ -71,7 +72,7 @@ def write_backup(reader: RunReader, target: Path) -> None:
             for name in FOLDERS:
                 paths = sorted((folder / name).iterdir())
                 listed |= {f"{name}/{path.name}": path for path in paths if NAME.fullmatch(f"{name}/{path.name}")}
-            content: dict[str, Any] = {"format": FORMAT, "head": reader.value("head"), "files": {}}
+            content: dict[str, Any] = {"format": BACKUP, "head": reader.value("head"), "files": {}}
             with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
                 for name, path in listed.items():
                     archive.write(path, name)
@@ -152,8 +153,8 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, dict[str, Any]]:
         raise ValueError("its list of files is too large")
     with archive.open(info) as stream:
         content = json.loads(stream.read(LARGEST_MANIFEST + 1))
-    if content["format"] != FORMAT:
-        raise ValueError(f"its format is {str(content['format'])[:40]!r}, this version reads {FORMAT!r}")
+    if content["format"] != BACKUP:
+        raise InputError(f"the backup cannot be restored: {OTHER_FORMAT}")
     listed: dict[str, dict[str, Any]] = content["files"]
     if not isinstance(listed, dict):
         raise ValueError("its list of files is not valid")

@@ -12,8 +12,9 @@ from sifu.core.ledger import Event, canonical_json, read_json
 from sifu.errors import InputError, RunDamagedError
 from sifu.store.keys import ROTATED, load_key, signature_holds
 from sifu.store.reader import RunReader
+from sifu.version import FORMAT
 
-FORMAT = "sifu-checkpoint-1"
+HEAD = f"sifu head {FORMAT}"
 VOUCHED = "checkpoint"
 """Kind of the event by which an operator vouches for events written without a signature."""
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class Checkpoint:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the checkpoint as a JSON object."""
-        return {"format": FORMAT} | asdict(self)
+        return {"format": HEAD} | asdict(self)
 
     @staticmethod
     def from_json(text: bytes | str) -> Checkpoint:
@@ -57,7 +58,7 @@ class Checkpoint:
             content = read_json(text)
             stated = content.pop("format")
             types = {column.name: column.type for column in fields(Checkpoint)}
-            if stated != FORMAT or {name: type(value).__name__ for name, value in content.items()} != types:
+            if stated != HEAD or {name: type(value).__name__ for name, value in content.items()} != types:
                 raise ValueError("its fields are not those of a checkpoint")
             return Checkpoint(**content)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -72,7 +73,7 @@ class Checkpoint:
 
 def checkpoint_body(run: str, seq: int, head: str, time: str) -> dict[str, Any]:
     """Return the part of a checkpoint that the operator signs."""
-    return {"format": FORMAT, "run": run, "seq": seq, "head": head, "time": time}
+    return {"format": HEAD, "run": run, "seq": seq, "head": head, "time": time}
 
 
 class Signer:

@@ -1,4 +1,4 @@
-"""The run's SQLite database: schema migrations, transactions, erasure of deleted data, and connections."""
+"""The run's SQLite database: schema, transactions, erasure of deleted data, and connections."""
 
 from __future__ import annotations
 
@@ -13,25 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sifu.errors import DiskError, InputError, NoSpaceError, RunDamagedError, SifuError
-
-FIRST_SCHEMA = 10
-"""The oldest schema that can be read. Runs with an earlier schema are refused."""
-MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
-"""Migration steps, by the schema version they lead to."""
-
-
-def schema_version() -> int:
-    """Return the current schema version."""
-    return FIRST_SCHEMA + len(MIGRATIONS)
-
-
-def migrate(connection: sqlite3.Connection) -> None:
-    """Apply all outstanding migrations; call it within a transaction."""
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    for number in range(version + 1, schema_version() + 1):
-        MIGRATIONS[number](connection)
-        connection.execute(f"PRAGMA user_version={number}")
-
+from sifu.version import FORMAT, OTHER_FORMAT
 
 DATABASE = "run.db"
 CLIENTS_FILE = "clients.json"
@@ -55,7 +37,7 @@ def create_database(folder: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA secure_delete=ON")
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version={schema_version()}")
+        connection.execute(f"PRAGMA user_version={FORMAT}")
         connection.executescript(f"BEGIN IMMEDIATE;\n{_schema()}\nCOMMIT;")
     return connection
 
@@ -78,18 +60,12 @@ def rest_of_a_run(folder: Path) -> bool:
     return any(any(folder.glob(name)) for name in names)
 
 
-def open_database(folder: Path, *, migrating: bool = False) -> sqlite3.Connection:
-    """Open the database of an existing run and check that this version can read its schema.
-
-    A database with an earlier schema is migrated in memory, and the file stays unchanged.
-
-    Args:
-        folder: Folder of the run.
-        migrating: True to migrate the file itself, which requires the run's lock.
+def open_database(folder: Path) -> sqlite3.Connection:
+    """Open the database of an existing run and check its format.
 
     Raises:
         InputError: If the folder is not a run.
-        RunDamagedError: If the database is missing from a run, damaged, or has an unknown schema.
+        RunDamagedError: If the database is missing from a run, damaged, or has another format.
     """
     path = folder / DATABASE
     if not path.is_file():
@@ -114,24 +90,9 @@ def open_database(folder: Path, *, migrating: bool = False) -> sqlite3.Connectio
     if application != APPLICATION_ID:
         connection.close()
         raise InputError(f"{path} is not a sifu run (application id {application}, expected {APPLICATION_ID})")
-    if not FIRST_SCHEMA <= version <= schema_version():
+    if version != FORMAT:
         connection.close()
-        raise RunDamagedError(
-            f"{folder} has schema {version}, this version of sifu reads schemas {FIRST_SCHEMA} to {schema_version()}: "
-            + (
-                "upgrade sifu"
-                if version > schema_version()
-                else "open it with the version that made it, or train in another folder"
-            )
-        )
-    if version < schema_version():
-        connection = connection if migrating else _copy_in_memory(connection)
-        try:
-            with transaction(connection):
-                migrate(connection)
-        except BaseException:
-            connection.close()
-            raise
+        raise RunDamagedError(f"{folder} has the format {version}: {OTHER_FORMAT}")
     return connection
 
 
@@ -159,18 +120,6 @@ def _is_readable(path: Path) -> bool:
     except OSError as error:
         return error.errno != errno.EIO
     return True
-
-
-def _copy_in_memory(connection: sqlite3.Connection) -> sqlite3.Connection:
-    copy = sqlite3.connect(":memory:", isolation_level=None)
-    with closing(connection), transaction(copy, None):
-        connection.backup(copy)
-    return copy
-
-
-def is_copy_in_memory(connection: sqlite3.Connection) -> bool:
-    """Return whether the connection reads an in-memory copy, made for a run with an earlier schema."""
-    return not connection.execute("PRAGMA database_list").fetchone()[2]
 
 
 def schema_problems(connection: sqlite3.Connection) -> list[str]:

@@ -69,7 +69,7 @@ KINDS: Mapping[str, AllowedChanges] = {
     "request refused": AllowedChanges(("phase",), (), "ready"),
     "request withdrawn": AllowedChanges(("phase",), (), "ready"),
     "rolled back": AllowedChanges(
-        ("tip", "phase", LOCAL_RATES),  # older runs have LOCAL_RATES unsealed
+        ("tip", "phase"),
         ("rows", *STORED, *(f"dropped_{kind}" for kind in STORED), "merges", "evaluations", LOCAL_RATES),
         "retraining",
     ),

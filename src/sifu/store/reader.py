@@ -17,7 +17,6 @@ from typing import Any
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import LOCAL_RATES, Event
-from sifu.core.spec.sections import recorded_features
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
 from sifu.store.history_tables import HistoryReader
@@ -78,17 +77,13 @@ class RunReader(HistoryReader):
     def first_spec(self) -> dict[str, Any]:
         """The merged spec the run was created with."""
         result: dict[str, Any] = json.loads(self.value("spec"))
-        # Runs created before this key existed merged by the plain mean, whatever the default is today.
-        result.setdefault("groups", {"count": 0}).setdefault("stretch", 1.0)
-        # Runs created before this key existed drew the rows held out for testing by row number.
-        result["data"].setdefault("held_out_by", "number")
-        return result | {"features": recorded_features(result.get("features", {}))}
+        return result
 
     @property
     def asked(self) -> dict[str, Any]:
         """The spec as the user gave it, before `auto` was resolved."""
         result: dict[str, Any] = json.loads(self.value("asked"))
-        return result | {"features": recorded_features(result.get("features", {}))}
+        return result
 
     @property
     def layout(self) -> ModelLayout:

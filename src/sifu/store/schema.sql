@@ -1,4 +1,4 @@
--- Schema 10 of a run. docs/store.md explains every column and how to recompute a certificate from them.
+-- Schema of a run, format 1. docs/store.md explains every column and how to recompute a certificate from them.
 CREATE TABLE run (
     key   TEXT PRIMARY KEY,
     value TEXT NOT NULL

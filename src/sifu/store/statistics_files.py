@@ -29,6 +29,7 @@ from sifu.theory.closed_form import FixedPoint, Rows, Statistics
 from sifu.theory.closed_form.blocks import Part
 from sifu.theory.closed_form.rows import ROW_TYPE
 from sifu.theory.participation import ClientIndices
+from sifu.version import FORMAT
 
 WORD_TYPE = np.dtype("<i8")
 """Type of the numbers of statistics."""
@@ -241,7 +242,7 @@ def part_name(part: Part) -> str:
 def heading(row: StatisticsRow, fixed: FixedPoint) -> bytes:
     """Return the first line of a file, which names its form, its fixed-point format and its part."""
     form, part = "rows" if row.is_rows else "statistics", row.part
-    return f"sifu {form} 2 {fixed.describe()}{'' if part is None else f' part={part_name(part)}'}\n".encode()
+    return f"sifu {form} {FORMAT} {fixed.describe()}{'' if part is None else f' part={part_name(part)}'}\n".encode()
 
 
 def begins_as_expected(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> bool:
@@ -252,7 +253,7 @@ def begins_as_expected(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> b
             found = file.read(len(expected))
     except OSError as error:
         raise RunDamagedError(f"the statistics file {row.file} cannot be read: {error.strerror}") from error
-    return found in (expected, _unpacked(expected))
+    return found == expected
 
 
 def read_statistics(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Statistics:
@@ -266,16 +267,10 @@ def read_statistics(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> Stat
     return statistics
 
 
-def _unpacked(first_line: bytes) -> bytes:
-    """Return the first line in the format of older runs, in which numbers are not packed."""
-    return first_line.replace(b" 2 ", b" 1 ", 1)
-
-
 def read_numbers(folder: Path, row: StatisticsRow, fixed: FixedPoint, *, of_rows: bool = False) -> Numbers:
     """Return the numbers of a file between its first line and its salt, checked against its digest.
 
-    The file must hold rows if `of_rows` is true, and statistics otherwise. Files of older runs have version 1 in their
-    first line, and their numbers are not packed.
+    The file must hold rows if `of_rows` is true, and statistics otherwise.
 
     Raises:
         RunDamagedError: If the file is missing, changed, or has another form, format or part than expected.
@@ -288,14 +283,9 @@ def read_numbers(folder: Path, row: StatisticsRow, fixed: FixedPoint, *, of_rows
         raise RunDamagedError(f"{what} has {len(content)} bytes, not {row.bytes}")
     kind = ROW_TYPE if row.is_rows else WORD_TYPE
     between = memoryview(content)[len(first_line) : len(content) - files.SALT_BYTES]
-    if content.startswith(first_line):
-        try:
-            return unpack(between, kind)
-        except InputError as error:
-            raise RunDamagedError(f"{what} cannot be read: {error}") from error
-    if content.startswith(_unpacked(first_line)) and len(between) % kind.itemsize == 0:
-        return np.array(np.frombuffer(between, kind), dtype=kind)
-    raise RunDamagedError(
-        f"{what} is not in [{fixed.describe()}]. If the run's groups tune a network and an "
-        "earlier version trained it, use that version: features of tuned networks had another length"
-    )
+    if not content.startswith(first_line):
+        raise RunDamagedError(f"{what} is not in [{fixed.describe()}]")
+    try:
+        return unpack(between, kind)
+    except InputError as error:
+        raise RunDamagedError(f"{what} cannot be read: {error}") from error

@@ -30,7 +30,6 @@ from sifu.store.database import (
     DATABASE,
     Memory,
     create_database,
-    is_copy_in_memory,
     open_database,
     scrub_database,
     transaction,
@@ -189,9 +188,6 @@ class RunWriter(RunReader):
             remember_key(writer)
             if not vouching:
                 time_after(writer.events()[-1].time, utc_now())
-            if is_copy_in_memory(connection):  # the run has an earlier schema and passed all checks: migrate it
-                writer.connection = open_database(folder, migrating=True)
-                connection.close()
             tail = unsigned_tail(writer.events())
             if tail and not vouching and writer.signer().key is not None:
                 raise RunDamagedError(f"{folder}: {uncovered(tail)}. Nothing was done")

@@ -14,7 +14,7 @@ from sifu.choices import Calibration, Level, Retention, Scope, Unit
 from sifu.core.certificate_words import Start
 from sifu.core.method_info import Protection
 from sifu.core.premises import Status
-from sifu.core.request_terms import LATER_TERMS, is_request_id
+from sifu.core.request_terms import is_request_id
 from sifu.requests.certification import (
     MODELS,
     SOLVE_FIELDS,
@@ -146,16 +146,13 @@ TYPES: dict[str, Check] = {
     "solve": _or_null(_object(**{name: SOLVE[name] for name in SOLVE_FIELDS})),
     "start": _of(Start),
     "subjects": SUBJECTS,
-    "terms": lambda value: (
-        isinstance(value, dict) and set(STATED_TERMS) - LATER_TERMS <= value.keys() <= set(STATED_TERMS)
-    ),
+    "terms": lambda value: isinstance(value, dict) and value.keys() == set(STATED_TERMS),
     "training_noise": _or_null(
         _object(clip=_figure, noise=_figure, epsilon_one_round=_figure, epsilon_composed=_figure_or_infinite)
     ),
     "unit": _of(Unit),
     "untouched": _truth,
     "versions": _map_of(_text),
-    "wording": lambda value: type(value) is int and value >= 1,
 }
 """Checks of all fields except `premises`, whose objects have one more key in the auditor's form."""
 

@@ -34,7 +34,7 @@ from sifu.core.premises import (
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.round import NoiseSource
 from sifu.errors import InputError, MissingExtensionError
-from sifu.requests.certification import COMMON_FIELDS, FIELDS, FORMAT, LACKING, OPTIONAL_FIELDS
+from sifu.requests.certification import CERTIFICATE, COMMON_FIELDS, FIELDS, OPTIONAL_FIELDS
 from sifu.store.checkpoints import Checkpoint
 from sifu.store.files import read_named
 from sifu.store.keys import signature_holds
@@ -47,6 +47,7 @@ from sifu.verify.certificate_checks import wrong_types
 from sifu.verify.outside_record import Authority, check_timestamp_of
 from sifu.verify.stored_models import TOLERANCE, agree
 from sifu.verify.verification import Verification, check_public_key
+from sifu.version import OTHER_FORMAT
 
 ENVELOPE_FIELDS = {"payload", "payloadType", "signatures"}
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -139,8 +140,8 @@ def verify_certificate(
         raise InputError(
             f"{path} is not a sifu certificate: it has no readable body ({type(error).__name__})"
         ) from error
-    if not isinstance(kind, str) or kind not in LACKING:
-        raise InputError(f"{path} has the format {kind!r}, this version of sifu reads {FORMAT!r}")
+    if kind != CERTIFICATE:
+        raise InputError(f"{path} has the format {str(kind)[:40]!r}: {OTHER_FORMAT}")
     result.content = {"body": body} if enveloped else content
     result.public_key = str(content.get("public_key", ""))
     if enveloped:
@@ -178,7 +179,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _check_body(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
     form = body["form"]
     fields = set(body) - OPTIONAL_FIELDS
-    strange = sorted(fields ^ (FIELDS.get(form, COMMON_FIELDS) - LACKING[body["format"]]))
+    strange = sorted(fields ^ FIELDS.get(form, COMMON_FIELDS))
     if form not in FIELDS or strange:
         yield f"its fields are not those of a certificate of form {str(form)[:20]!r}: {', '.join(strange)[:200]}"
         return
@@ -249,8 +250,6 @@ def _check_head(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
 
 def _check_terms(body: dict[str, Any]) -> Iterator[str]:
     """Yield a problem for each stated value that differs from the terms of the request."""
-    if "terms" not in body:
-        return
     terms = RequestTerms.from_mapping(body["terms"] | {"clients": body["clients"]})
     asked_for = {
         name: getattr(terms, name) for name in ("epsilon", "delta", "unit", "scope", "calibration", "retention")

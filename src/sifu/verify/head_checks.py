@@ -129,8 +129,7 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
     """Yield a problem for each round that is not a solve from exactly the expected clients.
 
     The expected clients are all that had joined, except clients that were forgotten, rejected, absent, or left out for
-    an approved request. Older runs do not list the clients left out of a solve; they left out the clients of every
-    waiting request.
+    an approved request.
     """
     recorded, everyone, client_count = solves(reader), reader.everyone(), 0
     named_by: dict[str, set[int]] = {}
@@ -166,10 +165,7 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
         names = {(node.branch, node.position - 1, view.clients[client].name) for client in range(client_count)}
         refused = {view.index_of[name] for _, _, name in names & left_out}
         absent = set(recorded[last].get("absent", []))
-        gone = set[int]().union(*named_by.values())
-        if "left_out" in recorded[last]:
-            gone = set(recorded[last]["left_out"]).union(*(named_by[request] for request in rolled_back))
-        gone |= unused
+        gone = set(recorded[last]["left_out"]).union(unused, *(named_by[request] for request in rolled_back))
         if taken & (gone | absent) or taken | refused | absent != set(range(client_count)) - gone:
             yield f"statistics: node {last} was solved from the wrong clients, not from those that remain"
         samples = sum(view.clients[client].samples for client in taken)

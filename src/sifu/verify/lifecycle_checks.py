@@ -59,8 +59,9 @@ def check_left_out(reader: RunReader) -> Iterator[str]:
         leaving.take(event)
         content, rows = event.content, event.content.get("rows")
         waiting = sorted({number[name] for names in leaving.by_request().values() for name in names})
-        stated = content.get("solve", content).get("left_out", waiting)
-        if stated != waiting:
+        solves_or_starts = "solve" in content or event.kind == "rolled back"
+        stated = content.get("solve", content).get("left_out")
+        if solves_or_starts and stated != waiting:
             yield f"event {event.seq} left out clients {stated}, approved requests that waited name {waiting}"
         if event.kind == "rounds" and rows is not None:
             there = set(everyone.between(int(rows["first"]), int(rows["last"])).clients.tolist())

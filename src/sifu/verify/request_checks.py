@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from sifu.choices import LEVELS
-from sifu.core.certificate_words import WORDING
 from sifu.core.ledger import FIGURES_SALT, LOCAL_RATES, SEALED, finite_or_text
 from sifu.core.request_terms import AUTO
 from sifu.planning.plan import MethodOption, choose_method, least_level
@@ -267,17 +266,3 @@ def _check_choice(view: RunView, request: RequestRow, recorded: RecordedRequest,
 def _figure(text: str | None) -> float | None:
     """Parse a Psi from the table `charges`: a number, or infinity as a quoted string."""
     return None if text is None else float(text.strip("'"))
-
-
-def earlier_rules_notes(reader: RunReader) -> Iterator[str]:
-    """Yield a note for each certificate whose level is higher than the current rules allow."""
-    erased = not_recomputed(reader)
-    for row in reader.requests():
-        if row.level is None or row.noise_node is None or row.request in erased:
-            continue
-        today = RecordedRequest(reader, row, WORDING).level
-        if LEVELS.index(today) < LEVELS.index(row.level):
-            yield (
-                f"request {row.request} was certified as {row.level} by the rules of its time; by today's rules, which "
-                f"count everyone who has left so far, it is {today}"
-            )

@@ -194,13 +194,12 @@ def check_updates_erased(
     wanted = {(by_file[file].node, by_file[file].part): set(stay) for file, stay in gone.shortened.items()}
     rounds = 0
     if recorded.replayed:
-        # Clients of earlier requests no longer take part, nor do clients that approved requests leave out. Older events
-        # leave out the clients of all waiting requests.
-        ended = (*ENDED, *(WAITING if "left_out" in content else ()))
+        # Clients of earlier requests no longer take part, nor do clients that approved requests leave out.
+        ended = (*ENDED, *WAITING)
         own = recorded.request.request
         rows = [row for row in before.read("requests") if row.status not in ended or row.request == own]
         asking = {view.index_of[name] for row in rows for name in row.clients}
-        asking |= set(content.get("left_out", []))
+        asking |= set(content["left_out"])
         on_path = sorted(stored, key=lambda row: (view.path.depth_of[row.node], row.part))
         replay = recorded.method.expected_replay(
             RecordedReplay(view, on_path, asking, recorded.terms, recorded.order, content.get("updates", []))

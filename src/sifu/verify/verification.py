@@ -31,7 +31,7 @@ from sifu.verify.leftover_files import Leftover, files_of_no_row
 from sifu.verify.lifecycle_checks import check_approvals, check_left_out, check_lifecycles
 from sifu.verify.purge_checks import check_purges
 from sifu.verify.release_checks import check_releases, trusted_notes
-from sifu.verify.request_checks import check_requests, earlier_rules_notes
+from sifu.verify.request_checks import check_requests
 from sifu.verify.stored_models import check_models, check_moved, check_updates
 
 
@@ -192,8 +192,6 @@ def _check_against_outside(
     of_events, of_salts = outside_record.event_notes, client_checks.lost_salt_notes
     for notes in (of_events, unwritten_notes, of_salts, erased_notes, copy_notes, trusted_notes):
         result.notes.extend(notes(reader))
-    if result.holds:  # a damaged record cannot be recomputed under earlier rules
-        result.notes.extend(earlier_rules_notes(reader))
 
 
 def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[str]:

@@ -14,5 +14,5 @@ if importlib.util.find_spec("flwr") is None:
 
 @pytest.fixture
 def in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make clients send statistics even where rows are smaller, as clients of earlier versions do."""
+    """Make clients send statistics even where rows are smaller."""
     monkeypatch.setattr(embedded_heads, "rows_are_smaller", lambda fixed, samples: False)

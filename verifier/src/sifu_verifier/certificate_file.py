@@ -11,7 +11,7 @@ from sifu_verifier.canonical import Row, same, sha256
 from sifu_verifier.certificates import CONFIDENTIAL
 from sifu_verifier.signatures import is_signed
 
-FORMATS = ("sifu-certificate-3", "sifu-certificate-4")
+FORMAT = "sifu certificate 1"
 
 
 def verify_certificate(file: Path, public_key: str | None = None) -> list[str]:
@@ -35,7 +35,7 @@ def verify_certificate(file: Path, public_key: str | None = None) -> list[str]:
 def _signature_problems(certificate: Row, public_key: str) -> list[str]:
     """Return the problems of two signatures: of the certificate, and of the ledger head that it names."""
     body = certificate["body"]
-    head = {"format": "sifu-checkpoint-1", "run": body["run"]} | body["ledger"]
+    head = {"format": "sifu head 1", "run": body["run"]} | body["ledger"]
     of_head = head.pop("signature")
     signatures = {"the certificate": (certificate["signature"], body), "the head of the ledger": (of_head, head)}
     return [
@@ -63,8 +63,8 @@ def _figure_problems(body: Row) -> list[str]:
         for name, value in expected.items()
         if not same(body.get(name), value)
     ]
-    if body["format"] not in FORMATS:
-        problems.append(f"format is {body['format']!r}, not one of {', '.join(FORMATS)}")
+    if body["format"] != FORMAT:
+        problems.append(f"format is {body['format']!r}, not {FORMAT!r}: another version wrote it")
     if level == "exact" and not body["untouched"]:
         problems.append("its level is exact, but the client took part in the model that training resumed from")
     if level != "none" and not body["untouched"] and body["noise_source"] != "system":

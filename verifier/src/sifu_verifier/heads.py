@@ -145,7 +145,7 @@ def heading_of(run: RunFolder, k: int, outputs: int) -> bytes:
     reach = {"classification": 1.0, "multi_label": math.sqrt(outputs), "regression": 8.0 * math.sqrt(outputs)}
     bits = f"feature_bits={ridge['feature_bits']} target_bits={ridge['target_bits']}"
     norms = f"norm={norm!r} target_norm={reach[ridge['task']]!r}"
-    return f"sifu statistics 2 features={k} outputs={outputs} {bits} {norms}\n".encode()
+    return f"sifu statistics 1 features={k} outputs={outputs} {bits} {norms}\n".encode()
 
 
 def place_part(

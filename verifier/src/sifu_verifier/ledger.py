@@ -68,8 +68,7 @@ def check_ledger(run: RunFolder) -> None:
         moment["statistics"] = dict(replayed["statistics"])
         moment["requests"] = {n: with_terms(row) for (n,), row in replayed["requests"].items()}
         asking = [row for row in moment["requests"].values() if row["status"] not in ("refused", "withdrawn")]
-        # Events of earlier versions do not name the excluded clients: they excluded every client with a request.
-        if "left_out" in payload or "left_out" in payload.get("solve", {}):
+        if event["kind"] == "rolled back" or "solve" in payload:
             begun = [row for row in asking if row["status"] in ("running", "done") or row["request"] == name]
             waiting = [row for row in asking if row not in begun and leaves_out(run, row)]
             names = {client for row in waiting for client in json.loads(row["clients"])}

@@ -10,7 +10,7 @@ from sifu_verifier.paths import path_to
 from sifu_verifier.rates import rate_depends, rate_since
 from sifu_verifier.restores import restored_before
 from sifu_verifier.run_folder import RunFolder
-from sifu_verifier.subjects import forgotten_by, founding_clients, names_gone, rules_version
+from sifu_verifier.subjects import forgotten_by, founding_clients, names_gone
 from sifu_verifier.tolerances import RELATIVE
 
 COUPLES = ("a minimum of", "dropping a masked round in which one client fails", "closing a round before")
@@ -35,8 +35,8 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, nois
               request["method"] != "closed_form"
               and facts["initial"] not in ("drawn from the seed", "made by the operator's program"),
               facts["identity"] not in ("in process", "node keys", "authenticated by the operator's program"),
-              rate_depends(run, request), groups_depend(run, request), facts.get("engine", "not known") == "not known",
-              draws_by_number(run, request))  # fmt: skip
+              rate_depends(run, request), groups_depend(run, request),
+              facts.get("engine", "not known") == "not known")  # fmt: skip
     rounds = (facts["participation"].startswith("fixed"), was_left_out(run, request), restored_before(run, request),
               any(what.startswith(COUPLES) for what in facts["outside"]))  # fmt: skip
     if untouched:
@@ -60,10 +60,10 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, nois
 
 
 def from_initial(run: RunFolder, request: Row) -> bool:
-    """Return whether training resumed without noise from the initial, fresh model (rules of version 3 and later)."""
+    """Return whether training resumed without noise from the initial, fresh model."""
     node = run.nodes.get(request["source_node"], {})
     plain = request["noise_std"] == 0 and request["method"] in ("sifu", "last")
-    return plain and node.get("kind") == "initial" and rules_version(run, request) >= 3
+    return plain and node.get("kind") == "initial"
 
 
 def is_steep(run: RunFolder, request: Row) -> bool:
@@ -73,14 +73,6 @@ def is_steep(run: RunFolder, request: Row) -> bool:
     gone = forgotten_by(run, begun)
     there = range(run.rolled[request["request"]]["clients"])
     return any(eta * (run.clients[c]["smoothness"] or 0) > 2 for c in there if c not in gone)
-
-
-def draws_by_number(run: RunFolder, request: Row) -> bool:
-    """Return whether removing a record would have changed which rows are held out."""
-    data = run.spec["data"]
-    if data.get("held_out_by", "number") != "number" or data["id"] or rules_version(run, request) < 3:
-        return False
-    return bool(json.loads(request["records"])) and (data["name"] == "hospitals" or data["held_out"] > 0)
 
 
 def was_left_out(run: RunFolder, request: Row, names: list[str] | None = None) -> bool:

@@ -34,11 +34,6 @@ def unpacked(content: bytes, size: int) -> np.ndarray | None:
 def numbers_of(data: bytes, start: bytes, size: int) -> np.ndarray | None:
     """Return the numbers of a file that begins with the line `start`, or None if it does not.
 
-    The last 32 bytes are the salt. In older runs, the line has the version 1 and the numbers are not packed.
+    The last 32 bytes are the salt.
     """
-    content = data[len(start) : -32]
-    if data.startswith(start):
-        return unpacked(content, size)
-    if data.startswith(start.replace(b" 2 ", b" 1 ", 1)) and len(content) % size == 0:
-        return np.frombuffer(content, f"<i{size}")
-    return None
+    return unpacked(data[len(start) : -32], size) if data.startswith(start) else None

@@ -6,7 +6,7 @@ import json
 import math
 
 from sifu_verifier.canonical import Row
-from sifu_verifier.levels import COUPLES, draws_by_number, from_initial, groups_depend, is_steep, was_left_out
+from sifu_verifier.levels import COUPLES, from_initial, groups_depend, is_steep, was_left_out
 from sifu_verifier.methods import PROTECTION
 from sifu_verifier.paths import path_to
 from sifu_verifier.rates import is_recomputed, rate_depends, rate_since
@@ -68,7 +68,7 @@ def premises_of(run: RunFolder, request: Row, highest: float, noise: Row | None)
     else:
         found = [*_by_noise(run, request), *record, _calibration(request), _arithmetic(run, request, highest)]
         found += [_source(run.spec["privacy"]["noise"]), *before, premise("honest reports", "trusted")]
-    return [*found, premise("held-out rows", "assumed")] if draws_by_number(run, request) else found
+    return found
 
 
 def _before_training(run: RunFolder, request: Row) -> list[Row]:

@@ -71,7 +71,7 @@ def check_latest(run: RunFolder, row: Row, data: bytes) -> None:
     for stored in run.tables["statistics"]:
         content, file = (run.folder / "statistics" / stored["file"]).read_bytes(), stored["file"]
         of_rows, start = file.endswith(".rows.statistics"), content[: content.index(b"\n") + 1]
-        numbers = numbers_of(content, start.replace(b" 1 ", b" 2 ", 1), 4 if of_rows else 8)
+        numbers = numbers_of(content, start, 4 if of_rows else 8)
         client = json.loads(stored["clients"])[0]
         if of_rows:
             rows = ClientRows()

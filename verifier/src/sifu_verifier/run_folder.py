@@ -32,7 +32,7 @@ class RunFolder:
         db = sqlite3.connect(f"{(folder / 'run.db').resolve().as_uri()}?{mode}", uri=True)
         db.row_factory = sqlite3.Row
         self.agree("application_id", db.execute("PRAGMA application_id").fetchone()[0], 20976)
-        self.agree("user_version", db.execute("PRAGMA user_version").fetchone()[0], 10)
+        self.agree("user_version", db.execute("PRAGMA user_version").fetchone()[0], 1)
         others = db.execute("SELECT type, name FROM sqlite_schema WHERE sql IS NOT NULL AND type != 'table'")
         self.agree("views, triggers and indices", [tuple(row) for row in others], [("view", "weights")])
         names = [row["name"] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]

@@ -49,7 +49,7 @@ def check_signature(run: RunFolder, event: Row, payload: Row) -> None:
     vouched = payload.get("unsigned") if event["kind"] == "checkpoint" else None
     run.agree(f"{at}: events without a signature", vouched, gap)
     key = run.keys[-1][1] if run.keys else payload["run"]["public_key"]
-    body = {"format": "sifu-checkpoint-1", "run": run.entries["run"], "seq": event["seq"],
+    body = {"format": "sifu head 1", "run": run.entries["run"], "seq": event["seq"],
             "head": event["hash"].hex(), "time": event["time"]}  # fmt: skip
     signed = isinstance(event["signature"], bytes) and is_signed(key, event["signature"], body)
     run.check(signed, f"{at}: its signature does not verify")
@@ -79,7 +79,7 @@ def check_timestamps(run: RunFolder) -> None:
         named = json.loads(event["payload"]).get("run", {}).get("public_key", key)
         key = key or named
         if event["signature"] is not None:
-            said = {"format": "sifu-checkpoint-1", "run": run.entries["run"], "seq": event["seq"],
+            said = {"format": "sifu head 1", "run": run.entries["run"], "seq": event["seq"],
                     "head": event["hash"].hex(), "time": event["time"], "public_key": key,
                     "signature": event["signature"].hex()}  # fmt: skip
             contents[f"{event['seq']}.checkpoint.json.tsr"] = canonical(said)

@@ -41,9 +41,7 @@ def founding_clients(run: RunFolder) -> range:
 
 
 def names_gone(run: RunFolder, request: Row) -> list[str]:
-    """Return the names of clients absent after the request. From rules version 3 on, this includes earlier requests."""
-    if rules_version(run, request) < 3:
-        return names_of(run, request)
+    """Return the names of clients absent after the request, those of earlier requests included."""
     gone = forgotten_by(run, request["request_order"])
     return [*names_of(run, request), *(run.clients[c]["name"] for c in gone)]
 
@@ -52,9 +50,3 @@ def there_since(run: RunFolder, request: Row) -> list[int]:
     """Return the clients that had joined before the rollback of the request and are not forgotten after it."""
     gone = forgotten_by(run, request["request_order"])
     return [client for client in range(run.rolled[request["request"]]["clients"]) if client not in gone]
-
-
-def rules_version(run: RunFolder, request: Row) -> int:
-    """Return the version of the rules by which a request was certified (section 7)."""
-    issued = [row for row in run.tables["certificates"] if row["request"] == request["request"]]
-    return json.loads(issued[0]["content"])["body"]["wording"] if issued else 3

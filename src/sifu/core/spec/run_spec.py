@@ -54,10 +54,6 @@ USUAL_COST, COSTS = 0.1693, (8 / 240, 100 / 120)
 """Rounds of a single-client request relative to Scratch, over all benchmark tasks: median, then minimum and maximum."""
 
 
-FORMER_KEYS = {"server.clip": 0, "server.noise": 0, "keep.updates_every": 0, "local.calibration_steps": 0}
-"""Keys that recorded specs of older runs always contain, each with the value that switches it off."""
-
-
 def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
     """Yield the conditions on keys that apply in every regime."""
     data, local, server, stop, keep, features = spec.data, spec.local, spec.server, spec.stop, spec.keep, spec.features
@@ -251,13 +247,12 @@ def _take_extensions(mapping: Any) -> tuple[Any, tuple[tuple[str, Any], ...]]:
         known = {entry.name for entry in fields(_hints(Spec)[section])}
         for name in [str(name) for name in values if name not in known]:
             full, value = f"{section}.{name}", values[name]
-            if spec_key(full) is None and full not in FORMER_KEYS:
+            if spec_key(full) is None:
                 continue  # `_parse` reports the error
-            if spec_key(full) is not None or value != FORMER_KEYS[full]:
-                extension = required_key(full, value)
-                value = _cast(type(extension.default), value, full)
-                if value != extension.default:
-                    taken[full] = value
+            extension = required_key(full, value)
+            value = _cast(type(extension.default), value, full)
+            if value != extension.default:
+                taken[full] = value
             own[section] = {key: kept for key, kept in own[section].items() if key != name}
     return own, tuple(sorted(taken.items()))
 

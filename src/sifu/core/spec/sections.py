@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,19 +24,6 @@ IMAGE_FEATURES = ("random_convolutions", "pretrained", "transformers", "module")
 
 NETWORK_FEATURES = ("pretrained", "transformers", "module")
 """Feature maps computed by networks, which a GPU speeds up."""
-
-OLD_NETWORKS = {"layers": "last", "size": 128, "mirror": False, "count": 0}
-"""Values that reproduce runs recorded before these keys of `[features]` existed."""
-
-
-def recorded_features(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recorded section `[features]`; keys added since it was written get the values that reproduce the run.
-
-    >>> recorded_features({"kind": "pretrained"})["size"], recorded_features({"kind": "none"})
-    (128, {'kind': 'none'})
-    """
-    is_old = section.get("kind") in NETWORK_FEATURES and "layers" not in section
-    return {**section, **OLD_NETWORKS} if is_old else dict(section)
 
 
 def key(default: Any, comment: str) -> Any:
@@ -77,10 +63,6 @@ class DataSpec:
     header: str = key("", "table: names of all columns, for CSV files that have no header line")
     columns: str = key("", "table: filled in by training, the columns that are features in their order")
     held_out: float = key(0.0, "table: share of each client's rows that is kept for testing, by data.id or content")
-    held_out_by: Literal["content", "number"] = key(
-        "content",
-        "without data.id, rows for testing are drawn by content; number is only for runs created with it",
-    )
     test_file: str = key("", "table: a file with rows for testing instead")
     watermark: int = key(0, "pixels set to the maximum in every image of a client, at places specific to the client")
     preprocessing: Literal["unknown", "fixed"] = key(

@@ -80,10 +80,6 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         """Digest of each client's samples as given; a run continues only with the samples it was created with."""
         return tuple(map(sample_digest, self._data))
 
-    def digest_of_whole_labels(self, client: int) -> str:
-        """Return the digest of a client's samples with whole labels as int64."""
-        return sample_digest(self._data[client], whole_labels=True)
-
     @property
     def layout(self) -> ModelLayout:
         """Layout of weight and bias, as in other linear models."""

@@ -271,10 +271,6 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule, EvaluatesSevera
         """Digest of each client's samples as given; a run continues only with the samples it was created with."""
         return tuple(map(sample_digest, self._given))
 
-    def digest_of_whole_labels(self, client: int) -> str:
-        """Return the digest of a client's samples with whole labels as int64."""
-        return sample_digest(self._given[client], whole_labels=True)
-
     def rounding_allowance(self, length: float, participants: ClientIndices) -> float:
         """Return a bound on the rounding error of a round from a model of norm `length`, or 0 if none is proven."""
         return self._rounding(length, participants) if self._rounding and participants.size else 0.0
