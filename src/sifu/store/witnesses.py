@@ -6,6 +6,7 @@ The run is later compared with the checkpoints that witnesses kept.
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import shlex
@@ -15,6 +16,7 @@ import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from sifu.core.ledger import canonical_json, read_json
 from sifu.errors import InputError, RunDamagedError
@@ -159,9 +161,9 @@ LARGEST_WITNESS_BYTES = 256 << 20
 def read_witness(path: Path) -> list[Checkpoint]:
     """Return the checkpoints in a file: a witness's file with one JSON object per line, or a certificate."""
     content = read_named(path, LARGEST_WITNESS_BYTES, "a witness keeps")
-    certificate = _checkpoint_of_certificate(content)
-    if certificate is not None:
-        return [certificate]
+    certificate = _certificate_in(path)
+    if certificate is not None and signature_holds(certificate):
+        return [Checkpoint.in_certificate(certificate["body"], certificate["public_key"])]
     checkpoints = []
     for number, line in enumerate(content.splitlines(keepends=True), start=1):
         if line.strip():
@@ -176,24 +178,31 @@ def read_witness(path: Path) -> list[Checkpoint]:
     return checkpoints
 
 
-def _checkpoint_of_certificate(content: bytes) -> Checkpoint | None:
-    """Return the checkpoint named in a certificate, or None if the content is not a validly signed certificate."""
+def _certificate_in(path: Path) -> dict[str, Any] | None:
+    """Return the certificate in a file, whether its signature holds or not, or None if the file holds none."""
     try:
-        certificate = read_json(content)
-        checkpoint = Checkpoint.in_certificate(certificate["body"], certificate["public_key"])
+        certificate: dict[str, Any] = read_json(read_named(path, LARGEST_WITNESS_BYTES, "a witness keeps"))
+        Checkpoint.in_certificate(certificate["body"], certificate["public_key"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return checkpoint if signature_holds(certificate) else None
+    return certificate
 
 
 def check_witnesses(reader: RunReader, files: Iterable[Path]) -> Iterator[str]:
     """Yield a problem for each checkpoint in these files that does not belong to the run's chain of events.
 
-    The files are witnesses' files or certificates. Two checkpoints that contradict each other prove a fork.
+    The files are witnesses' files or certificates. A certificate must be one that the run recorded. Two checkpoints
+    that contradict each other prove a fork.
     """
     run, keys, hashes = reader.value("run"), {key for _, key in keys_of(reader)}, reader.hashes()
+    recorded = [json.loads(text) for text in reader.certificates().values()]
     heads: dict[int, tuple[str, Path]] = {}
     for path in files:
+        certificate = _certificate_in(path)
+        other_certificate = certificate is not None and certificate not in recorded
+        if certificate is not None and not signature_holds(certificate):
+            yield f"witness: the signature of the certificate {path} does not hold"
+            continue
         for checkpoint in read_witness(path):
             seq, head = checkpoint.seq, checkpoint.head
             if checkpoint.run != run:
@@ -207,6 +216,8 @@ def check_witnesses(reader: RunReader, files: Iterable[Path]) -> Iterator[str]:
                 yield _two_heads(seq, other, where, head, path)
             if hashes.get(seq) != head:
                 yield _not_in_the_run(path, checkpoint, max(hashes))
+            elif other_certificate:
+                yield f"witness: {path} is not a certificate that this run recorded"
 
 
 def _two_heads(seq: int, head: str, path: Path, other: str, where: Path) -> str:
