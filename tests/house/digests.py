@@ -14,11 +14,9 @@ import hashlib
 import importlib.util
 import json
 import os
-import platform
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +27,9 @@ if not Path("/dev/nvidia0").exists():
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_info, threadpool_limits
 
 import sifu
+from machine import interpreted, machine_key, one_thread
 from run_tools import query, small_spec
 from sifu.core.engine import Position
 from sifu.engines.sim import ConvNet, Convolution, ModuleModel
@@ -241,11 +239,6 @@ CASES: dict[str, Callable[[], Digest]] = {
 }
 
 
-def interpreted() -> bool:
-    """Return whether the GPU kernels run in Triton's interpreter."""
-    return os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
-
-
 def missing(name: str) -> str:
     """Return why a case cannot run here; empty if it can."""
     if name.startswith("lanes") and importlib.util.find_spec("triton") is None:
@@ -253,27 +246,6 @@ def missing(name: str) -> str:
     if name.startswith("flower") and importlib.util.find_spec("flwr") is None:
         return "Flower is not installed: make test-flower installs it"
     return ""
-
-
-def machine_key() -> str:
-    """Return what digests depend on: processor, instruction sets of torch and BLAS, torch, numpy and GPU."""
-    blas = sorted({str(library.get("architecture", library["internal_api"])) for library in threadpool_info()
-                   if library["user_api"] == "blas"})  # fmt: skip
-    capability = torch.backends.cpu.get_cpu_capability()
-    parts = (platform.machine(), capability, "+".join(blas), f"torch {torch.__version__}", f"numpy {np.__version__}")
-    return ", ".join(parts if interpreted() else (*parts, torch.cuda.get_device_name()))
-
-
-@contextmanager
-def one_thread() -> Any:
-    """Limit the threads to one, because sums are split by threads and their bits depend on the number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1):
-            yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def digest(name: str) -> Digest:

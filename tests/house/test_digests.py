@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from digests import CASES, digest, machine_key, missing, recorded
+from digests import CASES, digest, missing, recorded
+
+from machine import machine_key
 
 LONG = [name for name in CASES if name.startswith("lanes")]
 """Cases that take a minute in Triton's interpreter."""

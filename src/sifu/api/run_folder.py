@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu.core.engine import Engine
+from sifu.core.round import NormalSource
 from sifu.core.spec import Spec
 from sifu.errors import InputError, RunBusyError
 from sifu.requests.messages import ingest
@@ -16,7 +17,7 @@ from sifu.run.run_engines import MakeEngine, RunEngines
 from sifu.run.run_view import RunView
 from sifu.store.database import DATABASE, Memory
 from sifu.store.known_keys import check_known_key, remember_key
-from sifu.store.reader import RunReader, readable
+from sifu.store.reader import NOISE_GIVEN, RunReader, readable
 from sifu.store.writer import RunWriter
 from sifu.verify.integrity import blaming_damage, check_integrity
 
@@ -29,6 +30,7 @@ class RunFolder:
         make_engine: Function that builds the engine. By default the spec defines the engine.
         data_folder: Folder of a named data set.
         remember: True to remember the operator's key of the run on this account.
+        noise: Source of noise, by default the operating system.
     """
 
     def __init__(
@@ -38,13 +40,19 @@ class RunFolder:
         data_folder: str | Path | None = None,
         *,
         remember: bool = True,
+        noise: NormalSource | None = None,
     ) -> None:
         self.folder = Path(folder)
         with RunReader(self.folder) as reader:  # fail early if the folder is not a run
             check_known_key(reader)
+            if noise is not None and not reader.value(NOISE_GIVEN, ""):
+                raise InputError(
+                    f"the noise of {folder} comes from the operating system: give a source of noise when a run is made"
+                )
             if remember:
                 remember_key(reader)
         self._engines = RunEngines(self.reader, make_engine, data_folder)
+        self.noise = noise
         self._memory = Memory()
         self._views: dict[Any, RunView] = {}
 
@@ -59,7 +67,9 @@ class RunFolder:
             vouching: True to open a run whose last events were written without the operator's key, in order to sign
                 them.
         """
-        return RunWriter.open(self.folder, self._memory, vouching=vouching)
+        writer = RunWriter.open(self.folder, self._memory, vouching=vouching)
+        writer.noise = self.noise
+        return writer
 
     @contextmanager
     def snapshot(self) -> Iterator[RunReader]:

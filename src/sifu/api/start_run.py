@@ -19,6 +19,7 @@ from sifu.core.closed_form_engine import TunedEngine
 from sifu.core.engine import Engine
 from sifu.core.identity import check_lookalikes, check_names
 from sifu.core.operator_words import PYTHON
+from sifu.core.round import NormalSource
 from sifu.core.spec import Spec
 from sifu.core.spec.run_spec import with_groups_by_rule
 from sifu.data.client_data import is_frame
@@ -58,6 +59,7 @@ def open_run(
     engine: Engine | None = None,
     device: Device = "auto",
     precision: Precision = "float32",
+    noise: NormalSource | None = None,
 ) -> Run:
     """Open the existing run in `folder`.
 
@@ -69,6 +71,7 @@ def open_run(
         engine: Engine to use instead of building one; it must have the same model, clients and training.
         device: As in `train`.
         precision: As in `train`.
+        noise: As for `train`; only for a run that was made with one.
     """
     check_choice(device, precision)
     if isinstance(clients, Iterable):
@@ -87,7 +90,7 @@ def open_run(
             begun_on_cpu = reader.facts.get("engine") == BY_PARTICIPANTS and spec.regime.device_bound
         return on_device(built, data, spec, "cpu" if device == "auto" and begun_on_cpu else device, precision)
 
-    opened = Run(folder, make_engine, data_folder)
+    opened = Run(folder, make_engine, data_folder, noise=noise)
     given = opened._engines
     given.model, given.frame = model, clients if is_frame(clients) else None
     given.given = clients is not None or engine is not None
@@ -107,6 +110,7 @@ def train(
     engine: Engine | None = None,
     device: Device = "auto",
     precision: Precision = "float32",
+    noise: NormalSource | None = None,
 ) -> Run:
     """Train with FedAvg, or solve a closed-form head, in the folder `run`; continue an unfinished run.
 
@@ -123,6 +127,8 @@ def train(
         engine: Engine to use instead of building one from the spec, with which it must agree.
         device: auto, cpu or cuda (`sifu.run.devices`).
         precision: Precision of networks on a GPU: float32, tf32, tf32x3, or bfloat16 if groups tune them.
+        noise: Source of noise on models, such as numpy's `Generator`, by default the operating system. With any other
+            source, whoever can repeat its draws can remove the noise, so no level is proven.
     """
     check_choice(device, precision)
     if spec is None:
@@ -144,7 +150,14 @@ def train(
         spec = replace(spec, data=replace(spec.data, name=PYTHON))
     folder, digests, given = Path(run), tuple[str, ...](), engine is None
     again = partial(
-        open_run, folder, model=model, clients=clients, data_folder=data_folder, device=device, precision=precision
+        open_run,
+        folder,
+        model=model,
+        clients=clients,
+        data_folder=data_folder,
+        device=device,
+        precision=precision,
+        noise=noise,
     )
     if (folder / DATABASE).exists():
         existing = again(engine=engine)
@@ -175,7 +188,7 @@ def train(
     )
     model_at = resolved.features.model
     features = replace(resolved.features, model=_absolute(model_at) if Path(model_at).is_dir() else model_at)
-    create_run(folder, spec, replace(resolved, data=located, features=features), engine, digests).close()
+    create_run(folder, spec, replace(resolved, data=located, features=features), engine, digests, noise).close()
     created = again()
     created._engines.use(BuiltEngine(engine))
     return created.train(progress)
@@ -186,7 +199,12 @@ def _absolute(place: str | Path) -> str:
 
 
 def create_run(
-    folder: Path, given: Spec, resolved: Spec, engine: Engine, sample_digests: Sequence[str] = ()
+    folder: Path,
+    given: Spec,
+    resolved: Spec,
+    engine: Engine,
+    sample_digests: Sequence[str] = (),
+    noise: NormalSource | None = None,
 ) -> RunWriter:
     """Create an untrained run with the clients of an engine.
 
@@ -198,6 +216,7 @@ def create_run(
         resolved: The spec with automatic values replaced.
         engine: Engine that trains the clients.
         sample_digests: Digests of the clients' samples.
+        noise: Source of noise, by default the operating system.
     """
     resolved = with_groups_by_rule(resolved, len(engine.clients))
     if resolved.regime.tunes and not isinstance(engine, TunedEngine):
@@ -218,6 +237,7 @@ def create_run(
         engine.initial_model(0),
         sample_digests,
         engine.tuning.layout if isinstance(engine, TunedEngine) else None,
+        noise is not None,
     )
     return RunWriter.create(folder, new)
 

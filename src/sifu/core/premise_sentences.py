@@ -136,6 +136,7 @@ SENTENCES: dict[str, dict[str, str]] = {
     "noise": {
         "met": "The noise was drawn from the operating system's entropy and added in float64.",
         "seeded": "The noise came from a seeded generator, so anyone who has the seed can remove it.",
+        "given": "The noise came from a generator that the caller gave, so anyone who repeats its draws can remove it.",
         "failed": "The source of the noise is not known.",
     },
     "noise size": {

@@ -231,10 +231,10 @@ def outside_premises(facts: TrainingFacts) -> Iterator[Premise]:
 
 
 def noise_premise(noise: str) -> Premise:
-    """Return the premise that nobody can reproduce the noise; it fails for seeded noise and for unknown sources."""
+    """Return the premise that nobody can reproduce the noise; it fails for any other source than the system."""
     if noise == "system":
         return Premise("noise", "met")
-    return Premise("noise", "failed", "seeded" if noise == "seeded" else "")
+    return Premise("noise", "failed", noise if noise in ("seeded", "given") else "")
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,8 @@ def keyed_generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.frombuffer(digest[:16], dtype="<u8").copy()))
 
 
-NoiseSource = Literal["system", "seeded"]
+NoiseSource = Literal["system", "seeded", "given"]
+"""Where noise comes from: the operating system, the seed, or a generator that the caller gave."""
 
 
 class NormalSource(Protocol):
@@ -82,8 +83,10 @@ class SystemNormals:
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
 
 
-def noise_source(source: NoiseSource, seed: int, branch: int) -> NormalSource:
-    """Return the source of a request's noise; only the source `seeded` uses `seed`."""
+def noise_source(source: NoiseSource, seed: int, branch: int, given: NormalSource | None = None) -> NormalSource:
+    """Return the source of a request's noise: `given` if there is one; only the source `seeded` uses `seed`."""
+    if given is not None:
+        return given
     if source == "seeded":
         return keyed_generator(seed, "seeded noise", branch)
     return SystemNormals()

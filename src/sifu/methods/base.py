@@ -96,7 +96,7 @@ def noised_premises(claim: Claim) -> tuple[Premise, ...]:
         accounting=view.spec.privacy.accounting,
         calibration=terms.calibration,
         epsilon=terms.epsilon,
-        noise=view.spec.privacy.noise,
+        noise=view.noise_source,
         largest_psi=largest_psi_on_the_way(claim.exposures, claim.depth),
         rate_source=view.rate_source(claim.gone),
         left_out=view.replies_left_out(claim.depth),
@@ -108,7 +108,9 @@ def noised_model(view: RunView, plan: Plan, model: Vector) -> Vector:
     """Return the model plus noise N(0, sigma^2 I) drawn from the run's noise source, with sigma from the plan."""
     if plan.noise_std == 0.0:
         return model
-    return add_noise(model, plan.noise_std, noise_source(view.spec.privacy.noise, view.spec.seed, plan.order))
+    return add_noise(
+        model, plan.noise_std, noise_source(view.noise_source, view.spec.seed, plan.order, view.reader.noise)
+    )
 
 
 @dataclass(frozen=True)

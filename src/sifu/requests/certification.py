@@ -268,7 +268,7 @@ class RecordedRequest:
             "delta_at_most": self.delta_at_most,
             "delta_reached": self.delta_reached,
             "noise_multiplier": self.multiplier,
-            "noise_source": view.spec.privacy.noise if noise is None else view.facts.noise_source,
+            "noise_source": view.noise_source if noise is None else view.facts.noise_source,
             "sigma": self.noise_std,
             "training_noise": None if noise is None else {name: getattr(noise, name) for name in BOTH_ACCOUNTINGS},
             "attacker_true_positive_rate_at_1_percent": attacker_rate(level, self.multiplier),

@@ -24,7 +24,7 @@ from sifu.store.files import remove_files
 from sifu.store.given_approvals import RESTORED
 from sifu.store.own_statistics import OwnStatistics
 from sifu.store.projection import NewEvent
-from sifu.store.reader import RELEASED, RunReader, chain_of
+from sifu.store.reader import NOISE_GIVEN, RELEASED, RunReader, chain_of
 from sifu.store.release_files import ReleaseRow, released_node, releases, unnamed_releases, write_release
 from sifu.store.statistics_files import read_statistics
 from sifu.store.writer import RunWriter
@@ -60,7 +60,7 @@ def is_due(reader: RunReader, spec: Spec, tip: PathNode, phase: str) -> bool:
 
 
 def publish(writer: RunWriter, engine: Engine, spec: Spec, node: int, progress: ProgressCallback | None) -> Vector:
-    """Release the head of `node` with noise from the operating system, and record each client's distance.
+    """Release the head of `node` with noise, and record each client's distance.
 
     Args:
         writer: Writer of the run, whose current model is the head of `node`.
@@ -83,7 +83,7 @@ def publish(writer: RunWriter, engine: Engine, spec: Spec, node: int, progress: 
             records[client] = largest
         if progress:
             progress(Progress("distances", done, math.nan, 0.0, len(clients), "client"))
-    released = with_noise(writer.load_model(node), noise_std, SystemNormals())
+    released = with_noise(writer.load_model(node), noise_std, writer.noise or SystemNormals())
     payload = {
         "node": node,
         "noise_std": noise_std,
@@ -157,11 +157,13 @@ def guarantee_of_all(
         before: Sequence number of the event before which releases count, by default all count.
 
     Returns:
-        The guarantee, or None if there is no noise on releases, if a distance is unknown, or if the run was restored
-        from a backup, because releases made after the backup are not in the record.
+        The guarantee, or None if there is no noise on releases, if the caller gave its source, if a distance is
+        unknown, or if the run was restored from a backup, because releases made after the backup are not in the record.
     """
     restored = reader.query("SELECT seq FROM events WHERE kind = ?", (RESTORED,))
     if spec.release.noise == 0.0 or any(before is None or seq < before for (seq,) in restored):
+        return None
+    if reader.value(NOISE_GIVEN, ""):
         return None
     demanded = terms.before_after_budget
     delta = spec.release.delta if demanded is None else demanded[1]

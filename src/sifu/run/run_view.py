@@ -16,6 +16,7 @@ from sifu.core.method_info import Protection, method_info
 from sifu.core.operator_words import FLOWER, LAST_CLIENT, LOOP
 from sifu.core.premises import RateSource, RecordHistory
 from sifu.core.request_terms import RequestTerms
+from sifu.core.round import NoiseSource
 from sifu.core.spec import Spec
 from sifu.core.spec.regime import Regime
 from sifu.core.spec.run_spec import number_of_groups
@@ -25,7 +26,7 @@ from sifu.run.regularities import Regularities
 from sifu.store.erased_figures import last_erased
 from sifu.store.history_tables import ParticipationRows
 from sifu.store.projection import EvaluationRow, ModelRow, RequestRow
-from sifu.store.reader import RunReader, check_rows, readable
+from sifu.store.reader import NOISE_GIVEN, RunReader, check_rows, readable
 from sifu.store.statistics_files import UpdatesRow
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, TrainingFacts
@@ -95,6 +96,8 @@ class RunView(ClientsView):
             self.requests: list[RequestRow] = reader.requests()
             self._first_rate = self.facts.local_rate
             rate = reader.local_rate_at(self.nodes[-1].node)
+            given = reader.value(NOISE_GIVEN, "")
+            self.noise_source: NoiseSource = "given" if given else self.spec.privacy.noise
         if rate is not None:
             self.spec = replace(self.spec, local=replace(self.spec.local, rate=rate))
             self.facts = replace(self.facts, local_rate=rate)

@@ -30,6 +30,7 @@ from sifu.choices import Level
 from sifu.core.engine import Engine, LeavesOut, NotesIncidents
 from sifu.core.operator_words import LOOP, unmasked_setting
 from sifu.core.replies import Wait
+from sifu.core.round import NormalSource
 from sifu.core.spec import Spec
 from sifu.engines.outside import Task
 from sifu.engines.outside_statistics import outside_federation
@@ -90,6 +91,7 @@ def serve(
     """
     with _open_patiently(run.folder, lock_wait, tell) as writer:
         check_integrity(writer)
+        writer.noise = run.noise
         keys.load_key(run.folder, writer.value("public_key"))  # fail before any work if the key is missing
         # Blocked clients and clients to be forgotten take part in no further round.
         inbox = WatchedInbox(writer, lambda opened: _settle(opened, engine, after_mail), look_every=0.0, also=more_mail)
@@ -180,6 +182,8 @@ class ServerLoop:
     Certificates list the identity of the clients as an assumption, unless your program states that it has
     `authenticated` all of them, for example by mutual TLS. The statement is recorded and trusted. If `server.wait` lets
     your program close a round before the slowest clients have answered, certificates also list this as an assumption.
+
+    `noise` is the source of noise as in `sifu.train`.
     """
 
     def __init__(
@@ -196,6 +200,7 @@ class ServerLoop:
         linger: float = 0.0,
         level: Level | None = None,
         authenticated: bool = False,
+        noise: NormalSource | None = None,
     ) -> None:
         begun = (Path(folder) / DATABASE).exists()
         known, founders, recorded = _recorded(Path(folder)) if begun else (list(clients), len(clients), None)
@@ -222,8 +227,8 @@ class ServerLoop:
         )
         self._newcomers = deque(profile for name, profile in profiles.items() if name not in known)
         if not begun:
-            create_run(Path(folder), given, resolved, self._engine).close()
-        self.run = open_run(folder, engine=self._engine)
+            create_run(Path(folder), given, resolved, self._engine, noise=noise).close()
+        self.run = open_run(folder, engine=self._engine, noise=noise)
         check_same_spec(self.run, given)
         self.run.engine()  # fail if the clients or the model differ from the run's
         self._linger, self._level = linger, level

@@ -17,6 +17,7 @@ from typing import Any
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.ledger import LOCAL_RATES, Event
+from sifu.core.round import NormalSource
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
 from sifu.store.history_tables import HistoryReader
@@ -41,6 +42,8 @@ from sifu.theory.facts import ClientProfile
 JOINED = "client joined"
 RELEASED = "released"
 """Kind of the event that records a release with noise (`sifu.store.release_files`)."""
+NOISE_GIVEN = "noise"
+"""Key of the table `run` whose value is "given" if the caller gave a noise source when the run was made."""
 GROUP_KEY = "group_key"
 """Key of the run table: the key of the hash that assigns clients to groups."""
 TUNED_LAYOUT = "tuned_layout"
@@ -64,6 +67,9 @@ def readable(folder: Path) -> Iterator[None]:
 
 class RunReader(HistoryReader):
     """Reader of the recorded facts of a run. Verification starts from a new reader with an empty cache."""
+
+    noise: NormalSource | None = None
+    """Source of noise that the caller gave, instead of the operating system."""
 
     @property
     def spec(self) -> dict[str, Any]:

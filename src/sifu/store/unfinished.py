@@ -31,7 +31,7 @@ from sifu.store.database import CLIENTS_FILE, DATABASE, rest_of_a_run
 from sifu.store.head_file import HEAD_FILE
 from sifu.store.history_tables import clients_digest
 from sifu.store.keys import KEY_FILE
-from sifu.store.reader import GROUP_KEY, TUNED_LAYOUT
+from sifu.store.reader import GROUP_KEY, NOISE_GIVEN, TUNED_LAYOUT
 from sifu.store.salts import SALTS_FILE
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.merging import KEY_BYTES
@@ -95,6 +95,7 @@ class NewRun:
         initial_model: Parameters of the initial model.
         sample_digests: Digest of each client's samples, if available (`store.salts`).
         tuned_layout: Layout of the groups' models, if groups tune a network.
+        noise_given: True if the caller gives the source of noise, instead of the operating system.
     """
 
     given_spec: Mapping[str, Any]
@@ -106,6 +107,7 @@ class NewRun:
     initial_model: Vector
     sample_digests: Sequence[str] = ()
     tuned_layout: ModelLayout | None = None
+    noise_given: bool = False
 
     def values(self, public_key: str, salt: str) -> dict[str, Any]:
         """Return the values that the first event records for the run; `salt` salts the digest of the clients."""
@@ -130,6 +132,8 @@ class NewRun:
         }
         if spec["groups"]["count"]:
             values[GROUP_KEY] = _group_key(spec).hex()
+        if self.noise_given:
+            values[NOISE_GIVEN] = "given"
         if self.tuned_layout is not None:
             values[TUNED_LAYOUT] = asdict(self.tuned_layout)
         return values

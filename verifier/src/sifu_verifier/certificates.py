@@ -37,7 +37,7 @@ def check_certificates(run: RunFolder, request: Row, body: Row, premises: list[R
     ledger = next(e for e in run.tables["events"] if e["seq"] == done["seq"] - 1)
     body |= {key: request[key] for key in COPIED} | {
         "accounting": run.spec["privacy"]["accounting"], "noise_source":
-            run.facts["noise_source"] if request["method"] == "dp" else run.spec["privacy"]["noise"],
+            run.facts["noise_source"] if request["method"] == "dp" else run.noise_source,
         "participation": run.facts["participation"], "versions": json.loads(run.entries["versions"]),
         "run": run.entries["run"], "format": "sifu certificate 1",
         "clients": [first_name_of(run, name) for name in json.loads(request["clients"])],

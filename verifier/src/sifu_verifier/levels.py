@@ -44,7 +44,7 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, nois
         engine = facts.get("engine", "")
         bits = "computed on a GPU" in engine or "padded to the largest" in engine
         return "conditional" if any((*before, chosen, bits, not fresh and any(rounds))) else "exact"
-    seeded = (privacy["noise"] if noise is None else facts["noise_source"]) != "system"
+    seeded = (run.noise_source if noise is None else facts["noise_source"]) != "system"
     if noise is not None:
         replayed = any(run.nodes[n]["kind"] == "heuristic" for n in path_to(run, request["noise_node"]))
         above = noise["epsilon_composed"] > request["epsilon"] * (1 + RELATIVE)

@@ -67,7 +67,7 @@ def premises_of(run: RunFolder, request: Row, highest: float, noise: Row | None)
         found.append(premise("honest reports", "trusted", "counts"))
     else:
         found = [*_by_noise(run, request), *record, _calibration(request), _arithmetic(run, request, highest)]
-        found += [_source(run.spec["privacy"]["noise"]), *before, premise("honest reports", "trusted")]
+        found += [_source(run.noise_source), *before, premise("honest reports", "trusted")]
     return found
 
 
@@ -196,4 +196,5 @@ def _arithmetic(run: RunFolder, request: Row, highest: float) -> Row:
 
 
 def _source(noise: str) -> Row:
-    return premise("noise", "met") if noise == "system" else premise("noise", "failed", "seeded" * (noise == "seeded"))
+    known = noise in ("seeded", "given")
+    return premise("noise", "met") if noise == "system" else premise("noise", "failed", noise if known else "")

@@ -124,7 +124,9 @@ def before_after(run: RunFolder, request: Row) -> Row | None:
     """Return the unrounded (epsilon, delta) for an observer of all releases, or None if none is stated (section 7)."""
     noise = noise_of(run)
     rolled = run.rolled[request["request"]]["seq"]
-    if not noise or request["method"] != "closed_form" or any(event["seq"] < rolled for event in run.restored):
+    if not noise or request["method"] != "closed_form" or run.noise_source == "given":
+        return None
+    if any(event["seq"] < rolled for event in run.restored):
         return None  # the run may have made releases after the backup, which a restored run does not record
     demanded = json.loads(request["terms"]).get("before_after")
     epsilon, delta = map(float, demanded.split(",")) if demanded else (0.0, run.spec["release"]["delta"])
