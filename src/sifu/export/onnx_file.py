@@ -74,6 +74,9 @@ def onnx_bytes(description: dict[str, Any], content: bytes, own: Model | None = 
 class _Preparation(nn.Module):
     """Step from stored samples to the type and shape that the model or its feature map takes."""
 
+    levels: Tensor
+    channels: Tensor
+
     def __init__(self, model: LoadedModel) -> None:
         super().__init__()
         description = model.description
@@ -119,6 +122,10 @@ class _Preparation(nn.Module):
 
 class RowMap(nn.Module):
     """Torch form of a map of rows, with the integer arithmetic of the map itself."""
+
+    turns: Tensor
+    wave: Tensor
+    largest: Tensor
 
     def __init__(self, mapping: PlainInputs | RandomFourier) -> None:
         super().__init__()
