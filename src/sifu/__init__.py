@@ -72,7 +72,7 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from sifu.methods.registry import register
-    from sifu.report import write_evidence, write_report
+    from sifu.report import write_report
     from sifu.server.server_loop import ServerLoop
 
 __all__ = [
@@ -134,7 +134,6 @@ __all__ = [
     "train",
     "verify_certificate",
     "verify_run",
-    "write_evidence",
     "write_report",
 ]
 _MODULES = ("audit", "report")
@@ -150,7 +149,7 @@ _HOMES = {
     "sifu.core.spec": ("Spec",),
     "sifu.engines.loop_client": ("LoopClient",),
     "sifu.methods.registry": ("register",),
-    "sifu.report": ("write_evidence", "write_report"),
+    "sifu.report": ("write_report",),
     "sifu.server.server_loop": ("ServerLoop",),
 }
 """Modules and their public names, except errors and the names of `sifu.api`."""

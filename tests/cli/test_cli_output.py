@@ -124,7 +124,6 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path, monk
         "request": [own_run, "--clients", "client-007"],
         "forget": [own_run],
         "verify": [own_run],
-        "evidence": [own_run, "to-the-middle", "--out", tmp_path / "evidence.zip"],
         "audit": [own_run, "--no-attacks", "--replays", 2000],
         "client-audit": ["--client", "client-000", "--certificate", own_run / "certificates/to-the-middle.public.json"],
         "export": [own_run, "--model", tmp_path / "model.safetensors"],

@@ -9,7 +9,6 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -136,10 +135,9 @@ def test_the_story_in_a_browser(served: Served, tmp_path: Path) -> None:
         otto.wait_for_selector("text=The certificate in words")  # the certificate appears without a reload
         assert otto.evaluate("window.neverLoadedAgain") is True
         with otto.expect_download() as started:
-            otto.click("text=Download the evidence")
-        started.value.save_as(tmp_path / "evidence.zip")
-        names = zipfile.ZipFile(tmp_path / "evidence.zip").namelist()
-        assert "evidence-case-1/index.html" in names
+            otto.click("text=Download the bundle")
+        started.value.save_as(tmp_path / "bundle.json")
+        assert sifu.verify_certificate(tmp_path / "bundle.json").holds
 
         eve = log_in(browser, address, secrets["eve"])
         eve.goto(run)
@@ -281,7 +279,7 @@ def test_a_patient_is_forgotten_by_identity_and_an_approver_signs_in_elsewhere(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     """A request filed by identity is approved after an OpenID Connect sign-in, executed live and handed over as
-    evidence.
+    a bundle.
     """
     folder, provider = tmp_path / "desk", ProviderForTests()
     rows = [f"P-{k}-{n},clinic-{k},{(7 * k + 3 * n) % 11},{n % 5},{n % 2}" for k in range(8) for n in range(10)]
@@ -325,8 +323,8 @@ def test_a_patient_is_forgotten_by_identity_and_an_approver_signs_in_elsewhere(
             otto.click("button:has-text('Execute now')")
             otto.wait_for_selector("text=The certificate in words")  # the certificate appears without a reload
             with otto.expect_download() as started:
-                otto.click("text=Download the evidence")
-            started.value.save_as(tmp_path / "evidence.zip")
+                otto.click("text=Download the bundle")
+            started.value.save_as(tmp_path / "bundle.json")
             for page in (dora, ann, otto):
                 width = options.get("viewport", {"width": 1280})["width"]
                 assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -335,7 +333,7 @@ def test_a_patient_is_forgotten_by_identity_and_an_approver_signs_in_elsewhere(
         process.kill()
         process.wait()
         provider.server.shutdown()
-    assert "evidence-patient/index.html" in zipfile.ZipFile(tmp_path / "evidence.zip").namelist()
+    assert sifu.verify_certificate(tmp_path / "bundle.json").holds
     steps = sifu.open_run(folder / "clinics").request_record("patient").steps
     assert [step.actor for step in steps][:2] == ["dora", "ann@hospital.example"]
     assert sifu.verify_run(folder / "clinics").problems == []

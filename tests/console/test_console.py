@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import threading
 import time
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from sifu.store.writer import RunWriter
 
 
 @pytest.mark.long
-def test_the_whole_story_from_filing_to_evidence(service: Any) -> None:
+def test_the_whole_story_from_filing_to_the_bundle(service: Any) -> None:
     north = service.key("north")
     rita, ann, bob, otto, eve = (service.browser(name) for name in ("rita", "ann", "bob", "otto", "eve"))
     filed = rita.send(f"/runs/{north}/requests", clients="client-003\nclient-004", request="case-1", deadline_days="10")
@@ -48,9 +46,8 @@ def test_the_whole_story_from_filing_to_evidence(service: Any) -> None:
     done = eve.get(f"/runs/{north}/requests/1").text
     assert "The certificate in words" in done
     assert "case-1 to forget client-003, client-004" in done
-    bundle = eve.get(f"/runs/{north}/requests/1/evidence")
-    assert bundle.headers["content-type"] == "application/zip"
-    assert "evidence-case-1/verify.py" in zipfile.ZipFile(io.BytesIO(bundle.content)).namelist()
+    bundle = eve.get(f"/runs/{north}/requests/1/bundle")
+    assert bundle.json()["certificate"]["body"]["request"] == "case-1"
     steps = sifu.open_run(service.folder / "north").request_record("case-1").steps
     assert [(step.status, step.actor) for step in steps] == [
         ("received", "rita"), ("approved", "ann"), ("approved", "bob"),

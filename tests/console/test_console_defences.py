@@ -26,7 +26,7 @@ MATRIX: list[tuple[str, str, dict[str, Any], set[str]]] = [
     ("GET", "/api/v1/runs/SOUTH", {}, {"ann", "eve", "otto"}),
     ("GET", "/api/v1/runs/SOUTH/requests/1", {}, {"ann", "eve", "otto"}),
     ("GET", "/api/v1/runs/SOUTH/requests/1/certificate", {}, {"ann", "eve", "otto"}),
-    ("GET", "/api/v1/runs/SOUTH/requests/1/evidence", {}, {"eve", "otto"}),
+    ("GET", "/api/v1/runs/SOUTH/requests/1/bundle", {}, {"eve", "otto"}),
     ("POST", "/api/v1/runs/SOUTH/plan", {"clients": ["client-007"]}, {"ann", "eve", "otto"}),
     ("POST", "/api/v1/runs/SOUTH/requests", {"clients": ["client-007"], "request": "new"}, {"rita", "otto"}),
     ("POST", "/api/v1/runs/SOUTH/decisions", {"request": "waits", "decision": "approved"}, {"ann"}),
@@ -49,7 +49,7 @@ MATRIX: list[tuple[str, str, dict[str, Any], set[str]]] = [
     ("GET", "/people", {}, {"eve", "otto"}),
     ("GET", "/trail", {}, {"eve", "otto"}),
     ("GET", "/runs/SOUTH", {}, {"rita", "ann", "eve", "otto"}),
-    ("GET", "/runs/SOUTH/requests/1/evidence", {}, {"eve", "otto"}),
+    ("GET", "/runs/SOUTH/requests/1/bundle", {}, {"eve", "otto"}),
     ("POST", "/runs/SOUTH/requests", {"clients": "client-008", "request": "form"}, {"rita", "otto"}),
     ("POST", "/runs/SOUTH/requests", {"clients": "client-008", "plan": "1"}, {"ann", "eve", "otto"}),
     ("POST", "/runs/SOUTH/decide", {"request": "waits", "decision": "approved"}, {"ann"}),
@@ -155,7 +155,7 @@ def test_a_session_cannot_be_replayed_after_its_end_and_names_lead_nowhere(servi
         f"{north}%2f..%2f{north}",
         "a%00b",
     ):
-        for way in ("", "/live", "/report", "/trail", "/requests/1/evidence"):
+        for way in ("", "/live", "/report", "/trail", "/requests/1/bundle"):
             for start in ("/runs", "/api/v1/runs"):
                 answer = eve.get(f"{start}/{name}{way}")
                 assert answer.status_code in (307, 404), (start, name, way, answer.status_code)

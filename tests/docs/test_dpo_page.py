@@ -270,9 +270,9 @@ def test_a_stolen_key_is_replaced(table: Command, monkeypatch: pytest.MonkeyPatc
     shutil.copytree("heart-run", "stolen")
     monkeypatch.setenv("SIFU_PASSPHRASE", "a passphrase")
     assert table("key", "rotate", "heart-run").code == 0
-    assert table("evidence", "heart-run", "r1", "--out", "again.zip").code == 0
+    assert table("certificate", "show", "heart-run", "r1", "--bundle", "again.json").code == 0
     new = key_of(table, "heart-run")
-    for file, key in ((certificate, old), ("again.zip", new)):
+    for file, key in ((certificate, old), ("again.json", new)):
         assert table("verify", file, "--public-key", key).code == 0
     assert table("verify", certificate, "--public-key", new).code != 0
     monkeypatch.setenv("SIFU_KNOWN_KEYS", str(Path("thief.keys").resolve()))
@@ -339,12 +339,11 @@ def test_a_request_that_misses_rows_fails_and_waits(table: Command) -> None:
     assert table("forget", "heart-run").code == 0
 
 
-def test_a_run_without_its_key_cannot_execute_or_give_evidence(table: Command) -> None:
+def test_a_run_without_its_key_cannot_execute(table: Command) -> None:
     train(table)
     assert table("forget", "heart-run", "--client", "west").code == 0
     Path("heart-run/operator.key").unlink()
     assert table("export", "heart-run", "--model", "model.safetensors").code == 0
-    assert table("evidence", "heart-run", "r1", "--out", "r1.zip").code != 0
     assert table("request", "heart-run", "--client", "south").code == 0
     assert table("forget", "heart-run").code != 0
 
@@ -369,17 +368,6 @@ def test_no_spelling_of_an_identity_stays_after_a_refused_submission(table: Comm
     with sqlite3.connect("heart-run/run.db") as database:
         ((payload,),) = database.execute("SELECT payload FROM events WHERE kind = 'letter refused'")
     assert json.loads(payload)["reason"] == "examined by otto: one of its records cannot be forgotten"
-
-
-def test_new_evidence_links_the_keys_before_and_after_a_rotation(table: Command) -> None:
-    train(table)
-    assert table("forget", "heart-run", "--client", "west").code == 0
-    old = key_of(table, "heart-run")
-    assert table("key", "rotate", "heart-run").code == 0
-    assert table("evidence", "heart-run", "r1", "--out", "again.zip").code == 0
-    for key in (old, key_of(table, "heart-run")):
-        assert table("verify", "again.zip", "--public-key", key).code == 0
-    assert table("verify", "heart-run/certificates/r1.public.json", "--public-key", old).code == 0
 
 
 def test_a_table_with_an_unclosed_quote_is_refused(table: Command) -> None:

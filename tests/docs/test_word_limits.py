@@ -15,7 +15,6 @@ LIMITS = {
     "CONTRIBUTING.md": 1000,
     "paper/README.md": 1500,
     "paper/results/README.md": 1250,
-    "docs/aisvs.md": 450,
     "docs/audit.md": 1250,
     "docs/closed-form.md": 2900,
     "docs/console.md": 1400,

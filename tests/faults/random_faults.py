@@ -91,7 +91,7 @@ SCENARIOS: dict[str, list[str]] = {
         "export run --model model.safetensors",
         "metrics run --out metrics.csv",
         "report run",
-        "evidence run a --out evidence.zip",
+        "certificate show run a --bundle bundle.json",
         "anchor run",
         "sign run",
         "key rotate run",

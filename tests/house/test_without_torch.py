@@ -62,14 +62,14 @@ def test_control_the_environment_lacks(bare: Environment, package: str) -> None:
     assert f"No module named '{package}'" in answer.stderr
 
 
-def test_a_run_a_certificate_and_evidence_are_verified(bare: Environment, finished: Path) -> None:
+def test_a_run_a_certificate_and_a_bundle_are_verified(bare: Environment, finished: Path) -> None:
     run, certificate = copy_run(finished, bare.folder / "run"), "run/certificates/gone.public.json"
     for arguments in (
         ["verify", run],
         ["verify", certificate],
         ["certificate", "show", run, "gone"],
-        ["evidence", run, "gone", "--out", "evidence.zip"],
-        ["verify", "evidence.zip"],
+        ["certificate", "show", run, "gone", "--bundle", "bundle.json"],
+        ["verify", "bundle.json"],
         ["anchor", run],
         ["client-audit", "--client", CLIENT, "--certificate", certificate],
     ):

@@ -17,7 +17,7 @@ from sifu.requests.deadlines import PendingRequest
 from sifu.requests.erasure import Purge
 from sifu.requests.outcome import Outcome
 from sifu.requests.request_record import PublicRequest, RequestStep
-from sifu.verify.certificate_file import verify_certificate
+from sifu.verify.bundle import verify_certificate
 from sifu.verify.verification import Verification, verify_run
 
 if TYPE_CHECKING:

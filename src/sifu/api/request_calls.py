@@ -6,9 +6,9 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Unpack
 
-from sifu.api.attestation import attest
 from sifu.api.run_folder import RunFolder
 from sifu.api.run_requests import (
     Certificate,
@@ -43,6 +43,7 @@ from sifu.store.erased_figures import no_certificate
 from sifu.store.inbox import post
 from sifu.store.reader import plain_names
 from sifu.store.writer import RunWriter
+from sifu.verify.bundle import write_bundle
 
 
 class RequestCalls(RunFolder):
@@ -280,7 +281,6 @@ class RequestCalls(RunFolder):
                 raise no_certificate(reader, request, form)
         return Certificate(form, **json.loads(text))
 
-    def attestation(self, request: str) -> dict[str, Any]:
-        """Return a `request`'s public certificate as an in-toto statement in a signed DSSE envelope."""
-        with self.reader() as reader:
-            return attest(reader, request)
+    def write_bundle(self, request: str, file: str | Path) -> Path:
+        """Verify the run, and write a `request`'s public certificate and the signed chain of events into one `file`."""
+        return write_bundle(self.folder, request, Path(file))

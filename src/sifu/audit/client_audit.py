@@ -23,7 +23,7 @@ from sifu.errors import InputError
 from sifu.export.description import description_path, read_description
 from sifu.store.files import read_plain
 from sifu.store.witnesses import check_heads, read_witness
-from sifu.verify.certificate_file import verify_certificate
+from sifu.verify.bundle import verify_certificate
 
 CANNOT_SHOW = (
     "Accuracy on your data says little: a model that never saw you may be as good on it, and forgetting does not "

@@ -1,4 +1,4 @@
-"""The commands `sifu verify|audit|client-audit|evidence`, which check certified claims or write their evidence."""
+"""The commands `sifu verify|audit|client-audit`, which check certified claims."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from sifu.cli.options import (
     AllOption,
     DataOption,
     PublicKeyOption,
-    RequestArgument,
-    RunArgument,
     argument,
     collect_run,
     option,
@@ -30,8 +28,8 @@ def verify(
     target: Annotated[
         Path,
         argument(
-            "DIR|CERTIFICATE|EVIDENCE",
-            "A run folder, a certificate (plain, or in a DSSE envelope), or a bundle of evidence.",
+            "DIR|CERTIFICATE|BUNDLE",
+            "A run folder, a certificate, or a bundle.",
             callback=collect_run,
         ),
     ],
@@ -48,21 +46,16 @@ def verify(
     """Recompute every claim, offline, from the recorded scalars. Exit code 3 if anything is wrong.
 
     For a run folder, checks ledger, tables, rounds, models, requests and certificates. It changes nothing, and can run
-    while another command writes. For a certificate file, checks its signature and that its figures agree. For a bundle
-    of evidence (zip file or unpacked), also checks every file in it and the succession of its keys. A note is not a
-    fault. Only a key, an anchor or a witness kept elsewhere shows that the run was not rewritten as a whole.
+    while another command writes. For a certificate file, checks its signature and that its figures agree. For a bundle,
+    also checks the chain of events and the succession of keys. A note is not a fault. Only a key, an anchor or a
+    witness kept elsewhere shows that the run was not rewritten as a whole.
     """
-    from sifu.report.evidence import is_evidence, verify_evidence
-
     if not target.exists():
         raise InputError(f"{target} does not exist: give a run folder or a certificate file")
-    evidence = is_evidence(target)
-    of_run = target.is_dir() and not evidence
+    of_run = target.is_dir()
     if (anchor is not None or witness) and not of_run:
         raise InputError(f"--anchor and --witness need a run folder, and {target} is not one: leave them out")
-    if evidence:
-        result = verify_evidence(target, public_key)
-    elif of_run:
+    if of_run:
         result = sifu.verify_run(target, public_key, anchor, witness or (), authority)
     else:
         result = sifu.verify_certificate(target, public_key, authority)
@@ -204,23 +197,3 @@ def client_audit(
         witnesses=witness or ([kept] if kept else []),
     )
     return show_client_audit(checked)
-
-
-def evidence(
-    run: RunArgument,
-    request: RequestArgument,
-    output: Annotated[Path, option("Zip file to write.", "--out", "--output", metavar="FILE.zip")],
-) -> Answer:
-    """Write the evidence of a finished request into one file to hand over; needs the key.
-
-    The file holds the public certificate, a signed statement, signed heads of the ledger, a page to print, and
-    everything needed to check it without you. It holds no data of other clients and no private key. The run is verified
-    first; the exit code is 3 if that fails.
-    """
-    from sifu.report import write_evidence
-
-    path = write_evidence(run, request, output)
-    return Answer(
-        {"evidence": str(path), "request": request},
-        f"Wrote {path}. You can hand it out: it holds no data of other clients and no private key.",
-    )

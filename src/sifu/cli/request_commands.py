@@ -21,7 +21,7 @@ from sifu.cli.options import (
     argument,
     option,
 )
-from sifu.cli.output import Answer, out, print_json, table, whom_text
+from sifu.cli.output import Answer, out, table, whom_text
 from sifu.core.operator_words import approvals_words
 from sifu.core.record_commitments import names_record
 from sifu.errors import InputError, SifuError, VerificationError
@@ -215,14 +215,23 @@ def show_certificate(
     request: RequestArgument,
     public: Annotated[bool, option("Show the answer to the client, in plain words.", "--public")] = False,
     everything: AllOption = False,
+    bundle: Annotated[
+        Path | None, option("Write the public certificate with the signed chain of events.", metavar="FILE")
+    ] = None,
 ) -> Answer:
     """Show a summary of a certificate. --all shows all of it, and --public the client's version.
 
-    --format json prints the signed file.
+    --format json prints the signed file. --bundle verifies the run and writes one file to hand out: it names nobody
+    else and holds no private key; sifu verify checks it.
     """
     from sifu.requests.request_record import auditor_lines, in_short, plain_answer
 
     opened = sifu.Run(run)
+    if bundle is not None:
+        path = opened.write_bundle(request, bundle)
+        return Answer(
+            {"bundle": str(path), "request": request}, f"Wrote {path}, which anybody checks with sifu verify."
+        )
 
     def show() -> None:
         body = opened.certificate(request).body
@@ -257,9 +266,3 @@ def check_record(
         out.print(f"{file} is about record {identity}: it is one of the forgotten records.", markup=False)
 
     return Answer(values, show, code=0 if named else 3)
-
-
-@certificate.command("attest")
-def attest_certificate(run: RunArgument, request: RequestArgument) -> None:
-    """Print the public certificate as an in-toto statement in a DSSE envelope, for other tools; needs the key."""
-    print_json(sifu.Run(run).attestation(request))

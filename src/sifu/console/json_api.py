@@ -27,7 +27,7 @@ from sifu.console.asking import (
 )
 from sifu.console.metrics import metrics
 from sifu.console.request_lines import NumberedRequest
-from sifu.console.request_pages import evidence
+from sifu.console.request_pages import bundle
 from sifu.console.schema import check_body
 from sifu.console.served_run import RECEIVED
 from sifu.core.ledger import plain_values
@@ -223,13 +223,16 @@ OPERATIONS: list[tuple[str, str, Operation, int]] = [
     ("post", "/runs/{run}/requests", file_request, 201),
     ("get", "/runs/{run}/requests/{number}", show_request, 200),
     ("get", "/runs/{run}/requests/{number}/certificate", certificate, 200),
-    ("get", "/runs/{run}/requests/{number}/evidence", evidence, 200),
+    ("get", "/runs/{run}/requests/{number}/bundle", bundle, 200),
     ("post", "/runs/{run}/decisions", decide, 200),
     ("post", "/runs/{run}/carry-out", execute, 202),
     ("post", "/runs/{run}/plan", compare_ways, 200),
     ("post", "/runs/{run}/verify", verify, 202),
 ]
 """The operations: HTTP method, path, handler, and status code of success."""
+
+
+DONE = {"application/json": {"schema": {"type": "object"}}}
 
 
 def openapi_document() -> dict[str, Any]:
@@ -242,13 +245,13 @@ def openapi_document() -> dict[str, Any]:
             for name in ("run", "number")
             if f"{{{name}}}" in path
         ]
-        kind = "application/zip" if operation == "evidence" else "application/json"
-        shape = TEXT | {"format": "binary"} if operation == "evidence" else {"type": "object"}
         entry: dict[str, Any] = {
             "operationId": operation,
             "summary": handler.__doc__,
             "parameters": parameters,
-            "responses": {str(success): {"description": "Done.", "content": {kind: {"schema": shape}}}}
+            "responses": {
+                str(success): {"description": "Done.", "content": {"application/json": {"schema": {"type": "object"}}}}
+            }
             | {code: {"description": why, "content": WHY_NOT} for code, why in ERRORS.items()},
         }
         if operation in SCHEMAS:

@@ -171,11 +171,11 @@ def figure(visit: Visit) -> Response:
     return Response(drawing, media_type="image/svg+xml", headers={"Content-Security-Policy": FILE_POLICY})
 
 
-def evidence(visit: Visit) -> Response:
-    """Return the evidence of a request as a zip file."""
-    name, content = visit.run.evidence(visit.who, visit.number)
+def bundle(visit: Visit) -> Response:
+    """Return the bundle of a request."""
+    name, content = visit.run.bundle(visit.who, visit.number)
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return Response(content, media_type="application/zip", headers=headers)
+    return Response(content, media_type="application/json", headers=headers)
 
 
 ROUTES = [
@@ -183,5 +183,5 @@ ROUTES = [
     Route("/runs/{run}/carry-out", execute, methods=["POST"]),
     Route("/runs/{run}/requests/{number:int}", show_request),
     Route("/runs/{run}/requests/{number:int}/figure.svg", figure),
-    Route("/runs/{run}/requests/{number:int}/evidence", page(evidence)),
+    Route("/runs/{run}/requests/{number:int}/bundle", page(bundle)),
 ]

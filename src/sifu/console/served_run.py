@@ -356,13 +356,13 @@ class ServedRun:
         except OSError as error:
             raise UnknownError("no report was written yet") from error
 
-    def evidence(self, who: Token, number: int) -> tuple[str, bytes]:
-        """Return the file name and the bytes of a request's evidence, after verifying the run."""
-        from sifu.report.evidence import evidence_bytes
+    def bundle(self, who: Token, number: int) -> tuple[str, bytes]:
+        """Return the file name and the bytes of a request's bundle, after verifying the run."""
+        from sifu.verify.bundle import bundle_bytes
 
         who.demand("examine")
         request = self.request(who, number).record.status.request
-        return f"evidence-{request}.zip", evidence_bytes(self.folder, request)
+        return f"{request}.bundle.json", bundle_bytes(self.folder, request)
 
     def certificate(self, who: Token, number: int) -> dict[str, Any]:
         """Return the public certificate of a request."""

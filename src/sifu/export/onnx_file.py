@@ -7,7 +7,6 @@ The input `x` holds rows or images as the data file stores them; a table is code
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import math
@@ -63,9 +62,7 @@ def onnx_bytes(description: dict[str, Any], content: bytes, own: Model | None = 
     preparation = _Preparation(model)
     graph = _ExportedModel(model, preparation, _features(model, preparation.shape)).eval()
     program = _exported(graph, preparation.example())
-    written = io.BytesIO()
-    program.save(written)
-    proto = onnx.load_from_string(written.getvalue())
+    proto = program.model_proto
     onnx.helper.set_model_props(proto, {"sifu": json.dumps(description)})
     onnx.checker.check_model(proto, full_check=True)
     return bytes(proto.SerializeToString())

@@ -3,14 +3,12 @@
     from sifu.report import write_report
 
     write_report(Path("my-run"))              # my-run/report/index.html, and the figures as files
-    write_evidence("my-run", "case-5", "case-5.zip")   # a file for a client to keep and check
 
 To draw a figure alone, `collect` a run, then pass the data to `draw` of an entry of `sifu.report.figures.FIGURES`.
 """
 
 from sifu.report.collect import collect
-from sifu.report.evidence import write_evidence
 from sifu.report.page import write_report
 from sifu.report.run_data import ReportData
 
-__all__ = ["ReportData", "collect", "write_evidence", "write_report"]
+__all__ = ["ReportData", "collect", "write_report"]

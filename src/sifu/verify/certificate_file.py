@@ -1,11 +1,7 @@
-"""Verification of a certificate without its run: its signature, and every figure derived from its other figures.
-
-The certificate may be in a DSSE envelope.
-"""
+"""Verification of a certificate without its run: its signature, and every figure derived from its other figures."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +32,6 @@ from sifu.core.round import NoiseSource
 from sifu.errors import InputError, MissingExtensionError
 from sifu.requests.certification import CERTIFICATE, COMMON_FIELDS, FIELDS, OPTIONAL_FIELDS
 from sifu.store.checkpoints import Checkpoint
-from sifu.store.files import read_named
 from sifu.store.keys import signature_holds
 from sifu.store.known_keys import known_key_problem
 from sifu.theory import calibration
@@ -46,75 +41,25 @@ from sifu.theory.rollback import Subject, charge
 from sifu.verify.certificate_checks import wrong_types
 from sifu.verify.outside_record import Authority, check_timestamp_of
 from sifu.verify.stored_models import TOLERANCE, agree
-from sifu.verify.verification import Verification, check_public_key
+from sifu.verify.verification import Verification
 from sifu.version import OTHER_FORMAT
-
-ENVELOPE_FIELDS = {"payload", "payloadType", "signatures"}
-PAYLOAD_TYPE = "application/vnd.in-toto+json"
-
-
-def statement_in(envelope: dict[str, Any]) -> dict[str, Any]:
-    """Return the in-toto statement in an envelope; raise ValueError, KeyError or TypeError if there is none."""
-    if envelope["payloadType"] != PAYLOAD_TYPE:
-        raise ValueError(f"its payload is of the type {str(envelope['payloadType'])[:60]!r}")
-    statement: dict[str, Any] = read_json(base64.b64decode(envelope["payload"], validate=True))
-    return statement
-
-
-def _check_envelope(envelope: dict[str, Any], path: Path, public_key: str | None, result: Verification) -> None:
-    """Check the signature of an envelope, and add problems, notes and the key to `result`.
-
-    An envelope does not name its key: use the given key, or the key of the certificate in the same folder.
-    """
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-    payload, kind = base64.b64decode(envelope["payload"]), PAYLOAD_TYPE.encode()
-    subject = statement_in(envelope)["subject"][0]
-    certificate = path.with_name(Path(subject["name"]).name)
-    if certificate.is_file():
-        text = certificate.read_bytes()
-        if hashlib.sha256(text).hexdigest() != subject["digest"]["sha256"]:
-            result.problems.append(
-                f"envelope: it is about another certificate than {certificate.name} in the same folder"
-            )
-        public_key = public_key or str(read_json(text)["public_key"])
-    elif public_key is None:
-        raise InputError(
-            f"{path} is a DSSE envelope, which does not contain the signing key: give the operator's key with "
-            f"--public-key, or put {certificate.name} into the same folder"
-        )
-    else:
-        result.notes.append(f"{certificate.name}, which the envelope is about, is not in the same folder")
-    result.public_key = public_key.lower()
-    message = b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
-    for entry in envelope["signatures"]:
-        try:
-            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
-            key.verify(base64.b64decode(entry["sig"]), message)
-            break
-        except (InvalidSignature, ValueError, KeyError, TypeError):
-            continue
-    else:
-        result.problems.append("signature: the envelope has no signature of the operator's key over its content")
-
 
 STARTS: dict[StartsFrom, tuple[Start, ...]] = {
     "rule": ("trained", "fresh"), "current": ("trained", "fresh"), "fresh": ("fresh",), "initial": ("initial",),
     "merge": ("merge", "fresh"), "any": get_args(Start),
 }  # fmt: skip
 """Permitted starting models of retraining, by the method's `starts_from`."""
-LARGEST_CERTIFICATE_BYTES = 64 << 20
 
 
-def verify_certificate(
-    path: str | Path, public_key: str | None = None, authority: str | Path | None = None
+def verify_content(
+    path: Path, text: bytes, public_key: str | None = None, authority: str | Path | None = None
 ) -> Verification:
-    """Verify a certificate without its run.
+    """Verify the content of a certificate without its run.
 
     Args:
-        path: The certificate. A timestamp is also checked if the same folder has one, under the certificate's name
-            followed by `.tsr`.
+        path: The file. A timestamp is also checked if the same folder has one, under the certificate's name followed by
+            `.tsr`.
+        text: The content of the certificate.
         public_key: The operator's public key; None accepts the key that the certificate names.
         authority: PEM file with the certificates of a timestamp authority. If given, a timestamp signed by this
             authority is required.
@@ -126,15 +71,11 @@ def verify_certificate(
         InputError: If the file is not a sifu certificate.
         MissingExtensionError: If the certificate's method belongs to a package that is not installed.
     """
-    path = Path(path)
     signers = None if authority is None else Authority.read(authority)
-    check_public_key(public_key)
     result = Verification(str(path))
-    text = read_named(path, LARGEST_CERTIFICATE_BYTES, "a certificate")
     try:
         content = read_json(text, _each_once)
-        enveloped = isinstance(content, dict) and set(content) == ENVELOPE_FIELDS
-        body = statement_in(content)["predicate"] if enveloped else content["body"]
+        body = content["body"]
         kind = body["format"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
@@ -142,14 +83,9 @@ def verify_certificate(
         ) from error
     if kind != CERTIFICATE:
         raise InputError(f"{path} has the format {str(kind)[:40]!r}: {OTHER_FORMAT}")
-    result.content = {"body": body} if enveloped else content
+    result.content = content
     result.public_key = str(content.get("public_key", ""))
-    if enveloped:
-        try:
-            _check_envelope(content, path, public_key, result)
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-            result.problems.append(f"envelope: it cannot be read ({type(error).__name__}: {error})"[:200])
-    elif not signature_holds(content, None if public_key is None else public_key.lower()):
+    if not signature_holds(content, None if public_key is None else public_key.lower()):
         result.problems.append("signature: it does not hold over the certificate's content (or is of another key)")
     if public_key is None:
         changed = known_key_problem(str(body.get("run")), result.public_key)
@@ -157,7 +93,7 @@ def verify_certificate(
     result.checked.append("signature")
     result.problems.extend(check_timestamp_of(path, signers, result.notes))
     try:
-        result.problems.extend(_check_body(body, None if enveloped else result.public_key))
+        result.problems.extend(_check_body(body, result.public_key))
     except MissingExtensionError as error:
         if not result.problems:
             raise
@@ -176,7 +112,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _check_body(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
+def _check_body(body: dict[str, Any], public_key: str) -> Iterator[str]:
     form = body["form"]
     fields = set(body) - OPTIONAL_FIELDS
     strange = sorted(fields ^ FIELDS.get(form, COMMON_FIELDS))
@@ -235,13 +171,9 @@ def _unlike(stated: dict[str, Any], of: str = "", **recomputed: Any) -> Iterator
             yield f"{of}{name} says {stated[name]!r}, recomputed {value!r}"
 
 
-def _check_head(body: dict[str, Any], public_key: str | None) -> Iterator[str]:
-    """Yield a problem if the ledger's head is not signed with the certificate's key, or times are out of order.
-
-    For an envelope, `public_key` is None and the head's signature is not checked: the envelope is signed with the
-    operator's latest key, and does not name the key of the certificate.
-    """
-    if public_key is not None and not Checkpoint.in_certificate(body, public_key).holds:
+def _check_head(body: dict[str, Any], public_key: str) -> Iterator[str]:
+    """Yield a problem if the ledger's head is not signed with the certificate's key, or times are out of order."""
+    if not Checkpoint.in_certificate(body, public_key).holds:
         yield "ledger: the head that it names is not signed with the certificate's key"
     times = [body["received"], body["carried_out"], body["ledger"]["time"], body["issued"]]
     if times != sorted(times):

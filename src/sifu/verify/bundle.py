@@ -1,0 +1,144 @@
+"""The bundle of a request: a public certificate with the chain of signed events that it stands in, in one JSON file.
+
+format       "sifu bundle 1"
+certificate  the public certificate as recorded
+keys         the operator's first public key, then one entry for each later key: old key, new key, both signatures
+events       of each event its number, time, kind, commitment and signature; no payload, because payloads name others
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sifu.core.ledger import GENESIS, chain, read_json
+from sifu.errors import InputError, VerificationError
+from sifu.store.checkpoints import Checkpoint
+from sifu.store.erased_figures import no_certificate
+from sifu.store.files import read_named, write_atomically
+from sifu.store.keys import keys_of, rotation_holds, rotations
+from sifu.store.reader import RunReader
+from sifu.verify.certificate_file import verify_content
+from sifu.verify.verification import Verification, check_public_key, verify_run
+
+FORMAT = "sifu bundle 1"
+LARGEST_BUNDLE = 256 << 20
+
+
+def bundle_bytes(folder: Path, request: str) -> bytes:
+    """Return the bundle of a finished request, after verifying its run.
+
+    Args:
+        folder: The run folder.
+        request: Id of the request.
+
+    Raises:
+        VerificationError: If the run does not verify.
+        InputError: If the request has no public certificate, or the last event is not signed.
+    """
+    result = verify_run(folder)
+    if result.problems:
+        raise VerificationError(
+            f"{folder} does not verify, so no bundle was written. {len(result.problems)} problem(s), the first: "
+            f"{result.problems[0]}"
+        )
+    with RunReader(folder) as reader, reader.snapshot():
+        text = reader.certificates(request).get((request, "public"))
+        if text is None:
+            raise no_certificate(reader, request, "public")
+        events, changes, keys = reader.events(), rotations(reader), keys_of(reader)
+    signed = max((event.seq for event in events if event.signature is not None), default=0)
+    content = {
+        "format": FORMAT,
+        "certificate": read_json(text),
+        "keys": [keys[0][1], *({"event": seq} | change for (seq, _), change in zip(keys[1:], changes, strict=True))],
+        "events": [
+            [event.seq, event.time, event.kind, event.commitment.hex(), event.signature and event.signature.hex()]
+            for event in events[:signed]
+        ],
+    }
+    return (json.dumps(content, indent=None, sort_keys=True) + "\n").encode()
+
+
+def write_bundle(folder: Path, request: str, target: Path) -> Path:
+    """Write the bundle of a finished request into a file and return its path."""
+    if target.is_dir() or not target.parent.is_dir():
+        raise InputError(
+            f"{target} is not a file in an existing folder: give the file to write, for example case-1.json"
+        )
+    write_atomically(target, bundle_bytes(folder, request))
+    return target
+
+
+def is_bundle(content: Any) -> bool:
+    """Return whether a parsed JSON file says that it is a bundle."""
+    return isinstance(content, dict) and content.get("format") == FORMAT
+
+
+def verify_certificate(
+    path: str | Path, public_key: str | None = None, authority: str | Path | None = None
+) -> Verification:
+    """Verify a certificate or a bundle without its run.
+
+    Args:
+        path: The file.
+        public_key: The operator's published key; None accepts the key that the file names.
+        authority: PEM file with the certificates of a timestamp authority, for a certificate.
+
+    Raises:
+        InputError: If the file is neither.
+    """
+    path = Path(path)
+    check_public_key(public_key)
+    text = read_named(path, LARGEST_BUNDLE, "a certificate")
+    try:
+        content = read_json(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not a sifu certificate: it is not JSON ({error})"[:200]) from error
+    if not is_bundle(content):
+        return verify_content(path, text, public_key, authority)
+    result = Verification(str(path), checked=["chain"])
+    try:
+        certificate = content["certificate"]
+        named = [str(content["keys"][0]), *(str(change["new"]) for change in content["keys"][1:])]
+        result.problems.extend(_check_chain(content, certificate["body"], named))
+        if public_key is not None and public_key.lower() not in named:
+            result.problems.append("keys: the published key is not one of the operator's keys in this bundle")
+        if certificate["public_key"] not in named:
+            result.problems.append("keys: the certificate names another key than the events")
+        alone = verify_content(path, json.dumps(certificate).encode(), None)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        result.problems.append(f"bundle: it cannot be read ({type(error).__name__}: {error})"[:200])
+        return result
+    result.public_key, result.content = named[-1], alone.content
+    result.problems.extend(alone.problems)
+    result.notes.extend(alone.notes)
+    result.checked.extend(alone.checked)
+    return result
+
+
+def _check_chain(content: Mapping[str, Any], body: Mapping[str, Any], named: list[str]) -> Iterator[str]:
+    """Yield a problem for each event, key or head that does not follow from the events before it."""
+    run, changes = str(body["run"]), {int(change["event"]): change for change in content["keys"][1:]}
+    for before, change in zip(named, changes.values(), strict=False):
+        if change["old"] != before or not rotation_holds(run, change):
+            yield f"keys: the change to key {str(change['new'])[:16]}... is not signed by both keys"
+    key, previous, signed, head = named[0], GENESIS, 0, body["ledger"]
+    found = False
+    for number, (seq, time, kind, commitment, signature) in enumerate(content["events"], start=1):
+        if seq != number:
+            yield f"events: event {number} is missing or out of order (found {seq})"
+            return
+        previous = chain(previous, seq, str(time), str(kind), bytes.fromhex(commitment))
+        if signature is not None:
+            signed = seq
+            if not Checkpoint(run, seq, previous.hex(), str(time), key, signature).holds:
+                yield f"events: the signature of event {seq} is not valid for the operator's key"
+        found |= (seq, previous.hex()) == (head["seq"], head["head"])
+        key = str(changes[seq]["new"]) if seq in changes else key
+    if not signed or signed != len(content["events"]):
+        yield "events: the last event is not signed"
+    if not found:
+        yield "certificate: the head of the ledger that it names is not in the chain"
