@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import threading
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,6 @@ import sifu
 from run_tools import Command, copy_run, query, small_spec
 from sifu.api import restore, verify_certificate, verify_run
 from sifu.errors import InputError, MissingPackageError, install_extra
-from sifu.report import write_evidence
 from sifu.store import timestamps
 from sifu_verifier import verify
 from timestamp_authority import answer, make_authority
@@ -106,10 +104,6 @@ def test_heads_and_certificates_are_stamped_and_verified(
     shutil.copy(reply, f"{mine}.tsr")
     assert verify_certificate(mine, None, authority.roots).problems == []
     assert cli("verify", mine, "--authority", authority.roots).code == 0
-    # So does the recipient of the evidence.
-    write_evidence(own_trained, "mine", tmp_path / "evidence.zip")
-    with zipfile.ZipFile(tmp_path / "evidence.zip") as archive:
-        assert archive.read("evidence-mine/mine.public.json.tsr") == reply.read_bytes()
     # Timestamps are part of a backup.
     run.backup(tmp_path / "b.zip")
     restore(tmp_path / "b.zip", tmp_path / "back")
