@@ -19,7 +19,6 @@ import numpy as np
 
 from sifu.advice.release_options import ReleaseAdvice, advise_releases
 from sifu.advice.training_options import (
-    AS_ACCURATE,
     TrainingName,
     TrainingOption,
     accuracy_after,
@@ -38,8 +37,7 @@ from sifu.core.method_info import CLOSED_FORM
 from sifu.core.premises import level_of
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import LINEAR_KINDS, Spec
-from sifu.core.spec.regime import ClosedForm, Regime, TunedNetworks, by_regime
-from sifu.core.spec.sections import GroupsSpec, LocalSpec
+from sifu.core.spec.regime import ClosedForm, Regime, by_regime
 from sifu.errors import InputError
 from sifu.methods.base import Claim
 from sifu.methods.registry import method_named
@@ -190,29 +188,6 @@ def _scratch_level(spec: Spec, view: RunView) -> Level:
     return level_of(premises, exact=True, fresh=True)
 
 
-def _tuned_advice(
-    spec: Spec, data_folder: str | Path | None, clients: Any, progress: ProgressCallback | None
-) -> Advice:
-    """Compare blocks, a merge and the frozen network, each trained once and measured on the same rows."""
-    frozen = replace(spec, features=replace(spec.features, tune="none"), groups=GroupsSpec(), local=LocalSpec())
-    tried: dict[TrainingName, Spec] = {
-        "frozen network": frozen,
-        "blocks": replace(spec, features=replace(spec.features, tune="blocks")),
-        "merge": replace(spec, features=replace(spec.features, tune="merge")),
-    }
-    answers, ways = {}, []
-    for name, as_tried in tried.items():
-        answers[name] = _closed_form_advice(as_tried, data_folder, clients, progress)
-        (way,) = answers[name].ways
-        separate = 0 if name == "frozen network" else spec.groups.rounds
-        settings = (f'features.tune = "{as_tried.features.tune}"',)
-        ways.append(replace(way, name=name, training_rounds=1.0 + separate, settings=settings))
-    best = max(way.accuracy or 0.0 for way in ways)
-    # The order matters: the frozen network is the cheapest to train and to run, and blocks forget without a round.
-    chosen = next(way for way in ways if (way.accuracy or 0.0) >= best - AS_ACCURATE)
-    return replace(answers[chosen.name], ways=tuple(ways), recommended=chosen.name)
-
-
 def _closed_form_advice(
     spec: Spec, data_folder: str | Path | None, clients: Any, progress: ProgressCallback | None
 ) -> Advice:
@@ -255,7 +230,7 @@ def _closed_form_advice(
     if not reached and spec.stop.target > 0:
         suggestions.append(
             "The head misses its target: try deep features of a public network (features.kind, docs/closed-form.md), "
-            "then tuned backbones (features.tune), or a network by groups (docs/guide.md)."
+            "or a network by groups (docs/guide.md)."
         )
     return Advice(
         clients=count,
@@ -443,6 +418,5 @@ def _suggestions(spec: Spec, view: RunView, worst: float, typical: float, worthw
 WITHOUT_PILOT: dict[type[Regime], Callable[[Spec, Any, Any, ProgressCallback | None], Advice] | None] = {
     Regime: None,
     ClosedForm: _closed_form_advice,
-    TunedNetworks: _tuned_advice,
 }
 """Functions that give advice without training a pilot, by regime class; None means that a pilot is trained."""

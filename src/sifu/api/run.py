@@ -204,8 +204,6 @@ class Run(RequestCalls):
     def export(self, path: str | Path) -> Path:
         """Write the current released model as safetensors, and its description to a second file with .json added.
 
-        If groups tune the network, their networks are written to a third file, with .networks added.
-
         Args:
             path: File to write. If its name ends in .onnx, it becomes an ONNX file, which holds the same description.
         """

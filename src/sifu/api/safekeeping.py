@@ -14,7 +14,6 @@ from sifu.errors import InputError, RunDamagedError
 from sifu.requests.file_again import file_again, unnamed_records
 from sifu.requests.files_to_erase import forgetting_models, statistics_to_erase
 from sifu.requests.messages import ingest
-from sifu.run.regimes import behaviour_of
 from sifu.run.run_view import RunView
 from sifu.store import keys
 from sifu.store.backup import read_backup, write_backup
@@ -204,8 +203,7 @@ def _record_restoration(
         names = sorted({name for row in view.requests if row.waits and row.request in requests for name in row.clients})
         gone = view.leaving(names)
         dropped = forgetting_models(view, gone, set(writer.models())) if names else ()
-        networks = behaviour_of(view).networks_among(dropped)
-        statistics = statistics_to_erase(writer.statistics().values(), gone, networks)
+        statistics = statistics_to_erase(writer.statistics().values(), gone)
         touched = [row for row in writer.updates().values() if set(row.clients) & set(gone)]
         staying = [(row, sorted(set(row.clients) - set(gone))) for row in touched]
         content = {

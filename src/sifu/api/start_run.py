@@ -15,7 +15,6 @@ import numpy as np
 from sifu.api.run import Run
 from sifu.api.spec_file import load_spec
 from sifu.choices import Device, Precision
-from sifu.core.closed_form_engine import TunedEngine
 from sifu.core.engine import Engine
 from sifu.core.identity import check_lookalikes, check_names
 from sifu.core.operator_words import PYTHON
@@ -126,7 +125,7 @@ def train(
         progress: Callback invoked after each round.
         engine: Engine to use instead of building one from the spec, with which it must agree.
         device: auto, cpu or cuda (`sifu.run.devices`).
-        precision: Precision of networks on a GPU: float32, tf32, tf32x3, or bfloat16 if groups tune them.
+        precision: Precision of networks on a GPU: float32, tf32, tf32x3 or bfloat16.
         noise: Source of noise on models, such as numpy's `Generator`, by default the operating system. With any other
             source, whoever can repeat its draws can remove the noise, so no level is proven.
     """
@@ -219,11 +218,6 @@ def create_run(
         noise: Source of noise, by default the operating system.
     """
     resolved = with_groups_by_rule(resolved, len(engine.clients))
-    if resolved.regime.tunes and not isinstance(engine, TunedEngine):
-        raise InputError(
-            f"features.tune = {resolved.features.tune!r} needs an engine that can tune networks in groups: leave it "
-            "out, or use one of sifu's engines"
-        )
     check_names([client.name for client in engine.clients])
     check_lookalikes(client.name for client in engine.clients)
     Regularities.of(engine.clients, engine.facts, resolved)  # fail if Psi can never be tracked
@@ -236,7 +230,6 @@ def create_run(
         versions(),
         engine.initial_model(0),
         sample_digests,
-        engine.tuning.layout if isinstance(engine, TunedEngine) else None,
         noise is not None,
     )
     return RunWriter.create(folder, new)

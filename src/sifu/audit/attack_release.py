@@ -43,12 +43,7 @@ MOST_HELD_OUT = 2000
 
 
 def attacked_request(audited: Audited) -> RequestRow | None:
-    """Return the request whose release is attacked, or None if there is nothing to attack.
-
-    Releases of tuned networks are not attacked, because the networks of earlier releases no longer exist.
-    """
-    if audited.view.regime.tunes:
-        return None
+    """Return the request whose release is attacked, or None if there is nothing to attack."""
     reader, wanted = audited.reader, audited.options.request
     erased = not_recomputed(reader)
     done = {row.request: row for row in reader.requests() if row.status == "done" and row.request not in erased}

@@ -12,7 +12,6 @@ import numpy as np
 from sifu.audit.audited import Audited
 from sifu.audit.before_after import HEAD_KINDS, BeforeAfterAttack, Candidates, TwoHeads, attempt
 from sifu.audit.replay_evidence import Evidence
-from sifu.core.closed_form_engine import GroupNetwork, TunedEngine, places_of_head
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import keyed_generator
@@ -20,15 +19,13 @@ from sifu.data.npz import read_arrays
 from sifu.data.table import read_table
 from sifu.data.table_coding import TableCoding
 from sifu.errors import InputError
-from sifu.export.description import networks_of_head
 from sifu.export.exported_models import load_model, released_module
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.outcome import Measured
-from sifu.store.projection import GroupModelRow, RequestRow
+from sifu.store.projection import RequestRow
 from sifu.store.reader import joined_remainders
 from sifu.theory.arrays import Array, Floats
-from sifu.theory.closed_form import Head, Statistics, Targets, statistics_of, total
-from sifu.theory.closed_form.blocks import head_at
+from sifu.theory.closed_form import Targets, fit_head, statistics_of, total
 
 if TYPE_CHECKING:
     from sifu.engines.sim.embedded_heads import ClosedFormFederation
@@ -72,12 +69,6 @@ class RunComparison:
         missing = ""
         if self._kind not in HEAD_KINDS:
             missing = f"linear head (the model is a {self._kind})"
-        elif self._spec.features.tune == "merge":
-            missing = "features that two releases share (networks are merged)"
-        networks = [] if missing else networks_of_head(self._audited.reader)
-        if isinstance(self._engine, TunedEngine):
-            load = self._audited.reader.load_model
-            self._engine.use_backbones([GroupNetwork(row.grp, row.samples, load(row.node)) for row in networks])
         public = None if missing else self._public()
         data = None if missing or public is None else self._audited.data()
         if missing or public is None or data is None:
@@ -87,7 +78,7 @@ class RunComparison:
         if row is not None:
             yield from self._request(row, data, public, evidence)
         if self._solved is not None:
-            yield from self._trials(self._solved, data, public, networks)
+            yield from self._trials(self._solved, data, public)
 
     def _public(self) -> Floats | None:
         """Return public samples as features, from the given file or from the run's held-out rows."""
@@ -181,20 +172,12 @@ class RunComparison:
 
     # -- deletions by the audit itself --------------------------------------------------------------------
 
-    def _trials(
-        self, engine: ClosedFormFederation, data: Sequence[Any], public: Floats, networks: Sequence[GroupModelRow]
-    ) -> Iterator[BeforeAfterAttack]:
+    def _trials(self, engine: ClosedFormFederation, data: Sequence[Any], public: Floats) -> Iterator[BeforeAfterAttack]:
         members = self._audited.view.active.tolist()
         statistics = [engine.sent_by(client) for client in members]
         whole = total(engine.fixed, statistics)
 
-        def head_of(summed: Statistics, leaving: int | None) -> Head:
-            """Return the head without the blocks of groups that contain the leaving client."""
-            groups = [row.grp for row in networks if leaving not in row.members]
-            return head_at(summed, places_of_head(self._spec, engine.layout, groups), engine.relative_penalty)
-
-        before = head_of(whole, None)
-        owners = np.repeat(members, [len(data[client].x) for client in members])
+        before = fit_head(whole, engine.relative_penalty)
         most = self._audited.options.trials
         most = min(most, TRIALS_OF_WIDE) if engine.fixed.features > WIDE_HEAD else most
         for records in (True, False):
@@ -208,7 +191,7 @@ class RunComparison:
                     gone = statistics_of(engine.fixed, phi[None], targets[None])
                 else:
                     gone = statistics[number]
-                after = head_of(whole - gone, int(owners[number]) if records else members[number])
+                after = fit_head(whole - gone, engine.relative_penalty)
                 heads = TwoHeads(
                     self._released(before.weights),
                     self._released(after.weights),

@@ -70,7 +70,6 @@ def exact_audits(
         evidence: Models from the replay of the run.
     """
     digests, recorded = ReplayedLedger.of(reader).model_digests, solves(reader)
-    everyone = engine_without(()) if any("trunks" in solve for solve in recorded.values()) else None
     for subject in watched:
         request = subject.request
         if request is None or request.level != "exact" or request.final_node is None:
@@ -79,13 +78,7 @@ def exact_audits(
         here, other = evidence.finals.get((subject.subject, final)), engine_without(subject.clients)
         model = without = sum_without = those_who_stay = None
         taken = reader.everyone().between(final, final).clients
-        if other is not None and everyone is not None and solve is not None:
-            counterfactuals = [
-                counterfactual.solved_again(reader, solve, taken) for counterfactual in (everyone, other)
-            ]
-            if counterfactuals[0] is not None and counterfactuals[1] is not None:
-                (here, _), (model, those_who_stay) = counterfactuals[0], counterfactuals[1]
-        elif other is not None and other.layout == reader.layout and here is not None:
+        if other is not None and other.layout == reader.layout and here is not None:
             model = _model_without(other, reader, subject, final, evidence)
         same_counterfactuals = model is not None and here is not None and np.array_equal(here, model)
         if model is not None and final in reader.models():

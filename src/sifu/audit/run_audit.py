@@ -31,7 +31,6 @@ from sifu.audit.replay_evidence import (
     watched_subjects,
     wrong_charges,
 )
-from sifu.core.closed_form_engine import TunedEngine
 from sifu.run.coupled_replay import NoisedModel
 from sifu.run.devices import engine_kind
 from sifu.store.erased_figures import not_recomputed
@@ -133,12 +132,6 @@ class _Audit(Audited):
         )
 
     def _gathered(self, watched: list[Watched], attacked: RequestRow | None) -> Evidence:
-        if isinstance(self.engine, TunedEngine):
-            self.notes.append(
-                "groups tune networks, and releases use different ones: exact releases were recomputed without their "
-                "clients; no distances were measured, and no attacks were run"
-            )
-            return Evidence()
         return gather(
             self.engine,
             self.reader,

@@ -85,9 +85,7 @@ def _print_pilot(advice: Advice) -> None:
 def _print_training_options(advice: Advice, everything: bool) -> None:
     """Print the comparison of training regimes; with `everything`, also an explanation of each."""
     columns = ("train by", "level", "-accuracy", "-training", "-a request", "-its time", "-its traffic")
-    tuned = any(way.name == "blocks" for way in advice.ways)
-    title = "The network frozen, in blocks or merged" if tuned else "Plain rounds, groups or closed form"
-    shown = table(*columns, title=f"\n{title}")
+    shown = table(*columns, title="\nPlain rounds, groups or closed form")
     for way in advice.ways:
         rounds = "-" if way.request_rounds is None else counted(round(way.request_rounds), "round")
         if way.request_interval is not None:

@@ -12,7 +12,6 @@ from sifu.api import Outcome, train
 from sifu.cli.output import Answer, Format, RoundsProgress, out, percent
 from sifu.cli.plans import print_plan
 from sifu.cli.run_output import outcome_values, outcomes_table
-from sifu.core.allowed_code import allow_code
 from sifu.core.spec import Spec
 from sifu.errors import VerificationError
 
@@ -44,22 +43,11 @@ EXACT = Spec.from_mapping(
     }
 )
 """Spec with the same clients as `SPEC` and a head in closed form."""
-TUNED = Spec.from_mapping(
-    {
-        "seed": 5,
-        "data": {"name": "digits", "clients": 20, "samples_per_client": 60, "partition": "iid"},
-        "model": {"kind": "ridge"},
-        "features": {"kind": "module", "module": "sifu.cli.demo_backbone:make", "tune": "blocks", "block": 16},
-        "groups": {"count": 3, "rounds": 4, "rebuild": "later"},
-        "local": {"rate": 0.1, "steps": 5, "momentum": 0.9},
-    }
-)
-"""Spec with fewer clients, in which three groups tune a network pretrained on public digits."""
 REQUESTS = [[f"client-{number:03d}" for number in range(first, first + 5)] for first in (0, 5, 10)]
 
 
 def run_demo(folder: Path | None) -> Answer:
-    """Run the demo: forget exactly with a closed-form head and with tuned backbones, then with noise."""
+    """Run the demo: forget exactly with a closed-form head, then with noise."""
     from sifu.report import write_report
 
     started = time.monotonic()
@@ -77,15 +65,7 @@ def run_demo(folder: Path | None) -> Answer:
         f"{exact['forget_seconds']:.1f} s, without noise. Level: {exact['level']}. The sums are bit for bit those of a "
         f"federation that never had these clients: sifu verify {exact['run']}\n"
     )
-    allow_code(TUNED.features.module)
-    tuned = _forget_exactly(TUNED, target.with_name(f"{target.name}-tuned"), [["client-003"]])
-    say(
-        f"[bold]2. A tuned backbone[/]  {TUNED.groups.count} groups of 20 clients tuned a public network separately; "
-        f"a ridge head joined them. Forgetting a client took {tuned['rounds']} rounds and "
-        f"{tuned['forget_seconds']:.1f} s: its group's network was dropped, accuracy "
-        f"{percent(tuned['accuracy'])}. Level: {tuned['level']}. sifu verify {tuned['run']}\n"
-    )
-    say("[bold]3. With noise[/]  The 160 clients again, softmax regression in rounds, to 95 % accuracy.")
+    say("[bold]2. With noise[/]  The 160 clients again, softmax regression in rounds, to 95 % accuracy.")
     with RoundsProgress() as progress:
         run = train(DEMO, run=target, progress=progress)
     with run.reader() as reader:
@@ -124,7 +104,6 @@ def run_demo(folder: Path | None) -> Answer:
             "verified": verified.holds,
             "report": str(page),
             "exact": exact,
-            "tuned": tuned,
             "seconds": round(time.monotonic() - started, 1),
         }
     )
@@ -151,6 +130,6 @@ def _forget_exactly(spec: Spec, folder: Path, requests: Sequence[list[str]]) -> 
 def _free_folder(wanted: Path) -> Path:
     """Return the first of wanted, wanted-2, wanted-3... that does not exist, so that no earlier demo is overwritten."""
     candidate, number = wanted, 2
-    while any(candidate.with_name(f"{candidate.name}{end}").exists() for end in ("", "-exact", "-tuned")):
+    while any(candidate.with_name(f"{candidate.name}{end}").exists() for end in ("", "-exact")):
         candidate, number = wanted.with_name(f"{wanted.name}-{number}"), number + 1
     return candidate

@@ -67,9 +67,9 @@ def demo(
 ) -> Answer:
     """Train, forget and verify on embedded data, in less than a minute.
 
-    First, two closed-form heads forget without noise: one of 160 clients, and one on networks that groups tuned. Then
-    160 clients train a digit classifier in rounds. Three requests of five clients each are executed with noise,
-    compared with Scratch, certified and verified, and a report is written.
+    First, a closed-form head of 160 clients forgets without noise. Then the same clients train a digit classifier in
+    rounds. Three requests of five clients each are executed with noise, compared with Scratch, certified and verified,
+    and a report is written.
     """
     from sifu.cli.demo import run_demo
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from sifu.core.closed_form_engine import HasRecords, MaskedStatisticsEngine, StatisticsEngine, TunedEngine
+from sifu.core.closed_form_engine import HasRecords, MaskedStatisticsEngine, StatisticsEngine
 from sifu.core.engine import (
     ChecksModule,
     Engine,
@@ -38,10 +38,9 @@ CAPABILITIES: dict[str, type] = {
     "sample_digests": ShowsSamples,
     "stream_group_rounds": StreamsGroupRounds,
     "take_incidents": NotesIncidents,
-    "use_backbones": TunedEngine,
 }
 """Class that an engine must inherit to provide an optional member, by the name of the member."""
-NEVER_IGNORED = ("collect_sum", "leave_out", "loses", "use_backbones")
+NEVER_IGNORED = ("collect_sum", "leave_out", "loses")
 """Members that must be declared even if the engine provides them through `__getattr__`: runs depend on them."""
 REQUIRED = {name for protocol in (Engine, StatisticsEngine) for name in dir(protocol) if not name.startswith("_")}
 CLOSENESS = 0.85

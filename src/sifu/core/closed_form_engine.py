@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sifu.core.engine import Engine, Position, Rejection
-from sifu.core.layout import ModelLayout, Vector
+from sifu.core.engine import Position, Rejection
+from sifu.core.layout import ModelLayout
 from sifu.core.spec import Spec
 from sifu.core.spec.sections import RidgeSpec
-from sifu.theory.arrays import Floats, Integers
+from sifu.theory.arrays import Floats
 from sifu.theory.closed_form import FixedPoint, Rows, Statistics, Targets
-from sifu.theory.closed_form.blocks import Blocks
 from sifu.theory.facts import DRAWN_FROM_SEED, FRESH_COPIES, NO_NOISE, ClientProfile, TrainingFacts
 from sifu.theory.participation import Participation
 
@@ -27,33 +26,7 @@ def recorded_fixed_point(spec: Spec, layout: ModelLayout) -> FixedPoint:
     """Return the fixed-point format of a run's statistics, from its spec and the shape of its head."""
     (features, outputs), ridge = layout.shapes[0], spec.ridge
     target_norm = targets_of(ridge, outputs).norm
-    norm = recorded_blocks(spec, layout).norm(spec.features.norm)
-    return FixedPoint(features, outputs, ridge.feature_bits, ridge.target_bits, norm, target_norm)
-
-
-def recorded_blocks(spec: Spec, layout: ModelLayout) -> Blocks:
-    """Return the layout of the groups' blocks in a run's features: one block for a merge, none if no group tunes.
-
-    A block has the width given in the spec. For a merge, for a width of 0, and for a network with fewer outputs, it has
-    as many columns as the network has outputs.
-
-    >>> spec = Spec.from_mapping({"features": {"block": 4}, "groups": {"count": 2, "rounds": 1}})
-    >>> head = [ModelLayout(("weight", "bias"), ((features, 3), (3,))) for features in (18, 9)]
-    >>> recorded_blocks(spec, head[0]), recorded_blocks(spec, head[1])
-    (Blocks(frozen=10, block=4, count=2), Blocks(frozen=3, block=3, count=2))
-    """
-    features, block, is_merge = layout.shapes[0][0], spec.features.block, spec.features.tune == "merge"
-    count = 1 if is_merge else spec.groups.count
-    frozen = features - count * block
-    if 0 < block < frozen and not is_merge:
-        return Blocks(frozen, block, count)
-    return Blocks(features // (count + 1), features // (count + 1), count)
-
-
-def places_of_head(spec: Spec, layout: ModelLayout, groups: Collection[int]) -> Integers:
-    """Return the indices of the head's features and of the constant, given the groups that have a network."""
-    blocks = recorded_blocks(spec, layout)
-    return blocks.left(groups if spec.features.tune == "blocks" else range(1 if groups else 0))
+    return FixedPoint(features, outputs, ridge.feature_bits, ridge.target_bits, spec.features.norm, target_norm)
 
 
 def head_layout(fixed: FixedPoint) -> ModelLayout:
@@ -156,26 +129,3 @@ class HasRecords(ABC):
     @abstractmethod
     def records_of(self, client: int) -> Iterator[tuple[Floats, Floats]]:
         """Yield the features and targets of a client's records, one block at a time."""
-
-
-@dataclass(frozen=True)
-class GroupNetwork:
-    """Network that a group tuned: the group, the number of its members' samples, and the tuned parameters."""
-
-    group: int
-    samples: int
-    vector: Vector
-
-
-class TunedEngine(ABC):
-    """Capability of a `StatisticsEngine` whose features are computed by networks that groups tune.
-
-    See docs/theory.md, section 15.5.
-    """
-
-    tuning: Engine
-    """Engine of the rounds in which groups tune the network separately."""
-
-    @abstractmethod
-    def use_backbones(self, backbones: Sequence[GroupNetwork]) -> None:
-        """Compute features with these networks from now on; the features of all other groups are zero."""

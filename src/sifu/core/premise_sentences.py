@@ -50,9 +50,9 @@ SENTENCES: dict[str, dict[str, str]] = {
         "which the client's places stay empty, not with a federation in which other clients fill them.",
     },
     "deterministic device": {
-        "trusted": "Networks were tuned on a GPU, in batches whose shape follows from the plan and the client. In "
-        "every round, repeated trainings gave the same bits. It is trusted that the recorded GPU, driver and libraries "
-        "also give the same bits for the same operations without the forgotten clients.",
+        "trusted": "A network computed features on a GPU, in batches of one shape that each hold one client's samples. "
+        "Some were computed twice, with the same bits. It is trusted that the recorded GPU, driver and libraries also "
+        "give the same bits for the same operations without the forgotten clients.",
     },
     "engine": {
         "trusted": "Clients train on their own machines. It is trusted that a reply depends only on the model that the "
@@ -115,8 +115,6 @@ SENTENCES: dict[str, dict[str, str]] = {
         "assumed": "On a GPU, every client is padded to the size of the largest one, so without the forgotten clients "
         "rounding may differ in the last bits; it is assumed that training does not amplify this. On a CPU the bits "
         "are the same.",
-        "device": "Networks were tuned on a GPU, with the same operations on the same data with and without the "
-        "forgotten clients. It is assumed that a GPU then gives the same bits, as a CPU does.",
     },
     "method": {
         "failed": "{method} is a heuristic: nothing bounds the clients' remaining influence on its model.",
@@ -186,12 +184,6 @@ SENTENCES: dict[str, dict[str, str]] = {
         "moved on": "Every merged group trained separately for {rounds} rounds, a number fixed before training; its "
         "model took part in no common round. The difference of the mean from the fresh model was multiplied by "
         "{stretch:g}, which was also fixed before training.",
-        "tuned blocks": "Every group tuned the public network separately for {rounds} rounds, a number fixed before "
-        "training, and no network was tuned by several groups. Each network contributes {block} of the features (0: "
-        "its whole output), by a projection drawn from a seed in the spec.",
-        "tuned merge": "Every group tuned the public network separately for {rounds} rounds, a number fixed before "
-        "training, and no network was tuned by several groups. The difference of their mean from the public network "
-        "was multiplied by {stretch:g}, which was also fixed before training.",
     },
     "schedule": {
         "assumed": "{what} lets one client decide which rounds and replies count. The certificate compares with a "
@@ -211,10 +203,6 @@ SENTENCES: dict[str, dict[str, str]] = {
         "met": "The clients took part in no round, so no noise depends on them.",
         "failed": "The noise of an average depends on the participants: without the client it would have another size, "
         "which the models reveal. Nothing bounds what this reveals.",
-    },
-    "tuning": {
-        "trusted": "The operator chose the rates, the steps and the tuned layers; it is trusted that clients' data did "
-        "not decide them.",
     },
 }
 

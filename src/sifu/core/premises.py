@@ -129,7 +129,6 @@ IDENTITIES = {
 ENGINES = {
     fact.BY_PARTICIPANTS: (),
     fact.BY_LARGEST_CLIENT: (Premise("layout", "assumed"),),
-    fact.ON_A_GPU: (Premise("layout", "assumed", "device"),),
     fact.ON_A_REPEATING_GPU: (Premise("deterministic device", "trusted"),),
     fact.ON_NODES: (Premise("engine", "trusted"),),
 }
@@ -360,16 +359,14 @@ def grouping_premise(count: int, depends: bool) -> Premise:
 
 
 def group_premises(spec: Spec, *, depends: bool) -> tuple[Premise, ...]:
-    """Return the premises of a merge of group models, or of a head on networks that groups tuned, in a fixed order.
+    """Return the premises of a merge of group models, in a fixed order.
 
-    See docs/theory.md, sections 15.2 and 15.6, and `grouping_premise` for `depends`.
+    See docs/theory.md, section 15.2, and `grouping_premise` for `depends`.
     """
-    regime = spec.regime
-    case, values = regime.separate_rounds()
+    case, values = spec.regime.separate_rounds()
     return (
         grouping_premise(spec.groups.count, depends),
         Premise("rounds apart", "met", case, values=values),
-        *(Premise(name, "trusted") for name in regime.trusted),
     )
 
 

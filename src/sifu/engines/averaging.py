@@ -9,7 +9,7 @@ the number of threads. The bounds are the same as for `RowUpdates` in `sifu.engi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -25,8 +25,6 @@ BLOCK_WORDS = 2**19
 """Number of float64 values in a block over all replies (four megabytes)."""
 MOST_THREADS = 4
 """Maximum number of threads; more threads would only wait for memory."""
-WeightedMean = Callable[..., Floats]
-"""Function of weights and rows that writes the weighted mean to its argument `out`."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,6 @@ def average_replies(
     start: Vector,
     samples: Integers,
     want_gram: bool,
-    *,
-    in_order: bool = False,
 ) -> Average:
     """Return the mean of `replies` minus `start`, and an upper bound on each reply's distance to the mean.
 
@@ -54,14 +50,12 @@ def average_replies(
         start: The model that the round started from.
         samples: Number of samples of each participant.
         want_gram: True to compute the Gram matrix.
-        in_order: True to add the weighted replies one by one, so that rounding is the same as in the embedded engine.
     """
     rows = [reply if isinstance(reply, ModelPieces) else ModelPieces((reply,)) for reply in replies]
     count, size = len(rows), start.size
     weights = samples / samples.sum()
     step = np.empty(size)
-    weighted_mean = _one_by_one if in_order else np.matmul
-    blocks = _sum_blocks(rows, weights, start, step, want_gram, weighted_mean)
+    blocks = _sum_blocks(rows, weights, start, step, want_gram)
     distances, gram = np.zeros(count), np.zeros((count, count)) if want_gram else None
     with np.errstate(over="ignore", invalid="ignore"):
         for block in blocks:
@@ -73,7 +67,7 @@ def average_replies(
     mean_norm = root_up(sum(block.mean for block in blocks), size)
     step_norm = root_up(sum(block.step for block in blocks), size)
     if mean_norm is None or step_norm is None or not trusted.all():  # a square over- or underflowed
-        mean = _whole_mean(rows, weights, size, weighted_mean)
+        mean = _whole_mean(rows, weights, size)
         doubtful = np.flatnonzero(~np.isfinite(norms)).tolist()
         bad = tuple(place for place in doubtful if not np.isfinite(np.asarray(rows[place])).all())
         if bad or not np.isfinite(mean).all():
@@ -97,14 +91,13 @@ def _sum_blocks(
     start: Vector,
     step: Floats,
     want_gram: bool,
-    weighted_mean: WeightedMean,
 ) -> list[_BlockSums]:
     """Return the sums of all blocks in order; write mean - start into `step`."""
 
     def add_up(firsts: range) -> list[_BlockSums]:
         sums = []
         with np.errstate(over="ignore", invalid="ignore"):
-            for first, block, mean in _blocks(rows, weights, start.size, weighted_mean, firsts):
+            for first, block, mean in _blocks(rows, weights, start.size, firsts):
                 here = slice(first, first + mean.size)
                 np.subtract(mean, start[here].astype(np.float64), out=step[here])
                 lengths = sum_of_squares(mean), sum_of_squares(step[here])
@@ -124,7 +117,7 @@ def _sum_blocks(
 
 
 def _blocks(
-    rows: Sequence[ModelPieces], weights: Floats, size: int, weighted_mean: WeightedMean, firsts: range
+    rows: Sequence[ModelPieces], weights: Floats, size: int, firsts: range
 ) -> Iterator[tuple[int, Floats, Floats]]:
     """Yield each block's first index, rows in float64, and weighted mean; the next block overwrites both arrays."""
     width = _width(rows, size)
@@ -134,26 +127,18 @@ def _blocks(
         block, mean = held[:, :length], means[:length]
         for place, row in enumerate(rows):
             row.read(first, block[place])
-        weighted_mean(weights, block, out=mean)
+        np.matmul(weights, block, out=mean)
         yield first, block, mean
-
-
-def _one_by_one(weights: Floats, rows: Floats, *, out: Floats) -> Floats:
-    """Write the sum of the weighted rows into `out`; each product and each sum is rounded, in the order of the rows."""
-    np.multiply(weights[0], rows[0], out=out)
-    for weight, row in zip(weights[1:], rows[1:], strict=True):
-        out += weight * row
-    return out
 
 
 def _width(rows: Sequence[ModelPieces], size: int) -> int:
     return max(1, min(size, BLOCK_WORDS // len(rows)))
 
 
-def _whole_mean(rows: Sequence[ModelPieces], weights: Floats, size: int, weighted_mean: WeightedMean) -> Floats:
+def _whole_mean(rows: Sequence[ModelPieces], weights: Floats, size: int) -> Floats:
     whole = np.empty(size)
     with np.errstate(over="ignore", invalid="ignore"):
         firsts = range(0, size, _width(rows, size))
-        for first, _, mean in _blocks(rows, weights, size, weighted_mean, firsts):
+        for first, _, mean in _blocks(rows, weights, size, firsts):
             whole[first : first + mean.size] = mean
     return whole

@@ -6,7 +6,6 @@ Every two participants of a round share a secret (X25519, with keys made for thi
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -123,11 +122,3 @@ def counted_words(statistics: Statistics | Rows) -> Words:
     """Return the words of statistics for a masked sum, followed by a 1, so that the sum counts its summands."""
     words = total(statistics.fixed, [statistics]).words  # `total` also converts rows
     return np.append(words.view(np.uint64), np.uint64(1))
-
-
-def networks_digest(networks: Mapping[int, Mapping[str, NDArray[Any]]]) -> str:
-    """Return the SHA-256 digest of the networks that groups tuned, which determine the statistics."""
-    hashed = hashlib.sha256()
-    for group, arrays in sorted(networks.items()):
-        hashed.update(b"%d" % group + in_order(arrays).tobytes())
-    return hashed.hexdigest()

@@ -22,11 +22,10 @@ from sifu.core.round import RoundSetup, run_round
 from sifu.engines.plans import Instruction
 from sifu.engines.remote import NO_ROUND, NO_SCORE, Blueprint, OpenRound, RemoteFederation, Score, evaluation_of
 from sifu.errors import InputError
-from sifu.theory.facts import TrainingFacts
 from sifu.theory.participation import ClientIndices
 
 Arrays = Mapping[str, NDArray[Any]]
-Kind = Literal["train", "evaluate", "statistics", "prepare", "masked", "prepare_train", "masked_train"]
+Kind = Literal["train", "evaluate", "statistics", "prepare", "masked"]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -39,8 +38,7 @@ class Task:
     0 on the next branch. Groups that train separately have their own models in the same task.
 
     Tasks of a closed-form head also have `instructions`, plain values for each client. Their kind may also be
-    "statistics", or, with masks, "prepare" and then "masked". If updates are masked, "prepare_train" and then
-    "masked_train" replace "train". A `sifu.LoopClient` answers every kind.
+    "statistics", or, with masks, "prepare" and then "masked". A `sifu.LoopClient` answers every kind.
     """
 
     kind: Kind
@@ -57,8 +55,8 @@ Exchange = Callable[[Task], Mapping[str, Any]]
 class OutsideFederation(RemoteFederation):
     """Engine of clients that only `exchange` can reach."""
 
-    def __init__(self, blueprint: Blueprint, exchange: Exchange, facts: TrainingFacts | None = None) -> None:
-        super().__init__(blueprint, facts or blueprint.facts)
+    def __init__(self, blueprint: Blueprint, exchange: Exchange) -> None:
+        super().__init__(blueprint, blueprint.facts)
         self._exchange = exchange
 
     def run_together(self, setups: Sequence[RoundSetup], *, separate: bool) -> list[RoundResult]:

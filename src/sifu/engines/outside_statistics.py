@@ -5,29 +5,23 @@ Clients answer tasks with `sifu.engines.loop_client.LoopClient`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sifu.core.engine import Position, Reason
-from sifu.core.layout import Vector
 from sifu.core.operator_words import LOOP, unmasked_setting
-from sifu.engines.outside import NOTHING, Arrays, Exchange, Kind, OutsideFederation
-from sifu.engines.outside_masked import MaskedOutsideFederation, masked_words, named_keys, read_key
-from sifu.engines.plans import FEATURES, NETWORK, NUMBERS, ROW_FEATURES, ROW_TARGETS, WORDS, Origin, Sent
+from sifu.engines.outside import NOTHING, Exchange, Kind, OutsideFederation
+from sifu.engines.plans import FEATURES, KEY, MASKED, NUMBERS, ROW_FEATURES, ROW_TARGETS, WORDS, Origin, Sent
 from sifu.engines.remote import Blueprint
-from sifu.engines.remote_statistics import MaskedRemoteStatistics, RemoteStatistics, TunedRemoteStatistics
-from sifu.errors import InputError
+from sifu.engines.remote_statistics import MaskedRemoteStatistics, RemoteStatistics
 from sifu.theory.arrays import Words
 
 
 class OutsideStatistics(RemoteStatistics, OutsideFederation):
     """`RemoteStatistics` for clients that only the operator's program can reach."""
-
-    _networks: Arrays = NOTHING
-    """Parameters tuned by the groups; tasks for statistics or an evaluation include them."""
 
     def __init__(self, blueprint: Blueprint, exchange: Exchange) -> None:
         super().__init__(blueprint, exchange)
@@ -45,13 +39,9 @@ class OutsideStatistics(RemoteStatistics, OutsideFederation):
     ) -> dict[int, Any]:
         """Return the replies of `clients`, and record which clients did not reply."""
         asked = self.may_ask(clients)
-        arrays = NOTHING if kind == "masked" else self._networks  # clients received the networks with "prepare"
-        replies = self._replies(kind, position, dict.fromkeys(asked, arrays), dict.fromkeys(asked, more))
+        replies = self._replies(kind, position, dict.fromkeys(asked, NOTHING), dict.fromkeys(asked, more))
         self._silent = (self._silent - set(asked)) | (set(asked) - replies.keys())
         return replies
-
-    def _arrays(self, model: Vector) -> Arrays:
-        return {**super()._arrays(model), **self._networks}
 
 
 class MaskedOutsideStatistics(MaskedRemoteStatistics, OutsideStatistics):
@@ -63,58 +53,34 @@ class MaskedOutsideStatistics(MaskedRemoteStatistics, OutsideStatistics):
         return {client: _read_key(reply) for client, reply in self._request("prepare", clients, position).items()}
 
     def _ask_masked(self, keys: Mapping[int, bytes], position: Position, total: Words) -> list[int]:
+        public = {"clients": list(keys), "keys": [key.hex() for key in keys.values()]}
         came = []
-        replies = self._request("masked", list(keys), position, named_keys(keys))
-        for client, words in masked_words(self, position, replies, total.size):
+        for client, words in self._masked_words(
+            position, self._request("masked", list(keys), position, public), total.size
+        ):
             total += words
             came.append(client)
         self._silent |= keys.keys() - set(came)
         return came
 
-
-class TunedOutsideStatistics(TunedRemoteStatistics, OutsideStatistics):
-    """`TunedRemoteStatistics` for clients that only the operator's program can reach."""
-
-    tuning: OutsideFederation
-
-    def __init__(self, blueprint: Blueprint, exchange: Exchange, *, masked_updates: bool = False) -> None:
-        super().__init__(blueprint, exchange)
-        tuning = MaskedOutsideFederation if masked_updates else OutsideFederation
-        self.tuning = tuning(self.tuning_blueprint(), exchange)
-
-    def _send_networks(self, networks: Mapping[int, Vector]) -> None:
-        self._networks = {
-            f"{NETWORK}{group}.{name}": array
-            for group, network in networks.items()
-            for name, array in self.tuning._arrays(self.tuning.layout.own_copy(network)).items()
-        }
+    def _masked_words(self, position: Position, replies: Mapping[int, Any], size: int) -> Iterator[tuple[int, Words]]:
+        """Yield each client with a copy of its masked words; record an incident if a reply does not hold `size`."""
+        for client, reply in replies.items():
+            words = reply.get(MASKED) if isinstance(reply, Mapping) else None
+            if type(words) is np.ndarray and words.dtype == np.uint64 and words.shape == (size,):
+                yield client, np.array(words)
+            else:
+                self.note(position, client, f"its reply was refused: not {size} masked words")
 
 
-class MaskedTunedOutsideStatistics(TunedOutsideStatistics, MaskedOutsideStatistics):
-    """Variant of `TunedOutsideStatistics` in which the server learns only the sum of statistics."""
-
-
-def outside_federation(
-    blueprint: Blueprint, exchange: Exchange, *, masked_statistics: bool, masked_updates: bool
-) -> OutsideFederation:
+def outside_federation(blueprint: Blueprint, exchange: Exchange, *, masked_statistics: bool) -> OutsideFederation:
     """Return the engine for a blueprint.
 
     Args:
         blueprint: Description of the training.
         exchange: Function that passes a task to the clients.
         masked_statistics: True to hide the statistics of individual clients from the server.
-        masked_updates: True to hide the updates of individual clients from the server while groups tune a network.
-
-    Raises:
-        InputError: If `masked_updates` is true but no network is tuned.
     """
-    if blueprint.head is not None and blueprint.head.tuning is not None:
-        tuned = MaskedTunedOutsideStatistics if masked_statistics else TunedOutsideStatistics
-        return tuned(blueprint, exchange, masked_updates=masked_updates)
-    if masked_updates:
-        raise InputError(
-            "masked_updates=True needs clients that tune a network with sifu.LoopClient (features.tune): leave it out"
-        )
     if blueprint.head is None:
         return OutsideFederation(blueprint, exchange)
     return (MaskedOutsideStatistics if masked_statistics else OutsideStatistics)(blueprint, exchange)
@@ -148,5 +114,9 @@ def _read(reply: Any) -> tuple[Origin, Sent] | Reason:
 
 def _read_key(reply: Any) -> tuple[Origin, bytes] | Reason:
     """Return the origin of prepared statistics and the key of the round, or the reason why they are unreadable."""
-    origin, key = _origin(reply), read_key(reply)
-    return "not an array" if origin is None or key is None else (origin, key)
+    origin = _origin(reply)
+    try:
+        key = bytes.fromhex(reply[KEY])
+    except (TypeError, KeyError, ValueError):
+        key = b""
+    return (origin, key) if origin is not None and len(key) == 32 else "not an array"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,6 @@ from sifu.theory.closed_form.rows import RowNumbers
 from sifu.theory.facts import ClientProfile
 
 Arrays = dict[str, NDArray[np.floating]]
-NETWORK = "network-"
-"""Prefix of the names of the network parameters tuned by each group: `network-0`, `network-1`, ..."""
 WORDS, FEATURES, NUMBERS = "statistics", "features", "numbers"
 ROW_FEATURES, ROW_TARGETS = "row-features", "row-targets"
 KEY, MASKED = "key", "masked"
@@ -33,8 +31,7 @@ class WirePlan:
     """Settings that every client of a built-in model needs, identical in every message.
 
     `features` is the spec's `[features]` section as JSON if samples pass through a public feature map, and `ridge` the
-    `[ridge]` section if the head is solved in closed form. `groups` is the number of groups that tune the map's network
-    (0 if the network is not tuned). `stretch` scales the distance of the groups' merged model from the fresh model.
+    `[ridge]` section if the head is solved in closed form.
     """
 
     model: str
@@ -51,8 +48,6 @@ class WirePlan:
     clip: float = 0.0
     features: str = ""
     ridge: str = ""
-    groups: int = 0
-    stretch: float = 1.0
 
     def to_text(self) -> str:
         """Return the plan as JSON."""
@@ -69,17 +64,16 @@ class Instruction:
     """Instructions sent with a model: position in the run, number of local steps, and plan.
 
     `client` is the client's index in the federation, which seeds its batches. `plan` is empty unless the model is built
-    in. `networks` maps each group to the network parameters that it tuned.
+    in.
     """
 
     position: Position
     client: int
     steps: int
     plan: str = ""
-    networks: Mapping[int, Arrays] = field(default_factory=dict)
 
     def to_values(self) -> dict[str, int | str]:
-        """Return the instruction without its networks as plain values, ready for JSON."""
+        """Return the instruction as plain values, ready for JSON."""
         return {
             "branch": self.position.branch,
             "round": self.position.round,
@@ -90,8 +84,8 @@ class Instruction:
         }
 
     @staticmethod
-    def of_values(values: Mapping[str, Any], networks: Mapping[int, Arrays]) -> Instruction:
-        """Read an instruction from plain values and the networks sent with them.
+    def of_values(values: Mapping[str, Any]) -> Instruction:
+        """Read an instruction from plain values.
 
         Raises:
             InputError: If the values do not come from a sifu server.
@@ -100,7 +94,7 @@ class Instruction:
         if not {*keys, "plan"} <= set(values):
             raise InputError("the message was not sent by a sifu server: it names no branch, round and client")
         branch, round_number, client, steps = (int(values[key]) for key in keys)
-        return Instruction(Position(branch, round_number), client, steps, str(values["plan"]), networks)
+        return Instruction(Position(branch, round_number), client, steps, str(values["plan"]))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from sifu.core.spec import Spec
 from sifu.core.spec.regime import penalty_of
 from sifu.core.spec.sections import FeaturesSpec, RidgeSpec
 from sifu.data.feature_maps import CachedFeatures, FeatureMap, fixed_point
-from sifu.data.feature_maps.build import specified_map, texts_as_tokens, tuned_map
+from sifu.data.feature_maps.build import specified_map, texts_as_tokens
 from sifu.engines.plans import Arrays, Instruction, Origin, WirePlan, WireProfile
 from sifu.engines.remote import Blueprint, HeadPlan
 from sifu.engines.sim import (
@@ -38,10 +38,9 @@ from sifu.engines.sim.embedded_clients import OBJECTIVES, count_outputs, input_s
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.float_rounding import ClientSizes, proven_allowance
 from sifu.engines.sim.simulator import training_facts
-from sifu.engines.sim.tuned_engine import TunedFederation, number_format, tuned_model
 from sifu.errors import InputError
 from sifu.theory.closed_form import Rows, Statistics
-from sifu.theory.facts import DRAWN_FROM_SEED, FRESH_COPIES, ClientProfile, clipped_profile
+from sifu.theory.facts import DRAWN_FROM_SEED, FRESH_COPIES, clipped_profile
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.regularity import automatic_rate, certified_rates
 
@@ -86,46 +85,33 @@ def _head_profile(client: ReadyClient, plan: WirePlan) -> WireProfile:
 
 
 @lru_cache(maxsize=32)
-def head_of(client: ReadyClient, plan: WirePlan, outputs: int, number: int = 0) -> ClosedFormFederation:
+def head_of(client: ReadyClient, plan: WirePlan, outputs: int) -> ClosedFormFederation:
     """Return a federation of one client, which computes its statistics and evaluates a head on its data.
 
     Args:
         client: Client with its data.
         plan: Settings sent by the server.
         outputs: Number of outputs of the head.
-        number: Index of the client, which keys its batches if groups tune the network under the head.
     """
     features, ridge = received_map(plan.features, input_shape([client])), RidgeSpec(**json.loads(plan.ridge))
     targets = targets_of(ridge, outputs)
-    if plan.groups:
-        features = tuned = tuned_map(_section(plan.features), features, outputs, plan.groups, plan.stretch)
     fixed = fixed_point(features, targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits)
-    if plan.groups:
-        return TunedFederation([client], tuned, targets, fixed, None, _training(plan), plan.seed, numbers=[number])
     return ClosedFormFederation([client], features, targets, fixed, None)
 
 
-def _asked_head(client: ReadyClient, instruction: Instruction) -> ClosedFormFederation:
-    """Return the federation of `head_of`; its features are computed with the networks in the instruction."""
-    plan = WirePlan.of_text(instruction.plan)
-    head = head_of(reading_tokens(client, plan.features), plan, plan.outputs, instruction.client)
-    if isinstance(head, TunedFederation):
-        layout = head.tuning.layout
-        head.use_networks({group: layout.flatten(arrays) for group, arrays in instruction.networks.items()})
-    return head
+def _asked_head(client: ReadyClient, plan: WirePlan) -> ClosedFormFederation:
+    return head_of(reading_tokens(client, plan.features), plan, plan.outputs)
 
 
 def _blueprint_of_head(
     spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
 ) -> tuple[Blueprint, Spec]:
-    """Return the result of `blueprint` for a closed-form head, possibly on networks that groups tune."""
+    """Return the result of `blueprint` for a closed-form head."""
     ridge, counted = spec.ridge, {profile.outputs for profile in profiles}
     outputs = spec.model.outputs or max(counted)
     if outputs < max(counted) or (ridge.task != "classification" and counted != {outputs}):
         raise InputError(f"model.outputs = {outputs}, but the clients' labels need {sorted(counted)}")
     plan, features = plan_of(spec, outputs), specified_map(spec.features, common_shape(profiles))
-    if plan.groups:
-        features = tuned = tuned_map(spec.features, features, outputs, plan.groups, plan.stretch)
     fixed = fixed_point(
         features, targets_of(ridge, outputs), feature_bits=ridge.feature_bits, target_bits=ridge.target_bits
     )
@@ -148,17 +134,6 @@ def _blueprint_of_head(
         plan.to_text(),
         several=all(profile.several for profile in profiles),
     )
-    if plan.groups:
-        tuning = replace(
-            of_head,
-            layout=tuned_model(tuned.network).layout(number_format(tuned.network)),
-            clients=tuple(ClientProfile(profile.name, profile.samples, spec.local.steps) for profile in profiles),
-            initial_model=lambda branch: tuned.network.flat(),
-            replies=ReplyRules(spec.server.rejected, spec.server.update_bound),
-            evaluates=False,
-            in_order=True,
-        )
-        head = replace(head, tuning=tuning, networks=tuned.networks)
     resolved = replace(spec, **spec.regime.settled(plan.rate, "sum", fixed.features))
     return replace(of_head, head=head), resolved
 
@@ -180,8 +155,6 @@ def plan_of(spec: Spec, outputs: int = 0) -> WirePlan:
         **{name: getattr(spec.local, name) for name in STEPS},
         features=_text(sent.features),
         ridge=_text(sent.ridge),
-        groups=sent.groups,
-        stretch=sent.stretch,
     )
 
 
@@ -237,10 +210,7 @@ class ReadyClient:
         """Return the trained model and the client's number of samples. The client's index keys the batches."""
         plan = WirePlan.of_text(instruction.plan)
         client = reading_tokens(self, plan.features)
-        head = head_of(client, plan, plan.outputs, instruction.client) if plan.groups else None
-        federation = (
-            head.tuning if isinstance(head, TunedFederation) else _federation_of(client, plan, instruction.client)
-        )
+        federation = _federation_of(client, plan, instruction.client)
         start = federation.layout.flatten(model)
         moved = federation.local_models(start, instruction.position, np.array([0]), instruction.steps)[0]
         return dict(federation.layout.unflatten(moved)), federation.clients[0].samples
@@ -249,7 +219,7 @@ class ReadyClient:
         """Return the numbers of samples and of correct predictions, and the summed loss, on the client's data."""
         plan = WirePlan.of_text(instruction.plan)
         federation: Engine = (
-            _asked_head(self, instruction)
+            _asked_head(self, plan)
             if plan.ridge
             else _federation_of(reading_tokens(self, plan.features), plan, instruction.client)
         )
@@ -261,7 +231,7 @@ class ReadyClient:
         plan = WirePlan.of_text(instruction.plan)
         if not plan.ridge:
             raise InputError(f"statistics need a closed-form head, but the model of this plan is {plan.model!r}")
-        head = _asked_head(self, instruction)
+        head = _asked_head(self, plan)
         sent = head.sent_by(0)
         return sent, Origin(sent.samples, head.facts.features, sent.fixed.describe())
 

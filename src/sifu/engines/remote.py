@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.closed_form_engine import GroupNetwork
 from sifu.core.engine import (
     Evaluation,
     Incident,
@@ -64,14 +63,11 @@ class HeadPlan:
     """Configuration of a closed-form head.
 
     `fixed` is the number format of the statistics, and `relative_penalty` the ratio r that defines lambda (None for
-    cross-validation). If groups tune the network under the head, `tuning` is the training configuration of a group, and
-    `networks` returns the tuned parameters of the networks that compute the features.
+    cross-validation).
     """
 
     fixed: FixedPoint
     relative_penalty: float | None
-    tuning: Blueprint | None = None
-    networks: Callable[[Sequence[GroupNetwork]], Mapping[int, Vector]] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,8 +76,7 @@ class Blueprint:
 
     `rounding` bounds the floating-point error of a round, given the norm of its starting model and its participants
     (None if no bound is proven). `plan` is part of every message. `several` means that all clients can evaluate several
-    models per message. `head` is set if clients send statistics for a closed-form head instead of models. `in_order`
-    means that models are averaged in the order of the embedded engine, so that both engines compute identical means.
+    models per message. `head` is set if clients send statistics for a closed-form head instead of models.
 
     The remaining fields serve clients that were not written for sifu. `carried` holds integer arrays that accompany the
     model unchanged. `config` is added to every message; evaluations use `evaluate_config` instead if it is given.
@@ -104,7 +99,6 @@ class Blueprint:
     metrics: MetricNames = MetricNames()
     evaluates: bool = True
     head: HeadPlan | None = None
-    in_order: bool = False
 
 
 class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRounds, LosesRounds):
@@ -303,5 +297,4 @@ class OpenRound(RemoteRound):
         return replace(average, rounding=rounding)
 
     def _average_models(self, setup: RoundSetup, accepted: AcceptedModels) -> Average:
-        samples, in_order = self.samples[accepted.participants], self._engine.blueprint.in_order
-        return average_replies(accepted.models, setup.start, samples, setup.want_gram, in_order=in_order)
+        return average_replies(accepted.models, setup.start, self.samples[accepted.participants], setup.want_gram)

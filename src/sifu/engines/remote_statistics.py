@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.closed_form_engine import GroupNetwork, MaskedStatisticsEngine, MaskedSum, TunedEngine
-from sifu.core.engine import Incident, Position, Reason, Rejection, RoundResult
-from sifu.core.layout import Vector
+from sifu.core.closed_form_engine import MaskedStatisticsEngine, MaskedSum
+from sifu.core.engine import Position, Reason, Rejection, RoundResult
 from sifu.core.round import RoundSetup
 from sifu.engines.masks import refused_keys
 from sifu.engines.plans import Origin, Sent
@@ -194,54 +193,3 @@ class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):
                 "where each client's statistics are checked"
             )
         return statistics
-
-
-class TunedRemoteStatistics(RemoteStatistics, TunedEngine):
-    """Base class of engines in which the members of each group tune the group's network.
-
-    Later messages contain only the tuned parameters of the networks. `leave_out` excludes clients from tuning and from
-    statistics.
-    """
-
-    tuning: RemoteFederation
-
-    @property
-    def facts(self) -> TrainingFacts:
-        """Training facts, including the assumptions of the groups' rounds."""
-        facts, tuning = super().facts, self.tuning.facts.outside
-        return replace(facts, outside=(*facts.outside, *(what for what in tuning if what not in facts.outside)))
-
-    def tuning_blueprint(self) -> Blueprint:
-        """Return the training configuration of a group.
-
-        Raises:
-            InputError: If no group tunes the network under the head.
-        """
-        if self._head.tuning is None:
-            raise InputError("the features of these clients come from a network that no group tunes")
-        return self._head.tuning
-
-    @abstractmethod
-    def _send_networks(self, networks: Mapping[int, Vector]) -> None:
-        """Include the groups' networks in every later message that asks for statistics or an evaluation."""
-
-    def use_backbones(self, backbones: Sequence[GroupNetwork]) -> None:
-        """Compute features with these networks from now on."""
-        assert self._head.networks is not None  # heads on tuned networks always define `networks`
-        networks = self._head.networks(backbones)
-        self._send_networks({group: networks[group] for group in sorted(networks)})
-
-    def renew(self, blueprint: Blueprint) -> None:
-        """Continue with a blueprint in which additional clients follow the present ones."""
-        super().renew(blueprint)
-        self.tuning.renew(self.tuning_blueprint())
-
-    def leave_out(self, clients: Iterable[int]) -> None:
-        """Exclude these clients from tuning and from statistics."""
-        chosen = list(clients)
-        super().leave_out(chosen)
-        self.tuning.leave_out(chosen)
-
-    def take_incidents(self) -> list[Incident]:
-        """Return the incidents of tuning and of statistics since the last call, and clear them."""
-        return [*self.tuning.take_incidents(), *super().take_incidents()]

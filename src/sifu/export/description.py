@@ -23,7 +23,6 @@ from sifu.data.table_coding import TableCoding
 from sifu.data.table_keys import split_names
 from sifu.errors import InputError
 from sifu.run.clients_and_engine import takes_rows
-from sifu.store.projection import GroupModelRow
 from sifu.store.reader import RunReader
 from sifu.store.release_files import releases
 from sifu.version import FORMAT, __version__
@@ -36,22 +35,12 @@ def description_path(model: Path) -> Path:
     return model.with_name(f"{model.name}.json")
 
 
-def networks_of_head(reader: RunReader) -> list[GroupModelRow]:
-    """Return the groups' networks that the current head uses, or an empty list if no network is tuned."""
-    whole = next((row for row in reader.statistics().values() if row.is_sum), None)
-    groups = reader.group_models()
-    return [groups[node] for node in whole.trunks] if whole else []
-
-
-def describe(
-    reader: RunReader, content: bytes, networks: bytes | None = None, given: Sequence[int] | None = None
-) -> dict[str, Any]:
+def describe(reader: RunReader, content: bytes, given: Sequence[int] | None = None) -> dict[str, Any]:
     """Return the description of a run's current model.
 
     Args:
         reader: Reader of the run.
         content: Safetensors bytes of the model.
-        networks: Safetensors bytes of the model's tuned networks, or None if no network is tuned.
         given: Shape of one sample, if the clients were passed from Python.
     """
     spec, layout = Spec.from_mapping(reader.spec), reader.layout
@@ -73,14 +62,6 @@ def describe(
         "classes": list(coding.class_names) or None if coding else None,
         "features": features,
         "features_digest": str(reader.facts.get("features", "")),
-        "networks": {
-            "groups": spec.groups.count,
-            "stretch": spec.groups.stretch,
-            "samples": {str(row.grp): row.samples for row in networks_of_head(reader)},
-            "sha256": hashlib.sha256(networks).hexdigest(),
-        }
-        if networks is not None
-        else None,
         "data": spec.data.name,
         "input_shape": _input_shape(spec, stored),
         "stored": stored,
@@ -109,23 +90,6 @@ def read_description(path: Path) -> dict[str, Any]:
     return content  # type: ignore[no-any-return]
 
 
-MOST_GROUPS = 1 << 20
-
-
-def _are_networks(tuned: dict[str, Any]) -> bool:
-    """Return whether the description of tuned networks has the format of an export."""
-    samples = tuned["samples"]
-    return (
-        isinstance(tuned["sha256"], str)
-        and type(tuned["groups"]) is int
-        and 0 < tuned["groups"] <= MOST_GROUPS
-        and type(tuned["stretch"]) in (int, float)
-        and bool(samples)
-        and all(group.isascii() and group.isdecimal() and len(group) < 10 for group in samples)
-        and all(type(count) is int and 0 < count < 1 << 53 for count in samples.values())
-    )
-
-
 def _is_whole(content: dict[str, Any]) -> bool:
     """Return whether all fields that are needed to use a model have the format of an export."""
     texts = ("model", "dtype", "data", "normalise", "features_digest", "sha256")
@@ -137,7 +101,6 @@ def _is_whole(content: dict[str, Any]) -> bool:
         and all(isinstance(content[key], dict) for key in objects)
         and all(content[key] is None or _is_list_of(content[key], kind) for key, kind in lists.items())
         and (stored is None or (_is_list_of(stored["shape"], int) and type(stored["bytes"]) is bool))
-        and (content.get("networks") is None or _are_networks(content["networks"]))
         and (content["table"] is None or TableCoding.from_mapping(content["table"]).label != "")
         and content["dtype"] in ("float32", "float64")
         and isinstance(content["features"].get("kind"), str)

@@ -14,7 +14,7 @@ from sifu.core.allowed_code import allow_code
 from sifu.core.operator_words import PYTHON, way_to_go_on
 from sifu.core.spec import Spec
 from sifu.errors import InputError, RunDamagedError, SifuWarning
-from sifu.export.description import describe, description_path, networks_of_head, read_bytes, read_description
+from sifu.export.description import describe, description_path, read_bytes, read_description
 from sifu.requests.what_remains import note_export
 from sifu.run.given import ModelGiven, as_model
 from sifu.run.run_engines import RunEngines
@@ -30,27 +30,6 @@ if TYPE_CHECKING:
 
     from sifu.engines.sim.models import Model
     from sifu.export.loaded_model import LoadedModel
-
-
-def networks_path(model: Path) -> Path:
-    """Return the path of the file with the tuned networks that compute the features of an exported model."""
-    return model.with_name(f"{model.name}.networks")
-
-
-def networks_bytes(reader: RunReader) -> bytes | None:
-    """Return the safetensors bytes of the parameters that groups tuned, or None if no network is tuned.
-
-    The arrays are named GROUP/NAME. All other parameters are in the public network.
-    """
-    from safetensors.numpy import save
-
-    if not Spec.from_mapping(reader.spec).regime.tunes:
-        return None
-    arrays = {}
-    for row in networks_of_head(reader):
-        for name, values in reader.group_layout.unflatten(reader.load_model(row.node)).items():
-            arrays[f"{row.grp}/{name}"] = np.ascontiguousarray(values)
-    return save(arrays)
 
 
 LARGEST_MODEL = 4 << 30
@@ -86,9 +65,7 @@ def load_model(path: str | Path, *, module: str | ModelGiven | None = None) -> L
         allow_code(module)  # naming a module is the caller's consent
     from sifu.export.loaded_model import LoadedModel  # this import needs torch
 
-    tuned = description.get("networks")
-    networks = _tensors(networks_path(model), tuned["sha256"], description_path(model).name) if tuned else None
-    return LoadedModel(parameters, description, networks, own)
+    return LoadedModel(parameters, description, own)
 
 
 def _own_model(model: Path, module: str | ModelGiven | None) -> Model | None:
@@ -127,9 +104,7 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
     spec, content = Spec.from_mapping(reader.spec), released_bytes(reader)
     if not target.parent.is_dir():
         raise InputError(f"there is no folder {target.parent} to write {target.name} into")
-    with blaming_damage(reader):
-        networks = networks_bytes(reader)
-    description = describe(reader, content, networks, _shape_given(spec, given))
+    description = describe(reader, content, _shape_given(spec, given))
     _warn_of_batches(spec, reader)
     if target.suffix.lower() == ".onnx":
         import torch
@@ -147,8 +122,6 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
         write_atomically(target, graph)
     else:
         write_atomically(target, content)
-        if networks is not None:
-            write_atomically(networks_path(target), networks)
         write_atomically(description_path(target), json.dumps(description, indent=1).encode() + b"\n")
     note_export(reader.folder, released_node(reader) or reader.tip, target)
     return target
@@ -159,12 +132,11 @@ def released_module(reader: RunReader, model: ModelGiven | None) -> nn.Module:
     from safetensors.numpy import load
 
     content = released_bytes(reader)
-    networks = networks_bytes(reader)
-    description = describe(reader, content, networks)
+    description = describe(reader, content)
     if description["model"] != PYTHON:
         from sifu.export.loaded_model import LoadedModel
 
-        return LoadedModel(load(content), description, None if networks is None else load(networks))
+        return LoadedModel(load(content), description)
     own = as_model(model)
     if own is None:
         raise InputError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from sifu.core.closed_form_engine import GroupNetwork
 from sifu.core.layout import ModelLayout
 from sifu.core.operator_words import PYTHON
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, Spec
 from sifu.core.spec.sections import HEAD_KINDS, ROW_KINDS, FeaturesSpec
 from sifu.data.dataset import scale_features
 from sifu.data.feature_maps import FeatureMap
-from sifu.data.feature_maps.build import texts_as_tokens, tuned_map
+from sifu.data.feature_maps.build import texts_as_tokens
 from sifu.data.feature_maps.row_maps import LARGEST_INPUT
 from sifu.data.npz import REAL_KINDS, read_arrays
 from sifu.data.sources import scale_of
@@ -76,21 +75,12 @@ class LoadedModel(nn.Module):
     Args:
         parameters: Arrays of the model file.
         description: Content of its description file.
-        networks: Arrays of the tuned networks that compute its features.
         own: The user's own model, or None for a built-in model.
     """
 
-    def __init__(
-        self,
-        parameters: dict[str, Array],
-        description: dict[str, Any],
-        networks: dict[str, Array] | None = None,
-        own: Model | None = None,
-    ) -> None:
+    def __init__(self, parameters: dict[str, Array], description: dict[str, Any], own: Model | None = None) -> None:
         super().__init__()
         self.description = description
-        self.networks = networks or {}
-        """Parameters that groups tuned in the network that computes features, by GROUP/NAME."""
         self.network = _network(parameters, description, own)
         self.decides_as = self.kind if own is None else own.kind
         mixes = any(isinstance(part, _NormBase) for part in self.network.modules())
@@ -233,7 +223,7 @@ class LoadedModel(nn.Module):
             return samples
         shape = tuple(samples.shape[1:])
         if shape not in self._maps:
-            self._maps[shape] = described_map(self.description, self.networks, shape)
+            self._maps[shape] = described_map(self.description, shape)
         mapping = self._maps[shape]
         rows = [features for _, features in mapping.chunks(samples.detach().cpu().numpy())]
         return torch.from_numpy(np.concatenate(rows) if rows else np.zeros((0, mapping.features))).to(samples)
@@ -283,39 +273,17 @@ class LoadedModel(nn.Module):
         return [int(self.network.get_parameter("1.weight").shape[1])] if self.kind == "mlp" else None
 
 
-def described_map(description: dict[str, Any], networks: Mapping[str, Array], shape: tuple[int, ...]) -> FeatureMap:
-    """Return the feature map that a description names, including the networks that groups tuned.
+def described_map(description: dict[str, Any], shape: tuple[int, ...]) -> FeatureMap:
+    """Return the feature map that a description names.
 
     Args:
         description: Description of the model.
-        networks: Arrays of the tuned networks.
         shape: Shape of one sample.
 
     Raises:
         InputError: If the map differs from the map that the model was trained on.
     """
-    described = description["features"]
-    public = _public_features(described)
-    mapping, tuned = map_for(public, shape), description.get("networks")
-    if tuned is not None:
-        groups, stretch = int(tuned["groups"]), float(tuned["stretch"])
-        through = tuned_map(
-            replace(public, tune=described["tune"]), mapping, int(description["outputs"]), groups, stretch
-        )
-        names = [name for name, _ in through.network.named_parameters()]
-        lacking = [
-            f"{group}/{name}" for group in tuned["samples"] for name in names if f"{group}/{name}" not in networks
-        ]
-        if lacking:
-            raise InputError(f"the file of networks lacks {lacking[0]!r}, which the description needs: export again")
-        mapping = through.with_backbones(
-            [
-                GroupNetwork(
-                    int(group), int(samples), np.concatenate([networks[f"{group}/{name}"].ravel() for name in names])
-                )
-                for group, samples in tuned["samples"].items()
-            ]
-        )
+    mapping = map_for(_public_features(description["features"]), shape)
     if mapping.digest() != description["features_digest"]:
         raise InputError(
             f"the feature map for samples of shape {shape} is not the one that the model was trained on (digest "
@@ -326,11 +294,8 @@ def described_map(description: dict[str, Any], networks: Mapping[str, Array], sh
 
 
 def _public_features(section: dict[str, Any]) -> FeaturesSpec:
-    """Return the section `[features]` of a description, without tuning.
-
-    A spec with `tune` would need groups and a head, which the description holds in other fields.
-    """
-    return Spec.from_mapping({"features": section | {"tune": "none"}}).features
+    """Return the section `[features]` of a description."""
+    return Spec.from_mapping({"features": section}).features
 
 
 def _tensor(x: Any) -> Tensor:

@@ -214,7 +214,7 @@ def _features(model: LoadedModel, shape: tuple[int, ...]) -> nn.Module | None:
         return None
     if description["features"]["kind"] == "transformers" and len(description["input_shape"] or ()) != 3:
         raise InputError(f"the tokenizer of a text cannot be part of an ONNX graph: {INSTEAD}")
-    mapping: FeatureMap = described_map(description, {}, tuple(shape))
+    mapping: FeatureMap = described_map(description, tuple(shape))
     if isinstance(mapping, PlainInputs | RandomFourier):
         return RowMap(mapping)
     if not isinstance(mapping, NetworkFeatures):

@@ -74,11 +74,7 @@ def verdict(data: ReportData) -> str:
             text += f" The model was trained for {counted(data.training_rounds, 'round')}."
     if data.status.groups:
         count, finished = len(data.status.groups), sum(group.finished for group in data.status.groups)
-        text += (
-            f" {finished:,} of {counted(count, 'group')} of clients have a tuned network."
-            if data.status.closed_form
-            else f" Clients trained separately in {count:,} groups at first; a request can merge {finished:,} of them."
-        )
+        text += f" Clients trained separately in {count:,} groups at first; a request can merge {finished:,} of them."
     return text.strip()
 
 

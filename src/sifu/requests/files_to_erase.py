@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sifu.choices import Retention
-from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
-from sifu.core.spec.sections import FeaturesSpec
+from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.run.group_state import contains_any, nodes_always_kept
 from sifu.run.run_view import RunView
-from sifu.store.own_statistics import OwnStatistics, can_be_used
+from sifu.store.own_statistics import OwnStatistics
 from sifu.store.statistics_files import StatisticsRow, UpdatesRow, read_statistics, write_sum
 from sifu.store.writer import RunWriter
-from sifu.theory.closed_form.blocks import drop, parts_of_rows, parts_through
 from sifu.theory.closed_form.sums import RunningSum
 from sifu.theory.rollback import Exposure, Subject, depths_to_erase
 
@@ -122,36 +119,21 @@ def forgetting_models(view: RunView, clients: Sequence[int], available: set[int]
 
 @dataclass(frozen=True)
 class SumLeft:
-    """Sum of the statistics of `clients` that replaces the erased sum `made_of`.
-
-    `trunks` holds the nodes of the networks that compute the features of the new sum.
-    """
+    """Sum of the statistics of `clients` that replaces the erased sum `made_of`."""
 
     made_of: StatisticsRow
     clients: tuple[int, ...]
-    trunks: tuple[int, ...]
 
 
-def statistics_to_erase(
-    stored: Iterable[StatisticsRow], gone: Collection[int], networks: Collection[int]
-) -> tuple[str, ...]:
-    """Return the `stored` files with statistics of the clients `gone`, or with features from the erased `networks`."""
-    left, erased = set(gone), set(networks)
-    return tuple(sorted(row.file for row in stored if left & set(row.clients) or erased & set(row.trunks)))
+def statistics_to_erase(stored: Iterable[StatisticsRow], gone: Collection[int]) -> tuple[str, ...]:
+    """Return the `stored` files with statistics of the clients `gone`."""
+    return tuple(sorted(row.file for row in stored if set(gone) & set(row.clients)))
 
 
-def sum_left(
-    stored: Iterable[StatisticsRow], gone: Collection[int], networks: Collection[int], features: FeaturesSpec
-) -> SumLeft | None:
-    """Describe the sum of statistics without the clients `gone` and without the blocks of erased `networks`.
+def sum_left(stored: Iterable[StatisticsRow], gone: Collection[int]) -> SumLeft | None:
+    """Describe the sum of the `stored` statistics without the clients `gone`.
 
-    A client is removed by subtraction, so all parts of its own statistics must be stored.
-
-    Args:
-        stored: Stored files of statistics.
-        gone: Clients that are forgotten.
-        networks: Nodes of networks that are erased.
-        features: The features section of the spec.
+    A client is removed by subtraction, so its own statistics must be stored.
 
     Returns:
         The new sum, or None if no sum is stored, no client remains, or the stored sum can stay or cannot be reduced.
@@ -162,22 +144,11 @@ def sum_left(
         return None
     leaving = set(whole.clients) & set(gone)
     clients = tuple(sorted(set(whole.clients) - leaving))
-    backbones = tuple(node for node in whole.trunks if node not in set(networks))
-    changed = backbones != whole.trunks
-    if not clients or not (leaving or changed) or (changed and features.tune == "merge"):
-        return None
-    parts = parts_through(range(len(whole.trunks)))
-    in_parts = features.tune == "blocks"
-    needed = {False: len(parts) if in_parts else 1, True: len(parts_of_rows(parts)) if in_parts else 1}
-    own = (row for row in rows if not row.is_sum and can_be_used(row, whole.trunks))
-    available = Counter((row.clients[0], row.is_rows) for row in own)
-    can_subtract = all(any(available[client, form] == needed[form] for form in needed) for client in leaving)
-    return SumLeft(whole, clients, backbones) if can_subtract else None
+    own = {row.clients[0] for row in rows if not row.is_sum}
+    return SumLeft(whole, clients) if clients and leaving and leaving <= own else None
 
 
-def write_sum_left(
-    writer: RunWriter, view: RunView, gone: Collection[int], networks: Collection[int], node: int
-) -> list[dict[str, Any]]:
+def write_sum_left(writer: RunWriter, view: RunView, gone: Collection[int], node: int) -> list[dict[str, Any]]:
     """Write the sum that `sum_left` describes; return a list with its row, for the event that records `node`.
 
     The list is empty if there is no such sum.
@@ -186,23 +157,18 @@ def write_sum_left(
         writer: Writer of the run.
         view: Current view of the run.
         gone: Clients that are forgotten.
-        networks: Nodes of networks that are erased.
         node: Last node that the next event records.
     """
     rows = list(writer.statistics().values())
-    left = sum_left(rows, gone, networks, view.spec.features)
+    left = sum_left(rows, gone)
     if left is None:
         return []
-    fixed, groups = recorded_fixed_point(view.spec, writer.layout), writer.group_models()
-    blocks = recorded_blocks(view.spec, writer.layout) if view.spec.features.tune == "blocks" else None
-    own = OwnStatistics.among(rows, fixed, blocks, {groups[backbone].grp: backbone for backbone in left.made_of.trunks})
+    fixed = recorded_fixed_point(view.spec, writer.layout)
+    own = OwnStatistics.among(rows, fixed)
     running = RunningSum(fixed, read_statistics(writer.folder, left.made_of, fixed), in_place=True)
     for client in sorted(set(left.made_of.clients) & set(gone)):
-        running.subtract(own.read(writer.folder, client, own.parts()))
+        running.subtract(own.read(writer.folder, client))
     statistics = running.statistics()
-    dropped = [groups[backbone].grp for backbone in left.made_of.trunks if backbone not in left.trunks]
-    if blocks is not None and dropped:
-        statistics = drop(statistics, blocks, dropped)
-    row = write_sum(writer.folder, node, left.clients, statistics, seed=writer.salt_seed(), backbones=left.trunks)
+    row = write_sum(writer.folder, node, left.clients, statistics, seed=writer.salt_seed())
     writer.written_sum = row["digest"], statistics
     return [row]

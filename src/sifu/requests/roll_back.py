@@ -19,7 +19,6 @@ from sifu.requests.certification import committed_model
 from sifu.requests.files_to_erase import nodes_to_erase, statistics_to_erase, updates_to_erase, write_sum_left
 from sifu.run.group_state import merge_rows
 from sifu.run.psi_of_everyone import track_everyone
-from sifu.run.regimes import behaviour_of
 from sifu.run.run_view import RunView, evaluation_row, measures_training_rows
 from sifu.run.training import LARGEST_PSI, largest_psi
 from sifu.store.actors import actor_name
@@ -86,9 +85,8 @@ class RollBack:
         """Record the rollback in the ledger."""
         rows, models, updates, evaluations = self._rows(), self._models(), self._updates(), self._evaluations()
         gone = {client for subject in self.plan.subjects for client in subject.clients}
-        networks = behaviour_of(self.view).networks_among(self.erased_models)
-        dropped_statistics = statistics_to_erase(self.writer.statistics().values(), gone, networks)
-        statistics = write_sum_left(self.writer, self.view, gone, networks, self.noise_node)
+        dropped_statistics = statistics_to_erase(self.writer.statistics().values(), gone)
+        statistics = write_sum_left(self.writer, self.view, gone, self.noise_node)
         rolled_back = NewEvent(
             "rolled back",
             self._payload(),

@@ -32,7 +32,7 @@ from sifu.requests.request_record import row_of
 from sifu.requests.roll_back import RollBack
 from sifu.run.coupled_replay import retrain_unrecorded
 from sifu.run.few_clients import consequences, staying_without
-from sifu.run.group_state import groups_to_build, has_groups, use_backbones_of_head
+from sifu.run.group_state import groups_to_build, has_groups
 from sifu.run.group_training import GroupTraining
 from sifu.run.regimes import behaviour_of
 from sifu.run.run_view import ACTIVE, RunView
@@ -170,7 +170,6 @@ class Worker:
                 if until_message:
                     break
             view = RunView(self.writer)
-        self._complete_head()
         return count
 
     def recover(self, until_message: bool = False) -> int:
@@ -299,7 +298,6 @@ class Worker:
             staying = staying_without(view, row.terms.clients, records=bool(row.terms.records))
             for warning in consequences(view, staying):
                 log.warning("request %s: %s", row.request, warning)
-            use_backbones_of_head(self.engine, self.writer)
             rate, engine = self._recomputed_rate(view, plan)
             start = method.starting_model(view, plan, engine)
         RollBack(self.writer, self.engine, view, plan, row.request, start, rate).record()

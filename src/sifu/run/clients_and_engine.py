@@ -273,35 +273,27 @@ def closed_form_engine(
         spec: Spec of the run.
         clients: Clients with their data.
         model: Not used.
-        numbers: Indices that key the clients' mini-batches if groups tune the network under the head, and some clients
-            of a run are left out.
+        numbers: Not used.
     """
     from sifu.data.feature_maps import fixed_point
+    from sifu.engines.sim.embedded_heads import ClosedFormFederation
 
-    ridge, groups = spec.ridge, spec.groups
+    ridge = spec.ridge
     outputs, from_labels = _outputs_of_head(spec, clients)
     targets, features = targets_of(ridge, outputs), map_of(spec, clients)
     assert features is not None  # a closed-form head always has a map
-    if spec.regime.tunes:
-        from sifu.data.feature_maps.build import tuned_map
-
-        features = tuned = tuned_map(spec.features, features, outputs, groups.count, groups.stretch)
     fixed = fixed_point(features, targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits)
     penalty = penalty_of(ridge, fixed.features)
-    facts: dict[str, Any] = {
-        "preprocessing": preprocessing_of(spec),
-        "declared": features.is_declared,
-        "from_labels": from_labels,
-    }
-    if spec.regime.tunes:
-        from sifu.engines.sim.tuned_engine import TunedFederation
-
-        plan = local_training(spec, float(spec.local.rate)), spec.seed
-        engine: Engine = TunedFederation(clients, tuned, targets, fixed, penalty, *plan, numbers=numbers, **facts)
-    else:
-        from sifu.engines.sim.embedded_heads import ClosedFormFederation
-
-        engine = ClosedFormFederation(clients, features, targets, fixed, penalty, **facts)
+    engine = ClosedFormFederation(
+        clients,
+        features,
+        targets,
+        fixed,
+        penalty,
+        preprocessing=preprocessing_of(spec),
+        declared=features.is_declared,
+        from_labels=from_labels,
+    )
     return engine, replace(spec, **spec.regime.settled(0.0, features=fixed.features))
 
 

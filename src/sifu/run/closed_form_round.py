@@ -5,10 +5,6 @@ sum plus the statistics of clients that joined, minus the statistics of clients 
 forgetting costs the same for any number of clients. If only the sum is kept, all clients are asked again after a client
 left and, with masked statistics, after one joined. A client that does not answer is left out of the head until a later
 solve.
-
-If groups tune the network, clients compute their statistics from the features of the current networks (docs/theory.md,
-section 15.5). Statistics from other networks cannot be used: after a network is rebuilt, every client sends its
-statistics once. With blocks, only the parts that use the rebuilt network are asked for; the others are kept.
 """
 
 from __future__ import annotations
@@ -16,32 +12,27 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 
-from sifu.core.closed_form_engine import (
-    MaskedStatisticsEngine,
-    StatisticsEngine,
-    places_of_head,
-)
+from sifu.core.closed_form_engine import MaskedStatisticsEngine, StatisticsEngine
 from sifu.core.engine import LacksData, Position, Rejection, ShowsSamples, evaluate_present
 from sifu.core.round_stream import StreamedRound
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
-from sifu.run.group_state import current_networks, has_groups, own_statistics, use_backbones
+from sifu.run.kept_statistics import own_statistics
 from sifu.run.releases import is_due, publish
 from sifu.run.run_view import measures_training_rows
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining
 from sifu.store.files import uninterrupted
-from sifu.store.own_statistics import OwnStatistics, can_be_used
-from sifu.store.projection import GroupModelRow, NewEvent
+from sifu.store.own_statistics import OwnStatistics
+from sifu.store.projection import NewEvent
 from sifu.store.reader import plain_name
 from sifu.store.statistics_files import StatisticsRow, read_statistics, write_sum
-from sifu.theory.closed_form import Rows, Statistics, total
-from sifu.theory.closed_form.blocks import Part, head_at
+from sifu.theory.closed_form import Rows, Statistics, fit_head, total
 from sifu.theory.closed_form.sums import RunningSum
 
 log = logging.getLogger(__name__)
@@ -84,11 +75,10 @@ class RecordedSolve(RecordedTraining):
             RoundRejectedError: If its statistics are refused for another reason.
         """
         engine, held = cast("StatisticsEngine", self.engine), dict[int, Statistics | Rows]()
-        use_backbones(self.engine, self.writer, self._backbone_rows)
         new = range(len(self.view.clients), len(self.engine.clients))
         if isinstance(engine, MaskedStatisticsEngine) or not new:
             return held
-        whole = next((row for row in self.writer.statistics().values() if row.is_sum and self._is_through(row)), None)
+        whole = next((row for row in self.writer.statistics().values() if row.is_sum), None)
         if self._keeps or whole is not None:
             self._check_features(own_statistics(self.view), None if self._keeps else whole)
         result, size = RunningSum(engine.fixed), 0
@@ -179,35 +169,11 @@ class RecordedSolve(RecordedTraining):
 
     def _is_theirs(self) -> bool:
         """Return whether the current model is the head of exactly the active clients that were not refused."""
-        theirs = self._tip.kind == "round" and not self.missing() and self._taken() <= set(self.active.tolist())
-        return theirs and not self.lacks_networks()
-
-    @cached_property
-    def _backbone_rows(self) -> tuple[GroupModelRow, ...]:
-        """Networks of groups that compute features now."""
-        return current_networks(self.view)
-
-    def _is_through(self, row: StatisticsRow) -> bool:
-        """Return whether the features of these statistics were computed by exactly the current networks."""
-        return row.trunks == tuple(backbone.node for backbone in self._backbone_rows)
-
-    def _is_of_use(self, row: StatisticsRow) -> bool:
-        """Return whether the next sum can use a file; a sum of blocks can be extended by blocks of rebuilt networks."""
-        nodes = [backbone.node for backbone in self._backbone_rows]
-        grows = row.is_sum and self.view.spec.features.tune == "blocks" and set(row.trunks) <= set(nodes)
-        return grows or can_be_used(row, nodes)
-
-    def lacks_networks(self) -> bool:
-        """Return whether the current networks differ from the networks that the current head was solved on."""
-        rows = self.writer.statistics().values()
-        return has_groups(self.view) and not any(row.is_sum and self._is_through(row) for row in rows)
+        return self._tip.kind == "round" and not self.missing() and self._taken() <= set(self.active.tolist())
 
     def _solve(self) -> None:
-        everything = list(self.writer.statistics().values())
-        use_backbones(self.engine, self.writer, self._backbone_rows)
-        backbones = tuple(backbone.node for backbone in self._backbone_rows)
         own = own_statistics(self.view)
-        whole = next((row for row in everything if row.is_sum and self._is_of_use(row)), None)
+        whole = next((row for row in self.writer.statistics().values() if row.is_sum), None)
         gathered, seed = _Gathered(), self.writer.salt_seed()
         statistics = self._sum(own, whole, gathered)
         refused = {self.view.index_of[rejection.client] for rejection in gathered.rejections}
@@ -217,22 +183,20 @@ class RecordedSolve(RecordedTraining):
             raise NoClientResponseError(
                 "no client sent its statistics: nothing was changed; check that the nodes are connected and start again"
             )
-        if gathered.absent and not refused and set(taken.tolist()) == self._taken() and not self.lacks_networks():
+        if gathered.absent and not refused and set(taken.tolist()) == self._taken():
             return  # the same clients are still missing
-        places = places_of_head(self.view.spec, self.writer.layout, own.networks.keys())
-        head = head_at(statistics, places, self.view.regime.penalty)
+        head = fit_head(statistics, self.view.regime.penalty)
         vector = head.weights.ravel()
         if whole is not None and gathered.stored is None and list(whole.clients) == taken.tolist():
             gathered.stored = read_statistics(self.writer.folder, whole, statistics.fixed)
         if whole is not None and list(whole.clients) == taken.tolist() and statistics == gathered.stored:
             digest = whole.digest
         else:
-            row = write_sum(self.writer.folder, self._next, taken.tolist(), statistics, seed=seed, backbones=backbones)
+            row = write_sum(self.writer.folder, self._next, taken.tolist(), statistics, seed=seed)
             digest = row["digest"]
             gathered.rows.append(row)
             if whole is not None:
                 self._pending.dropped_statistics.append(whole.file)
-        self._pending.dropped_statistics += sorted(row.file for row in everything if not self._is_of_use(row))
         self._pending.statistics = gathered.rows
         self._pending.solve = {
             "sum": digest,
@@ -242,8 +206,6 @@ class RecordedSolve(RecordedTraining):
             "bytes_sent": gathered.bytes_sent,
             "left_out": sorted(self.view.left_out),
         }
-        if has_groups(self.view):
-            self._pending.solve["trunks"] = list(backbones)
         if gathered.absent:
             self._pending.solve["absent"] = sorted(gathered.absent)
         # With noise on releases, only a released head is measured: figures of the solved head would leave the folder.
@@ -271,32 +233,23 @@ class RecordedSolve(RecordedTraining):
         if isinstance(engine, MaskedStatisticsEngine):
             return self._masked_sum(engine, whole, wanted, gathered)
         if whole is None:
-            return total(engine.fixed, self._parts(sorted(wanted), own, own.parts(), gathered))
-        groups = [group for group, node in own.networks.items() if node in whole.trunks]
-        kept, there = own.parts(groups), set(whole.clients)
+            return total(engine.fixed, self._statistics_of(sorted(wanted), own, gathered))
+        there = set(whole.clients)
         gathered.stored = result = self._stored_sum(whole)
-        came_back = tuple(part for part in own.parts() if part not in kept)
-        if not self._keeps and (there < wanted or (came_back and there == wanted)):
+        if not self._keeps and there < wanted:
             self._check_features(own, whole)
-        if came_back:
-            sent = total(engine.fixed, self._parts(sorted(there & wanted), own, came_back, gathered))
-            result = result + own.only(sent, came_back)
-        refused = {self.view.index_of[rejection.client] for rejection in gathered.rejections}
-        leaving = there - wanted | there & (gathered.absent | refused)
-        if any(own.lacking(client, kept) for client in leaving):
+        leaving = there - wanted
+        if not leaving <= own.rows.keys():
             # Without the leaving client's statistics the sum cannot be corrected, so everyone is asked again.
-            gathered.rows.clear()
-            gathered.rejections.clear()
-            gathered.absent.clear()
             return self._sum(own, None, gathered)
         if leaving:
             running = RunningSum(engine.fixed, result)
             for client in sorted(leaving):
-                running.subtract(own.read(self.writer.folder, client, kept))
+                running.subtract(own.read(self.writer.folder, client))
             result = running.statistics()
         joining = sorted(wanted - there)
         if joining:
-            result = total(engine.fixed, itertools.chain([result], self._parts(joining, own, own.parts(), gathered)))
+            result = total(engine.fixed, itertools.chain([result], self._statistics_of(joining, own, gathered)))
         return result
 
     def _stored_sum(self, whole: StatisticsRow) -> Statistics:
@@ -311,7 +264,7 @@ class RecordedSolve(RecordedTraining):
     ) -> Statistics:
         """Return the sum over all clients that answer, or the stored sum if nobody left or can be added."""
         statistics = cast("StatisticsEngine", engine)
-        if whole is not None and set(whole.clients) <= wanted and self._is_through(whole):
+        if whole is not None and set(whole.clients) <= wanted:
             new = sorted(wanted - set(whole.clients))
             if not statistics.reachable(new):
                 gathered.absent.update(new)
@@ -345,38 +298,34 @@ class RecordedSolve(RecordedTraining):
             raise _refusal(rejection)
         gathered.rejections.append(rejection)
 
-    def _parts(
-        self, clients: list[int], own: OwnStatistics, parts: Sequence[Part], gathered: _Gathered
+    def _statistics_of(
+        self, clients: list[int], own: OwnStatistics, gathered: _Gathered
     ) -> Iterator[Statistics | Rows]:
         """Yield the statistics of each client: read from disk if they are stored, otherwise requested and written."""
-        engine, seed = cast("StatisticsEngine", self.engine), self.writer.salt_seed()
-        keeps = self._keeps
-        lacking = {client: own.lacking(client, parts) if keeps else tuple(parts) for client in clients}
+        engine, seed, folder = cast("StatisticsEngine", self.engine), self.writer.salt_seed(), self.writer.folder
         for client in clients:
-            if not lacking[client]:
-                yield own.read(self.writer.folder, client, parts)
-        incomplete = [client for client in clients if lacking[client]]
-        if keeps and incomplete:
+            if client in own.rows:
+                yield own.read(folder, client)
+        lacking = [client for client in clients if client not in own.rows]
+        if self._keeps and lacking:
             self._check_features(own)
         held = self.held or {}
-        to_ask = [client for client in incomplete if client not in held]
-        available = ((client, held.pop(client)) for client in incomplete if client in held)
+        to_ask = [client for client in lacking if client not in held]
+        available = ((client, held.pop(client)) for client in lacking if client in held)
         for client, sent in itertools.chain(available, engine.collect(to_ask, self._position)):
             if sent is None:
                 gathered.absent.add(client)
                 continue
             gathered.clients_asked += 1
             if self._progress:
-                self._progress(Progress("statistics", gathered.clients_asked, math.nan, 0.0, len(incomplete), "client"))
+                self._progress(Progress("statistics", gathered.clients_asked, math.nan, 0.0, len(lacking), "client"))
             if isinstance(sent, Rejection):
                 self._refuse(sent, gathered)
                 continue
-            sent = own.in_kept_form(client, sent) if keeps else sent
-            new = own.parts_to_write(client, sent, lacking[client])
-            gathered.bytes_sent += own.bytes_of(sent, new)
-            if keeps:
-                gathered.rows += own.write(self.writer.folder, self._next, client, sent, new, seed)
-            yield own.completed(self.writer.folder, client, sent, parts, lacking[client])
+            gathered.bytes_sent += sent.nbytes
+            if self._keeps:
+                gathered.rows.append(own.write(folder, self._next, client, sent, seed))
+            yield sent
 
     def _check_features(self, own: OwnStatistics, whole: StatisticsRow | None = None) -> None:
         """Refuse a user's module that no longer computes the features that the kept statistics were made of.
@@ -386,24 +335,21 @@ class RecordedSolve(RecordedTraining):
         `whole` is kept, it computes the sum again, provided that the data of all its clients are available.
         """
         engine, folder, clients = cast("StatisticsEngine", self.engine), self.writer.folder, list[int]()
-        parts: Sequence[Part] = ()
         if self.held is not None or not self.view.facts.module or not isinstance(engine, ShowsSamples):
             return
         absent = engine.absent if isinstance(engine, LacksData) else frozenset()
         if whole is None:
             clients = [client for client in self.active.tolist() if client in own.rows and client not in absent][:1]
-            parts = [part for part in own.parts() for client in clients if not own.lacking(client, [part])]
         elif absent.isdisjoint(whole.clients):
             clients = list(whole.clients)
-            parts = own.parts(group for group, node in own.networks.items() if node in whole.trunks)
-        if not parts:
+        if not clients:
             return
-        kept = own.read(folder, clients[0], parts) if whole is None else read_statistics(folder, whole, engine.fixed)
+        kept = own.read(folder, clients[0]) if whole is None else read_statistics(folder, whole, engine.fixed)
         sent = [answer for _, answer in engine.collect(clients, self._position)]
         found = [answer for answer in sent if answer is not None and not isinstance(answer, Rejection)]
         if len(found) < len(clients):
             return
-        before, now = (own.only(total(engine.fixed, some), parts).words.astype(np.float64) for some in ([kept], found))
+        before, now = (total(engine.fixed, some).words.astype(np.float64) for some in ([kept], found))
         away = float(np.linalg.norm(now - before)) / max(float(np.linalg.norm(before)), 1.0)
         if not away <= SAME_STATISTICS:
             whose = f"client {plain_name(self.writer, clients[0])!r}" if whole is None else "all clients"

@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
-from sifu.core.closed_form_engine import GroupNetwork, StatisticsEngine, TunedEngine, places_of_head
+from sifu.core.closed_form_engine import StatisticsEngine
 from sifu.core.engine import Engine, Position, RoundResult
 from sifu.core.layout import Vector
 from sifu.core.round import add_noise, noise_source
@@ -21,18 +21,9 @@ from sifu.run.run_view import RunView
 from sifu.run.training import Progress, ProgressCallback
 from sifu.store.reader import RunReader
 from sifu.theory.closed_form import FixedPoint, Rows, Statistics, total
-from sifu.theory.closed_form.blocks import head_at
-from sifu.theory.facts import ON_A_REPEATING_GPU
 from sifu.theory.history import PathNode
 from sifu.theory.merging import merge, move_on
 from sifu.theory.participation import ClientIndices
-
-
-class SolvedAgain(NamedTuple):
-    """A head, and the sum of statistics that it was solved from."""
-
-    model: Vector
-    statistics: Statistics
 
 
 class EngineWithout:
@@ -49,13 +40,8 @@ class EngineWithout:
         self.layout, self.facts, self.clients = engine.layout, engine.facts, engine.clients
 
     def must_repeat_bits_of(self, reader: RunReader) -> bool:
-        """Return whether results must have the recorded bits.
-
-        They may differ if the engine is of another kind, or if networks are tuned on a GPU, which may be of another
-        type than the original one.
-        """
-        tunes_on_gpu = self._kind == ON_A_REPEATING_GPU and isinstance(self._engine, TunedEngine)
-        return bool(self._kind == reader.facts["engine"]) and not tunes_on_gpu
+        """Return whether results must have the recorded bits; an engine of another kind may give others."""
+        return bool(self._kind == reader.facts["engine"])
 
     def initial_model(self, branch: int) -> Vector:
         """Return a fresh model of the counterfactual run."""
@@ -65,34 +51,6 @@ class EngineWithout:
         """Run one round among the available `active` clients."""
         result = self._engine.run_round(model, position, self._places(active))
         return replace(result, participants=self._there[result.participants])
-
-    def solved_again(self, reader: RunReader, solve: Mapping[str, Any], clients: ClientIndices) -> SolvedAgain | None:
-        """Repeat the recorded `solve` of a head of `clients` on networks that groups tune.
-
-        The members of each group that are present repeat the group's separate rounds. The head is then solved on the
-        features of the resulting networks (docs/theory.md, section 15.5). Return None if the record of a network was
-        erased.
-
-        Args:
-            reader: Reader of the run.
-            solve: Record of the solve.
-            clients: Clients of the head.
-        """
-        rows, tuned = reader.group_models(), cast("TunedEngine", self._engine)
-        if not set(solve["trunks"]) <= rows.keys():
-            return None
-        groups = ReplayedGroups(EngineWithout(tuned.tuning, self._there), reader, {ACTUAL: ()})
-        models = {node.node: groups.replay(node).model for node in reader.nodes() if node.node in rows}
-        backbones = []
-        for node in solve["trunks"]:
-            members = self._places(np.array(rows[node].members))
-            samples = sum(self.clients[member].samples for member in members.tolist())
-            backbones += [GroupNetwork(rows[node].grp, samples, models[node])] if samples else []
-        tuned.use_backbones(backbones)
-        statistics, spec = self.sum_of(clients), Spec.from_mapping(reader.spec)
-        places = places_of_head(spec, reader.layout, [backbone.group for backbone in backbones])
-        head = head_at(statistics, places, cast("StatisticsEngine", self._engine).relative_penalty)
-        return SolvedAgain(head.weights.ravel(), statistics)
 
     @property
     def fixed(self) -> FixedPoint:

@@ -21,7 +21,7 @@ from sifu.choices import Device, Precision
 from sifu.core.capabilities import check_capabilities
 from sifu.core.engine import ChecksModule, Engine, Position
 from sifu.core.spec import Spec
-from sifu.core.spec.regime import ClosedForm, Regime, TunedNetworks, by_regime
+from sifu.core.spec.regime import ClosedForm, Regime, by_regime
 from sifu.core.spec.sections import NETWORK_FEATURES
 from sifu.errors import InputError
 from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ON_A_REPEATING_GPU, ON_NODES, UNKNOWN, TrainingFacts
@@ -29,7 +29,6 @@ from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ON_A_REPEATING
 if TYPE_CHECKING:
     from sifu.engines.sim import SimulatedFederation
     from sifu.engines.sim.embedded_heads import ClosedFormFederation
-    from sifu.engines.sim.tuned_engine import TunedFederation
 
 WORTH_A_GPU = 2**20
 """Number of values in a round's samples from which `auto` uses the GPU for a linear model.
@@ -70,8 +69,8 @@ def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: 
     """Return the embedded engine itself, or a GPU engine with its model and clients.
 
     `auto` uses the GPU if there is one, it supports the run, and it pays off. It pays off for the package's
-    convolutional networks, networks that compute features, networks that groups tune, and linear models with many
-    samples. A user's module trains on the GPU only with `device` cuda.
+    convolutional networks, networks that compute features, and linear models with many samples. A user's module trains
+    on the GPU only with `device` cuda.
 
     Args:
         engine: The embedded engine.
@@ -115,15 +114,9 @@ def _head_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precisio
     return engine
 
 
-def _tuning_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
-    """Return the engine whose groups tune their networks on the GPU."""
-    return cast("TunedFederation", engine).on(GPU, precision)
-
-
 ON_GPU: dict[type[Regime], Callable[[Engine, Any, Spec, str, str], Engine]] = {
     Regime: _rounds_on_gpu,
     ClosedForm: _head_on_gpu,
-    TunedNetworks: _tuning_on_gpu,
 }
 
 
@@ -143,19 +136,13 @@ OWN_ENGINES = {
     "sifu.engines.sim.embedded_heads.ClosedFormFederation": BY_PARTICIPANTS,
     "sifu.engines.sim.embedded_heads.HeadsOnDevice": ON_A_REPEATING_GPU,
     "sifu.run.kept_statistics.KeptStatistics": BY_PARTICIPANTS,
-    "sifu.engines.sim.tuned_engine.TunedFederation": BY_PARTICIPANTS,
-    "sifu.engines.sim.tuned_engine.TunedOnDevice": ON_A_REPEATING_GPU,
     "sifu.engines.sim.gpu.lane_engine.LaneEngine": BY_LARGEST_CLIENT,
     "sifu.engines.outside.OutsideFederation": ON_NODES,
     "sifu.engines.outside_statistics.OutsideStatistics": ON_NODES,
     "sifu.engines.outside_statistics.MaskedOutsideStatistics": ON_NODES,
-    "sifu.engines.outside_statistics.TunedOutsideStatistics": ON_NODES,
-    "sifu.engines.outside_statistics.MaskedTunedOutsideStatistics": ON_NODES,
     "sifu.engines.flower.flower_engine.FlowerFederation": ON_NODES,
     "sifu.engines.flower.statistics_engine.FlowerStatistics": ON_NODES,
     "sifu.engines.flower.statistics_engine.MaskedFlowerStatistics": ON_NODES,
-    "sifu.engines.flower.statistics_engine.TunedFlowerStatistics": ON_NODES,
-    "sifu.engines.flower.statistics_engine.MaskedTunedFlowerStatistics": ON_NODES,
 }
 """Kind of each engine class: the inputs that determine the last bits of its rounds (docs/theory.md, section 6.6)."""
 METHODS = ("run_round", "run_rounds", "local_updates", "initial_model", "collect")

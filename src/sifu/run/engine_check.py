@@ -31,7 +31,6 @@ from sifu.store.salts import (
 from sifu.theory.facts import (
     BY_LARGEST_CLIENT,
     BY_PARTICIPANTS,
-    ON_A_GPU,
     ON_A_REPEATING_GPU,
     UNKNOWN,
     ClientProfile,
@@ -120,11 +119,9 @@ def check_continues(
         unusable |= _other_samples(reader, built, built.sample_digests, {*without, *unusable, *built.unusable})
     if unusable:
         return unusable
-    # A run begun on a GPU may continue on the CPU. If that GPU did not repeat rounds bit for bit, the run may also
-    # continue on a GPU that does.
-    better = {BY_PARTICIPANTS, ON_A_REPEATING_GPU} if recorded_facts.get("engine") == ON_A_GPU else {BY_PARTICIPANTS}
-    on_a_gpu = (BY_LARGEST_CLIENT, ON_A_GPU, ON_A_REPEATING_GPU)
-    if not (recorded_facts.get("engine") in on_a_gpu and facts.engine in better):
+    # A run begun on a GPU may continue on the CPU.
+    on_a_gpu = recorded_facts.get("engine") in (BY_LARGEST_CLIENT, ON_A_REPEATING_GPU)
+    if not (on_a_gpu and facts.engine == BY_PARTICIPANTS):
         _check_facts(reader.folder, reader.facts, facts, ["engine"])
     # If the data changed, the engine may be unable to bound rounding errors. This check comes last, so that changed
     # data are reported first.

@@ -10,14 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sifu.core.closed_form_engine import GroupNetwork, TunedEngine, recorded_blocks, recorded_fixed_point
-from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.operator_words import unmasked_setting
 from sifu.errors import InputError
 from sifu.run.run_view import RunView
 from sifu.store.history_tables import ParticipationRows
-from sifu.store.own_statistics import OwnStatistics
 from sifu.store.projection import GroupModelRow
 from sifu.store.reader import GROUP_KEY, RunReader
 from sifu.theory.facts import DROPPED_MASKED_ROUND, LEAST_MASKED
@@ -60,39 +57,6 @@ def has_groups(view: RunView) -> bool:
 def are_separate(view: RunView) -> bool:
     """Return whether the groups of the first training are not merged yet."""
     return has_groups(view) and not view.reader.merges()
-
-
-def available_backbones(reader: RunReader) -> tuple[GroupModelRow, ...]:
-    """Return the networks that groups have finished tuning and that are stored, in the order of the groups."""
-    return parts_without(available_group_models(reader), int(reader.spec["groups"]["rounds"]), ())
-
-
-def current_networks(view: RunView) -> tuple[GroupModelRow, ...]:
-    """Return the networks that compute features now, or an empty tuple if groups tune none."""
-    return available_backbones(view.reader) if view.regime.tunes else ()
-
-
-def use_backbones(engine: Engine, reader: RunReader, rows: Iterable[GroupModelRow]) -> None:
-    """Make the engine compute features with these networks of groups, if it solves heads on tuned networks."""
-    if isinstance(engine, TunedEngine):
-        engine.use_backbones([GroupNetwork(row.grp, row.samples, reader.load_model(row.node)) for row in rows])
-
-
-def use_backbones_of_head(engine: Engine, reader: RunReader) -> None:
-    """Make the engine compute features with the stored networks that the current head was solved on."""
-    if isinstance(engine, TunedEngine):
-        whole = next((row for row in reader.statistics().values() if row.is_sum), None)
-        wanted = whole.trunks if whole else ()
-        use_backbones(engine, reader, [row for row in available_backbones(reader) if row.node in wanted])
-
-
-def own_statistics(view: RunView) -> OwnStatistics:
-    """Return the clients' stored statistics for features of the current networks."""
-    spec, layout = view.spec, view.reader.layout
-    blocks = recorded_blocks(spec, layout) if spec.features.tune == "blocks" else None
-    networks = {row.grp: row.node for row in current_networks(view)}
-    rows = view.reader.statistics().values()
-    return OwnStatistics.among(rows, recorded_fixed_point(spec, layout), blocks, networks)
 
 
 def members_now(view: RunView) -> list[list[int]]:
@@ -159,8 +123,8 @@ FRESH_NODE = 0
 
 def nodes_always_kept(reader: RunReader) -> frozenset[int]:
     """Return the nodes that no request erases: the fresh model if merges are stretched from it, otherwise none."""
-    groups, tuned = reader.spec["groups"], reader.spec["features"].get("tune", "none") != "none"
-    return frozenset({FRESH_NODE} if groups["count"] and groups["stretch"] != 1.0 and not tuned else ())
+    groups = reader.spec["groups"]
+    return frozenset({FRESH_NODE} if groups["count"] and groups["stretch"] != 1.0 else ())
 
 
 def merged_model(reader: RunReader, parts: Sequence[GroupModelRow]) -> Merged:

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.closed_form_engine import TunedEngine
 from sifu.core.engine import Engine, Position
 from sifu.core.layout import Vector
 from sifu.core.round_stream import RoundsWanted, StreamedRound, stream_group_rounds
@@ -63,8 +62,7 @@ class GroupTraining:
 
     def __init__(self, engine: Engine, writer: RunWriter, view: RunView) -> None:
         refuse_small_groups(view)
-        self.engine = engine = engine.tuning if isinstance(engine, TunedEngine) else engine
-        self.writer, self.view = writer, view
+        self.engine, self.writer, self.view = engine, writer, view
         self._rounds = view.spec.groups.rounds
         self._fresh = engine.initial_model(0)
         self._refusals: list[dict[str, Any]] = []
@@ -141,7 +139,7 @@ class GroupTraining:
             model = work.fetch_model()
             # The distance is not recorded: it would permanently reveal something about the members' data.
             nodes.append(PathNode(node, work.node, "group", work.branch, work.rounds))
-            models.append(NewModel(node, model, kept=True, psi_max=LARGEST_PSI, layout=self.writer.group_layout))
+            models.append(NewModel(node, model, kept=True, psi_max=LARGEST_PSI))
             members = sorted(work.members)
             samples = sum(self.view.clients[client].samples for client in members)
             rows.append(

@@ -12,10 +12,18 @@ from sifu.core.engine import Evaluation, LacksData, Position, RoundResult
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.spec import Spec
 from sifu.errors import InputError
+from sifu.run.run_view import RunView
+from sifu.store.own_statistics import OwnStatistics
 from sifu.theory.arrays import Floats
 from sifu.theory.closed_form import Statistics
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices
+
+
+def own_statistics(view: RunView) -> OwnStatistics:
+    """Return the clients' stored statistics."""
+    reader = view.reader
+    return OwnStatistics.among(reader.statistics().values(), recorded_fixed_point(view.spec, reader.layout))
 
 
 class KeptStatistics(LacksData):

@@ -9,9 +9,9 @@ from typing import cast
 from sifu.core.closed_form_engine import StatisticsEngine
 from sifu.core.engine import Engine
 from sifu.core.spec import StopSpec
-from sifu.core.spec.regime import ClosedForm, Groups, Regime, TunedNetworks, by_regime
+from sifu.core.spec.regime import ClosedForm, Groups, Regime, by_regime
 from sifu.run.closed_form_round import RecordedSolve
-from sifu.run.group_state import are_separate, groups_to_build
+from sifu.run.group_state import are_separate
 from sifu.run.group_training import record_first_merge
 from sifu.run.owed_rounds import owed_rounds
 from sifu.run.run_view import RunView
@@ -60,10 +60,6 @@ class RunInRounds:
         """Return the clients that the next release contains and the current model lacks."""
         return owed_rounds(self.view)[1]
 
-    def networks_among(self, models: Collection[int]) -> set[int]:
-        """Return the stored models among `models` that compute features; statistics depend on them."""
-        return set()
-
 
 class RunInGroups(RunInRounds):
     """Behaviour of a run whose groups train separately at first; common rounds follow the merge of their models."""
@@ -93,7 +89,7 @@ class RunInClosedForm(RunInRounds):
         solve = self.training(engine, writer)
         there = set(cast("StatisticsEngine", engine).reachable(sorted(solve.missing())))
         tried &= there
-        if there <= tried and not solve.lacks_networks():
+        if there <= tried:
             return None
         tried |= there
         return solve
@@ -111,24 +107,10 @@ class RunInClosedForm(RunInRounds):
         return self.training(engine, writer).missing()
 
 
-class RunOnTunedNetworks(RunInClosedForm):
-    """Behaviour of a run whose head is solved on networks that groups tune."""
-
-    def are_separate(self) -> bool:
-        """Return whether groups have yet to finish tuning and no head was solved yet."""
-        solved = any(node.kind == "round" for node in self.view.reader.nodes())
-        return not solved and bool(groups_to_build(self.view))
-
-    def networks_among(self, models: Collection[int]) -> set[int]:
-        """Return the stored models that groups tuned."""
-        return set(models) & self.view.reader.group_models().keys()
-
-
 BEHAVIOURS: dict[type[Regime], type[RunInRounds]] = {
     Regime: RunInRounds,
     Groups: RunInGroups,
     ClosedForm: RunInClosedForm,
-    TunedNetworks: RunOnTunedNetworks,
 }
 
 

@@ -112,7 +112,7 @@ class Accountant:
     def of(reader: RunReader, spec: Spec) -> Accountant:
         """Return the accountant of the current head; raise an error if its statistics are missing."""
         fixed, rows = recorded_fixed_point(spec, reader.layout), list(reader.statistics().values())
-        own, whole = OwnStatistics.among(rows, fixed, None, {}), next((row for row in rows if row.is_sum), None)
+        own, whole = OwnStatistics.among(rows, fixed), next((row for row in rows if row.is_sum), None)
         if whole is None or spec.ridge.regularisation == "auto":
             raise RunDamagedError("the statistics of the current head are missing: its distances cannot be computed")
         release = Release(read_statistics(reader.folder, whole, fixed), spec.ridge.regularisation)
@@ -123,7 +123,7 @@ class Accountant:
 
         The latter is None if the client's samples are not kept as rows.
         """
-        fixed, kept = self.own.fixed, self.own.read(self.folder, client, self.own.parts())
+        fixed, kept = self.own.fixed, self.own.read(self.folder, client)
         distance = self.release.distance_without(total(fixed, [kept]))
         if not isinstance(kept, Rows):
             return distance, None

@@ -25,9 +25,8 @@ from sifu.run.coupled_replay import EngineWithout
 from sifu.run.devices import check_repeats, engine_kind
 from sifu.run.engine_check import BuiltEngine, check_continues, check_remainder
 from sifu.run.given import ModelGiven
-from sifu.run.group_state import has_groups, own_statistics, use_backbones_of_head
 from sifu.run.held_out import held_out_figures, held_out_rows
-from sifu.run.kept_statistics import KeptStatistics
+from sifu.run.kept_statistics import KeptStatistics, own_statistics
 from sifu.run.recorded_data import Arranged, arranged_clients
 from sifu.run.run_view import RunView
 from sifu.store.client_accuracy import read_held_out, write_held_out
@@ -91,7 +90,6 @@ class RunEngines:
                 self._built, newcomers = None, newcomers or remainder_to_join(reader) is not None
                 check = partial(check_continues, reader, newcomers=newcomers)
                 built = self._usable(reader, check, leaving, newcomers=self.newcomers)
-                use_backbones_of_head(built.engine, reader)
                 check_repeats(built.engine)
                 self.use(built)  # never keep an engine that was refused
             refuse_missing(RunView(reader), built.unusable, leaving)
@@ -159,7 +157,7 @@ class RunEngines:
         figures = held_out_figures(spec, self.current(), released_model(writer), rows.of(stay))
         if figures is not None:
             write_held_out(writer.folder, tip, figures)
-        if earlier is None or spec.regime.tunes:  # an earlier head belongs to other networks
+        if earlier is None:
             return None
         return held_out_figures(spec, self.current(), earlier, rows.of(stay))
 
@@ -285,7 +283,7 @@ def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ())
     An engine with their data would have no bound on rounding. The result is empty if the rate was not recomputed.
     """
     left = {client for subject in reader.subjects() for client in subject.clients}.union(gone)
-    if not Spec.from_mapping(reader.spec).regime.finds_rate:  # with a closed-form head, the rate applies only to tuning
+    if not Spec.from_mapping(reader.spec).regime.finds_rate:  # a closed-form head has no rate
         return {}
     if not isinstance(rate, float) or rate == reader.local_rates.get(0, reader.first_facts["local_rate"]):
         return {}
@@ -303,23 +301,21 @@ def solved_from_files(spec: Spec) -> bool:
 
 
 def forgets_from_files(view: RunView) -> bool:
-    """Return whether stored statistics suffice to forget clients, so that neither backbone nor samples are read.
+    """Return whether stored statistics suffice to forget clients, so that no samples are read.
 
-    This is true for closed-form heads if the statistics of all active clients are kept and no network must be tuned or
-    merged again.
+    This is true for closed-form heads if the statistics of all active clients are kept.
     """
     spec, reader = view.spec, view.reader
     if not view.regime.solves or spec.data.name == FLOWER:
         return False
-    trains = reader.phase == "training" or spec.features.tune == "merge"
-    rebuilds = has_groups(view) and spec.groups.rebuild == "now"
+    trains = reader.phase == "training"
     records = any(row.records and row.is_open for row in view.requests)
-    if trains or rebuilds or records or spec.release.noise_std > 0.0 or remainder_to_join(reader) is not None:
+    if trains or records or spec.release.noise_std > 0.0 or remainder_to_join(reader) is not None:
         return False
     own, whole = own_statistics(view), next((row for row in reader.statistics().values() if row.is_sum), None)
     if whole is None or not begins_as_expected(reader.folder, whole, own.fixed):
         return False  # the checks of the engine report the reason
-    return set(view.active.tolist()) <= own.complete
+    return set(view.active.tolist()) <= own.rows.keys()
 
 
 def refuse_missing(view: RunView, unusable: Mapping[int, str], leaving: Collection[str]) -> None:
@@ -331,7 +327,7 @@ def refuse_missing(view: RunView, unusable: Mapping[int, str], leaving: Collecti
         InputError: If needed data are missing.
     """
     own = [row for row in view.reader.statistics().values() if not row.is_sum]
-    kept = set() if view.regime.needs_data else {row.clients[0] for row in own}  # networks may have to be tuned again
+    kept = set() if view.regime.needs_data else {row.clients[0] for row in own}
     gone = {index for name in leaving if (index := view.index_of.get(name)) is not None}
     needed = set(view.active.tolist()) - kept - gone
     for client, reason in unusable.items():

@@ -174,10 +174,9 @@ class ServerLoop:
     when all work is done. If the spec is a mapping without `server.rejected`, an unusable reply is ignored and
     recorded. A client that is new to the run joins at the next round (see also `join`).
 
-    A closed-form head (`model.kind = "ridge"`), even on networks that groups tune, needs the shape of a sample as
-    `sample_shape` instead of `initial`, `model.outputs` in the spec, and a `sifu.LoopClient` on each client. With
-    `masked_statistics` the server learns only the sum of the clients' statistics; with `masked_updates` it learns only
-    the mean of a group's updates while groups tune networks.
+    A closed-form head (`model.kind = "ridge"`) needs the shape of a sample as `sample_shape` instead of `initial`,
+    `model.outputs` in the spec, and a `sifu.LoopClient` on each client. With `masked_statistics` the server learns only
+    the sum of the clients' statistics.
 
     Certificates list the identity of the clients as an assumption, unless your program states that it has
     `authenticated` all of them, for example by mutual TLS. The statement is recorded and trusted. If `server.wait` lets
@@ -195,7 +194,6 @@ class ServerLoop:
         *,
         sample_shape: Sequence[int] = (),
         masked_statistics: bool = True,
-        masked_updates: bool = False,
         evaluates: bool = False,
         linger: float = 0.0,
         level: Level | None = None,
@@ -222,9 +220,7 @@ class ServerLoop:
             training = replace(training, facts=facts)
         if training.head is not None and masked_statistics:
             check_keeps_sum(resolved)
-        self._engine = outside_federation(
-            training, self._exchange, masked_statistics=masked_statistics, masked_updates=masked_updates
-        )
+        self._engine = outside_federation(training, self._exchange, masked_statistics=masked_statistics)
         self._newcomers = deque(profile for name, profile in profiles.items() if name not in known)
         if not begun:
             create_run(Path(folder), given, resolved, self._engine, noise=noise).close()

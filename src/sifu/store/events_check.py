@@ -20,13 +20,13 @@ from sifu.core.request_terms import is_request_id
 from sifu.store.files import FORMS, STORED
 from sifu.store.given_approvals import RESTORED
 from sifu.store.projection import ENDINGS, LISTED, UNDONE
-from sifu.store.reader import GROUP_KEY, JOINED, NOISE_GIVEN, RELEASED, TUNED_LAYOUT, RunReader
+from sifu.store.reader import GROUP_KEY, JOINED, NOISE_GIVEN, RELEASED, RunReader
 from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.theory.history import PathNode
 
 _CREATED_WITH = (
     "run", "asked", "spec", "layout", "facts", "versions", "public_key", "client_count", "clients_digest", "tip",
-    "phase", GROUP_KEY, TUNED_LAYOUT, NOISE_GIVEN,
+    "phase", GROUP_KEY, NOISE_GIVEN,
 )  # fmt: skip
 EFFECTS = (
     "rows",

@@ -18,7 +18,7 @@ import signal
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,24 +78,17 @@ def write_durably(path: Path, content: bytes | memoryview) -> None:
         os.fsync(stream.fileno())
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Replace the content of `path`, completely or not at all."""
-    write_all_atomically({path: content})
-
-
-def write_all_atomically(contents: Mapping[Path, bytes | memoryview]) -> None:
-    """Replace files, each completely or not at all, and sync each of their folders once."""
-    for path, content in contents.items():
-        temporary = path.with_name(TEMPORARY_PREFIX + path.name)
-        with room_to_write(path):
-            try:
-                write_durably(temporary, content)
-                os.replace(temporary, path)
-            except OSError:
-                temporary.unlink(missing_ok=True)
-                raise
-    for folder in {path.parent for path in contents}:
-        sync_folder(folder)
+    temporary = path.with_name(TEMPORARY_PREFIX + path.name)
+    with room_to_write(path):
+        try:
+            write_durably(temporary, content)
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+    sync_folder(path.parent)
 
 
 def append_line(path: Path, line: bytes) -> None:
@@ -126,9 +119,7 @@ def append_to(stream: BinaryIO, lines: bytes) -> None:
 STORED: dict[str, re.Pattern[str]] = {
     "models": re.compile(r"(\d+)\.safetensors"),
     "updates": re.compile(r"(\d+)\.(\d+)\.(\d+)\.safetensors"),
-    "statistics": re.compile(
-        r"(\d+)\.(sum|\d+)(?:(?<!sum)\.(?:public|\d+(?:-\d+)?|(?:(?:public|\d+)\.)?rows))?\.statistics"
-    ),
+    "statistics": re.compile(r"(\d+)\.(sum|\d+)(?:(?<!sum)\.rows)?\.statistics"),
 }
 """Kinds of files that tables name, with the pattern of their file names.
 

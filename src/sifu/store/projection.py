@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from sifu.core.layout import ModelLayout, Vector
+from sifu.core.layout import Vector
 from sifu.core.ledger import LOCAL_RATES, canonical_json
 from sifu.core.method_info import CLOSED_FORM
 from sifu.core.request_terms import RequestTerms
@@ -348,8 +348,6 @@ class NewModel:
     vector: Vector
     kept: bool
     psi_max: float = 0.0
-    layout: ModelLayout | None = None
-    """Layout if it differs from the run's layout, as for a network that a group tunes."""
 
 
 def insert_clients(connection: sqlite3.Connection, clients: Iterable[tuple[int, ClientProfile]]) -> None:

@@ -46,8 +46,6 @@ NOISE_GIVEN = "noise"
 """Key of the table `run` whose value is "given" if the caller gave a noise source when the run was made."""
 GROUP_KEY = "group_key"
 """Key of the run table: the key of the hash that assigns clients to groups."""
-TUNED_LAYOUT = "tuned_layout"
-"""Key of the run table: names and shapes of the parameters that groups tune, if they tune a network."""
 
 
 @contextmanager
@@ -94,16 +92,7 @@ class RunReader(HistoryReader):
     @property
     def layout(self) -> ModelLayout:
         """Names, shapes and type of the model's parameters."""
-        return self._layout("layout")
-
-    @property
-    def group_layout(self) -> ModelLayout:
-        """Layout of the groups' models: the tuned network's layout if groups tune one, otherwise the model's layout."""
-        tuned = self.spec["features"].get("tune", "none") != "none"
-        return self._layout(TUNED_LAYOUT if tuned else "layout")
-
-    def _layout(self, name: str) -> ModelLayout:
-        content = json.loads(self.value(name))
+        content = json.loads(self.value("layout"))
         shapes = tuple(tuple(shape) for shape in content["shapes"])
         return ModelLayout(tuple(content["names"]), shapes, content["dtype"])
 
@@ -158,8 +147,7 @@ class RunReader(HistoryReader):
         row = self.models().get(node)
         if row is None:
             raise RunDamagedError(f"the model of node {node} is not stored")
-        layout = self.group_layout if node in self.group_models() else self.layout
-        return files.read_model(files.stored_path(self.folder, "models", node), layout, row.digest)
+        return files.read_model(files.stored_path(self.folder, "models", node), self.layout, row.digest)
 
     def model_content(self, node: int) -> bytes:
         """Return the content of a node's model file, checked against its recorded digest."""

@@ -96,16 +96,15 @@ CREATE TABLE updates (
     clients TEXT    NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Statistics of closed-form heads: files per client, and the sum from which the head is solved. clients and trunks are
--- JSON lists; trunks holds the nodes of the groups' networks that the features went through, if groups tune one.
+-- Statistics of closed-form heads: files per client, and the sum from which the head is solved. clients is a
+-- JSON list.
 CREATE TABLE statistics (
     file    TEXT PRIMARY KEY,
     node    INTEGER NOT NULL,
     clients TEXT    NOT NULL,
     samples INTEGER NOT NULL,
     bytes   INTEGER NOT NULL,
-    digest  TEXT    NOT NULL,
-    trunks  TEXT    NOT NULL
+    digest  TEXT    NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 -- Rejected replies of clients, by the position of their round; left_out: the round took place without the client.

@@ -12,7 +12,7 @@ process is killed at any of these steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -26,7 +26,6 @@ from sifu.store import files
 from sifu.store.files import SALT_BYTES, new_salt, read_tensors, stored_path
 from sifu.store.packed_numbers import Numbers, pack, unpack
 from sifu.theory.closed_form import FixedPoint, Rows, Statistics
-from sifu.theory.closed_form.blocks import Part
 from sifu.theory.closed_form.rows import ROW_TYPE
 from sifu.theory.participation import ClientIndices
 from sifu.version import FORMAT
@@ -135,10 +134,6 @@ def only_clients(folder: Path, row: UpdatesRow, stay: Sequence[int]) -> NewUpdat
     return NewUpdates(row.node, row.part, order, np.array(stay), np.stack(values), np.stack(salts))
 
 
-PUBLIC = "public"
-"""Name, in file names, of the part of the statistics for the public features."""
-
-
 @dataclass(frozen=True)
 class StatisticsRow:
     """A row of `statistics`: an existing file with the statistics of one client or the sum over several.
@@ -152,8 +147,6 @@ class StatisticsRow:
     samples: int
     bytes: int
     digest: str
-    trunks: tuple[int, ...] = ()
-    """Nodes of the groups' networks that computed the features, if groups tune a network."""
 
     @property
     def is_sum(self) -> bool:
@@ -165,84 +158,43 @@ class StatisticsRow:
         """True if the file holds a client's samples as rows."""
         return self.file.endswith(".rows.statistics")
 
-    @property
-    def part(self) -> Part | None:
-        """The part of a client's statistics in the file, or None if it holds all of them.
-
-        >>> names = ("", ".rows", ".public", ".0-2", ".4.rows")
-        >>> [StatisticsRow(f"7.3{name}.statistics", 7, (3,), 5, 99, "").part for name in names]
-        [None, None, (), (0, 2), (4,)]
-        """
-        names = self.file.removesuffix(".statistics").removesuffix(".rows").split(".")
-        if len(names) < 3:
-            return None
-        return () if names[2] == PUBLIC else tuple(int(group) for group in names[2].split("-"))
-
 
 def write_sum(
-    folder: Path,
-    node: int,
-    clients: Sequence[int],
-    statistics: Statistics,
-    *,
-    seed: int | None,
-    backbones: Sequence[int] = (),
+    folder: Path, node: int, clients: Sequence[int], statistics: Statistics, *, seed: int | None
 ) -> dict[str, Any]:
-    """Write the file with the sum from which a head is solved, and return its row.
-
-    See `write_files` for `node` and `seed`; `backbones` are the nodes of the networks that computed the features.
-    """
-    contents = {"sum": (statistics.words, backbones)}
-    return write_files(folder, node, clients, statistics, contents, seed)[0]
+    """Write the file with the sum from which a head is solved, and return its row; see `write_file`."""
+    return write_file(folder, f"{node}.sum", node, clients, statistics, statistics.words, seed)
 
 
-def write_files(
+def write_file(
     folder: Path,
+    name: str,
     node: int,
     clients: Sequence[int],
     of: Statistics | Rows,
-    contents: Mapping[str, tuple[Numbers, Iterable[int]]],
+    numbers: Numbers,
     seed: int | None,
-) -> list[dict[str, Any]]:
-    """Write files of statistics or rows, before the event that names them.
+) -> dict[str, Any]:
+    """Write a file of statistics or rows, before the event that names it, and return its row of `statistics`.
 
     Args:
         folder: Folder of the run.
+        name: Name of the file without its ending.
         node: Last node that the event records.
         clients: Indices of the clients.
         of: The statistics or rows from which the numbers are taken.
-        contents: Numbers of each file and nodes of the networks that computed the features, by the middle part of the
-            file name.
-        seed: Seed of the salts, or None for the operating system's generator.
-
-    Returns:
-        The row of `statistics` for each file.
+        numbers: Numbers of the file.
+        seed: Seed of the salt, or None for the operating system's generator.
     """
-    rows, salted = [], {}
-    for name, (numbers, backbones) in contents.items():
-        row = StatisticsRow(
-            f"{node}.{name}.statistics", node, tuple(map(int, clients)), of.samples, 0, "", tuple(backbones)
-        )
-        content = pack(numbers, heading(row, of.fixed), new_salt(seed, f"statistics:{row.file}"))
-        salted[stored_path(folder, "statistics", row.file)] = content
-        rows.append(asdict(row) | {"bytes": len(content), "digest": sha256(content).hexdigest()})
-    files.write_all_atomically(salted)
-    return rows
-
-
-def part_name(part: Part) -> str:
-    """Return the name of a part for file names.
-
-    >>> [part_name(part) for part in ((), (3,), (0, 2))]
-    ['public', '3', '0-2']
-    """
-    return "-".join(map(str, part)) or PUBLIC
+    row = StatisticsRow(f"{name}.statistics", node, tuple(map(int, clients)), of.samples, 0, "")
+    content = pack(numbers, heading(row, of.fixed), new_salt(seed, f"statistics:{row.file}"))
+    files.write_atomically(stored_path(folder, "statistics", row.file), content)
+    return asdict(row) | {"bytes": len(content), "digest": sha256(content).hexdigest()}
 
 
 def heading(row: StatisticsRow, fixed: FixedPoint) -> bytes:
-    """Return the first line of a file, which names its form, its fixed-point format and its part."""
-    form, part = "rows" if row.is_rows else "statistics", row.part
-    return f"sifu {form} {FORMAT} {fixed.describe()}{'' if part is None else f' part={part_name(part)}'}\n".encode()
+    """Return the first line of a file, which names its form and its fixed-point format."""
+    return f"sifu {'rows' if row.is_rows else 'statistics'} {FORMAT} {fixed.describe()}\n".encode()
 
 
 def begins_as_expected(folder: Path, row: StatisticsRow, fixed: FixedPoint) -> bool:
@@ -273,7 +225,7 @@ def read_numbers(folder: Path, row: StatisticsRow, fixed: FixedPoint, *, of_rows
     The file must hold rows if `of_rows` is true, and statistics otherwise.
 
     Raises:
-        RunDamagedError: If the file is missing, changed, or has another form, format or part than expected.
+        RunDamagedError: If the file is missing, changed, or has another form or format than expected.
     """
     path, what = stored_path(folder, "statistics", row.file), f"the statistics file {row.file}"
     if row.is_rows != of_rows:

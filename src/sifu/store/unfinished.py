@@ -31,7 +31,7 @@ from sifu.store.database import CLIENTS_FILE, DATABASE, rest_of_a_run
 from sifu.store.head_file import HEAD_FILE
 from sifu.store.history_tables import clients_digest
 from sifu.store.keys import KEY_FILE
-from sifu.store.reader import GROUP_KEY, NOISE_GIVEN, TUNED_LAYOUT
+from sifu.store.reader import GROUP_KEY, NOISE_GIVEN
 from sifu.store.salts import SALTS_FILE
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.merging import KEY_BYTES
@@ -94,7 +94,6 @@ class NewRun:
         versions: Versions of the software.
         initial_model: Parameters of the initial model.
         sample_digests: Digest of each client's samples, if available (`store.salts`).
-        tuned_layout: Layout of the groups' models, if groups tune a network.
         noise_given: True if the caller gives the source of noise, instead of the operating system.
     """
 
@@ -106,7 +105,6 @@ class NewRun:
     versions: Mapping[str, str]
     initial_model: Vector
     sample_digests: Sequence[str] = ()
-    tuned_layout: ModelLayout | None = None
     noise_given: bool = False
 
     def values(self, public_key: str, salt: str) -> dict[str, Any]:
@@ -134,8 +132,6 @@ class NewRun:
             values[GROUP_KEY] = _group_key(spec).hex()
         if self.noise_given:
             values[NOISE_GIVEN] = "given"
-        if self.tuned_layout is not None:
-            values[TUNED_LAYOUT] = asdict(self.tuned_layout)
         return values
 
     def sealed_rate(self) -> dict[str, Any]:

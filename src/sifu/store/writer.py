@@ -405,7 +405,7 @@ class RunWriter(RunReader):
             content = files.read_content(path, f"the model file {path.name}", stored[0][0])
         else:
             salt = files.new_salt(self.salt_seed(), f"model:{model.node}").hex()
-            content = files.model_bytes(model.layout or layout, model.vector, salt)
+            content = files.model_bytes(layout, model.vector, salt)
             files.write_atomically(path, content)
         return {
             "node": model.node,

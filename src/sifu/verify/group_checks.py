@@ -39,8 +39,6 @@ def check_groups(reader: RunReader) -> Iterator[str]:
             yield from _check_rounds(view, key, event, before)
         elif event.kind in ("merged", "rolled back"):
             yield from _check_merge(view, event, before)
-        elif event.kind == "rounds" and view.regime.tunes:
-            yield from _check_networks(view, event, before)
     if not is_locked(reader.folder):  # a writer may erase a model that is about to be read
         yield from _check_models(reader)
 
@@ -133,22 +131,6 @@ def _check_merge(view: RunView, event: Event, before: ReplayedTables) -> Iterato
     members = sorted({client for part in parts for client in part.members})
     if taken_part.clients.tolist() != members or not np.all(np.isinf(taken_part.drifts)):
         yield f"{name}: its participants are not the members of the groups it is made of"
-
-
-def _check_networks(view: RunView, event: Event, before: ReplayedTables) -> Iterator[str]:
-    """Yield a problem unless a head uses exactly the finished networks, none trained with a forgotten client."""
-    name = f"groups: the head of event {event.seq}"
-    rows = parts_without(latest_models(_rows(before).values(), before.model_nodes), view.spec.groups.rounds, ())
-    expected, stated = [row.node for row in rows], event.content.get("solve", {}).get("trunks")
-    if stated != expected:
-        yield f"{name} uses networks of nodes {stated}, the rule requires {expected}"
-    held = before.forgotten & {client for row in rows for client in row.members}
-    if held:
-        yield f"{name} uses a network trained with {view.clients[min(held)].name}, which was forgotten before"
-    for row in event.content.get("statistics", []):
-        is_part = row["file"].count(".") > 2 and set(row["trunks"]) <= set(expected)
-        if row["trunks"] != expected and not is_part:
-            yield f"{name}: {row['file']} depends on other networks than the head does"
 
 
 def _check_models(reader: RunReader) -> Iterator[str]:

@@ -7,25 +7,23 @@ The head must solve the equations of the sum up to rounding, and no statistics o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from sifu.core.closed_form_engine import places_of_head, recorded_blocks, recorded_fixed_point
+from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.errors import RunDamagedError
 from sifu.requests.certification import RecordedRequest, solves
 from sifu.requests.files_to_erase import statistics_to_erase, sum_left
-from sifu.run.regimes import behaviour_of
 from sifu.run.run_view import RunView
 from sifu.store.files import is_locked
 from sifu.store.own_statistics import OwnStatistics
-from sifu.store.projection import ENDINGS, UNDONE, GroupModelRow
+from sifu.store.projection import ENDINGS, UNDONE
 from sifu.store.reader import RunReader
 from sifu.store.replayed_ledger import ReplayedTables
 from sifu.store.statistics_files import StatisticsRow, read_statistics
 from sifu.theory.closed_form import Rows, Statistics
-from sifu.theory.closed_form.blocks import Blocks, at_places, is_dropped
 from sifu.theory.closed_form.ridge import GRID, RESIDUAL, gcv_scores, residual_of
 from sifu.theory.closed_form.sum_check import is_sum_of
 
@@ -44,11 +42,8 @@ def check_kept_statistics(reader: RunReader) -> Iterator[str]:
         return  # a writer may erase a file that is about to be read
     yield from _check_solves(reader, view)
     yield from _check_rows(view, rows)
-    fixed, groups = recorded_fixed_point(view.spec, reader.layout), reader.group_models()
-    blocks = recorded_blocks(view.spec, reader.layout) if view.spec.features.tune == "blocks" else None
-    nodes = dict.fromkeys(node for row in sorted(rows, key=lambda row: not row.is_sum) for node in row.trunks)
-    networks = {groups[node].grp: node for node in nodes if node in groups}
-    own = OwnStatistics.among(rows, fixed, blocks, networks)
+    fixed = recorded_fixed_point(view.spec, reader.layout)
+    own = OwnStatistics.among(rows, fixed)
     whole = next((row for row in rows if row.is_sum), None)
     problems: list[str] = []
     try:
@@ -62,9 +57,7 @@ def check_kept_statistics(reader: RunReader) -> Iterator[str]:
     yield from problems
     if whole is None or statistics is None:
         return
-    if blocks is not None:
-        yield from _check_dropped(reader, blocks, whole, statistics)
-    if set(whole.clients) <= own.complete and not is_sum:
+    if set(whole.clients) <= own.rows.keys() and not is_sum:
         yield f"statistics: {whole.file} is not the sum of the statistics of its clients"
     yield from _check_head(reader, view, (whole, statistics))
 
@@ -73,56 +66,24 @@ def _summed(
     reader: RunReader, view: RunView, own: OwnStatistics, clients: set[int], problems: list[str]
 ) -> Iterator[Statistics | Rows]:
     """Check the stored statistics of every client, append to `problems`, and yield the statistics of `clients`."""
-    parts = own.parts()
-    for client, rows in own.rows.items():
-        lacking = own.lacking(client, parts)
-        if lacking and client in clients:
-            problems.append(
-                f"statistics: {len(lacking)} parts of the statistics of {view.clients[client].name} are missing"
-            )
-        statistics = own.read(reader.folder, client, rows)
-        if any(row.samples != view.clients[client].samples for row in rows.values()):
-            problems.append(f"statistics: {next(iter(rows.values())).file} counts other samples than its client has")
+    for client, row in own.rows.items():
+        statistics = own.read(reader.folder, client)
+        if row.samples != view.clients[client].samples:
+            problems.append(f"statistics: {row.file} counts other samples than its client has")
         if client in clients:
             yield statistics
 
 
 def _check_rows(view: RunView, rows: list[StatisticsRow]) -> Iterator[str]:
     """Yield a problem for each file that contains a forgotten client, is a duplicate, or is not allowed by the spec."""
-    networks = behaviour_of(view).networks_among(view.reader.models())
     for row in rows:
         for client in sorted(set(row.clients) & view.forgotten):
             yield f"statistics: {row.file} contains the forgotten client {view.clients[client].name}"
-        if not set(row.trunks) <= networks:
-            yield f"statistics: {row.file} depends on a group's network that is not stored"
-    own = [(row.clients, row.part) for row in rows if not row.is_sum]
-    models, in_parts = view.reader.group_models(), view.spec.features.tune == "blocks"
-    for row in rows:
-        part = tuple(_groups_of(models, row.trunks))
-        if row.part != (None if row.is_sum or not in_parts else part):
-            yield f"statistics: {row.file} has the name of other networks than its features were computed by"
-    groups = _groups_of(models, {node for row in rows for node in row.trunks})
-    if len(set(groups)) < len(groups) or (not in_parts and len({row.trunks for row in rows}) > 1):
-        yield "statistics: files are of features through different networks, so they cannot be added"
+    own = [row.clients for row in rows if not row.is_sum]
     if len(set(own)) != len(own) or sum(row.is_sum for row in rows) > 1:
         yield "statistics: there are two files of one client, or two sums"
-    forms = {(row.clients, row.is_rows) for row in rows if not row.is_sum}  # a sum may contain one client
-    if len(forms) != len({clients for clients, _ in forms}):
-        yield "statistics: files of one client are of two forms, rows and statistics"
     if own and view.spec.keep.statistics != "clients":
         yield "statistics: single clients' statistics are stored, but the spec allows only their sum"
-
-
-def _groups_of(models: Mapping[int, GroupModelRow], nodes: Iterable[int]) -> list[int]:
-    """Return the groups of these networks; nodes that are not in `models` are skipped."""
-    return [models[node].grp for node in nodes if node in models]
-
-
-def _check_dropped(reader: RunReader, blocks: Blocks, row: StatisticsRow, statistics: Statistics) -> Iterator[str]:
-    """Yield a problem for each block that is not zero although its network is erased or never existed."""
-    for group in sorted(set(range(blocks.count)) - set(_groups_of(reader.group_models(), row.trunks))):
-        if not is_dropped(statistics, blocks, group):
-            yield f"statistics: {row.file} holds features through a network of group {group}, which is dropped"
 
 
 def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
@@ -189,11 +150,7 @@ def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, St
         return
     relative = float(solve["relative_penalty"])
     rule = view.spec.ridge.regularisation
-    places = places_of_head(view.spec, reader.layout, set(_groups_of(reader.group_models(), row.trunks)))
     weights = reader.load_model(tip.node).astype(np.float64).reshape(statistics.fixed.width, statistics.fixed.outputs)
-    if np.any(np.delete(weights, places, axis=0)):
-        yield "statistics: the current head has weights for features of a network that is not stored"
-    statistics, weights = at_places(statistics, places), weights[places]
     if rule == "auto":
         scores = gcv_scores(statistics)
         best = float(np.min(scores))
@@ -213,15 +170,13 @@ def check_statistics_erased(
     `before` holds the tables just before the rollback, whose payload is `content`.
     """
     gone = {client for exposure in recorded.new_exposures for client in exposure.subject.clients}
-    stored, features = before.read("statistics"), recorded.view.spec.features
-    networks = set(content.get("dropped_models", [])) & {row.node for row in before.read("group_models")}
-    if tuple(content.get("dropped_statistics", [])) != statistics_to_erase(stored, gone, networks):
+    stored = before.read("statistics")
+    if tuple(content.get("dropped_statistics", [])) != statistics_to_erase(stored, gone):
         yield "the erased statistics are not exactly those that contain forgotten clients"
-    left = sum_left(stored, gone, networks, features)
-    expected = [] if left is None else [(True, left.clients, left.trunks)]
+    left = sum_left(stored, gone)
+    expected = [] if left is None else [(True, left.clients)]
     written = [
-        (row["file"].endswith(".sum.statistics"), tuple(row["clients"]), tuple(row["trunks"]))
-        for row in content.get("statistics", [])
+        (row["file"].endswith(".sum.statistics"), tuple(row["clients"])) for row in content.get("statistics", [])
     ]
     if written != expected:
         yield "the statistics that were written are not those of the remaining clients"

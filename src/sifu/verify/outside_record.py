@@ -255,9 +255,8 @@ def _check_nothing_came_back(event: Event, before: ReplayedTables, numbers: dict
     # A second certificate of the same client restores no second request, because one is waiting already.
     requests = [row for row in before.read("requests") if row.request in event.content["requests"]]
     gone = {numbers[name] for row in requests for name in row.clients}
-    networks = set(event.content.get("dropped_models", [])) & {row.node for row in before.read("group_models")}
     updates = [row.file for row in before.read("updates") if gone & row.clients.keys()]
-    statistics = statistics_to_erase(before.read("statistics"), gone, networks)
+    statistics = statistics_to_erase(before.read("statistics"), gone)
     for what, wanted in (("updates", sorted(updates)), ("statistics", list(statistics))):
         if sorted(event.content.get(f"dropped_{what}", [])) != wanted:
             yield f"restored: event {event.seq} did not erase the {what} of the clients whose requests it brought back"

@@ -84,7 +84,7 @@ def check_ledger(run: RunFolder) -> None:
         if event["kind"] == "purged":
             run.purges.append(moment | {"known": sorted(i for (i,) in replayed["subjects"])})
         said, recorded = payload.get("run", {}), payload.get("rows", {})
-        fixed = {"facts", "spec", "asked", "layout", "tuned_layout", "versions", "run"} & said.keys()
+        fixed = {"facts", "spec", "asked", "layout", "versions", "run"} & said.keys()
         fixed -= set() if event["seq"] > 1 else said.keys()
         fixed |= {"local_rates"} & said.keys()
         if "local_rates" in payload:
@@ -138,7 +138,7 @@ def check_ledger(run: RunFolder) -> None:
             there = replayed["statistics"].pop((file,), None)
             run.check(there, f"{at}: drops statistics {file}, which are not there")
         for row in payload.get("statistics", []):
-            put("statistics", row | {name: canonical(row[name]) for name in ("clients", "trunks")})
+            put("statistics", row | {"clients": canonical(row["clients"])})
             node, owner = row["file"].split(".")[:2]
             own = owner == "sum" or [owner] == [str(client) for client in row["clients"]]
             run.check(own and node == str(row["node"]), f"{at}: statistics {row['file']} are of another node or client")
@@ -201,7 +201,7 @@ def check_ledger(run: RunFolder) -> None:
 
 
 def take_solve(run: RunFolder, event: Row, moment: Row, asking: list[str]) -> None:
-    """Record a solve and the clients that it excluded, and check the networks of its statistics (section 5b).
+    """Record a solve and the clients that it excluded, as described in section 5a.
 
     Args:
         run: Run folder to verify.
@@ -213,15 +213,6 @@ def take_solve(run: RunFolder, event: Row, moment: Row, asking: list[str]) -> No
     first, node = payload["rows"]["first"], payload["rows"]["last"]
     run.agree(f"{at}: rounds of a solve", [event["kind"], first], ["rounds", node])
     run.solves[node] = payload["solve"] | {"relative_penalty": payload.get("relative_penalty")}
-    run.at_solve[node] = (sorted(moment["models"]), moment["gone"])
-    backbones = payload["solve"].get("trunks", [])
-    parts = run.spec["features"].get("tune", "none") == "blocks"
-    same_networks = all(
-        row["trunks"] == backbones
-        or (parts and not row["file"].endswith(".sum.statistics") and set(row["trunks"]) <= set(backbones))
-        for row in payload.get("statistics", [])
-    )
-    run.check(same_networks, f"{at}: statistics are through other networks than the head")
     refused = {row["client"] for row in payload.get("rejections", []) if row["left_out"]}
     run.solvers[node] = (moment["clients"], {*asking, *run.unused, *refused})
 

@@ -43,10 +43,6 @@ def check_models(run: RunFolder) -> None:
     for name in listed.keys() & files:
         data, row = (run.folder / "models" / name).read_bytes(), listed[name]
         run.agree(f"models/{name}", [row["bytes"], row["digest"]], [len(data), sha256(data)])
-        if row["node"] in run.groups and "tuned_layout" in run.entries:  # the layout of tuned networks (section 5b)
-            layout = json.loads(run.entries["tuned_layout"])
-            tensors_of(data, {"float64": "<f8", "float32": "<f4"}[layout["dtype"]])
-            continue
         tensors = tensors_of(data, number)
         vectors[row["node"]] = np.concatenate([tensors[n] for n in json.loads(run.entries["layout"])["names"]])
     for node, vector in vectors.items():  # check the recorded movement of each model (section 5)

@@ -26,7 +26,6 @@ IDENTITY = {
 }
 ENGINE = {
     "its participants, padded to the largest of all clients": ("layout", "assumed", "assumed"),
-    "its participants, computed on a GPU": ("layout", "assumed", "device"),
     "its participants, on a GPU that repeated their bits": ("deterministic device", "trusted", "trusted"),
     "what nodes of their own send": ("engine", "trusted", "trusted"),
 }
@@ -53,8 +52,7 @@ def premises_of(run: RunFolder, request: Row, highest: float, noise: Row | None)
         found = [premise("method", "failed", method=method), *before]
     elif method == "closed_form":
         masked = "masked" if any(what.startswith("masked statistics") for what in run.facts["outside"]) else ""
-        tuned = _groups(run, request) if run.spec["groups"]["count"] else []
-        found = [*record, *before, premise("statistics", "trusted", masked), *tuned]
+        found = [*record, *before, premise("statistics", "trusted", masked)]
     elif method == "groups":
         found = [*record, *_groups(run, request), *before]
     elif method in ("scratch", "noisy_scratch"):
@@ -115,15 +113,12 @@ def _record(run: RunFolder, request: Row) -> list[Row]:
 
 
 def _groups(run: RunFolder, request: Row) -> list[Row]:
-    """Return the premises on groups that trained, or tuned a network, separately."""
-    groups, features = run.spec["groups"], run.spec["features"]
-    tune, stretch = features.get("tune", "none"), groups.get("stretch", 1.0)
+    """Return the premises on groups that trained separately."""
+    groups = run.spec["groups"]
+    stretch = groups.get("stretch", 1.0)
     grouping = premise("grouping", "assumed" if groups_depend(run, request) else "met", count=groups["count"])
     case, more = ("moved on", {"stretch": stretch}) if stretch != 1 else ("met", {})
-    if tune != "none":
-        case, more = f"tuned {tune}", {"block": features["block"]} if tune == "blocks" else {"stretch": stretch}
-    rounds = premise("rounds apart", "met", case, rounds=groups["rounds"], **more)
-    return [grouping, rounds, *([premise("tuning", "trusted")] if tune != "none" else [])]
+    return [grouping, premise("rounds apart", "met", case, rounds=groups["rounds"], **more)]
 
 
 def _path(run: RunFolder, request: Row) -> tuple[Row, list[Row], list[Row]]:

@@ -10,9 +10,9 @@ from sifu_verifier.calibration import charge_of, delta_of, multiplier
 from sifu_verifier.canonical import Row
 from sifu_verifier.certificates import check_certificates
 from sifu_verifier.erased_figures import check_rest_of_request
+from sifu_verifier.heads import check_statistics_of_request
 from sifu_verifier.levels import level_of, was_left_out
 from sifu_verifier.methods import PROTECTION, REPLAYING
-from sifu_verifier.networks import check_statistics_of_request
 from sifu_verifier.paths import path_to
 from sifu_verifier.premises import premises_of
 from sifu_verifier.psi import psi_along
@@ -118,8 +118,7 @@ def check_request(run: RunFolder, request: Row, spent: dict[int, float]) -> None
     held = {n for i, h in hidden.items() for n in h if strict and run.owner[i] is request and h[n] > 0}
     hit = {n for n, row in run.groups.items() if set(forgotten) & set(row["members"])}
     groups = run.spec.get("groups", {"count": 0})
-    tuned = run.spec["features"].get("tune", "none") != "none"
-    fresh = {0} if groups["count"] and groups.get("stretch", 1.0) != 1.0 and not tuned else set()
+    fresh = {0} if groups["count"] and groups.get("stretch", 1.0) != 1.0 else set()
     erased = [n for n in available if n in hit or (n not in run.groups and n not in fresh
               and (source is None or n > source or n in held))]  # fmt: skip
     remaining = [n for n in available if n not in erased]

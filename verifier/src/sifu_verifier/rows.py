@@ -1,10 +1,9 @@
-"""Clients' samples as rows (docs/store.md, sections 5a and 5b), and their statistics in exact integers."""
+"""Clients' samples as rows (docs/store.md, section 5a), and their statistics in exact integers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,42 +11,20 @@ import numpy as np
 from sifu_verifier.run_folder import RunFolder
 
 
-@dataclass
-class ClientRows:
-    """Stored data of one client: the feature columns of each part with their values, and the targets."""
-
-    parts: dict[str, tuple[list[int], np.ndarray]] = field(default_factory=dict)
-    targets: np.ndarray | None = None
-
-    def add(self, part: str, columns: Sequence[int], numbers: np.ndarray, samples: int) -> None:
-        """Add the numbers of a file: features, followed by targets if there are more numbers."""
-        split = samples * len(columns)
-        self.parts[part] = (list(columns), numbers[:split].reshape(samples, len(columns)))
-        if len(numbers) > split:
-            self.targets = numbers[split:].reshape(samples, -1)
-
-    def features(self, k: int, unit: int) -> np.ndarray:
-        """Return the features of all parts and the constant; features of missing parts are zero."""
-        values = next(iter(self.parts.values()))[1]
-        features = np.zeros((len(values), k + 1))
-        features[:, k] = unit
-        for columns, numbers in self.parts.values():
-            features[:, columns] = numbers
-        return features
-
-
-def words_of_rows(clients: Iterable[ClientRows], k: int, outputs: int, unit: int) -> np.ndarray | None:
+def words_of_rows(
+    clients: Iterable[tuple[np.ndarray, np.ndarray]], k: int, outputs: int, unit: int
+) -> np.ndarray | None:
     """Return the lower triangle of G, H, n and Q of all clients together, or None if a sample is too long.
+
+    A client has features (n, k) without the constant, and targets (n, outputs).
 
     Products of float64 numbers are exact while sums of squares stay below 2^53, so samples are multiplied in batches.
     """
     gram, cross = np.zeros((k + 1, k + 1), dtype=np.int64), np.zeros((k + 1, outputs), dtype=np.int64)
     count = energy = 0
-    for client in clients:
-        features, targets = client.features(k, unit), client.targets
-        if targets is None:
-            return None
-        wanted = targets.astype(float)
+    for values, targets in clients:
+        features, wanted = np.full((len(values), k + 1), float(unit)), targets.astype(float)
+        features[:, :k] = values
         longest = max(float(np.max((each * each).sum(axis=1), initial=1.0)) for each in (features, wanted))
         if longest > 2**53:
             return None

@@ -87,7 +87,6 @@ class RunFolder:
         self.written: list[Row] = []  # all files of updates ever recorded
         self.solves: dict[int, Row] = {}  # record of the solve of each solved node
         self.solvers: dict[int, tuple[int, set[str]]] = {}  # by solved node: number of clients, excluded clients
-        self.at_solve: dict[int, tuple[list[int], list[int]]] = {}  # by solved node: existing models, forgotten clients
         self.groups = {
             row["node"]: row | {"members": json.loads(row["members"])} for row in self.tables["group_models"]
         }

@@ -9,7 +9,6 @@ from sifu_verifier.groups import check_groups
 from sifu_verifier.heads import check_statistics
 from sifu_verifier.ledger import check_ledger
 from sifu_verifier.models import check_models
-from sifu_verifier.networks import check_networks
 from sifu_verifier.nodes import check_nodes, check_rejections
 from sifu_verifier.paths import parents_come_first
 from sifu_verifier.purges import check_purges
@@ -30,7 +29,6 @@ CHECKS: tuple[Callable[[RunFolder], None], ...] = (
     check_salts,
     check_updates,
     check_statistics,
-    check_networks,
     check_releases,
     check_requests,
     check_purges,

@@ -1,4 +1,4 @@
-"""Regimes of training: in rounds, in groups first, in closed form, or in closed form on tuned networks.
+"""Regimes of training: in rounds, in groups first, or in closed form.
 
 A spec has exactly one regime (`Spec.regime`). The regime answers every question that depends on the kind of training
 and on the spec alone. `sifu.run.regimes` answers questions that also depend on the record of a run or on its engine.
@@ -32,8 +32,6 @@ class SentSettings:
     rate: float
     features: FeaturesSpec | None = None
     ridge: RidgeSpec | None = None
-    groups: int = 0
-    stretch: float = 1.0
 
 
 class Regime:
@@ -44,8 +42,6 @@ class Regime:
     """Name of the method that can execute every request; `auto` always considers it."""
     solves: ClassVar[bool] = False
     """True if clients send statistics from which the model is solved."""
-    tunes: ClassVar[bool] = False
-    """True if groups tune the network that computes features (docs/theory.md, section 15.5)."""
     draws_noise: ClassVar[bool] = True
     """True if a run may draw noise; with seeded noise, such a run is an experiment."""
     needs_data: ClassVar[bool] = True
@@ -56,8 +52,6 @@ class Regime:
     """True if a request that cannot finish its rounds may end with the model it has reached."""
     releases_with_noise: ClassVar[bool] = False
     """True if `release.noise` can be used: distances between heads are known, and only the head depends on clients."""
-    trusted: ClassVar[tuple[str, ...]] = ()
-    """Names of premises about groups that certificates state as `trusted`."""
     why_no_groups: ClassVar[str] = ""
     """Reason why clients cannot train in groups, or an empty string if they can."""
     why_figures_stay: ClassVar[str] = ""
@@ -211,10 +205,7 @@ class ClosedForm(Regime):
     records_figures = False
     ends_early = False
     releases_with_noise = True
-    why_no_groups = (
-        "groups.count must be 0 with model.kind = 'ridge' unless features.tune says that groups tune a network: heads "
-        "are solved, not trained"
-    )
+    why_no_groups = "groups.count must be 0 with model.kind = 'ridge': heads are solved, not trained"
     why_figures_stay = "a head in closed form records no figures of rounds; use sifu purge without --figures"
 
     @classmethod
@@ -314,59 +305,7 @@ def penalty_of(ridge: RidgeSpec, features: int) -> float | None:
     return WIDE_PENALTY if features > CROSS_VALIDATED else None
 
 
-class TunedNetworks(ClosedForm):
-    """Regime in which a head is solved on networks that groups tune, with rounds and rate fixed in advance."""
-
-    name = "tuned networks"
-    tunes = True
-    needs_data = True
-    releases_with_noise = False
-    trusted = ("tuning",)
-    why_no_groups = ""
-
-    @classmethod
-    def is_for(cls, spec: Sections) -> bool:
-        """Return whether groups tune a network."""
-        return spec.features.tune != "none"
-
-    def demands(self) -> Iterator[Demand]:
-        """Yield the conditions on groups that tune a network, then the conditions on the head."""
-        spec, features = self.spec, self.spec.features
-        yield "groups.count", spec.groups.count > 0, "at least 2 with features.tune: groups tune the network"
-        yield "groups.rounds", spec.groups.rounds > 0, "at least 1 with features.tune, for example 12"
-        yield "local.rate", spec.local.rate != "auto", "a number with features.tune, for example 0.003"
-        classes = spec.ridge.task == "classification"
-        yield "ridge.task", classes, "classification with features.tune: groups tune by a loss of classes"
-        network = features.kind in NETWORK_FEATURES and ClosedForm.is_for(spec)
-        yield "features.tune", network, f"none unless a ridge head is on {' or '.join(NETWORK_FEATURES)}"
-        yield "features.cache", not features.cache, "empty where the network is tuned"
-        yield "features.block", 0 <= features.block <= 10**5, "in 0 to 100000"
-        yield "features.trainable", bool(features.trainable.strip()), "all, last or names"
-        yield from super().demands()
-
-    def why_not_compared(self) -> str:
-        """Return why no request can be compared with Scratch: groups would have to tune the network again."""
-        return "groups would tune the network again"
-
-    def separate_rounds(self) -> tuple[str, dict[str, Any]]:
-        """Return the case and the values of the premise, including the width of a block or the stretch of a merge."""
-        tune, groups = self.spec.features.tune, self.spec.groups
-        more = {"stretch": groups.stretch} if tune == "merge" or groups.stretch != 1.0 else {}
-        values = {"block": self.spec.features.block} if tune == "blocks" else more
-        return f"tuned {tune}", {"rounds": groups.rounds} | values
-
-    @property
-    def rounds_from_scratch(self) -> int | None:
-        """Number of rounds from a fresh model: the rounds of tuning, and a solve."""
-        return 1 + self.spec.groups.rounds
-
-    def sent_settings(self) -> SentSettings:
-        """Return the settings of the head, and of the rounds in which groups tune the network."""
-        groups = self.spec.groups
-        return SentSettings(self._sent_rate, self.spec.features, self.spec.ridge, groups.count, groups.stretch)
-
-
-_REGIMES: list[type[Regime]] = [Rounds, Groups, ClosedForm, TunedNetworks]
+_REGIMES: list[type[Regime]] = [Rounds, Groups, ClosedForm]
 
 
 def add_regime(regime: type[Regime]) -> None:

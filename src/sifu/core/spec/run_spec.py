@@ -115,7 +115,7 @@ def _demands_of_groups(spec: Spec) -> Iterator[Demand]:
         return
     yield "groups.count", groups.count == 0 or 2 <= groups.count <= MOST_GROUPS, f"0 or in 2 to {MOST_GROUPS}"
     common_follow = f"at least 1 (0: by rule) and below stop.max_rounds = {most}, so that common rounds follow"
-    yield "groups.rounds", spec.regime.tunes or 0 <= groups.rounds < most, common_follow
+    yield "groups.rounds", 0 <= groups.rounds < most, common_follow
     yield "groups.stretch", 1 <= groups.stretch <= 2, "in 1 to 2, and fixed before training"
     if not Participation.parse(server.participation).independent:
         raise InputError(
@@ -145,7 +145,7 @@ def _demands_of_releases(spec: Spec) -> Iterator[Demand]:
     yield (
         "release.noise",
         spec.regime.releases_with_noise,
-        "0 unless model.kind = 'ridge' with features.tune = 'none': only then distances are known and nothing else "
+        "0 unless model.kind = 'ridge': only then distances are known and nothing else "
         "that clients shaped leaves with the head",
     )
     fixed_r = spec.ridge.regularisation != "auto"

@@ -133,17 +133,6 @@ class FeaturesSpec:
     cache: str = key("", "folder to keep features in, on the clients' side; no request erases it; empty keeps none")
     norm: float = key(10.0, "largest length of a sample's features; ridge shortens plain inputs to it, too")
     bandwidth: float = key(1.0, "random_fourier: width of the kernel, in units of the inputs")
-    tune: Literal["none", "merge", "blocks"] = key(
-        "none",
-        "ridge on a network: groups tune the network separately; blocks forgets in no round, merge in one and "
-        "predicts through two networks",
-    )
-    block: int = key(400, "blocks: numbers that each group's network adds to the features; 0 takes its whole output")
-    trainable: str = key(
-        "all",
-        "what is tuned and sent: all, last (the last layer with parameters), lora(RANK) (low-rank adapters of linear "
-        "layers), or names: layer3, head.bias",
-    )
 
 
 @dataclass(frozen=True)

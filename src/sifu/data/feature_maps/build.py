@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sifu.core.allowed_code import demand_consent
 from sifu.core.spec.sections import FeaturesSpec
@@ -18,9 +18,6 @@ from sifu.data.feature_maps.feature_map import FeatureMap
 from sifu.data.feature_maps.row_maps import PlainInputs, Projection, RandomFourier
 from sifu.errors import InputError
 from sifu.theory.closed_form import FixedPoint, Targets
-
-if TYPE_CHECKING:  # importing it imports torch, which commands that only read a run do not need
-    from sifu.data.feature_maps.tuned_networks import TunedFeatures
 
 
 def fixed_point(features: FeatureMap, targets: Targets, *, feature_bits: int = 16, target_bits: int = 16) -> FixedPoint:
@@ -92,15 +89,6 @@ def _with_deep_network(features: FeaturesSpec, module: Any, shape: tuple[int, ..
     if not blocks and not features.count:
         return module
     return deep_network(module, shape, blocks, count=features.count, seed=features.seed)
-
-
-def tuned_map(features: FeaturesSpec, public: FeatureMap, outputs: int, count: int, stretch: float) -> TunedFeatures:
-    """Return the feature map for `count` groups that tune the network of `public`, before any group has tuned it."""
-    from sifu.data.feature_maps.fixed_networks import NetworkFeatures
-    from sifu.data.feature_maps.tuned_networks import TunedFeatures
-
-    assert isinstance(public, NetworkFeatures)
-    return TunedFeatures(public, features, outputs, count, stretch)
 
 
 def texts_as_tokens(x: Any, features: FeaturesSpec) -> Any:

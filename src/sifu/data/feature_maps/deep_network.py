@@ -8,7 +8,6 @@ its mirror image. They are not trained and depend on no client's data, so every 
 
 from __future__ import annotations
 
-import abc
 import math
 from typing import Any, Protocol, runtime_checkable
 
@@ -32,16 +31,7 @@ class Backbone(Protocol):
         """
 
 
-class FeatureExtractor(nn.Module, abc.ABC):
-    """Module that computes rows of features from samples with a network."""
-
-    @property
-    @abc.abstractmethod
-    def is_deep(self) -> bool:
-        """True if the features may include blocks before the last layer."""
-
-
-class DeepNetwork(FeatureExtractor):
+class DeepNetwork(nn.Module):
     """Deep features: pooled activations of a backbone's last `blocks` blocks and of its last layer."""
 
     project: Tensor | None
@@ -70,18 +60,10 @@ class DeepNetwork(FeatureExtractor):
             rows = (rows + self._rows(x.flip(-1))) / 2
         return rows if self.project is None else rows @ self.project.to(rows.dtype)
 
-    is_deep = True
-
     @property
     def features(self) -> int:
         """Number of features of a sample."""
         return self.width if self.project is None else self.project.shape[1]
-
-    def of(self, backbone: nn.Module, *, projected: bool = True) -> DeepNetwork:
-        """Return a module that reads another backbone with the same options, with or without the projection."""
-        other = DeepNetwork(backbone, self.blocks, self.width, mirror=self.mirror, seed=self.seed)
-        other.project = self.project if projected else None
-        return other
 
     def settings(self) -> dict[str, Any]:
         """Return the options, for the digest of the map."""

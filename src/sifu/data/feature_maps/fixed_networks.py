@@ -10,7 +10,6 @@ class of this file would invalidate recorded runs.
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import math
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from sifu.data.feature_maps.deep_network import DeepNetwork, FeatureExtractor, deep_network
+from sifu.data.feature_maps.deep_network import DeepNetwork, deep_network
 from sifu.data.feature_maps.feature_map import SAME_FEATURES, FeatureMap, Floats, check_norm, in_chunks
 from sifu.data.forked import forked, in_this_process
 from sifu.data.fresh_modules import fixed_algorithms, fixed_generators, fresh_copy
@@ -101,9 +100,6 @@ class Block(nn.Module):
 
 class EfficientNetLite0(nn.Module):
     """Backbone that maps colour images (n, 3, H, W) with values from 0 to 1 to the 1,280 means of the last layer."""
-
-    last_layers = ("_blocks.12", "_blocks.13", "_blocks.14", "_blocks.15", "_conv_head", "_bn1")
-    """Layers tuned by features.trainable = "last": the last four blocks and the last layer."""
 
     def __init__(self, side: int) -> None:
         super().__init__()
@@ -273,16 +269,6 @@ class NetworkFeatures(FeatureMap):
         """Return the same map computed on another device."""
         return self if device == self.device else replace(self, device=device)
 
-    def of(self, module: torch.nn.Module, features: int) -> NetworkFeatures:
-        """Return the map of a module that differs from this one in its parameters; the module is not run."""
-        other = copy.copy(self)
-        other.features = features
-        other._use(module)
-        if self.kind == "module":
-            # A forked process leaves no state behind, and this map already compares the variables of the same code.
-            other._shared = None if self.run is forked else shared_state(other.module)
-        return other
-
     def settings(self) -> dict[str, Any]:
         """Return the shape, the class names of the network's parts, and the options of a `DeepNetwork`."""
         named = () if self.kind == "transformers" else self.module.named_modules()
@@ -387,7 +373,7 @@ class NetworkFeatures(FeatureMap):
 
     def _lengths(self, rows: Floats) -> Floats:
         """Return the length of each row, computed independently of the other rows."""
-        if isinstance(self.module, FeatureExtractor) and self.module.is_deep:  # numpy sums in an order fixed by size
+        if isinstance(self.module, DeepNetwork):  # numpy sums in an order fixed by size
             lengths: Floats = np.sqrt(np.square(rows).sum(axis=1))
             return lengths
         return np.array([math.sqrt(math.fsum(row * row)) for row in rows])  # fsum is correctly rounded in any order

@@ -38,8 +38,8 @@ RESIZING = {2: "bilinear", 3: "bicubic"}
 """Interpolation modes, by their number in the preprocessing configuration."""
 
 
-class EvalModeNetwork(nn.Module, abc.ABC):
-    """A network that stays in evaluation mode while it is tuned, so that dropout stays off."""
+class PublicNetwork(nn.Module, abc.ABC):
+    """A public network that exposes the means of its layers."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -53,11 +53,6 @@ class EvalModeNetwork(nn.Module, abc.ABC):
         """Return the means of the last layer."""
         return self.activations(x)[-1]
 
-    def train(self, mode: bool = True) -> EvalModeNetwork:
-        """Keep the network in evaluation mode, whatever the `mode`."""
-        super().train(False)
-        return self
-
     def _states(self, **inputs: Tensor) -> Sequence[Tensor]:
         states: Sequence[Tensor] | None = self.network(**inputs, output_hidden_states=True).hidden_states
         if not states:
@@ -65,7 +60,7 @@ class EvalModeNetwork(nn.Module, abc.ABC):
         return states
 
 
-class TextNetwork(EvalModeNetwork):
+class TextNetwork(PublicNetwork):
     """Network that maps rows of token ids to means over the tokens of each text."""
 
     def activations(self, x: Tensor) -> list[Tensor]:
@@ -88,7 +83,7 @@ class TextNetwork(EvalModeNetwork):
         return [(state * weights).sum(dim=1) / weights.sum(dim=1) for state in states]
 
 
-class ImageNetwork(EvalModeNetwork):
+class ImageNetwork(PublicNetwork):
     """Network that preprocesses images with values from 0 to 1 and maps them to means over positions."""
 
     mean: Tensor
@@ -162,7 +157,7 @@ def transformer_features(
     folder = model_folder(model)
     network, drawn = _loaded(folder)
     of_images = len(shape) == 3
-    backbone: EvalModeNetwork
+    backbone: PublicNetwork
     if of_images:
         prepared = _preprocessing(folder)
         backbone = ImageNetwork(getattr(network, "vision_model", network), size or _side(folder, prepared), prepared)

@@ -22,7 +22,6 @@ from sifu.core.replies import LATE, Wait
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.wire import (
     EVALUATE,
-    SEND_MASKED_STATISTICS,
     SHOW_EVENT,
     arrays_record,
     model_message,
@@ -218,8 +217,6 @@ class Messenger:
         self._federation, self._exchange, self._roster, self.patience = federation, exchange, roster, patience
         self.shown: ShownCheckpoint | None = None
         """Ledger checkpoint that every message includes, or None before there is one."""
-        self.networks: Mapping[int, ArrayRecord] = {}
-        """Parameters tuned by each group, which messages for statistics and evaluations include."""
 
     def record(self, model: Vector) -> ArrayRecord:
         """Return a model as a Flower record."""
@@ -282,7 +279,6 @@ class Messenger:
             more: Additional entries of `config`.
         """
         blueprint, shown = self._federation.blueprint, self.shown
-        networks = {} if kind == SEND_MASKED_STATISTICS else self.networks  # already sent
         own = blueprint.evaluate_config if kind == EVALUATE else None
         messages = {}
         for client, node in nodes.items():
@@ -293,7 +289,7 @@ class Messenger:
                 **more,
             }
             timeout = self.patience.timeout
-            messages[client] = model_message(record, instruction, node, kind, timeout, config, networks)
+            messages[client] = model_message(record, instruction, node, kind, timeout, config)
         return messages
 
     def try_to_ask(

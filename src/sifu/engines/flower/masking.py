@@ -44,7 +44,7 @@ from sifu.engines.flower.wire import (
     statistics_arrays,
 )
 from sifu.engines.masked_updates import prepared_update
-from sifu.engines.masks import counted_words, in_order, mask, mask_context, networks_digest, new_secret, public_part
+from sifu.engines.masks import counted_words, in_order, mask, mask_context, new_secret, public_part
 from sifu.engines.plans import KEY, MASKED, WORDS, Arrays, Origin
 from sifu.errors import InputError
 from sifu.theory.closed_form import Rows, Statistics
@@ -161,16 +161,16 @@ def add_statistics(app: ClientApp, make_client: Callable[[Context], object], *, 
 
     @app.train(PREPARE_STATISTICS.partition(".")[2])
     def prepare(message: Message, context: Context) -> Message:
-        place, networks = _place(message), networks_digest(instruction_of(message).networks)
+        place = _place(message)
         kept, arrays = context.state.get(HEAD), context.state.get(f"{HEAD}-{ARRAYS}")
-        same = isinstance(kept, ConfigRecord) and (kept.get("place"), kept.get("networks")) == (place, networks)
+        same = isinstance(kept, ConfigRecord) and kept.get("place") == place
         if same and isinstance(kept, ConfigRecord) and isinstance(arrays, ArrayRecord):
             counted = arrays[WORDS].numpy()
             origin = Origin(int(kept["samples"]), str(kept["features"]), str(kept["numbers"]))  # type: ignore[arg-type]
         else:
             statistics, origin = computed(message, context)
             counted = counted_words(statistics)
-        key = _keep(context, HEAD, {WORDS: counted}, place=place, networks=networks, **asdict(origin))
+        key = _keep(context, HEAD, {WORDS: counted}, place=place, **asdict(origin))
         return Message(RecordDict({**origin_records(origin, key)}), reply_to=message)
 
     @app.train(SEND_MASKED_STATISTICS.partition(".")[2])

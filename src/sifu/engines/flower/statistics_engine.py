@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sifu.core.engine import Position, Reason
-from sifu.core.layout import Vector
 from sifu.core.operator_words import FLOWER, unmasked_setting
-from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
 from sifu.engines.flower.exchange import Patience, Roster
 from sifu.engines.flower.flower_engine import FlowerFederation
 from sifu.engines.flower.wire import (
@@ -23,7 +21,7 @@ from sifu.engines.flower.wire import (
 )
 from sifu.engines.plans import Origin, Sent
 from sifu.engines.remote import Blueprint
-from sifu.engines.remote_statistics import MaskedRemoteStatistics, RemoteStatistics, TunedRemoteStatistics
+from sifu.engines.remote_statistics import MaskedRemoteStatistics, RemoteStatistics
 from sifu.theory.arrays import Words
 
 if TYPE_CHECKING:
@@ -69,38 +67,6 @@ class MaskedFlowerStatistics(MaskedRemoteStatistics, FlowerStatistics):
         return list(self._messenger.ask(messages, add, position, "statistics: "))
 
 
-class TunedFlowerStatistics(TunedRemoteStatistics, FlowerStatistics):
-    """`TunedRemoteStatistics` for Flower nodes; tuning and statistics share the list of busy clients."""
-
-    tuning: FlowerFederation
-
-    def __init__(
-        self,
-        grid: Grid,
-        roster: Roster,
-        blueprint: Blueprint,
-        patience: Patience,
-        *,
-        masked_updates: bool = False,
-    ) -> None:
-        super().__init__(grid, roster, blueprint, patience)
-        self.tuning = FlowerFederation(
-            grid, roster, self.tuning_blueprint(), patience, masked=masked_updates, exchange=self._exchange
-        )
-
-    def _send_networks(self, networks: Mapping[int, Vector]) -> None:
-        self._messenger.networks = {group: self.tuning.record(network) for group, network in networks.items()}
-
-    def show_checkpoints(self, shown: ShownCheckpoint) -> None:
-        """Include the latest signed ledger head in all later messages of statistics and of tuning."""
-        super().show_checkpoints(shown)
-        self.tuning.show_checkpoints(shown)
-
-
-class MaskedTunedFlowerStatistics(TunedFlowerStatistics, MaskedFlowerStatistics):
-    """Variant of `TunedFlowerStatistics` in which the server learns only the sum of statistics."""
-
-
 def make_federation(
     grid: Grid,
     roster: Roster,
@@ -122,8 +88,5 @@ def make_federation(
     """
     if blueprint.head is None:
         return FlowerFederation(grid, roster, blueprint, patience, masked=masked_updates)
-    if blueprint.head.tuning is not None:
-        tuned = MaskedTunedFlowerStatistics if masked_statistics else TunedFlowerStatistics
-        return tuned(grid, roster, blueprint, patience, masked_updates=masked_updates)
     statistics = MaskedFlowerStatistics if masked_statistics else FlowerStatistics
     return statistics(grid, roster, blueprint, patience)

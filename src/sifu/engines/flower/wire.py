@@ -33,7 +33,6 @@ from sifu.engines.plans import (
     FEATURES,
     KEY,
     MASKED,
-    NETWORK,
     NUMBERS,
     ROW_FEATURES,
     ROW_TARGETS,
@@ -77,12 +76,7 @@ def instruction_of(message: Message) -> Instruction:
         InputError: If the message does not come from a sifu server.
     """
     config = message.content[CONFIG]
-    networks = {
-        int(name.removeprefix(NETWORK)): arrays_of(record)
-        for name, record in message.content.array_records.items()
-        if name.startswith(NETWORK)
-    }
-    return Instruction.of_values(config if isinstance(config, ConfigRecord) else {}, networks)
+    return Instruction.of_values(config if isinstance(config, ConfigRecord) else {})
 
 
 def arrays_record(
@@ -105,7 +99,6 @@ def model_message(
     kind: str,
     timeout: float,
     config: Mapping[str, Any],
-    networks: Mapping[int, ArrayRecord] = MappingProxyType({}),
 ) -> Message:
     """Build a message to a node.
 
@@ -116,7 +109,6 @@ def model_message(
         kind: Flower's message type.
         timeout: Seconds after which the reply is no longer accepted.
         config: Entries of the message's `config` besides the instruction.
-        networks: Tuned network parameters of each group.
 
     Returns:
         The message, ready to be sent.
@@ -127,8 +119,6 @@ def model_message(
     elif models is not None:
         for number, model in enumerate(models):
             content[f"{ARRAYS}-{number}"] = model
-    for group, network in networks.items():
-        content[f"{NETWORK}{group}"] = network
     place = instruction.position
     return Message(content, node, kind, ttl=timeout, group_id=f"{place.branch}.{place.round}")
 
