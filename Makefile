@@ -63,7 +63,7 @@ paper: $(VENV)/.paper    ## install the paper's experiments
 # Three files at a time on two cores, because the processes wait for each other half of the time. Files that take longest come first,
 # in the order given: by default xdist begins with the files of most tests, and would end with the longest one alone.
 FLOWER := tests/engines/flower
-LONGEST := $(addprefix $(FLOWER)/test_flower_,deployment.py exact_groups.py tuned.py exact_ways.py)
+LONGEST := $(addprefix $(FLOWER)/test_flower_,deployment.py exact_groups.py exact_ways.py)
 OTHERS := $(filter-out $(LONGEST),$(wildcard $(FLOWER)/test_*.py))
 test-flower: $(VENV)/.flower  ## tests that need Flower, with real SuperLink and SuperNode processes on loopback
 	$(TEST_ENV) FLWR_TELEMETRY_ENABLED=0 $(BIN)/python -m pytest $(LONGEST) $(OTHERS) -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder

@@ -41,28 +41,15 @@ PARTITIONS: dict[str, dict[str, Any]] = {
 KEY = ("task", "partition", "setup", "penalty", "leavers")
 """Columns that identify a line of the committed table."""
 TEXTS = ("newsgroups", "debian")
-TUNED = {"count": 10, "rounds": 8, "rebuild": "never"}
-LOCAL = {"rate": 0.006, "steps": 4, "batch": 50, "momentum": 0.9}
 SETUPS: dict[str, dict[str, Any]] = {
     "last": {"features": {"layers": "last", "size": 128, "mirror": False}},
     "last 224": {"features": {"layers": "last", "size": 224}},
     "deep": {"features": {"layers": "deep", "size": 224}},
     "deep 4096": {"features": {"layers": "deep", "size": 224, "count": 4096}},
-    "blocks": {"features": {"layers": "deep", "size": 224, "tune": "blocks", "count": 1280}, "groups": TUNED},
-    "blocks 4096": {
-        "features": {"layers": "deep", "size": 224, "tune": "blocks", "count": 4096},
-        "groups": TUNED,
-        "local": {"rate": 0.003},
-    },
-    "merge": {"features": {"layers": "deep", "size": 224, "tune": "merge", "count": 4096}, "groups": TUNED},
     "last 64 tokens": {"features": {"kind": "transformers", "layers": "last", "size": 64}},
     "deep 64 tokens": {"features": {"kind": "transformers", "layers": "deep", "size": 64}},
     "last 128 tokens": {"features": {"kind": "transformers", "layers": "last", "size": 128}},
     "deep 128 tokens": {"features": {"kind": "transformers", "layers": "deep", "size": 128}},
-    "adapters 128 tokens": {
-        "features": {"kind": "transformers", "size": 128, "tune": "blocks", "trainable": "lora(8)"},
-        "groups": TUNED,
-    },
 }
 
 
@@ -91,12 +78,8 @@ def spec_of(job: dict[str, Any], folder: Path, options: argparse.Namespace) -> d
         spec["features"]["model"] = str(options.model)
     if options.cache is not None:
         spec["features"]["cache"] = str(options.cache)
-    if "groups" in chosen:
-        spec |= {"groups": dict(chosen["groups"]), "local": LOCAL | chosen.get("local", {})}
     if options.smoke:
         spec["features"]["size"] = 8 if is_text else 64
-        if "groups" in spec:
-            spec["groups"] |= {"count": 2, "rounds": 1}
     return spec
 
 

@@ -1,9 +1,7 @@
-"""Benchmarks of closed-form heads: costs, hospitals and patients that leave, and tuned networks.
+"""Benchmarks of closed-form heads: costs, hospitals and patients that leave.
 
     python benchmarks/closed_form.py costs --data FOLDER --out benchmarks/results/closed_form.json
     python benchmarks/closed_form.py hospitals --data FOLDER --out benchmarks/results/hospitals.json
-    python benchmarks/closed_form.py tuned --clients 100
-    python benchmarks/closed_form.py tuned --clients 100 --frozen 8384 --regularisation 0.01 --verify
 
 For a quick look: `costs --features 512 --clients 100 1000 --images 1000`.
 """
@@ -12,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from heads import costs, hospital_leaves, tuned_requests
+from heads import costs, hospital_leaves
 
 
 def main() -> None:
@@ -22,7 +20,6 @@ def main() -> None:
     for name, about, add_options, run in (
         ("costs", costs.__doc__, costs.add_options, costs.run),
         ("hospitals", hospital_leaves.__doc__, hospital_leaves.add_options, hospital_leaves.run),
-        ("tuned", tuned_requests.__doc__, tuned_requests.add_options, tuned_requests.run),
     ):
         part = parts.add_parser(name, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
         add_options(part)

@@ -28,7 +28,7 @@ import sifu
 from forged_runs import rebuild_chain
 from mutations import CRASH, Pristine, caught, changed, leaves, other_values, spread, with_leaf
 from random_journeys import tables as table_clients
-from run_tools import TUNED, build_run_with_requests, columns, connect, small_spec, tables
+from run_tools import build_run_with_requests, columns, connect, small_spec, tables
 from scripted_job import AUTHORITY, NOWHERE, kept_by_witness, witnesses_of
 from sifu.api import verify_certificate
 from sifu.data import ClientData
@@ -184,16 +184,6 @@ def closed_form(folder: Path) -> Path:
     return folder
 
 
-def tuned(folder: Path) -> Path:
-    """Make a run with groups that tune a network: a client leaves, its group tunes again, another client leaves."""
-    sifu.allow_code(TUNED["features"]["module"])
-    run = sifu.train(TUNED, run=folder)
-    run.forget(["client-001"], "struck")
-    run.rebuild()
-    run.forget(["client-003"], "struck-again", retention="strict")
-    return folder
-
-
 def with_many_requests(folder: Path) -> Path:
     """Make the run that other tests also tamper with."""
     build_run_with_requests(folder)
@@ -223,7 +213,6 @@ RUNS: dict[str, Callable[[Path], Path]] = {
     "groups": grouped,
     "moved groups": moved_groups,
     "closed form": closed_form,
-    "tuned networks": tuned,
     "records": with_records,
     "approved": approved,
     "witnessed": witnessed,

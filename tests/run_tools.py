@@ -32,17 +32,6 @@ SMALL: dict[str, Any] = {
 loaded.
 """
 
-TUNED: dict[str, Any] = {
-    "data": {"name": "digits", "clients": 6, "samples_per_client": 8},
-    "model": {"kind": "ridge"},
-    "ridge": {"regularisation": 0.01},
-    "features": {"kind": "module", "module": "public_backbone:make", "tune": "blocks", "block": 3},
-    "groups": {"count": 3, "rounds": 2, "rebuild": "later"},
-    "local": {"rate": 0.05, "steps": 1},
-    "privacy": {"noise": "seeded"},
-}
-"""Spec of a federation whose groups tune a small public network."""
-
 SOURCES = Path(sifu.__file__).resolve().parent.parent
 INSTALLED = Path(__file__).resolve().parent / "installed"
 """Folder with an installed extension that its entry points reveal."""

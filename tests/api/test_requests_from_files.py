@@ -22,10 +22,6 @@ from sifu.store import files
 from sifu.store.reader import RunReader
 
 SHOWING = "public_backbone:make_showing"
-TUNED: dict[str, Any] = {
-    "groups": {"count": 2, "rounds": 1, "rebuild": "never"},
-    "local": {"rate": 0.05, "steps": 1, "batch": 4},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -55,14 +51,13 @@ def refuse(*arguments: Any, **named: Any) -> Any:
     raise AssertionError("a request computed features or read data")
 
 
-@pytest.mark.parametrize("tune", ["none", "blocks"])
 def test_a_request_reads_no_data_and_is_that_of_the_whole_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tune: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request from files gives the same head as one that computes with the clients' data; the control does the
     latter.
     """
-    spec = spec_of() if tune == "none" else spec_of(tune="blocks", block=3) | TUNED
+    spec = spec_of()
     heads = {}
     for name in ("files", "data"):
         run = sifu.train(spec, run=tmp_path / name, clients=clients_of())
@@ -80,10 +75,9 @@ def test_a_request_reads_no_data_and_is_that_of_the_whole_engine(
         assert run.verify().problems == []
         assert sifu_verifier.verify(tmp_path / name) == []
         heads[name] = _head(tmp_path / name)
-    if tune == "none":  # a key of the run draws the groups, so blocks of two runs differ
-        assert np.array_equal(heads["files"], heads["data"])
+    assert np.array_equal(heads["files"], heads["data"])
     # An engine with data can continue this run.
-    (again,) = sifu.open_run(tmp_path / "files", clients=clients_of()).forget(["c2"], compare_scratch=tune == "none")
+    (again,) = sifu.open_run(tmp_path / "files", clients=clients_of()).forget(["c2"], compare_scratch=True)
     assert again.level == "exact"
 
 
@@ -122,18 +116,13 @@ def test_other_requests_still_read_the_data(tmp_path: Path) -> None:
     run = sifu.train(spec_of(), run=tmp_path / "run", clients=clients_of())
     (outcome,) = run.forget(["c1"], records=[0])
     assert outcome.level == "exact"
-    for folder, spec in (
-        ("sum", spec_of() | {"keep": {"statistics": "sum"}}),
-        ("merge", spec_of(tune="merge") | TUNED),
-        ("rebuilt", spec_of(tune="blocks", block=3) | TUNED | {"groups": {"count": 2, "rounds": 1}}),
-    ):
-        run = sifu.train(spec, run=tmp_path / folder, clients=clients_of())
-        with run.view() as view:
-            assert not forgets_from_files(view), folder
-        with pytest.raises(InputError, match=r"sifu\.open_run\(folder, clients"):
-            sifu.open_run(tmp_path / folder).forget(["c1"])
-        (outcome,) = run.forget(["c1"])
-        assert outcome.level == "exact", folder
+    run = sifu.train(spec_of() | {"keep": {"statistics": "sum"}}, run=tmp_path / "sum", clients=clients_of())
+    with run.view() as view:
+        assert not forgets_from_files(view)
+    with pytest.raises(InputError, match=r"sifu\.open_run\(folder, clients"):
+        sifu.open_run(tmp_path / "sum").forget(["c1"])
+    (outcome,) = run.forget(["c1"])
+    assert outcome.level == "exact"
 
 
 PLAIN: dict[str, Any] = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs": 2}}

@@ -18,7 +18,6 @@ from sifu.audit import AuditOptions, audit_run, compare_files
 from sifu.audit.before_after import Attempt, BeforeAfterAttack, Candidates, TwoHeads, attempt
 from sifu.data.digits import read_digits
 from sifu.errors import InputError
-from sifu.export.description import networks_of_head
 
 RIDGE_SPEC = {"data": {"clients": 40, "samples_per_client": 10}, "model": {"kind": "ridge"}}
 
@@ -294,61 +293,6 @@ def test_noise_on_every_release_hides_records(tmp_path: Path) -> None:
     run = sifu.train(plain, run=tmp_path / "plain")
     records, _ = audit_run(run, AuditOptions(only_before_after=True, trials=50, seed=1)).before_after
     assert records.identified >= 0.9
-
-
-@pytest.fixture(scope="module")
-def tuned_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a run of 20 clients on digits that forgot client-000, so that the other clients of its group are in no
-    block.
-    """
-    sifu.allow_code("public_backbone:make")
-    spec = {
-        "data": {"clients": 20, "samples_per_client": 15},
-        "model": {"kind": "ridge"},
-        "ridge": {"regularisation": 0.01},
-        "features": {"kind": "module", "module": "public_backbone:make", "tune": "blocks", "block": 6},
-        "groups": {"count": 3, "rounds": 2, "rebuild": "later"},
-        "local": {"rate": 0.05, "steps": 2, "momentum": 0.9},
-    }
-    folder = tmp_path_factory.mktemp("tuned")
-    run = sifu.train(spec, run=folder / "run")
-    run.forget(["client-000"])
-    return folder
-
-
-def test_blocks_of_tuned_networks_reveal_records_too(tuned_run: Path) -> None:
-    report = audit_run(tuned_run / "run", AuditOptions(only_before_after=True, trials=40, seed=1))
-    records, clients = report.before_after
-    assert (records.what, records.candidates, clients.candidates) == ("record", 285, 19)
-    assert records.identified >= 0.8  # chance is 1 of 285
-    assert clients.identified >= 0.8
-    assert max(records.control_identified, clients.control_identified) <= 0.2
-
-
-def test_exports_of_tuned_blocks_name_a_record_of_a_group_that_was_hit_before(tuned_run: Path) -> None:
-    run = sifu.open_run(tuned_run / "run")
-    run.export(tuned_run / "before.safetensors")
-    with run.reader() as reader:
-        in_blocks = {member for row in networks_of_head(reader) for member in row.members}
-        outside = next(
-            k for k, client in enumerate(reader.clients()) if k not in in_blocks and client.name != "client-000"
-        )
-        name = reader.clients()[outside].name
-    run.forget([name], records=[3])
-    run.export(tuned_run / "after.safetensors")
-    from sifu.core.spec import Spec
-    from sifu.run.clients_and_engine import clients_from_spec
-
-    clients = clients_from_spec(Spec.from_mapping({"data": {"clients": 20, "samples_per_client": 15},
-                                                   "features": {"kind": "module", "module": "public_backbone:make"},
-                                                   "model": {"kind": "ridge"}}))  # fmt: skip
-    np.savez(tuned_run / "candidates.npz", x=np.concatenate([each.x for each in clients]),
-             y=np.concatenate([each.y for each in clients]))  # fmt: skip
-    np.savez(tuned_run / "public.npz", x=read_digits().x_test)
-    before, after = (tuned_run / f"{each}.safetensors" for each in ("before", "after"))
-    public, candidates = tuned_run / "public.npz", tuned_run / "candidates.npz"
-    (records,) = compare_files(before, after, public, candidates, module="public_backbone:make")
-    assert records.named[0].candidate == str(15 * outside + 3)
 
 
 HOSPITALS = Path(__file__).resolve().parents[3] / "shared" / "data" / "hospitals"

@@ -315,9 +315,8 @@ def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     assert len(value["requests"]) == 3
     assert value["total_rounds"] < value["total_scratch_rounds"]
     assert query(tmp_path / "demo", "SELECT COUNT(*) FROM certificates") == [(6,)]
-    for act in ("exact", "tuned"):
-        assert (value[act]["level"], value[act]["rounds"]) == ("exact", 0)
-        assert value[act]["accuracy"] > 0.9
+    assert (value["exact"]["level"], value["exact"]["rounds"]) == ("exact", 0)
+    assert value["exact"]["accuracy"] > 0.9
 
 
 def test_what_people_read_of_groups(cli: Command, tmp_path: Path) -> None:

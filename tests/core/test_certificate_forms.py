@@ -308,7 +308,7 @@ def test_clauses_on_noise_stay_where_noise_hides_the_client(drawn: tuple[Body, l
     assert [word for word in NOISE_WORDS if word not in said] == []
 
 
-def test_groups_are_mentioned_where_networks_were_tuned_in_groups() -> None:
+def test_groups_are_mentioned_where_clients_trained_in_groups() -> None:
     for grouped in (True, False):
         _, remains = what_was_erased("paper", "fresh", protection="noise", keeps_updates=False, grouped=grouped)
         assert ("groups" in remains) == grouped

@@ -134,7 +134,6 @@ OUT_OF_RANGE = [
     ({"features": {"norm": 0}}, "features.norm"),
     ({"features": {"bandwidth": 0}}, "features.bandwidth"),
     ({"features": {"module": "a:b"}}, "features.module"),
-    ({"features": {"tune": "blocks"}}, "groups.count"),
     ({"ridge": {"feature_bits": 25}, "model": RIDGE_MODEL}, "ridge.feature_bits"),
     ({"ridge": {"target_bits": 0}, "model": RIDGE_MODEL}, "ridge.target_bits"),
     ({"ridge": {"scale": 0}, "model": RIDGE_MODEL}, "ridge.scale"),

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 import public_backbone
 import sifu
-import sifu_verifier
 from onnx_tools import answers_of_the_graph
 from sifu.api import verify_run
 from sifu.core.spec import Spec
@@ -21,7 +20,7 @@ from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.client_data import ClientData
 from sifu.data.feature_maps import fixed_networks
 from sifu.data.feature_maps.build import specified_map
-from sifu.data.feature_maps.deep_network import DeepNetwork, deep_network, signs
+from sifu.data.feature_maps.deep_network import deep_network, signs
 from sifu.data.feature_maps.fixed_networks import EfficientNetLite0, NetworkFeatures
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.errors import InputError
@@ -200,49 +199,6 @@ def test_every_head_can_be_put_on_deep_features(tmp_path: Path, kind: str) -> No
     assert np.array_equal(loaded.predict(images(9, seed=50)), run.model().predict(images(9, seed=50)))
 
 
-TUNED = {"groups": {"count": 3, "rounds": 2, "rebuild": "later"}, "local": {"rate": 0.05, "steps": 2}}
-
-
-@pytest.mark.parametrize(
-    ("features", "width"),
-    [
-        ({"tune": "blocks", "block": 5}, 20 + 3 * 5),
-        ({"tune": "blocks", "block": 5, "count": 12}, 12 + 3 * 5),
-        ({"tune": "blocks", "block": 0}, 20 + 3 * 20),
-        ({"tune": "merge", "count": 12}, 12 + 12),
-    ],
-)
-def test_tuned_networks_are_read_deeply_and_forgotten_exactly(
-    tmp_path: Path, features: dict[str, Any], width: int
-) -> None:
-    spec = spec_of(**features) | TUNED
-    run = sifu.train(spec, run=tmp_path / "run", clients=clients_of())
-    with RunReader(run.folder) as reader:
-        assert reader.layout.shapes[0][0] == width
-    (outcome,) = run.forget(["client-2"])
-    assert outcome.level == "exact"
-    assert verify_run(run.folder).problems == []
-    assert sifu_verifier.verify(run.folder) == []
-    assert sifu.audit_run(run).exact[0].same_model
-
-
-def test_a_block_is_a_projection_of_the_tuned_networks_deep_features() -> None:
-    public = specified_map(FeaturesSpec(kind="module", module=SHOWING), (1, 8, 8))
-    assert isinstance(public, NetworkFeatures)
-    assert isinstance(public.module, DeepNetwork)
-    from sifu.data.feature_maps.tuned_networks import TunedFeatures
-    from sifu.theory.closed_form.blocks import projection
-
-    features = TunedFeatures(public, FeaturesSpec(tune="blocks", block=5, seed=2), 2, 1, 1.0)
-    assert features.network.scores.in_features == 10  # the scores depend only on the last layer
-    x, moved = images(4), features.network.flat() + np.float32(0.05)
-    tuned = features.through({0: moved})
-    by_parts = NetworkFeatures(public.module.of(features.network.tuned_by(moved)), (1, 8, 8), norm=1.0)(x)
-    expected = 10.0 * unit(by_parts @ projection(2, 20, 5))
-    np.testing.assert_allclose(tuned(x)[:, 20:], expected, atol=1e-4)
-    assert np.abs(by_parts - public(x) / 10.0).max() > 1e-3
-
-
 def test_weights_are_digested_once(monkeypatch: pytest.MonkeyPatch) -> None:
     taken, digest = [], fixed_networks.weights_digest
     monkeypatch.setattr(fixed_networks, "weights_digest", lambda module: taken.append(1) or digest(module))
@@ -280,11 +236,9 @@ def _module(kind: str) -> dict[str, str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("tune", ["none", "blocks"])
-def test_a_graph_of_deep_features_says_what_predict_says(tmp_path: Path, tune: str) -> None:
+def test_a_graph_of_deep_features_says_what_predict_says(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
-    spec = spec_of(tune=tune, block=5, count=12) | (TUNED if tune == "blocks" else {})
-    run = sifu.train(spec, run=tmp_path / "run", clients=clients_of())
+    run = sifu.train(spec_of(count=12), run=tmp_path / "run", clients=clients_of())
     graph, x = run.export(tmp_path / "model.onnx"), images(5, seed=9)
     for answer in answers_of_the_graph(graph, {"x": x}):
         np.testing.assert_allclose(answer["scores"], run.model().scores(x), atol=1e-5)

@@ -436,10 +436,8 @@ def test_statistics_of_a_changed_module_are_not_added_to_kept_ones(
         {"keep": {"statistics": "sum"}},
         {"keep": {"statistics": "clients"}},
         {"keep": {"statistics": "clients"}, "cache": True},
-        {"keep": {"statistics": "clients"}, "groups": {"count": 2, "rounds": 1, "rebuild": "later"}},
-        {"keep": {"statistics": "sum"}, "groups": {"count": 2, "rounds": 1, "rebuild": "later"}},
     ],
-    ids=["sum", "clients", "clients and a cache", "clients and groups", "sum and groups"],
+    ids=["sum", "clients", "clients and a cache"],
 )
 def test_no_client_joins_through_a_changed_module(
     sections: dict[str, Any], changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -448,9 +446,6 @@ def test_no_client_joins_through_a_changed_module(
     helper, spec, clients = reading_elsewhere(tmp_path, monkeypatch)
     if sections.get("cache"):
         spec["features"]["cache"] = str(tmp_path / "cache")
-    if "groups" in sections:
-        spec["features"] |= {"tune": "blocks", "block": 3}
-        spec |= {"groups": sections["groups"], "local": {"rate": 0.05, "steps": 2}}
     spec |= {"keep": sections["keep"], "privacy": {"noise": "seeded"}}
     sifu.train(spec, run=tmp_path / "run", clients=clients[:4])
     if changed:
@@ -466,10 +461,9 @@ def test_no_client_joins_through_a_changed_module(
     assert sifu.audit_run(run).contradictions == ()
     assert run.verify().problems == []
     assert sifu_verifier.verify(tmp_path / "run") == []
-    if "groups" not in sections:  # a later join is placed in a group by its number
-        never = sifu.train(spec, run=tmp_path / "never", clients=[clients[0], *clients[2:]])
-        heads = [next(iter(each.model().state_dict().values())).numpy() for each in (never, run)]
-        assert np.array_equal(*heads)
+    never = sifu.train(spec, run=tmp_path / "never", clients=[clients[0], *clients[2:]])
+    heads = [next(iter(each.model().state_dict().values())).numpy() for each in (never, run)]
+    assert np.array_equal(*heads)
 
 
 def test_a_cache_of_a_changed_module_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

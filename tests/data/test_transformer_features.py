@@ -500,21 +500,6 @@ def test_texts_in_python(tmp_path: Path, text_model: Path, kind: Callable[[list[
     assert run.forget(["c1"])[0].level == "exact"
 
 
-@pytest.mark.parametrize("trainable", ["lora(2)", "last"])
-def test_groups_tune_adapters_on_texts(tmp_path: Path, text_model: Path, trainable: str) -> None:
-    spec = spec_of(table_of(tmp_path, clients=6), text_model, tune="blocks", block=6, trainable=trainable) | {
-        "groups": {"count": 2, "rounds": 2, "rebuild": "later"},
-        "local": {"rate": 0.1, "steps": 2, "clip": 1.0},
-    }
-    run = sifu.train(spec, run=tmp_path / "run")
-    with RunReader(run.folder) as reader:
-        assert reader.layout.shapes[0][0] == 48 + 2 * 6
-        assert any("lora_b" in name for name in reader.group_layout.names) == (trainable == "lora(2)")
-    assert run.forget(["site-1"])[0].level == "exact"
-    assert sifu.audit_run(run).exact[0].same_model
-    assert verify_run(run.folder).problems == []
-
-
 def test_an_image_model_goes_from_a_file_to_a_prediction(tmp_path: Path, image_model: Path) -> None:
     drawn = np.random.default_rng(0)
     x, y = drawn.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8), np.arange(40) % 2

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from power_loss import DRAWN, Change, Disk, after_power_loss, called, read_log, result_of
 
-from run_tools import TUNED, query, small_spec, spec_for
+from run_tools import query, small_spec, spec_for
 from shares import Line, Share, work_off
 from sifu.run import group_training, training
 
@@ -150,13 +150,6 @@ SCENARIOS: dict[str, list[str]] = {
         "rebuild run",
         "purge run",
     ],
-    "tuned": [
-        "--allow-code public_backbone:make train tuned.toml --run run",
-        "--allow-code public_backbone:make forget run --client client-000 --request a",
-        "--allow-code public_backbone:make rebuild run",
-        "--allow-code public_backbone:make forget run --client client-003 --retention strict --request b",
-        "purge run",
-    ],
 }
 
 
@@ -166,7 +159,7 @@ def write_inputs(root: Path) -> None:
                       groups={"count": 3, "rounds": 2, "rebuild": "later"},
                       stop={"target": 0.0, "max_rounds": 3})  # fmt: skip
     ridge = spec_for("closed_form", data={"clients": 6, "samples_per_client": 10})
-    specs = {"small": NOISE, "secret": NOISE | {"privacy": {}}, "ridge": ridge, "groups": groups, "tuned": TUNED}
+    specs = {"small": NOISE, "secret": NOISE | {"privacy": {}}, "ridge": ridge, "groups": groups}
     for name, spec in specs.items():
         lines = [
             f"{section}.{key} = {json.dumps(value)}" for section, keys in spec.items() for key, value in keys.items()

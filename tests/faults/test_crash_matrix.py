@@ -12,7 +12,7 @@ from faulty_runs import state_on_disk
 
 import sifu
 from forked_programs import run_program
-from run_tools import TUNED, connect, copy_run, environment, small_spec, spec_for
+from run_tools import connect, copy_run, environment, small_spec, spec_for
 from sifu.errors import RunDamagedError
 from sifu.store.files import stored_path
 
@@ -64,26 +64,6 @@ CLOSED_FORM: dict[str, Any] = {
 def test_the_crash_matrix_of_a_closed_form_head(tmp_path: Path, every: int) -> None:
     """Faults in a solve, a client that joins, subtractions, and new solves."""
     result = matrix(tmp_path, **CLOSED_FORM, every=every)
-    assert sum(result["faults"].values()) >= 4
-
-
-TUNED_NETWORKS: dict[str, Any] = {
-    "spec": TUNED,
-    "allow": [TUNED["features"]["module"]],
-    "requests": [
-        {"id": "first", "clients": ["client-000"], "terms": {}},
-        {"id": "second", "clients": ["client-003"], "terms": {"retention": "strict"}},
-    ],
-    "rebuild": True,
-}
-
-
-@pytest.mark.parametrize("every", [397, pytest.param(4, marks=pytest.mark.slow)])
-def test_the_crash_matrix_of_networks_that_groups_tune(tmp_path: Path, every: int) -> None:
-    """Faults in separate rounds, statistics, dropped blocks, a network tuned again, and statistics recomputed through
-    it.
-    """
-    result = matrix(tmp_path, **TUNED_NETWORKS, every=every)
     assert sum(result["faults"].values()) >= 4
 
 

@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 
 import sifu
+from sifu.core.closed_form_engine import recorded_fixed_point
+from sifu.core.spec import Spec
 from sifu.data.client_data import ClientData
-from tuned_runs import open_own, released, whole_sum
+from sifu.store.reader import RunReader
+from sifu.store.statistics_files import read_statistics
+from sifu.theory.closed_form import Statistics
 
 FEATURES = {"kind": "module", "module": "public_backbone:make_rescaling"}
 ROUNDS: dict[str, Any] = {
@@ -39,6 +43,17 @@ def clients_of(never: bool = False) -> list[ClientData]:
     return clients
 
 
+def released(folder: Path) -> np.ndarray:
+    with RunReader(folder) as reader:
+        return np.array(reader.load_model(reader.tip))
+
+
+def whole_sum(folder: Path) -> Statistics:
+    with RunReader(folder) as reader:
+        (row,) = [row for row in reader.statistics().values() if row.is_sum]
+        return read_statistics(folder, row, recorded_fixed_point(Spec.from_mapping(reader.spec), reader.layout))
+
+
 def forget_record(spec: dict[str, Any], folder: Path, **how: Any) -> None:
     sifu.allow_code("public_backbone:make_rescaling")
     (outcome,) = sifu.train(spec, run=folder / "own", clients=clients_of()).forget(
@@ -60,7 +75,7 @@ def test_a_cache_keeps_no_features_computed_next_to_the_record(tmp_path: Path) -
 
 def test_a_run_opened_again_does_not_use_features_computed_next_to_the_record(tmp_path: Path) -> None:
     forget_record(ROUNDS, tmp_path, method="scratch")
-    run = open_own(tmp_path / "own", clients_of())
+    run = sifu.open_run(tmp_path / "own", clients=clients_of())
     run.forget(["client-1"], "later", method="scratch")
     never = sifu.train(ROUNDS, run=tmp_path / "less", clients=[*clients_of(True)[:1], *clients_of(True)[2:]])
     np.testing.assert_array_equal(released(run.folder), released(never.folder))

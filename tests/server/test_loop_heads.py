@@ -1,4 +1,4 @@
-"""Closed-form heads and tuned networks in a server loop: the bits of a single process, and exact forgetting."""
+"""Closed-form heads in a server loop: the bits of a single process, and exact forgetting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import sifu
-from sifu.core.closed_form_engine import recorded_blocks, recorded_fixed_point
+from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.core.spec import Spec
 from sifu.engines.outside import Task
 from sifu.errors import InputError, NoClientResponseError
@@ -21,11 +21,8 @@ from sifu.run.clients_and_engine import clients_from_spec
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import read_statistics
 from sifu.theory.closed_form import Statistics
-from sifu.theory.closed_form.blocks import drop
-from sifu.theory.merging import group_of
 
 Change = Callable[[Task, dict[str, Any]], dict[str, Any]]
-MODULE = "public_backbone:make"
 
 
 def head_spec(**sections: Any) -> dict[str, Any]:
@@ -38,22 +35,6 @@ def head_spec(**sections: Any) -> dict[str, Any]:
         "server": {"rejected": "reply"},
     }
     return {**usual, **{name: {**usual.get(name, {}), **values} for name, values in sections.items()}}
-
-
-def tuned_spec(tune: str = "blocks", **sections: Any) -> dict[str, Any]:
-    """Return a spec with six clients and a head on twelve features that two groups tune."""
-    sifu.allow_code(MODULE)
-    return head_spec(
-        **{
-            "ridge": {"regularisation": 0.01},
-            "data": {"clients": 6},
-            "groups": {"count": 2, "rounds": 1, "rebuild": "never"},
-            "local": {"rate": 0.05, "steps": 2, "momentum": 0.9},
-            "keep": {"statistics": "clients"},
-            "privacy": {"noise": "seeded"},
-            **sections,
-        }
-    ) | {"features": {"kind": "module", "module": MODULE, "tune": tune, "block": 4}}
 
 
 class Federation:
@@ -106,17 +87,6 @@ def kept_sum(folder: Path) -> Statistics:
     with RunReader(folder) as reader:
         row = next(row for row in reader.statistics().values() if row.is_sum)
         return read_statistics(folder, row, recorded_fixed_point(Spec.from_mapping(reader.spec), reader.layout))
-
-
-def networks_of(folder: Path) -> dict[int, np.ndarray]:
-    with RunReader(folder) as reader:
-        kept = reader.models()
-        return {row.grp: reader.load_model(node) for node, row in reader.group_models().items() if node in kept}
-
-
-def refused(folder: Path) -> list[tuple[str, str]]:
-    with RunReader(folder) as reader:
-        return [(row.client, row.reason) for row in reader.rejections()]
 
 
 def incidents(folder: Path) -> list[tuple[str, str]]:
@@ -348,84 +318,3 @@ def test_a_server_loop_and_its_clients_need_no_flower() -> None:
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
     control = "import sys; sys.modules['flwr'] = None; import sifu.engines.flower.client"
     assert subprocess.run([sys.executable, "-c", control], capture_output=True).returncode != 0
-
-
-def test_networks_are_tuned_as_in_one_process_and_blocks_forget_without_a_task(tmp_path: Path) -> None:
-    fed = Federation(tmp_path / "run", tuned_spec(), masked_statistics=False, evaluates=True)
-    assert fed.serve() == ["train", "statistics", "evaluate"]
-    sifu.train(tuned_spec(), run=tmp_path / "embedded")
-    tuned, embedded = networks_of(fed.folder), networks_of(tmp_path / "embedded")
-    assert tuned.keys() == embedded.keys() == {0, 1}
-    for group, vector in tuned.items():
-        np.testing.assert_array_equal(vector, embedded[group])
-    np.testing.assert_array_equal(head_of(fed.folder), head_of(tmp_path / "embedded"))
-    assert [kind for kind in fed.forget("client-002") if kind != "evaluate"] == []
-    never = Federation(tmp_path / "never", tuned_spec(), ("client-002",), masked_statistics=False)
-    never.serve()
-    with RunReader(fed.folder) as reader:
-        blocks = recorded_blocks(Spec.from_mapping(reader.spec), reader.layout)
-        group = group_of(bytes.fromhex(reader.value("group_key")), "client-002", 2)
-    left, others = networks_of(fed.folder), networks_of(never.folder)
-    assert left.keys() == {0, 1} - {group}
-    for kept, vector in left.items():
-        np.testing.assert_array_equal(vector, others[kept])
-    whole = kept_sum(never.folder)
-    assert kept_sum(fed.folder) == drop(whole, blocks, {group})
-    assert kept_sum(fed.folder) != whole  # in the counterfactual, a group that lost a member still has a network
-
-
-def test_groups_of_three_have_the_bits_of_one_process(tmp_path: Path) -> None:
-    """A third of a sum of float32 is often halfway between two float32, and the last bit of the mean decides."""
-    spec = {**tuned_spec(data={"clients": 7}, groups={"count": 2, "rounds": 2}), "seed": 2}
-    fed = Federation(tmp_path / "run", spec, masked_statistics=False)
-    fed.serve()
-    sifu.train(spec, run=tmp_path / "embedded")
-    tuned, embedded = networks_of(fed.folder), networks_of(tmp_path / "embedded")
-    for group, vector in tuned.items():
-        np.testing.assert_array_equal(vector, embedded[group])
-
-
-def test_a_merge_of_tuned_networks_forgets_in_one_masked_sum(tmp_path: Path) -> None:
-    spec = tuned_spec("merge", keep={"statistics": "sum"})
-    fed = Federation(tmp_path / "run", spec)
-    assert fed.serve() == ["train", "prepare", "masked"]
-    assert fed.forget("client-002") == ["prepare", "masked"]
-    clear = Federation(tmp_path / "clear", spec, masked_statistics=False)
-    clear.serve()
-    assert clear.forget("client-002") == ["statistics"]
-    np.testing.assert_array_equal(head_of(fed.folder), head_of(clear.folder))
-
-
-def test_a_group_is_tuned_again_after_it_lost_a_member(tmp_path: Path) -> None:
-    spec = tuned_spec(groups={"count": 2, "rounds": 1, "rebuild": "now"})
-    fed = Federation(tmp_path / "run", spec, masked_statistics=False)
-    fed.serve()
-    assert fed.forget("client-002") == ["train", "statistics"]
-    assert networks_of(fed.folder).keys() == {0, 1}
-
-
-def test_a_network_that_cannot_be_used_and_strangers_are_refused_and_recorded(tmp_path: Path) -> None:
-    fed = Federation(tmp_path / "run", tuned_spec(), masked_statistics=False)
-
-    def hostile(task: Task, replies: dict[str, Any]) -> dict[str, Any]:
-        if task.kind == "train":
-            replies["client-004"] = changed(replies["client-004"], np.ravel)
-        return {**replies, "a stranger": replies["client-005"]}
-
-    fed.serve(hostile)
-    with RunReader(fed.folder) as reader:
-        rows = [row for event in reader.events() for row in event.content.get("refusals", ())]
-    assert {(row["client"], row["reason"]) for row in rows} == {
-        ("client-004", "wrong shape"),
-        ("a stranger", "unknown client"),
-    }
-    assert incidents(fed.folder) == [("a stranger", "its reply was refused: unknown client")]
-    absent = Federation(tmp_path / "absent", tuned_spec(), masked_statistics=False)
-    absent.serve(
-        lambda task, replies: {
-            name: reply for name, reply in replies.items() if (task.kind, name) != ("train", "client-004")
-        }
-    )
-    for group, vector in networks_of(fed.folder).items():
-        np.testing.assert_array_equal(vector, networks_of(absent.folder)[group])
-    assert sifu.open_run(fed.folder).verify().problems == []

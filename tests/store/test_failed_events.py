@@ -57,7 +57,7 @@ def test_an_event_that_fails_takes_away_its_own_files_alone(
             {},
             # The current model is recorded again, which writes nothing: its file belongs to an earlier event.
             models=[NewModel(node, model, kept=True), NewModel(tip, model, kept=True)],
-            statistics=[row | {"digest": "0" * 64, "trunks": []}],
+            statistics=[row | {"digest": "0" * 64}],
         )
         written: list[set[Path]] = []
 

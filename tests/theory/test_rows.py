@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sifu.errors import InputError
-from sifu.store.row_files import WHOLE, part_of_rows, rows_of_parts
-from sifu.theory.closed_form import FixedPoint, Rows, Statistics, statistics_of, sums, total
-from sifu.theory.closed_form.blocks import Blocks, drop, parts_of_rows, parts_through
+from sifu.theory.closed_form import FixedPoint, Rows, statistics_of, sums, total
 from sifu.theory.closed_form.rows import rows_of_chunks
 
 FIXED = FixedPoint(features=9, outputs=2, norm=4.0)
@@ -68,18 +66,3 @@ def test_rows_longer_than_the_norm_are_refused() -> None:
         values[array][1] = 2**30
         with pytest.raises(InputError, match="the rows of a client are refused"):
             Rows(FIXED, **values).check("a client")
-
-
-def test_rows_in_parts_are_the_statistics_without_other_blocks() -> None:
-    blocks = Blocks(frozen=3, block=2, count=3)
-    rows = rows_of_chunks(FIXED, [samples(FIXED, 5, 4)])
-    whole: Statistics = total(FIXED, [rows])
-    for groups in ((), (0,), (0, 2), (0, 1, 2)):
-        parts = parts_of_rows(parts_through(groups))
-        contents = {part: part_of_rows(rows, blocks, part) for part in parts}
-        left = rows_of_parts(FIXED, blocks, 4, contents)
-        assert total(FIXED, [left]) == drop(whole, blocks, set(range(3)) - set(groups))
-    content = part_of_rows(rows, None, WHOLE)
-    assert total(FIXED, [rows_of_parts(FIXED, None, 4, {WHOLE: content})]) == whole
-    with pytest.raises(InputError, match="40 numbers, not 44"):
-        rows_of_parts(FIXED, None, 4, {WHOLE: content[:-4]})

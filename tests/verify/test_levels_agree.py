@@ -69,7 +69,7 @@ FACTS: dict[str, list[Any]] = {
     "features_declared": [False, True],
     "module": ["", fact.FRESH_COPIES],
     "engine": [
-        fact.BY_PARTICIPANTS, fact.BY_LARGEST_CLIENT, fact.ON_A_GPU, fact.ON_A_REPEATING_GPU, fact.ON_NODES,
+        fact.BY_PARTICIPANTS, fact.BY_LARGEST_CLIENT, fact.ON_A_REPEATING_GPU, fact.ON_NODES,
         fact.UNKNOWN,
     ],
     "outside": [
