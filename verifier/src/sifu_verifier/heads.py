@@ -9,7 +9,7 @@ import numpy as np
 
 from sifu_verifier.canonical import Row, sha256
 from sifu_verifier.packed import numbers_of
-from sifu_verifier.rows import sums, words_of_rows
+from sifu_verifier.rows import Rows, rows_of, sums, words_of_rows
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.tensors import tensors_of
 
@@ -38,7 +38,7 @@ def check_statistics(run: RunFolder) -> None:
     k, outputs = json.loads(run.entries["layout"])["shapes"][0]
     heading = heading_of(run, k, outputs)
     words: dict[int, np.ndarray] = {}
-    rows: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    rows: dict[int, Rows] = {}
     whole = None
     for file, row in listed.items():
         data, clients = (run.folder / "statistics" / file).read_bytes(), json.loads(row["clients"])
@@ -61,9 +61,9 @@ def check_statistics(run: RunFolder) -> None:
             fresh = len(clients) == 1 and clients[0] not in words.keys() | rows.keys()
             run.check(fresh, f"statistics/{file} is not of one client")
         if in_rows:
-            split = row["samples"] * k
-            run.agree(f"statistics/{file}: numbers", len(numbers), row["samples"] * (k + outputs))
-            rows[clients[0]] = numbers[:split].reshape(-1, k), numbers[split:].reshape(-1, outputs)
+            wanted = row["samples"] * (k + outputs)
+            if run.check(len(numbers) == wanted, f"statistics/{file} holds {len(numbers)} numbers, not {wanted}"):
+                rows[clients[0]] = rows_of(numbers, k, outputs)
             continue
         run.agree(f"statistics/{file}: words", len(numbers), (k + 1) * (k + 2) // 2 + (k + 1) * outputs + 2)
         run.agree(f"statistics/{file}: samples", row["samples"], int(numbers[-2]))

@@ -11,7 +11,7 @@ import numpy as np
 from sifu_verifier.calibration import delta_of, epsilon_of, exact_multiplier
 from sifu_verifier.canonical import Row, sha256
 from sifu_verifier.packed import numbers_of
-from sifu_verifier.rows import ClientRows, sums, words_of_rows
+from sifu_verifier.rows import Rows, rows_of, sums, words_of_rows
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.subjects import indices_of
 from sifu_verifier.tensors import tensors_of
@@ -74,10 +74,8 @@ def check_latest(run: RunFolder, row: Row, data: bytes) -> None:
         numbers = numbers_of(content, start, 4 if of_rows else 8)
         client = json.loads(stored["clients"])[0]
         if of_rows:
-            rows = ClientRows()
-            rows.add("public", range(k), numbers, stored["samples"])
-            samples[client] = rows
-            words[client] = words_of_rows([rows], k, outputs, unit)
+            samples[client] = rows_of(numbers, k, outputs)
+            words[client] = words_of_rows([samples[client]], k, outputs, unit)
         else:
             words["sum" if file.endswith(".sum.statistics") else client] = numbers
     whole = solve(run, words["sum"])
@@ -96,11 +94,11 @@ def check_latest(run: RunFolder, row: Row, data: bytes) -> None:
             run.check(good, f"the latest release: a record of client {client} is at {said}, recomputed {truth}")
 
 
-def largest_of_records(run: RunFolder, eigen: Any, cross: Any, whole: Any, rows: ClientRows) -> float:
+def largest_of_records(run: RunFolder, eigen: Any, cross: Any, whole: Any, rows: Rows) -> float:
     """Return the largest distance between the head and the heads without one record of a client (section 5d)."""
     ridge, (values, vectors) = run.spec["ridge"], eigen
-    features = np.ldexp(rows.features(len(values) - 1, 2 ** ridge["feature_bits"]), -ridge["feature_bits"])
-    targets = np.ldexp(np.asarray(rows.targets, dtype=float), -ridge["target_bits"])
+    features = np.column_stack([np.ldexp(rows[0].astype(float), -ridge["feature_bits"]), np.ones(len(rows[0]))])
+    targets = np.ldexp(rows[1].astype(float), -ridge["target_bits"])
     largest = 0.0
     for phi, wanted in zip(features, targets, strict=True):
         penalty = ridge["regularisation"] * (float(values.sum()) - float(phi @ phi)) / len(values)

@@ -10,13 +10,18 @@ import numpy as np
 
 from sifu_verifier.run_folder import RunFolder
 
+Rows = tuple[np.ndarray, np.ndarray]
+"""Features (n, k) of a client's samples without the constant, and their targets (n, outputs)."""
 
-def words_of_rows(
-    clients: Iterable[tuple[np.ndarray, np.ndarray]], k: int, outputs: int, unit: int
-) -> np.ndarray | None:
+
+def rows_of(numbers: np.ndarray, k: int, outputs: int) -> Rows:
+    """Return the rows in a file's numbers: the features of all samples, followed by their targets."""
+    split = len(numbers) // (k + outputs) * k
+    return numbers[:split].reshape(-1, k), numbers[split:].reshape(-1, outputs)
+
+
+def words_of_rows(clients: Iterable[Rows], k: int, outputs: int, unit: int) -> np.ndarray | None:
     """Return the lower triangle of G, H, n and Q of all clients together, or None if a sample is too long.
-
-    A client has features (n, k) without the constant, and targets (n, outputs).
 
     Products of float64 numbers are exact while sums of squares stay below 2^53, so samples are multiplied in batches.
     """
