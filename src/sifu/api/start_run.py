@@ -28,7 +28,6 @@ from sifu.errors import InputError, SifuWarning
 from sifu.run.clients_and_engine import clients_from_spec, columns_of_features, engine_from_spec
 from sifu.run.devices import (
     check_choice,
-    check_module,
     check_repeats,
     facts_of,
     features_device,
@@ -110,6 +109,7 @@ def train(
     device: Device = "auto",
     precision: Precision = "float32",
     noise: NormalSource | None = None,
+    module_is_pure: bool = False,
 ) -> Run:
     """Train with FedAvg, or solve a closed-form head, in the folder `run`; continue an unfinished run.
 
@@ -117,8 +117,6 @@ def train(
         spec: A Spec, a mapping, or the path of a TOML file.
         run: The run folder.
         model: A function that makes a torch module, or a `sifu.engines.sim` model, used instead of the spec's model.
-            On the CPU the module runs in copies of this process, in which threads that the program started before
-            do not exist: a module that needs a pool of threads must start its own.
         clients: A mapping from names to (x, y) arrays or to torch data sets; or a frame of pandas or polars, or a data
             set of Hugging Face, whose columns the spec names as for a table (`data.label`, `data.client`, ...).
         data_folder: Folder of the files of a named data set, by default SIFU_DATA or the user's cache.
@@ -128,6 +126,7 @@ def train(
         precision: Precision of networks on a GPU: float32, tf32, tf32x3 or bfloat16.
         noise: Source of noise on models, such as numpy's `Generator`, by default the operating system. With any other
             source, whoever can repeat its draws can remove the noise, so no level is proven.
+        module_is_pure: Declares that `model` computes from its inputs and parameters alone, as `model.module_is_pure`.
     """
     check_choice(device, precision)
     if spec is None:
@@ -136,6 +135,8 @@ def train(
         spec = load_spec(spec)
     elif not isinstance(spec, Spec):
         spec = Spec.from_mapping(spec)
+    if module_is_pure:
+        spec = replace(spec, model=replace(spec.model, module_is_pure=True))
     if model is not None:
         from sifu.engines.sim import ModuleModel
 
@@ -170,7 +171,6 @@ def train(
         engine, resolved = engine_from_spec(spec, data, as_model(model))
         digests = tuple(sample_digest(client) for client in data)
         engine = on_device(engine, data, resolved, device, precision)
-        check_module(engine)
     else:
         check_as_specified(spec, engine.facts)
         check_repeats(engine)

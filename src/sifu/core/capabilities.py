@@ -10,7 +10,6 @@ from difflib import get_close_matches
 
 from sifu.core.closed_form_engine import HasRecords, MaskedStatisticsEngine, StatisticsEngine
 from sifu.core.engine import (
-    ChecksModule,
     Engine,
     EvaluatesSeveral,
     LacksData,
@@ -26,7 +25,6 @@ from sifu.errors import InputError
 
 CAPABILITIES: dict[str, type] = {
     "absent": LacksData,
-    "check_module": ChecksModule,
     "collect_sum": MaskedStatisticsEngine,
     "evaluate_several": EvaluatesSeveral,
     "evaluates": MayNotEvaluate,

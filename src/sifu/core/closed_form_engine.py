@@ -13,7 +13,7 @@ from sifu.core.spec import Spec
 from sifu.core.spec.sections import RidgeSpec
 from sifu.theory.arrays import Floats
 from sifu.theory.closed_form import FixedPoint, Rows, Statistics, Targets
-from sifu.theory.facts import DRAWN_FROM_SEED, FRESH_COPIES, NO_NOISE, ClientProfile, TrainingFacts
+from sifu.theory.facts import DRAWN_FROM_SEED, NO_NOISE, ClientProfile, TrainingFacts
 from sifu.theory.participation import Participation
 
 
@@ -40,14 +40,14 @@ def head_profile(name: str, samples: int) -> ClientProfile:
 
 
 def head_facts(
-    features: str, *, declared: bool, users: bool, from_labels: bool, preprocessing: str, identity: str
+    features: str, *, declared: bool, module: str, from_labels: bool, preprocessing: str, identity: str
 ) -> TrainingFacts:
     """Return the facts about a head that a certificate's premises need.
 
     Args:
         features: Digest of the feature map.
         declared: True if the operator declares the map to be public.
-        users: True if the operator's own module computes the map.
+        module: Value of `TrainingFacts.module` for the operator's module that computes the map, or "".
         from_labels: True if the number of outputs was counted from the clients' labels.
         preprocessing: Origin of preprocessing constants (`TrainingFacts.preprocessing`).
         identity: Method of identifying clients (`TrainingFacts.identity`).
@@ -67,7 +67,7 @@ def head_facts(
         shape_from_labels=from_labels,
         features=features,
         features_declared=declared,
-        module=FRESH_COPIES if users else "",
+        module=module,
         noise_source=NO_NOISE,
         identity=identity,
         initial=DRAWN_FROM_SEED,

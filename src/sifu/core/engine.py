@@ -272,14 +272,6 @@ class ShowsSamples(ABC):
         """One digest per client (`sifu.data.dataset.sample_digest`)."""
 
 
-class ChecksModule(ABC):
-    """Capability of an engine that trains a user's module."""
-
-    @abstractmethod
-    def check_module(self) -> None:
-        """Refuse a module whose local training gives different results when repeated."""
-
-
 def evaluate_present(engine: Engine, model: Vector, clients: ClientIndices) -> Evaluation:
     """Evaluate `model` on the data of `clients`; return an empty evaluation if the data of any of them are missing."""
     if isinstance(engine, LacksData) and not engine.absent.isdisjoint(clients.tolist()):

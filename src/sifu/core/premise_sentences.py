@@ -107,8 +107,7 @@ SENTENCES: dict[str, dict[str, str]] = {
     },
     "initial model": {
         "met": "The initial model is drawn from the seed; no client's data influenced it.",
-        "trusted": "The operator's own program creates the model. It is trusted that no client's data influenced the "
-        "initial model, and that only its parameters are kept between rounds.",
+        "trusted": "The operator's own program creates the model. It is trusted that no client's data influenced it.",
         "assumed": "The origin of the initial model is not known; it is assumed that no client's data influenced it.",
     },
     "layout": {
@@ -120,16 +119,9 @@ SENTENCES: dict[str, dict[str, str]] = {
         "failed": "{method} is a heuristic: nothing bounds the clients' remaining influence on its model.",
     },
     "module": {
-        "trusted": "A module of the operator computes with clients' data. Each client began with a fresh copy of it "
-        "and with fixed states of the random generators, and repeated computations gave the same bits. State in memory "
-        "ended with every round and every client's features on a CPU; on a GPU, the variables that its code shares "
-        "between copies did not change. It is trusted that nothing else (files, the clock, other processes, what the "
-        "operator's own program keeps in memory or does with the module; on a GPU also environment variables, state "
-        "inside libraries and its own methods that copy or load parameters) carries one client's data to another.",
-        "one copy": "A module of the operator computes with clients' data, in one copy for all clients. In a trial, it "
-        "changed neither its attributes nor variables that its code shares. It is trusted that nothing (files, "
-        "environment variables, the clock, other processes, state inside libraries, what the operator's own program "
-        "keeps in memory or does with the module) carries one client's data to another.",
+        "met": "Modules of the operator consist of layers of public libraries, without hooks or a loss of its own.",
+        "trusted": "The operator declares that {functions} computes from its inputs and parameters alone.",
+        "assumed": "It is assumed that modules of the operator compute from their inputs and parameters alone.",
     },
     "noise": {
         "met": "The noise was drawn from the operating system's entropy and added in float64.",

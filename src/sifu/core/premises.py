@@ -152,11 +152,20 @@ def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> t
         # No rollback undoes preprocessing.
         Premise("preprocessing", PREPROCESSING.get(facts.preprocessing, "assumed")),
         *((features,) if facts.features else ()),
-        *((Premise("module", "trusted", "one copy" if facts.module == fact.ONE_COPY else ""),) if facts.module else ()),
+        *module_premise(facts.module),
         Premise("hyper-parameters", "assumed", "labels") if facts.shape_from_labels else hyper,
         *IDENTITIES.get(facts.identity, (Premise("identity", "assumed", "unknown"),)),
         *(premise for premise in engine if not solved or premise.name != "engine" or premise.status == "assumed"),
     )
+
+
+def module_premise(module: str) -> tuple[Premise, ...]:
+    """Return the premise on modules of the operator (docs/theory.md, section 6.6), or nothing if there are none."""
+    if module.startswith(fact.MODULE_DECLARED):
+        return (Premise("module", "trusted", values={"functions": module.removeprefix(fact.MODULE_DECLARED)}),)
+    if module:
+        return (Premise("module", "met" if module == fact.MODULE_KNOWN else "assumed"),)
+    return ()
 
 
 @dataclass(frozen=True)

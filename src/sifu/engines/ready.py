@@ -22,7 +22,7 @@ from sifu.core.spec import Spec
 from sifu.core.spec.regime import penalty_of
 from sifu.core.spec.sections import FeaturesSpec, RidgeSpec
 from sifu.data.feature_maps import CachedFeatures, FeatureMap, fixed_point
-from sifu.data.feature_maps.build import specified_map, texts_as_tokens
+from sifu.data.feature_maps.build import module_of_features, specified_map, texts_as_tokens
 from sifu.engines.plans import Arrays, Instruction, Origin, WirePlan, WireProfile
 from sifu.engines.remote import Blueprint, HeadPlan
 from sifu.engines.sim import (
@@ -40,7 +40,7 @@ from sifu.engines.sim.float_rounding import ClientSizes, proven_allowance
 from sifu.engines.sim.simulator import training_facts
 from sifu.errors import InputError
 from sifu.theory.closed_form import Rows, Statistics
-from sifu.theory.facts import DRAWN_FROM_SEED, FRESH_COPIES, clipped_profile
+from sifu.theory.facts import DRAWN_FROM_SEED, clipped_profile
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.regularity import automatic_rate, certified_rates
 
@@ -119,7 +119,7 @@ def _blueprint_of_head(
     facts = head_facts(
         features.digest(),
         declared=features.is_declared,
-        users=features.kind == "module",
+        module=module_of_features(features, spec),
         from_labels=ridge.task == "classification" and not spec.model.outputs,
         preprocessing=preprocessing,
         identity=identity,
@@ -322,7 +322,7 @@ def _blueprint_of_rounds(
         initial=DRAWN_FROM_SEED,
         features="" if features is None else features.digest(),
         features_declared=features is not None and features.is_declared,
-        module=FRESH_COPIES if features is not None and features.kind == "module" else "",
+        module="" if features is None else module_of_features(features, spec),
     )
 
     training_blueprint = Blueprint(

@@ -107,19 +107,10 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
     description = describe(reader, content, _shape_given(spec, given))
     _warn_of_batches(spec, reader)
     if target.suffix.lower() == ".onnx":
-        import torch
-
-        from sifu.data.forked import forked, in_this_process  # these imports need torch
-        from sifu.export.onnx_file import onnx_bytes
+        from sifu.export.onnx_file import onnx_bytes  # this import needs torch
 
         own = as_model(given.model) if spec.model.kind == PYTHON else None
-        # This process may train again, so a user's module receives the released parameters only in a copy of it. torch
-        # cannot export in such a copy once the process has used a GPU.
-        users = own is not None or spec.features.kind == "module"
-        used_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        run = forked if users and not used_gpu else in_this_process
-        (graph,) = run(lambda: iter([onnx_bytes(description, content, own)]))
-        write_atomically(target, graph)
+        write_atomically(target, onnx_bytes(description, content, own))
     else:
         write_atomically(target, content)
         write_atomically(description_path(target), json.dumps(description, indent=1).encode() + b"\n")

@@ -276,6 +276,7 @@ def closed_form_engine(
         numbers: Not used.
     """
     from sifu.data.feature_maps import fixed_point
+    from sifu.data.feature_maps.build import module_of_features
     from sifu.engines.sim.embedded_heads import ClosedFormFederation
 
     ridge = spec.ridge
@@ -292,6 +293,7 @@ def closed_form_engine(
         penalty,
         preprocessing=preprocessing_of(spec),
         declared=features.is_declared,
+        module=module_of_features(features, spec),
         from_labels=from_labels,
     )
     return engine, replace(spec, **spec.regime.settled(0.0, features=fixed.features))
@@ -359,7 +361,8 @@ def rounds_engine(
                 shape_from_labels=from_labels,
                 features=getattr(clients[0], "features", "") if len(clients) else "",
                 features_declared=getattr(clients[0], "features_declared", False) if len(clients) else False,
-                features_by_module=spec.features.kind == "module",
+                features_module=getattr(clients[0], "module", "") if len(clients) else "",
+                module_is_pure=spec.model.module_is_pure,
                 clipping=clipping,
                 replies=ReplyRules(server.rejected, server.update_bound),
                 numbers=numbers,

@@ -19,7 +19,7 @@ import numpy as np
 
 from sifu.choices import Device, Precision
 from sifu.core.capabilities import check_capabilities
-from sifu.core.engine import ChecksModule, Engine, Position
+from sifu.core.engine import Engine, Position
 from sifu.core.spec import Spec
 from sifu.core.spec.regime import ClosedForm, Regime, by_regime
 from sifu.core.spec.sections import NETWORK_FEATURES
@@ -159,12 +159,6 @@ def engine_kind(engine: Engine) -> str:
 def facts_of(engine: Engine) -> TrainingFacts:
     """Return the facts of an engine; its kind is determined here, not by the engine."""
     return replace(engine.facts, engine=engine_kind(engine))
-
-
-def check_module(engine: Engine) -> None:
-    """Check that a user's module keeps no state between clients, before a run is created with it."""
-    if isinstance(engine, ChecksModule) and engine_kind(engine) != UNKNOWN:
-        engine.check_module()
 
 
 def check_repeats(engine: Engine) -> None:

@@ -31,6 +31,8 @@ from sifu.store.salts import (
 from sifu.theory.facts import (
     BY_LARGEST_CLIENT,
     BY_PARTICIPANTS,
+    MODULE_KNOWN,
+    MODULE_NOT_DECLARED,
     ON_A_REPEATING_GPU,
     UNKNOWN,
     ClientProfile,
@@ -51,6 +53,7 @@ MEANING = {
     "noise": "the noise on updates",
     "noise_source": "privacy.noise",
     "local_clip": "local.clip",
+    "module": "a module of yours that is",
     "engine": "an engine whose rounds follow from",
 }
 """Spec key or phrase that error messages use for a fact, by default the fact's name."""
@@ -125,6 +128,8 @@ def check_continues(
         _check_facts(reader.folder, reader.facts, facts, ["engine"])
     # If the data changed, the engine may be unable to bound rounding errors. This check comes last, so that changed
     # data are reported first.
+    if not (facts.module in ("", MODULE_KNOWN) or reader.facts["module"] == MODULE_NOT_DECLARED):
+        _check_facts(reader.folder, reader.facts, facts, ["module"])
     if reader.facts.get("rounding_bounded", UNKNOWN):
         _check_facts(reader.folder, reader.facts, facts, ["rounding_bounded"])
     return unusable

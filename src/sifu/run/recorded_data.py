@@ -29,7 +29,7 @@ from sifu.run.clients_and_engine import (
     clients_from_spec,
     takes_rows,
 )
-from sifu.run.features import FeatureData, mapped_again, with_features, with_samples
+from sifu.run.features import FeatureData, with_features, with_samples
 from sifu.run.run_view import RunView
 from sifu.store.reader import Remainder, RunReader, chain_of, joined_remainders, names_now, remainder_to_join
 from sifu.theory.facts import ClientProfile
@@ -118,7 +118,7 @@ def _stand_in(reader: RunReader, client: int, remainder: Remainder | None, like:
     rows = np.broadcast_to(np.zeros_like(x[:1]), (samples, *x.shape[1:]))
     labels = np.broadcast_to(label, (samples, *y.shape[1:]))
     if isinstance(like, FeatureData):
-        return replace(like, name=name, x=rows, y=labels, mapped_from=None, samples_of=None, mapping=None, ids=None)
+        return replace(like, name=name, x=rows, y=labels, mapped_from=None, ids=None)
     return ClientData(name, rows, labels)
 
 
@@ -287,7 +287,7 @@ def _reduced(
         raise MissingDataError(missing(first.name))
     source = given[first.name]
     rows = _rows_there(first, len(source.x), [item for item in everyone if item.first == remainder.first])
-    return mapped_again(with_samples(source, ~np.isin(rows, remainder.removed), remainder.name))
+    return with_samples(source, ~np.isin(rows, remainder.removed), remainder.name)
 
 
 def _rows_there(first: ClientProfile, samples: int, remainders: Sequence[Remainder]) -> Any:

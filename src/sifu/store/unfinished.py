@@ -111,8 +111,6 @@ class NewRun:
         """Return the values that the first event records for the run; `salt` salts the digest of the clients."""
         facts, spec = self.facts, dict(self.spec)
         recorded_facts = asdict(facts) | {"participation": str(facts.participation), "outside": list(facts.outside)}
-        if not facts.module:
-            del recorded_facts["module"]
         if self.sealed_rate():
             recorded_facts["local_rate"], spec["local"] = 0.0, {**spec["local"], "rate": "auto"}
         values = {

@@ -20,9 +20,10 @@ DRAWN_FROM_SEED = "drawn from the seed"
 MADE_BY_OPERATOR = "made by the operator's program"
 """Values of `TrainingFacts.initial`; any other value means that the origin of initial models is unknown."""
 
-FRESH_COPIES = "a fresh copy for each client, compared when repeated"
-ONE_COPY = "one copy for all clients, which changed nothing when it was tried"
-"""Values of `TrainingFacts.module`, the measure that keeps the operator's module from passing data between clients."""
+MODULE_KNOWN = "known"
+MODULE_DECLARED = "declared: "
+MODULE_NOT_DECLARED = "not declared"
+"""Values of `TrainingFacts.module`; declared functions follow `MODULE_DECLARED`, with the digests of their files."""
 
 BY_PARTICIPANTS = "the data of its participants"
 BY_LARGEST_CLIENT = "its participants, padded to the largest of all clients"
@@ -119,7 +120,7 @@ class TrainingFacts:
         features: Digest of the public feature map applied to samples, or "" without a feature map.
         features_declared: True if the feature map is not drawn from a seed. The operator must then declare that it
             depends on no client's data.
-        module: Way in which a module of the operator is used, or "" if there is none or the run predates this field.
+        module: Reason why modules of the operator keep no state between clients, or "" if there is no such module.
         engine: Inputs that determine the last bits of a round. This value follows from the class of the engine when a
             run is created; the engine cannot set it.
     """

@@ -35,7 +35,7 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, nois
               request["method"] != "closed_form"
               and facts["initial"] not in ("drawn from the seed", "made by the operator's program"),
               facts["identity"] not in ("in process", "node keys", "authenticated by the operator's program"),
-              rate_depends(run, request), groups_depend(run, request),
+              rate_depends(run, request), groups_depend(run, request), facts["module"] == "not declared",
               facts.get("engine", "not known") == "not known")  # fmt: skip
     rounds = (facts["participation"].startswith("fixed"), was_left_out(run, request), restored_before(run, request),
               any(what.startswith(COUPLES) for what in facts["outside"]))  # fmt: skip

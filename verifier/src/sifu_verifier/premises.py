@@ -76,8 +76,8 @@ def _before_training(run: RunFolder, request: Row) -> list[Row]:
     found.append(premise("preprocessing", PROVENANCE.get(facts["preprocessing"], "assumed")))
     if facts.get("features"):
         found.append(premise("features", "trusted" if facts.get("features_declared") else "met"))
-    if facts.get("module"):
-        found.append(premise("module", "trusted", "one copy" if facts["module"].startswith("one copy") else ""))
+    if facts["module"]:
+        found.append(_module(facts["module"]))
     found.append(_hyper_parameters(run, request))
     if facts["identity"] != "in process":
         found.append(premise("identity", *IDENTITY.get(facts["identity"], ("assumed", "unknown"))))
@@ -85,6 +85,14 @@ def _before_training(run: RunFolder, request: Row) -> list[Row]:
         engine = premise(*ENGINE.get(facts.get("engine", ""), ("engine", "assumed", "assumed")))
         found += [] if solved and (engine["name"], engine["status"]) == ("engine", "trusted") else [engine]
     return found
+
+
+def _module(module: str) -> Row:
+    """Return the premise on modules of the operator (section 2, `facts`)."""
+    named = module.removeprefix("declared: ")
+    if named != module:
+        return premise("module", "trusted", functions=named)
+    return premise("module", "met" if module == "known" else "assumed")
 
 
 def _hyper_parameters(run: RunFolder, request: Row) -> Row:

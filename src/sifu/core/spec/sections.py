@@ -100,6 +100,11 @@ class ModelSpec:
     outputs: int = key(0, "classes or outputs; 0 takes the data set's own, or counts the labels of your own data")
     init: Literal["zeros", "random"] = key("zeros", "zeros or random; linear models only")
     dtype: Literal["float64", "float32"] = key("float64", "float64 can be proven; float32 is conditional at best")
+    module_is_pure: bool = key(
+        False,
+        "declares that modules and losses of your own (features.module, or given in Python) compute from their inputs "
+        "and parameters alone; without it, certificates assume so and are conditional at best",
+    )
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from sifu.core.allowed_code import demand_consent
+from sifu.core.spec import Spec
 from sifu.core.spec.sections import FeaturesSpec
 from sifu.data.feature_maps.convolutions import LARGE_IMAGES, LARGEST_SIDE, RandomConvolutions
 from sifu.data.feature_maps.feature_map import FeatureMap
 from sifu.data.feature_maps.row_maps import PlainInputs, Projection, RandomFourier
 from sifu.errors import InputError
 from sifu.theory.closed_form import FixedPoint, Targets
+from sifu.theory.facts import MODULE_DECLARED, MODULE_KNOWN, MODULE_NOT_DECLARED
 
 
 def fixed_point(features: FeatureMap, targets: Targets, *, feature_bits: int = 16, target_bits: int = 16) -> FixedPoint:
@@ -89,6 +91,17 @@ def _with_deep_network(features: FeaturesSpec, module: Any, shape: tuple[int, ..
     if not blocks and not features.count:
         return module
     return deep_network(module, shape, blocks, count=features.count, seed=features.seed)
+
+
+def module_of_features(features: FeatureMap, spec: Spec) -> str:
+    """Return `TrainingFacts.module` for the operator's module that computes features, or "" if there is none."""
+    if features.kind != "module":
+        return ""
+    if features.known:
+        return MODULE_KNOWN
+    if not spec.model.module_is_pure:
+        return MODULE_NOT_DECLARED
+    return f"{MODULE_DECLARED}{spec.features.module} (SHA-256 of its file {features.source})"
 
 
 def texts_as_tokens(x: Any, features: FeaturesSpec) -> Any:

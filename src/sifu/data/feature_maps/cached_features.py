@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.data.feature_maps.feature_map import SAME_FEATURES, FeatureMap, Floats, in_chunks
+from sifu.data.feature_maps.feature_map import FeatureMap, Floats, in_chunks
 
 
 class CachedFeatures(FeatureMap):
     """A wrapper around a map that caches the features of whole clients (`chunks`) in `folder`.
 
     The name of a file identifies the map and the samples. The last 32 bytes of the file are the SHA-256 of its name and
-    features, so a file that was damaged, or holds the features of another client or map, is computed again. The digest
-    of a user's module does not cover all that its code reads, so the features of three samples are compared as well.
+    features, so a file that was damaged, or holds the features of another client or map, is computed again.
     """
 
     def __init__(self, computed: FeatureMap, folder: Path) -> None:
         self._map, self._folder = computed, folder
         self.kind, self.features = computed.kind, computed.features
         self.norm, self.exact = computed.norm, computed.exact
+        self.known, self.source = computed.known, computed.source
         self._digest = computed.digest()
 
     def __call__(self, x: NDArray[Any]) -> Floats:
@@ -44,7 +44,7 @@ class CachedFeatures(FeatureMap):
         """Yield the features of a client's samples, `CHUNK` at a time, from the cache or computed and stored there."""
         path = self.path_of(x)
         kept = self._kept(path, len(x))
-        if kept is None or (self.kind == "module" and self._is_outdated(x, kept)):
+        if kept is None:
             yield from self._computed(x, path)
             return
         for rows in in_chunks(len(x)):
@@ -65,12 +65,6 @@ class CachedFeatures(FeatureMap):
         for rows in in_chunks(samples):
             hashed.update(kept[rows].tobytes())
         return kept if hashed.digest() == recorded else None
-
-    def _is_outdated(self, x: NDArray[Any], kept: Floats) -> bool:
-        """Return whether the map now computes other features, beyond rounding, for three of the samples."""
-        compared = [0, len(x) // 2, -1] if len(x) else []
-        away = np.abs(self._map(x[compared]) - kept[compared])
-        return bool(np.max(away, initial=0.0) > SAME_FEATURES * np.max(np.abs(kept[compared]), initial=0.0))
 
     def path_of(self, x: NDArray[Any]) -> Path:
         """Return the cache file for the features of these samples."""

@@ -41,6 +41,10 @@ class FeatureMap(abc.ABC):
     features: int
     norm: float
     exact: bool
+    known: bool = True
+    """False for a user's module that is not known (`sifu.data.own_modules`)."""
+    source: str = ""
+    """Digest of the user's source file, or of the files of a Hugging Face model; empty if there is none."""
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # a map is a dataclass, or overrides `settings` or `digest`
 
     @abc.abstractmethod

@@ -13,11 +13,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,13 +25,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from sifu.data.feature_maps.deep_network import DeepNetwork, deep_network
-from sifu.data.feature_maps.feature_map import SAME_FEATURES, FeatureMap, Floats, check_norm, in_chunks
-from sifu.data.forked import forked, in_this_process
-from sifu.data.fresh_modules import fixed_algorithms, fixed_generators, fresh_copy
-from sifu.data.shared_state import refuse_changed_state, shared_state
+from sifu.data.feature_maps.feature_map import SAME_FEATURES, FeatureMap, Floats, check_norm
+from sifu.data.own_modules import fixed_algorithms, fixed_generators, fresh_copy, is_known
 from sifu.errors import InputError, UnusableSamplesError, install_extra
 
-T = TypeVar("T")
 SIDE = 128
 """Side in pixels that smaller images are enlarged to if no size is given; the spec's default is `USUAL_SIDE`."""
 USUAL_SIDE = 224
@@ -188,8 +184,6 @@ def _weights(path: str) -> dict[str, torch.Tensor]:
     return weights
 
 
-Probes = tuple[NDArray[Any], Floats]
-"""Samples, and the features that a module gave for them."""
 BATCH, GPU_BATCH = 32, 128
 """Samples per batch, on the CPU and on a GPU.
 
@@ -204,8 +198,7 @@ LARGEST_PIXEL = 16.0
 class NetworkFeatures(FeatureMap):
     """Feature map that flattens the output of `module` for samples of one `shape` and scales it to length `norm`.
 
-    The map uses a copy of the given module. Random generators have the same state before every batch. A user's
-    module is copied again for each client and, on the CPU, runs in a forked process (`forked`).
+    The map uses a copy of the given module. Random generators have the same state before every batch.
     """
 
     module: torch.nn.Module
@@ -214,7 +207,6 @@ class NetworkFeatures(FeatureMap):
     kind: str = "module"
     device: str = "cpu"
     source: str = ""
-    """Digest of the module's source file, or of the files of a Hugging Face model; empty if unknown."""
     exact = False
 
     def __post_init__(self) -> None:
@@ -222,9 +214,9 @@ class NetworkFeatures(FeatureMap):
         self._takes_integers = False
         """True if a user's module accepts only token ids, for example because it starts with an embedding."""
         try:
-            self._use(fresh_copy(self.module))
-            self._shared = shared_state(self.module) if self.kind == "module" else None
-            """Digests of a user's module and of variables that its copies share, before its first use, or None."""
+            # In training mode batch norm would mix samples, and dropout would draw again.
+            self.module = fresh_copy(self.module).eval().requires_grad_(False).to(self.device)
+            self.known = self.kind != "module" or is_known(self.module)
             # `source` identifies a Hugging Face model by its files; names of its parameters vary between versions.
             self._weights = "" if self.kind == "transformers" else weights_digest(self.module)
         except RuntimeError as error:
@@ -239,31 +231,14 @@ class NetworkFeatures(FeatureMap):
             if known:
                 self.features = known
             else:
-                ((self.features, self._takes_integers),) = self.run(self._try_out)
+                self.features = self._width()
+                if self.kind == "module":
+                    self._check_samples_stay_separate()
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(
                 f"the feature module cannot process samples of shape {self.shape}: {type(error).__name__}: "
                 f"{str(error).splitlines()[0] if str(error) else 'no reason given'}"
             ) from error
-
-    def _use(self, module: torch.nn.Module) -> None:
-        # In training mode batch norm would mix samples, and dropout would draw again.
-        self.module = module.eval().requires_grad_(False).to(self.device)
-        self.compared: Probes | None = None
-        """Three samples of the first client, and the features that a fresh copy of the user's module gave for them."""
-
-    @property
-    def run(self) -> Callable[[Callable[[], Iterator[T]]], Iterator[T]]:
-        """Function that runs an iterator and yields its items: `forked` for a user's module on the CPU."""
-        return forked if self.kind == "module" and self.device == "cpu" else in_this_process
-
-    def _try_out(self) -> Iterator[tuple[int, bool]]:
-        """Yield the number of features, and whether a user's module accepts only integers; check random samples."""
-        width = self._width()
-        if self.kind == "module":
-            drawn = np.random.default_rng(0).random((3, *self.shape))
-            self._check_samples_stay_separate((drawn > 0.5).astype(np.int64) if self._takes_integers else drawn)
-        yield width, self._takes_integers
 
     def on(self, device: str) -> NetworkFeatures:
         """Return the same map computed on another device."""
@@ -282,49 +257,8 @@ class NetworkFeatures(FeatureMap):
 
     def __call__(self, x: NDArray[Any]) -> Floats:
         """Return the features of samples of `shape`; bytes are divided by 255."""
-        (rows,) = self.run(lambda: iter([self.features_here(x)]))
-        return rows
-
-    def features_here(self, x: NDArray[Any]) -> Floats:
-        """Return the same features, computed in this process."""
-        return self._features(x, self._fresh())
-
-    def chunks(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
-        """Yield the rows and the features of a client's samples, computed with one copy of the module.
-
-        After the last sample, a user's module is run again on three samples of the first client and must give the same
-        features as before.
-        """
-        self.remember_first(x)
-        return self.run(partial(self.chunks_here, x))
-
-    def remember_first(self, x: NDArray[Any]) -> None:
-        """Remember three samples of the first client, and the features that a user's module gives for them."""
-        samples = self._shaped(x)
-        if self.kind == "module" and len(samples) and self.compared is None:
-            probes = self._as_numbers(samples[[0, len(samples) // 2, -1]])
-            (self.compared,) = self.run(lambda: iter([self.probed(probes)]))
-
-    def chunks_here(self, x: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
-        """Yield the same as `chunks`, computed in this process."""
-        samples, module = self._shaped(x), self._fresh()
-        for rows in in_chunks(len(samples)):
-            yield rows, self._features(samples[rows], module)
-        if self.kind == "module" and len(samples):
-            self._check_nothing_is_remembered(module)
-
-    def probed(self, probes: NDArray[Any]) -> Probes:
-        """Return three samples and their features, after checking that no sample affects the features of another."""
-        self._check_samples_stay_separate(probes)
-        return probes, self._batch(probes, self._fresh())
-
-    def _fresh(self) -> torch.nn.Module:
-        """Return a fresh copy of a user's module; sifu's own modules have no state and are shared."""
-        return fresh_copy(self.module) if self.kind == "module" else self.module
-
-    def _features(self, x: NDArray[Any], module: torch.nn.Module) -> Floats:
         samples, size = self._as_numbers(self._shaped(x)), self._batch_size
-        outputs = [self._batch(samples[start : start + size], module) for start in range(0, len(samples), size)]
+        outputs = [self._batch(samples[start : start + size]) for start in range(0, len(samples), size)]
         rows = np.concatenate(outputs) if outputs else np.zeros((0, self.features))
         if not np.all(np.isfinite(rows)):
             raise InputError("the feature module returned NaN or infinity: check its weights and the samples")
@@ -378,16 +312,16 @@ class NetworkFeatures(FeatureMap):
             return lengths
         return np.array([math.sqrt(math.fsum(row * row)) for row in rows])  # fsum is correctly rounded in any order
 
-    def _check_samples_stay_separate(self, probes: NDArray[Any]) -> None:
+    def _check_samples_stay_separate(self) -> None:
         """Refuse a module whose features of a sample depend on other samples: statistics would then mix samples.
 
-        A sample must have the same features, up to rounding, in a batch with another sample, alone, and again after a
-        third sample. The generators have a different state each time.
+        A random sample must have the same features, up to rounding, in a batch with another sample, alone, and again
+        after a third sample. The generators have a different state each time.
         """
-        module = self._fresh()
+        drawn = np.random.default_rng(0).random((3, *self.shape))
+        probes = (drawn > 0.5).astype(np.int64) if self._takes_integers else drawn
         together, alone, _, again = (
-            self._batch(some, module, seed)
-            for seed, some in enumerate((probes[:2], probes[:1], probes[2:], probes[:2]))
+            self._batch(some, seed) for seed, some in enumerate((probes[:2], probes[:1], probes[2:], probes[:2]))
         )
         allowed = SAME_FEATURES * float(np.max(np.abs(together), initial=0.0))
         if np.max(np.abs(together[:1] - alone)) > allowed or np.max(np.abs(together - again)) > allowed:
@@ -396,31 +330,16 @@ class NetworkFeatures(FeatureMap):
                 "separately, without batch statistics, memory or randomness"
             )
 
-    def _check_nothing_is_remembered(self, module: torch.nn.Module) -> None:
-        """Refuse a user's module if the copy just used, or a fresh one, gives other features of the first samples."""
-        assert self.compared is not None
-        if self._shared is not None:
-            refuse_changed_state(self._shared, self.module)
-        probes, first = self.compared
-        for changed in (module, self._fresh()):
-            now = self._batch(probes, changed)
-            if not np.array_equal(now, first, equal_nan=True):
-                raise InputError(
-                    "the feature module no longer gives the same features for the same samples (they differ by up to "
-                    f"{np.max(np.abs(now - first)):.3g}): it has memory or draws random numbers, so its features may "
-                    "contain other clients' data. Make its output depend on the sample alone, and train again"
-                )
-
     def _width(self) -> int:
         """Return the number of features; if a user's module refuses floats, try token ids."""
         try:
-            return len(self._batch(np.zeros((1, *self.shape)), self._fresh())[0])
+            return len(self._batch(np.zeros((1, *self.shape)))[0])
         except (RuntimeError, UnusableSamplesError, TypeError):
             if self.kind != "module":
                 raise
             try:
                 tokens = np.zeros((1, *self.shape), dtype=np.int64)
-                width = len(self._batch(tokens, self._fresh(), integers=True)[0])
+                width = len(self._batch(tokens, integers=True)[0])
             except (RuntimeError, UnusableSamplesError, TypeError):
                 width = 0
             if not width:
@@ -428,14 +347,11 @@ class NetworkFeatures(FeatureMap):
             self._takes_integers = True
             return width
 
-    def _batch(
-        self, samples: NDArray[Any], module: torch.nn.Module, seed: int = 0, *, integers: bool | None = None
-    ) -> Floats:
+    def _batch(self, samples: NDArray[Any], seed: int = 0, *, integers: bool | None = None) -> Floats:
         """Return the features of at most one batch of samples, padded to the full batch size.
 
         Args:
             samples: At most one batch of samples.
-            module: Module that computes the features.
             seed: Seed of the generators.
             integers: True to keep samples as integers. By default they are kept if the module accepts only integers, or
                 if the type of its parameters would round them: a rounded token id is another token.
@@ -451,8 +367,7 @@ class NetworkFeatures(FeatureMap):
         padded[: len(samples)] = samples
         try:
             with torch.no_grad(), fixed_generators(seed, self.device), fixed_algorithms():
-                torch.set_num_threads(1)  # `fixed_generators` restores the number
-                output = module(torch.as_tensor(padded).to(self.device, kind))
+                output = self.module(torch.as_tensor(padded).to(self.device, kind))
         except IndexError as error:
             raise UnusableSamplesError(
                 f"the feature module cannot process these samples ({error}): check that it knows all token ids"

@@ -41,7 +41,8 @@ PROBED = 128
 class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
     """Engine for closed-form heads of clients whose data are available in this process.
 
-    `declared` is True if the operator declares the feature map to be public; `from_labels` is True if the number of
+    `declared` is True if the operator declares the feature map to be public, and `module` is the value of
+    `TrainingFacts.module` for a module of the operator that computes it; `from_labels` is True if the number of
     outputs was counted from the clients' labels.
     """
 
@@ -55,6 +56,7 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         *,
         preprocessing: str = "fixed constants",
         declared: bool = False,
+        module: str = "",
         from_labels: bool = False,
     ) -> None:
         self._data = tuple(clients)
@@ -69,7 +71,7 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         self.facts = head_facts(
             features.digest(),
             declared=declared,
-            users=features.kind == "module",
+            module=module,
             from_labels=from_labels,
             preprocessing=preprocessing,
             identity=IN_PROCESS,

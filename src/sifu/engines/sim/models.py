@@ -20,13 +20,20 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.round import keyed_generator
-from sifu.data.fresh_modules import check_trainable, fixed_generators, fresh_copy
+from sifu.data.own_modules import check_trainable, declared, declared_function, fixed_generators, fresh_copy, is_known
 from sifu.engines.sim.embedded_clients import OBJECTIVES, Objective, ObjectiveName
 from sifu.engines.sim.local_training import torch_seed
 from sifu.engines.sim.networks import CONV_NETS, ConvNet, LinearScores, SmallResidualNet, image_shape, mlp
 from sifu.errors import InputError
 from sifu.theory.arrays import Array
-from sifu.theory.facts import BATCH_NORMALISATION, DRAWN_FROM_SEED, MADE_BY_OPERATOR, OTHER_BUFFERS
+from sifu.theory.facts import (
+    BATCH_NORMALISATION,
+    DRAWN_FROM_SEED,
+    MADE_BY_OPERATOR,
+    MODULE_KNOWN,
+    MODULE_NOT_DECLARED,
+    OTHER_BUFFERS,
+)
 
 _SEEDING = threading.Lock()
 
@@ -104,7 +111,7 @@ class ModuleModel:
     def __post_init__(self) -> None:
         if self.kind not in OBJECTIVES:
             raise InputError(f"targets are read as one of {sorted(OBJECTIVES)}, found kind {self.kind!r}")
-        if self.initial_source != MADE_BY_OPERATOR and (self.custom_loss or not _is_sifus(self.factory)):
+        if self.initial_source != MADE_BY_OPERATOR and (self.custom_loss or not is_sifus(self.factory)):
             raise InputError(
                 f"initial_source = {self.initial_source!r} is only for models of sifu: leave it out for a factory or a "
                 "loss of your own"
@@ -181,7 +188,7 @@ class Recipe:
         return self.make(*self.arguments)
 
 
-def _is_sifus(factory: Callable[[], nn.Module]) -> bool:
+def is_sifus(factory: Callable[[], nn.Module]) -> bool:
     """Return whether a factory makes one of sifu's own networks, which keep no state between clients."""
     return type(factory) is ConvNet or (type(factory) is Recipe and factory.make in (mlp, SmallResidualNet))
 
@@ -221,9 +228,24 @@ def make_model(
     raise InputError(f"model {name!r} is unknown: use one of {', '.join(names)}")
 
 
-def is_users(model: Model) -> bool:
-    """Return whether a model runs code of the operator, which may keep state."""
-    return isinstance(model, ModuleModel) and not model.conv_net and model.initial_source == MADE_BY_OPERATOR
+def module_of_model(model: Model, is_pure: bool) -> str:
+    """Return `TrainingFacts.module` for a model: "" for sifu's own, or what is known or declared about the operator's.
+
+    Args:
+        model: Model of a run.
+        is_pure: True if the operator declares that it computes from its inputs and parameters alone.
+    """
+    plain = type(model) is ModuleModel and model.custom_loss is None
+    if type(model) is LinearModel or (plain and is_sifus(model.factory)):
+        return ""
+    if plain and is_known(model.build("float32")):
+        return MODULE_KNOWN
+    if not is_pure:
+        return MODULE_NOT_DECLARED
+    if not isinstance(model, ModuleModel):
+        return declared(declared_function(type(model)))
+    functions = (model.factory, model.custom_loss) if model.custom_loss else (model.factory,)
+    return declared(*map(declared_function, functions))
 
 
 def evaluated_module(model: Model, layout: ModelLayout, parameters: Mapping[str, Array]) -> nn.Module:

@@ -6,74 +6,45 @@ the faster implementations are tested.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import Average
-from sifu.data.forked import forked, in_this_process
-from sifu.data.fresh_modules import Loss, fixed_generators, fresh_copy, fresh_loss
-from sifu.data.shared_state import refuse_changed_state, shared_state
+from sifu.data.own_modules import Loss, fixed_generators, fresh_copy
 from sifu.engines.sim.client_updates import average_models
 from sifu.engines.sim.embedded_clients import CheckedClient
 from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
-from sifu.engines.sim.models import Model, ModuleModel, is_users, set_to_evaluate
+from sifu.engines.sim.models import Model, set_to_evaluate
 from sifu.engines.sim.networks import KeyedDropout, dropout_key
 from sifu.engines.sim.threads import few_threads
 from sifu.errors import InputError
+from sifu.theory.arrays import Integers
 from sifu.theory.participation import ClientIndices
 
 _EVALUATION_CHUNK = 4096
-PROBED_SEPARATELY = 0.01
-"""Offset of all parameters from their initial values at the start of trainings that are repeated and compared."""
-COMPARED = 3
-"""Number of clients whose training is repeated before the first round."""
 
 
 class LoopTrainer:
     """Trainer and evaluator of one client at a time.
 
-    A user's module and loss may keep state, so every client starts with a fresh copy of them (`fresh_copy`). On the
-    CPU, each round and each evaluation also runs in a forked copy of this process (`forked`), which leaves no state for
-    the next one. In addition, local training is repeated, and its results must not change. Before the first round, a
-    few clients are compared: they train, one of them trains on other data, and all train again in reverse order. After
-    every round, the first client of the round and the first compared client train again.
+    Every client trains in a deep copy of the module and the loss, with seeded generators. Before its first round, the
+    trainer trains one client twice, with another training in between, and the two results must be equal.
     """
 
-    forks = True
-    """True if users' modules run in forked processes, which is impossible on a GPU."""
-
-    def __init__(self, model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan, device: str = "cpu") -> None:
+    def __init__(self, model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan) -> None:
         self._model, self._plan, self._training = model, plan, plan.training
-        self._device = torch.device(device)
-        self._data = self._put_samples(clients)
-        self._pristine = model.build(plan.dtype).to(self._device)
-        """Module as the model made it; it is copied but never run."""
-        users = is_users(model)
-        self._reused = None if users else fresh_copy(self._pristine)
-        self._users = (model.custom_loss,) if isinstance(model, ModuleModel) and model.custom_loss else ()
-        """A tuple with the user's own loss, or an empty tuple if there is none."""
-        self._run = forked if users and self.forks else in_this_process
-        """Function that runs an iterator and yields its items: `forked` for a user's module on the CPU."""
-        self._shared = shared_state(self._pristine, *self._users) if users and not self.forks else None
-        """Digests of variables that all copies of a user's module share and must not change, or None if not checked."""
-        self._compared: dict[int, Tensor] = {}
-        """First training result of some clients, starting from `_compared_from`."""
-        (self._score_width,) = self._run(partial(self._try_forward, clients[0], plan.outputs))
-        """Number of scores that the module gives for a sample."""
-
-    def _put_samples(self, clients: Sequence[CheckedClient]) -> list[tuple[Tensor, Tensor]]:
-        """Return each client's samples and targets on the device."""
-        pairs = ((torch.tensor(client.x), torch.tensor(client.y)) for client in clients)
-        return [(x.to(self._device), y.to(self._device)) for x, y in pairs]
+        self._data = [(torch.tensor(client.x), torch.tensor(client.y)) for client in clients]
+        self._pristine = model.build(plan.dtype)
+        """Module as the model made it; only copies of it are run."""
+        self._repeats = False
+        """True once a repeated training gave equal bits."""
+        self._try_forward(clients[0], plan.outputs)
 
     def average(
         self, start: Vector, position: Position, participants: ClientIndices, samples: np.ndarray, want_gram: bool
@@ -91,82 +62,46 @@ class LoopTrainer:
         self, start: Vector, position: Position, participants: ClientIndices, steps: int
     ) -> Iterator[tuple[slice, Tensor]]:
         """Yield (place among the participants, model as one row) of each participant after `steps` local steps."""
-        self.check_repeats(participants)
-        rows = self._run(partial(self._train_in_order, start, position, participants.tolist(), steps))
-        for place, trained in enumerate(rows):
-            yield slice(place, place + 1), torch.from_numpy(trained)
-
-    def _train_in_order(
-        self, start: Vector, position: Position, clients: Sequence[int], steps: int
-    ) -> Iterator[NDArray[np.floating]]:
-        """Yield each client's model as a matrix of one row. For a user's module, then repeat trainings and compare."""
-        first = None
-        for client in clients:
+        if len(participants) and not self._repeats:
+            self._check_repeats(start, position, participants.tolist())
+        for place, client in enumerate(participants.tolist()):
             with few_threads(start.size):
                 trained = self._train_client(start, position, client, steps)
-            first = trained.clone() if first is None else first
-            yield trained[None, :].cpu().numpy()
-        if first is not None and self._reused is None:
-            with few_threads(start.size):
-                refuse_another_result(first, self._train_client(start, position, clients[0], steps))
-            self._compare_again(list(self._compared)[:1])
+            yield slice(place, place + 1), trained[None, :]
 
-    def check_repeats(self, clients: ClientIndices | None = None) -> None:
-        """Refuse a user's module whose local training gives a different result when it is repeated.
-
-        Up to `COMPARED` of `clients`, or of all clients, train. The first of them then trains on other labels, and all
-        of them train again in reverse order.
-        """
-        if self._reused is not None or self._compared or (clients is not None and not len(clients)):
-            return
-        samples = self._plan.samples
-        chosen = np.arange(len(samples)) if clients is None else np.asarray(clients)
+    def _check_repeats(self, start: Vector, position: Position, clients: list[int]) -> None:
+        """Train one client twice, with another one (or half of its own samples) in between; refuse other bits."""
+        samples, steps = self._plan.samples, self._training.steps
         # Some layers need more than one sample; otherwise prefer small clients, which train fast.
-        order = sorted(chosen.tolist(), key=lambda client: (samples[client] < 2, samples[client]))[:COMPARED]
-        (self._compared,) = self._run(partial(self._train_repeatedly, order))
-
-    def _train_repeatedly(self, order: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-        """Yield the training results of some clients, after repeating the training and comparing the results."""
-        self._compared = {client: self._train_to_compare(client) for client in order}
-        self._train_on_other_labels(order[0])
-        self._compare_again(order[::-1])
-        yield self._compared
-
-    def _compare_again(self, clients: Sequence[int]) -> None:
-        if self._shared is not None:
-            refuse_changed_state(self._shared, self._pristine, *self._users)
-        for client in clients:
-            refuse_another_result(self._compared[client], self._train_to_compare(client))
-
-    def _compared_from(self) -> Vector:
-        """Return the initial parameters plus an offset: a last layer of zeros would hide differences."""
-        # reshape, because parameters on a GPU may be stored with channels last
-        parts = [parameter.detach().reshape(-1) for parameter in self._pristine.parameters()]
-        first: Vector = torch.cat(parts).cpu().numpy()
-        return first + np.asarray(PROBED_SEPARATELY, dtype=first.dtype)
-
-    def _train_to_compare(self, client: int, data: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        start = self._compared_from()
-        with few_threads(start.size):
-            return self._train_client(start, Position(0, 0), client, self._training.steps, data)
-
-    def _train_on_other_labels(self, client: int) -> None:
-        """Train a client on its samples in reverse order with other targets, which give larger gradients."""
+        client, *others = sorted(clients, key=lambda client: (samples[client] < 2, samples[client]))
         x, y = self._data[client]
-        other = y.flip(0) if y.is_floating_point() else (y + 1) % max(2, self._plan.outputs)
-        self._train_to_compare(client, (x.flip(0), other))
+        half = slice(None, (len(x) + 1) // 2)
+        with few_threads(start.size):
+            first = self._train_client(start, position, client, steps)
+            if others:
+                self._train_client(start, position, others[0], steps)
+            else:
+                self._train_on(x[half], y[half], start, position, client, [np.arange(len(x[half]))] * steps)
+            again = self._train_client(start, position, client, steps)
+        if not torch.allclose(first, again, rtol=0.0, atol=0.0, equal_nan=True):
+            raise InputError(
+                "repeating a client's local training gave different parameters (up to "
+                f"{float((first - again).abs().max()):.3g} away): the model keeps state between clients, or draws "
+                "random numbers outside the generators of torch, numpy and Python. Keep state in attributes of the "
+                "module, of which every client has its own copy"
+            )
+        self._repeats = True
 
-    def _train_client(
-        self,
-        start: Vector,
-        position: Position,
-        client: int,
-        steps: int,
-        data: tuple[Tensor, Tensor] | None = None,
+    def _train_client(self, start: Vector, position: Position, client: int, steps: int) -> Tensor:
+        """Return the client's model after `steps` local steps on its data."""
+        return self._train_on(*self._data[client], start, position, client, self._plan.batches(position, client, steps))
+
+    def _train_on(
+        self, x: Tensor, y: Tensor, start: Vector, position: Position, client: int, batches: Sequence[Integers]
     ) -> Tensor:
-        """Return the client's model after `steps` local steps on its data, or on `data` if given."""
-        x, y = self._data[client] if data is None else data
-        training, module, loss = self._training, self._module_at(start), self._loss()
+        """Return the model after one local step on each of these batches of rows."""
+        training, plan = self._training, self._plan
+        module, loss = self._copies_at(start)
         module.train()
         dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
         optimizer = torch.optim.SGD(
@@ -176,16 +111,12 @@ class LoopTrainer:
             nesterov=training.nesterov,
             weight_decay=training.weight_decay,
         )
-        whole, plan = training.whole_batches(x.shape[0]), self._plan
-        with fixed_generators(plan.layer_seed(position, client), self._device):
-            for step, batch in enumerate(plan.batches(position, client, steps)):
+        with fixed_generators(plan.layer_seed(position, client)):
+            for step, rows in enumerate(batches):
                 for layer, dropout in enumerate(dropouts):
                     dropout.key = int(dropout_key(plan.seed, position, int(plan.numbers[client]), step, layer))
                 optimizer.zero_grad()
-                inputs, targets = (x, y) if whole else (x[batch], y[batch])
-                if whole and self._reused is None:  # a user's module may change its input
-                    inputs, targets = x.clone(), y.clone()
-                loss(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
+                loss(module(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
                 if training.clip:
                     _clip(list(module.parameters()), training)
                 optimizer.step()
@@ -193,24 +124,13 @@ class LoopTrainer:
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of correct predictions and the summed loss of each client."""
-        (found,) = self.evaluate_several([model], clients)
-        return found
-
-    def evaluate_several(
-        self, models: Iterable[Vector], clients: ClientIndices
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the result of `evaluate` for each model; a user's module on the CPU runs in one forked process."""
-        return self._run(lambda: (self._evaluate_in_order(model, clients) for model in models))
-
-    def _evaluate_in_order(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
         objective, correct = self._model.objective, np.zeros(len(clients), dtype=np.int64)
         loss_sum = np.zeros(len(clients))
+        module, loss = self._copies_at(model)
+        set_to_evaluate(module)
         for place, client in enumerate(clients):
             x, y = self._data[int(client)]
-            if place == 0 or self._reused is None:
-                module, loss = self._module_at(model), self._loss()
-                set_to_evaluate(module)
-            with torch.no_grad(), fixed_generators(self._plan.seed % 2**63, self._device), few_threads(model.size):
+            with torch.no_grad(), fixed_generators(self._plan.seed % 2**63), few_threads(model.size):
                 for rows in torch.split(torch.arange(x.shape[0]), _EVALUATION_CHUNK):
                     scores = module(x[rows])
                     loss_sum[place] += float(loss(scores, y[rows])) * len(rows)
@@ -220,41 +140,19 @@ class LoopTrainer:
                         correct[place] += int(objective.hits(flat, encoded).sum())
         return correct, loss_sum
 
-    def _module_at(self, model: Vector) -> nn.Module:
-        """Return a module with a copy of the parameters `model` and the initial buffers; users' modules are copied."""
-        module = fresh_copy(self._pristine) if self._reused is None else self._reused
-        vector_to_parameters(torch.tensor(model, device=self._device), module.parameters())
-        if self._reused is not None:
-            with torch.no_grad():
-                for buffer, initial in zip(module.buffers(), self._pristine.buffers(), strict=True):
-                    buffer.copy_(initial)
-        return module
+    def _copies_at(self, model: Vector) -> tuple[nn.Module, Loss]:
+        """Return copies of the module, with the parameters `model`, and of the loss."""
+        module, loss = fresh_copy((self._pristine, self._model.loss))
+        vector_to_parameters(torch.tensor(model), module.parameters())
+        return module, loss
 
-    def _loss(self) -> Loss:
-        """Return the loss; a user's own loss is copied."""
-        return fresh_loss(self._users[0]) if self._users else self._model.loss
-
-    @contextmanager
-    def _settings(self) -> Iterator[None]:
-        """Set the device's options inside the `with` block; this class sets none."""
-        yield
-
-    def _first_batch(self) -> tuple[Tensor, Tensor]:
-        """Return copies of up to two samples of the first client and their targets, for a trial.
-
-        A module may change its input in place, and changed data would depend on which client is the first.
-        """
-        x, y = self._data[0]
-        return x[:2].clone(), y[:2].clone()
-
-    def _try_forward(self, client: CheckedClient, outputs: int) -> Iterator[int]:
-        """Yield the number of scores per sample; refuse a module that cannot process the clients' samples."""
-        x, y = self._first_batch()
-        module = fresh_copy(self._pristine).eval()
+    def _try_forward(self, client: CheckedClient, outputs: int) -> None:
+        """Refuse a module that cannot process the clients' samples."""
+        x, y = self._data[0][0][:2].clone(), self._data[0][1][:2].clone()  # a module may change its input
+        module, loss = fresh_copy((self._pristine, self._model.loss))
         try:
-            with torch.no_grad(), fixed_generators(0, self._device):
-                with self._settings():
-                    scores = module(x)
+            with torch.no_grad(), fixed_generators(0):
+                scores = module.eval()(x)
                 if not isinstance(scores, Tensor):
                     raise InputError(
                         f"the model gives a {type(scores).__name__} for a batch of samples: its forward must return "
@@ -262,7 +160,7 @@ class LoopTrainer:
                     )
                 enough = scores.numel() // scores.shape[0] >= outputs
                 if enough:
-                    self._loss()(scores.to(x.dtype) if x.is_floating_point() else scores, y)
+                    loss(scores, y)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(
                 f"the model cannot take the samples of client {client.name!r} (shape {client.x.shape[1:]}, "
@@ -270,21 +168,6 @@ class LoopTrainer:
             ) from error
         if not enough:
             raise InputError(f"the model has outputs of shape {tuple(scores.shape[1:])}, {outputs} are needed")
-        yield scores.shape[1] if scores.ndim > 1 else 1
-
-
-def refuse_another_result(first: Tensor, again: Tensor) -> None:
-    """Refuse a module whose local training gave different bits when it was repeated."""
-    if torch.allclose(first, again, rtol=0.0, atol=0.0, equal_nan=True):
-        return
-    away = float((first - again).abs().max())
-    raise InputError(
-        f"repeating a client's local training gave different parameters (up to {away:.3g} away): the model keeps "
-        "state between clients, or draws random numbers outside the generators of torch, numpy and Python"
-        + (", or the GPU sums in another order (then use --device cpu)" if first.is_cuda else "")
-        + ". State of a client would remain after the client is forgotten: keep state in the module itself, which "
-        "every client starts from afresh"
-    )
 
 
 def _clip(parameters: Sequence[Tensor], training: LocalTraining) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +12,8 @@ from torch.nn.utils import vector_to_parameters
 
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
-from sifu.data.forked import forked, in_this_process
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
-from sifu.engines.sim.models import Model, is_users, set_to_evaluate
+from sifu.engines.sim.models import Model, set_to_evaluate
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats, Integers
 
@@ -42,7 +39,6 @@ class Scorer:
     def __init__(self, model: Model, dtype: str) -> None:
         self._model, self._dtype = model, dtype
         self._module = model.build(dtype)
-        self._run = forked if is_users(model) else in_this_process
         set_to_evaluate(self._module)
 
     @property
@@ -53,14 +49,11 @@ class Scorer:
     def outputs(self, vector: Vector, x: Array) -> Floats:
         """Return the model's scores, one row per sample."""
         inputs = torch.tensor(np.ascontiguousarray(x, dtype=self._dtype))
-        return np.concatenate(list(self._run(partial(self._outputs, vector, inputs))))
-
-    def _outputs(self, vector: Vector, inputs: Tensor) -> Iterator[Floats]:
         # Copy: `vector` may be read-only or of another type.
         vector_to_parameters(torch.tensor(np.array(vector, dtype=self._dtype)), self._module.parameters())
         with torch.no_grad():
-            for part in torch.split(inputs, CHUNK):
-                yield self._module(part).reshape(part.shape[0], -1).double().numpy()
+            parts = [self._module(part).reshape(part.shape[0], -1) for part in torch.split(inputs, CHUNK)]
+        return torch.cat(parts).double().numpy()
 
     def losses(self, vector: Vector, samples: Samples) -> Floats:
         """Return the loss of each sample."""

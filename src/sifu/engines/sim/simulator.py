@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 
 from sifu.core.engine import (
-    ChecksModule,
     EvaluatesSeveral,
     Evaluation,
     LacksData,
@@ -33,6 +32,7 @@ from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import AcceptedModels, Average, RoundSetup, gate_replies, run_round
 from sifu.core.round_stream import DrawsAhead
 from sifu.data.dataset import sample_digest
+from sifu.data.own_modules import combined
 from sifu.engines.sim.client_updates import OUTSIDE, Clipping, average_models
 from sifu.engines.sim.cpu_conv.conv_trainer import ConvTrainer
 from sifu.engines.sim.embedded_clients import (
@@ -46,12 +46,11 @@ from sifu.engines.sim.embedded_clients import (
 from sifu.engines.sim.float_rounding import ClientSizes, proven_allowance
 from sifu.engines.sim.linear import VectorisedTrainer
 from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
-from sifu.engines.sim.models import TORCH_TYPES, LinearModel, Model, ModuleModel, is_users, make_model
+from sifu.engines.sim.models import TORCH_TYPES, LinearModel, Model, ModuleModel, make_model, module_of_model
 from sifu.engines.sim.plain_loop import LoopTrainer
 from sifu.engines.sim.threads import one_thread
 from sifu.errors import InputError
 from sifu.theory.facts import (
-    FRESH_COPIES,
     IN_PROCESS,
     MADE_BY_OPERATOR,
     NO_NOISE,
@@ -108,7 +107,7 @@ def _trainer(
             "only linear models and described convolutional networks can be vectorised; use strategy auto or loop for "
             "a module"
         )
-    return settings.loop(model, clients, plan)
+    return LoopTrainer(model, clients, plan)
 
 
 def _all_usable(trained: AcceptedModels, start: Vector, limit: float) -> bool:
@@ -135,13 +134,13 @@ class SimulationSettings:
         shape_from_labels: True if the clients' labels determined the number of outputs.
         features: Digest of the public map that computed the samples, if any (`TrainingFacts`).
         features_declared: True if the operator declared that this map is public.
-        features_by_module: True if this map is a module supplied by the operator.
+        features_module: Value of `TrainingFacts.module` for a module of the operator that computes this map.
+        module_is_pure: True if the operator declares that modules compute from their inputs and parameters alone.
         clipping: Clipping and noise of whole updates, or None if updates get neither.
         numbers: Increasing indices that key the draws of participants, batches and dropout (by default 0, 1, ...). A
             subset of the clients, or one client on its own machine, thus makes the same draws as in the whole
             federation.
         replies: Handling of a client's model that cannot be used. By default, the round stops with an error.
-        loop: Function that makes the trainer for one client at a time.
     """
 
     server_rate: float = 1.0
@@ -153,11 +152,11 @@ class SimulationSettings:
     shape_from_labels: bool = False
     features: str = ""
     features_declared: bool = False
-    features_by_module: bool = False
+    features_module: str = ""
+    module_is_pure: bool = False
     clipping: Clipping | None = None
     numbers: Sequence[int] | None = None
     replies: ReplyRules = field(default_factory=ReplyRules)
-    loop: Callable[[Any, Sequence[CheckedClient], TrainingPlan], LoopTrainer] = LoopTrainer
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.server_rate) and self.server_rate > 0.0):
@@ -181,7 +180,7 @@ class SimulationSettings:
         return numbers
 
 
-class SimulatedFederation(LacksData, ShowsSamples, ChecksModule, EvaluatesSeveral):
+class SimulatedFederation(LacksData, ShowsSamples, EvaluatesSeveral):
     """Engine of clients whose data are available in this process.
 
     `model` is a name (see `make_model`; outputs are counted from the targets), a `LinearModel` or a `ModuleModel`.
@@ -263,7 +262,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule, EvaluatesSevera
             initial=model.initial_source if own_kind else MADE_BY_OPERATOR,
             features=settings.features,
             features_declared=settings.features_declared,
-            module=FRESH_COPIES if settings.features_by_module or is_users(model) else "",
+            module=combined(settings.features_module, module_of_model(model, settings.module_is_pure)),
         )
 
     @cached_property
@@ -274,11 +273,6 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule, EvaluatesSevera
     def rounding_allowance(self, length: float, participants: ClientIndices) -> float:
         """Return a bound on the rounding error of a round from a model of norm `length`, or 0 if none is proven."""
         return self._rounding(length, participants) if self._rounding and participants.size else 0.0
-
-    def check_module(self) -> None:
-        """Refuse a user's module whose local training gives a different result when it is repeated."""
-        if isinstance(self._trainer, LoopTrainer):
-            self._trainer.check_repeats()
 
     def initial_model(self, branch: int) -> Vector:
         """Return the initial model of a branch; branches differ if the initialisation is random."""
@@ -392,10 +386,7 @@ class SimulatedFederation(LacksData, ShowsSamples, ChecksModule, EvaluatesSevera
         """Return the evaluation of each model, as `evaluate` does."""
         chosen, trainer = self._checked_clients(clients, "evaluated"), self._trainer
         given = map(self.layout.own_copy, models)
-        if isinstance(trainer, LoopTrainer):
-            results = trainer.evaluate_several(given, chosen)
-        else:
-            results = (trainer.evaluate(model, chosen) for model in given)
+        results = (trainer.evaluate(model, chosen) for model in given)
         return [Evaluation(chosen.copy(), self.samples[chosen], correct, loss_sum) for correct, loss_sum in results]
 
     def _checked_clients(self, clients: ClientIndices, what: str) -> ClientIndices:

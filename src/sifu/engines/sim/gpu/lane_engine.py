@@ -19,10 +19,8 @@ from sifu.engines.sim.gpu.device_queue import DeviceQueue
 from sifu.engines.sim.gpu.lane_group import LaneGroup
 from sifu.engines.sim.gpu.lane_stream import Chunk, Evaluated, LaneStream
 from sifu.engines.sim.gpu.schedule import slots_for
-from sifu.engines.sim.models import LinearModel
 from sifu.engines.sim.simulator import SimulatedFederation
 from sifu.errors import InputError, RoundRejectedError
-from sifu.theory.facts import ONE_COPY
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement
 
@@ -41,10 +39,7 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         # Use a separate queue, so that work of this lane does not wait for rounds that the group computes in advance.
         self._queue = DeviceQueue(group.device)
         # Every certificate lists how this device differs from the embedded engine.
-        facts = replace(federation.facts, outside=(*federation.facts.outside, *outside))
-        if facts.module and not isinstance(federation.model, LinearModel):
-            facts = replace(facts, module=ONE_COPY)  # a lane trains all clients in one copy of a module
-        self.facts = facts
+        self.facts = replace(federation.facts, outside=(*federation.facts.outside, *outside))
         self._places, self._entries = group.source.entries, group.entries
         self._samples = np.array([client.samples for client in federation.clients], dtype=np.int64)
 

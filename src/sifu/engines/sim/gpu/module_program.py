@@ -27,8 +27,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from sifu.data.process_settings import fp32_precisions, set_fp32_precisions
-from sifu.data.shared_state import changed_state, shared_state
 from sifu.engines.sim.embedded_clients import Objective
 from sifu.engines.sim.gpu.lane_stream import PackedProgram, ProgramPlan
 from sifu.engines.sim.gpu.schedule import Packing, Schedule
@@ -42,6 +40,11 @@ AGREEMENT = {"float32": 1e-3, "tf32": 0.1}
 """Maximum deviation between the gradients of a device and of the CPU, relative to the largest entry."""
 
 _PRODUCTS = threading.RLock()
+_PLACES: tuple[tuple[str, str], ...] = (
+    ("generic", "all"),
+    *((backend, operator) for backend in ("cuda", "mkldnn") for operator in ("all", "matmul", "conv", "rnn")),
+)
+"""Places where torch keeps the precision of float32 products, from version 2.9 on."""
 
 
 class ModulePass:
@@ -70,7 +73,6 @@ class ModulePass:
         models = torch.zeros((2, sum(self._sizes)), dtype=self._dtype, device=sample.device)
         samples = sample.expand(2, 2, *sample.shape)
         buffers = [buffer.clone() for buffer in self._module.buffers()]
-        before = shared_state(self._module)
         try:
             scores = self.scores(models, samples)
             self.gradients(models, samples, torch.zeros_like(scores), torch.ones_like(scores[..., 0]))
@@ -78,9 +80,6 @@ class ModulePass:
             raise _cannot_be_mapped(f"it fails ({str(error).splitlines()[0]})") from error
         if not all(map(torch.equal, buffers, self._module.buffers())):
             raise _cannot_be_mapped("it changes its buffers")
-        changed = changed_state(before, self._module)
-        if changed:
-            raise _cannot_be_mapped(f"it keeps state ({', '.join(changed[:3])}), which clients would share")
         if scores.shape[2] < outputs:
             raise InputError(f"the model has outputs of shape ({scores.shape[2]},), {outputs} are needed")
         return int(scores.shape[2])
@@ -169,13 +168,21 @@ def products_in(precision: str) -> Iterator[None]:
     The setting applies to the whole process, so a lock prevents other threads from changing it meanwhile.
     """
     with _PRODUCTS:
-        before, named = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32), fp32_precisions()
+        before, named = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32), _precisions()
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
         try:
             yield
         finally:
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-            set_fp32_precisions(named)  # "none" and "ieee" are both False above
+            for place, now in _precisions().items():  # "none" and "ieee" are both False above
+                if now != named[place]:
+                    torch._C._set_fp32_precision_setter(*place, named[place])
+
+
+def _precisions() -> dict[tuple[str, str], str]:
+    """Return the precision of float32 products of each backend; empty before torch 2.9."""
+    read = getattr(torch._C, "_get_fp32_precision_getter", None)
+    return {} if read is None else {place: read(*place) for place in _PLACES}
 
 
 class _PlainConvolutions(TorchFunctionMode):
