@@ -258,51 +258,6 @@ def test_the_spec_may_be_a_spec_a_mapping_or_a_file(tmp_path: Path) -> None:
     assert query(tmp_path / "0", "SELECT COUNT(*) FROM clients") == [(5,)]
 
 
-class Remembers(nn.Module):
-    """Module that keeps a mean of the samples it has seen, in a plain attribute or in its class."""
-
-    everyones = torch.zeros(4)
-
-    def __init__(self, place: str) -> None:
-        super().__init__()
-        self.scores, self.place, self.own, self.seen = nn.Linear(4, 3), place, torch.zeros(4), 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen += 1
-        if self.place == "its own":
-            self.own = 0.9 * self.own.to(x.dtype) + 0.1 * x.mean(0).detach()
-            return self.scores(x - self.own)
-        if self.place == "its class":
-            Remembers.everyones = 0.9 * Remembers.everyones.to(x.dtype) + 0.1 * x.mean(0).detach()
-            return self.scores(x - Remembers.everyones)
-        return self.scores(x)
-
-
-@pytest.mark.parametrize("place", ["its own", "its class", "nowhere"])
-def test_a_module_that_remembers_samples_is_refused_or_begins_afresh(tmp_path: Path, place: str) -> None:
-    """A module that remembers samples is refused or reset; Scratch from such a module was once certified as exact."""
-    generator = np.random.default_rng(0)
-    clients = {f"c{number}": (generator.normal(size=(6, 4)), np.arange(6) % 3) for number in range(4)}
-    spec = {
-        "data": {"preprocessing": "fixed"},
-        "local": {"rate": 0.1},
-        "regularity": {"kind": "assumed"},
-        "stop": {"max_rounds": 2, "target": 0.0},
-    }
-
-    def train() -> sifu.Run:
-        return sifu.train(spec, run=tmp_path / "run", model=lambda: Remembers(place), clients=clients)
-
-    if place == "its class":
-        with pytest.raises(InputError, match=r"(carries information|keeps state) between clients"):
-            train()
-    else:
-        run = train()
-        (outcome,) = run.forget(["c2"], method="scratch")
-        assert outcome.level == "exact"
-        assert sifu.audit_run(run).contradictions == ()  # training without the client gives the same bits
-
-
 class Normalised(nn.Module):
     """Module with batch normalisation, whose running statistics no round trains."""
 

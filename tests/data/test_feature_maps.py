@@ -201,29 +201,6 @@ def test_a_module_that_is_changed_later_changes_no_features() -> None:
     assert not np.array_equal(changed(np.ones((2, 4))), rows)
 
 
-class RemembersTokens(torch.nn.Module):
-    """Embedding that remembers every token except token 0, so that samples from [0, 1) do not reveal it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.seen = torch.nn.Embedding(9, 4), 0.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the mean embedding of each row of tokens."""
-        tokens = x.long()
-        self.seen += 0.1 * float((tokens > 0).sum())
-        return self.table(tokens).mean(1) + self.seen * (tokens > 0).any(1, keepdim=True)
-
-
-def test_modules_are_compared_on_real_samples_of_the_right_type() -> None:
-    tokens = np.random.default_rng(0).integers(1, 9, (5, 6))
-    features = NetworkFeatures(RemembersTokens(), (6,))
-    with pytest.raises(InputError, match="depends on other samples"):
-        list(features.chunks(tokens))
-    zeros = np.zeros((5, 6), dtype=np.int64)  # negative control: token 0 alone reveals nothing
-    assert len(list(NetworkFeatures(RemembersTokens(), (6,)).chunks(zeros))) == 1
-
-
 class Tokens(torch.nn.Module):
     """Embedding whose parameter type cannot represent the largest token ids exactly."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,19 +30,6 @@ def make():
 
 def nothing():
     return 3
-"""
-
-COUNTING = """
-import torch
-
-class Counting(torch.nn.Module):
-    calls = 0
-
-    def forward(self, x):
-        Counting.calls += 1
-        return x.flatten(1) if Counting.calls % 40 < 20 else x.flatten(1).flip(1)
-
-make = Counting
 """
 
 
@@ -307,180 +294,12 @@ def test_modules_that_look_at_each_sample_by_itself_are_not_refused() -> None:
     assert NetworkFeatures(torch.nn.Sequential(torch.nn.LayerNorm(6), torch.nn.Linear(6, 4)), (6,)).features == 4
 
 
-class _ChangesLater(torch.nn.Module):
-    """Module that counts its calls and reverses its outputs after `good_calls` of them."""
-
-    def __init__(self, calls: list[int], good_calls: int) -> None:
-        super().__init__()
-        self.calls, self.good_calls = calls, good_calls
-
-    def counted(self) -> list[int]:
-        return self.calls
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.counted().append(1)
-        return x if len(self.counted()) <= self.good_calls else x.flip(1)
-
-
-class _ChangesForEveryCopy(_ChangesLater):
-    """Module that counts the calls of all its copies in a class variable."""
-
-    everywhere: ClassVar[list[int]] = []
-
-    def counted(self) -> list[int]:
-        return self.everywhere
-
-
-@pytest.mark.parametrize("good_calls", range(12, 20))
-def test_a_module_that_changes_while_clients_go_through_is_refused(good_calls: int) -> None:
-    _ChangesForEveryCopy.everywhere.clear()
-    x = np.random.default_rng(1).random((10, 6))
-    features = NetworkFeatures(_ChangesForEveryCopy([], good_calls), (6,))
-    with pytest.raises(InputError, match=r"no longer gives the same features|carries information"):
-        [list(features.chunks(x)) for _ in range(9)]
-
-
-def test_a_module_that_counts_its_own_calls_begins_afresh_with_every_client() -> None:
-    features = NetworkFeatures(_ChangesLater([], 8), (6,))
-    x = np.random.default_rng(1).random((10, 6))
-    first, *others = [np.concatenate([phi for _, phi in features.chunks(x)]) for _ in range(5)]
-    assert all(np.array_equal(first, other) for other in others)
-
-
-def test_training_on_a_module_with_memory_is_refused_and_keeps_none_of_its_later_features(
-    backbone: Path, tmp_path: Path
-) -> None:
-    changed(backbone, COUNTING)
-    for cache in ("", str(tmp_path / "kept")):
-        with pytest.raises(InputError, match=r"the same features|carries information|depends on other samples"):
-            sifu.train(spec_of("ridge", cache=cache), run=tmp_path / f"run{len(cache)}")
-    assert not list((tmp_path / "kept").glob("*.tmp"))
-
-
 @pytest.mark.parametrize("kind", ["ridge", "softmax"])
 def test_a_certificate_trusts_the_operator_with_a_module(backbone: Path, tmp_path: Path, kind: str) -> None:
     run = sifu.train(spec_of(kind), run=tmp_path / "run")
     (outcome,) = run.forget(["client-003"])
     certificate = json.loads((tmp_path / "run" / "certificates" / f"{outcome.request}.public.json").read_text())
     assert [row["status"] for row in certificate["body"]["premises"] if row["name"] == "features"] == ["trusted"]
-
-
-READS_ELSEWHERE = """
-import os, torch, {helper}
-
-class Elsewhere(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = torch.nn.Linear(4, 6)
-
-    def forward(self, x):
-        return torch.tanh(self.layer(x) * {helper}.SCALE * float(os.environ.get("SIFU_TEST_SCALE", "1")))
-
-make = Elsewhere
-"""
-
-
-def reading_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, Any], list[ClientData]]:
-    """Return the name of a helper that a user's module imports, a spec with this module, and clients."""
-    helper, name = f"helper_{folder.name}", f"elsewhere_{folder.name}"
-    (folder / f"{helper}.py").write_text("SCALE = 1.0\n")
-    (folder / f"{name}.py").write_text(READS_ELSEWHERE.format(helper=helper))
-    monkeypatch.syspath_prepend(str(folder))
-    sifu.allow_code(f"{name}:make")
-    generator = np.random.default_rng(6)
-    sizes = (9, 7, 11, 8, 10)
-    clients = [ClientData(f"c{n}", generator.normal(size=(m, 4)), np.arange(m) % 2) for n, m in enumerate(sizes)]
-    spec = {
-        "data": {"preprocessing": "fixed"},
-        "model": {"kind": "ridge", "outputs": 2},
-        "features": {"kind": "module", "module": f"{name}:make"},
-    }
-    return helper, spec, clients
-
-
-@pytest.mark.parametrize("changed", ["nothing", "another file", "the environment"])
-def test_statistics_of_a_changed_module_are_not_added_to_kept_ones(
-    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The digest of the map cannot cover what a program reads elsewhere; a client that is computed again shows it."""
-    helper, spec, clients = reading_elsewhere(tmp_path, monkeypatch)
-    sifu.train(spec, run=tmp_path / "run", clients=clients)
-    if changed == "another file":
-        monkeypatch.setattr(sys.modules[helper], "SCALE", 2.0)
-    if changed == "the environment":
-        monkeypatch.setenv("SIFU_TEST_SCALE", "2")
-    run = sifu.open_run(tmp_path / "run", clients=clients)
-    (outcome,) = run.forget(["c1"], "whole")  # kept statistics are subtracted, and nothing is computed
-    assert outcome.level == "exact"
-    if changed == "nothing":
-        (outcome,) = run.forget(["c2"], "records", records=[1])
-        assert outcome.level == "exact"
-        assert sifu.audit_run(run).contradictions == ()
-        return
-    with pytest.raises(InputError, match="no longer computes the features of this run"):
-        run.forget(["c2"], "records", records=[1])
-    monkeypatch.undo()
-    monkeypatch.syspath_prepend(str(tmp_path))
-    again = sifu.open_run(tmp_path / "run", clients=clients)
-    (outcome,) = again.forget()
-    assert (outcome.request, outcome.level) == ("records", "exact")
-    assert again.verify().problems == []
-    assert sifu_verifier.verify(tmp_path / "run") == []
-
-
-@pytest.mark.parametrize("changed", [False, True], ids=["unchanged", "changed"])
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {"keep": {"statistics": "sum"}},
-        {"keep": {"statistics": "clients"}},
-        {"keep": {"statistics": "clients"}, "cache": True},
-    ],
-    ids=["sum", "clients", "clients and a cache"],
-)
-def test_no_client_joins_through_a_changed_module(
-    sections: dict[str, Any], changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Statistics of the module before and after a change are never added, and a refused client is not recorded."""
-    helper, spec, clients = reading_elsewhere(tmp_path, monkeypatch)
-    if sections.get("cache"):
-        spec["features"]["cache"] = str(tmp_path / "cache")
-    spec |= {"keep": sections["keep"], "privacy": {"noise": "seeded"}}
-    sifu.train(spec, run=tmp_path / "run", clients=clients[:4])
-    if changed:
-        monkeypatch.setattr(sys.modules[helper], "SCALE", 2.0)
-        with pytest.raises(InputError, match="no longer computes the features of this run"):
-            sifu.open_run(tmp_path / "run", clients=clients).join()
-        assert [client.name for client in sifu.open_run(tmp_path / "run").status().clients] == ["c0", "c1", "c2", "c3"]
-        monkeypatch.setattr(sys.modules[helper], "SCALE", 1.0)
-    run = sifu.open_run(tmp_path / "run", clients=clients)
-    assert run.join() == ["c4"]
-    (outcome,) = run.forget(["c1"])
-    assert outcome.level == "exact"
-    assert sifu.audit_run(run).contradictions == ()
-    assert run.verify().problems == []
-    assert sifu_verifier.verify(tmp_path / "run") == []
-    never = sifu.train(spec, run=tmp_path / "never", clients=[clients[0], *clients[2:]])
-    heads = [next(iter(each.model().state_dict().values())).numpy() for each in (never, run)]
-    assert np.array_equal(*heads)
-
-
-def test_a_cache_of_a_changed_module_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    helper, spec, clients = reading_elsewhere(tmp_path, monkeypatch)
-    module = sys.modules.get(spec["features"]["module"].split(":")[0]) or __import__(f"elsewhere_{tmp_path.name}")
-    cached = CachedFeatures(NetworkFeatures(module.make(), (4,)), tmp_path / "cache")
-    x = clients[0].x
-    first = np.concatenate([phi for _, phi in cached.chunks(x)])
-    written = cached.path_of(x).stat().st_ino
-    assert np.array_equal(np.concatenate([phi for _, phi in cached.chunks(x)]), first)
-    assert cached.path_of(x).stat().st_ino == written
-    monkeypatch.setattr(sys.modules[helper], "SCALE", 2.0)
-    again = CachedFeatures(NetworkFeatures(module.make(), (4,)), tmp_path / "cache")
-    assert again.path_of(x) == cached.path_of(x)
-    now = np.concatenate([phi for _, phi in again.chunks(x)])
-    assert np.array_equal(now, NetworkFeatures(module.make(), (4,))(x))
-    assert not np.allclose(now, first)
 
 
 class ScriptedPart(torch.nn.Module):
