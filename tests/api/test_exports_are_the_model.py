@@ -173,7 +173,6 @@ def own_module(rng: Rng, shape: tuple[int, ...]) -> Callable[[], nn.Module]:
     return make
 
 
-@pytest.mark.filterwarnings("ignore:the module has batch normalisation")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
 @pytest.mark.parametrize("form", ["rows", "grid", "images", "table", "own.npz"])
 def test_modules_of_ones_own(tmp_path: Path, form: str, seed: int) -> None:

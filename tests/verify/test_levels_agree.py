@@ -67,14 +67,14 @@ FACTS: dict[str, list[Any]] = {
     "initial": [fact.DRAWN_FROM_SEED, fact.MADE_BY_OPERATOR, fact.UNKNOWN],
     "features": ["", "ab" * 32],
     "features_declared": [False, True],
-    "module": ["", fact.FRESH_COPIES],
+    "module": ["", fact.MODULE_KNOWN, f"{fact.MODULE_DECLARED}net:make", fact.MODULE_NOT_DECLARED],
     "engine": [
         fact.BY_PARTICIPANTS, fact.BY_LARGEST_CLIENT, fact.ON_A_REPEATING_GPU, fact.ON_NODES,
         fact.UNKNOWN,
     ],
     "outside": [
         [], ["dropout"], ["a minimum of 3 answers a round"], [fact.CLOSED_EARLY], [fact.DROPPED_MASKED_ROUND],
-        [fact.MASKED_STATISTICS], [fact.BATCH_NORMALISATION, fact.CLOSED_EARLY],
+        [fact.MASKED_STATISTICS], [fact.BUFFERS, fact.CLOSED_EARLY],
     ],
 }  # fmt: skip
 """Values of the facts that premises depend on; the first value allows the most."""

@@ -214,8 +214,7 @@ class Run(RequestCalls):
         """Return the current released model as a torch module: `model(x)` returns the scores of raw samples.
 
         A built-in model is returned as a `LoadedModel`. Your own module is made by the factory passed
-        to `open_run(..., model=...)`. As for the recorded accuracy, its batch normalisation uses the statistics of the
-        current batch.
+        to `open_run(..., model=...)`.
         """
         with self.reader() as reader:
             return released_module(reader, self._engines.model)

@@ -22,7 +22,6 @@ from sifu.store.files import write_atomically
 from sifu.store.reader import RunReader
 from sifu.store.release_files import released_content, released_node
 from sifu.theory.arrays import Array
-from sifu.theory.facts import BATCH_NORMALISATION
 from sifu.verify.integrity import blaming_damage
 
 if TYPE_CHECKING:
@@ -105,7 +104,6 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
     if not target.parent.is_dir():
         raise InputError(f"there is no folder {target.parent} to write {target.name} into")
     description = describe(reader, content, _shape_given(spec, given))
-    _warn_of_batches(spec, reader)
     if target.suffix.lower() == ".onnx":
         from sifu.export.onnx_file import onnx_bytes  # this import needs torch
 
@@ -176,15 +174,3 @@ def _shape_given(spec: Spec, given: RunEngines) -> tuple[int, ...] | None:
     if samples.dtype == np.uint8 and spec.features.kind != "none":
         return None
     return getattr(client, "sample_shape", None) or samples.shape[1:]
-
-
-def _warn_of_batches(spec: Spec, reader: RunReader) -> None:
-    """Warn that batch normalisation makes the scores of a sample depend on the other samples of its batch."""
-    if spec.model.kind == PYTHON and BATCH_NORMALISATION in reader.facts["outside"]:
-        warnings.warn(
-            "the module has batch normalisation, whose running statistics no round trains: the exported model "
-            "uses the statistics of each batch, as the recorded accuracy does. Predict many samples at once, and load "
-            "the parameters with sifu.load_model(..., module=...), not into a module in eval mode",
-            SifuWarning,
-            stacklevel=4,
-        )

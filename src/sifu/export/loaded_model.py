@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from sifu.core.layout import ModelLayout
 from sifu.core.operator_words import PYTHON
@@ -83,8 +81,6 @@ class LoadedModel(nn.Module):
         self.description = description
         self.network = _network(parameters, description, own)
         self.decides_as = self.kind if own is None else own.kind
-        mixes = any(isinstance(part, _NormBase) for part in self.network.modules())
-        self._batch = sys.maxsize if mixes else BATCH  # batch normalisation uses the statistics of all samples
         self._maps: dict[tuple[int, ...], FeatureMap] = {}
         self.eval()
 
@@ -114,8 +110,6 @@ class LoadedModel(nn.Module):
                 f"the parameters do not fit a {self.kind} for samples of shape {tuple(samples.shape[1:])}: give "
                 "samples of the shape that it was trained on"
             ) from error
-        except ValueError as error:
-            raise InputError(f"the model cannot process {len(samples)} such samples at once: {error}") from error
         return scores.flatten(1)
 
     def features(self, x: Any) -> Array:
@@ -128,7 +122,7 @@ class LoadedModel(nn.Module):
             x = texts_as_tokens(x, _public_features(self.description["features"]))
         samples = _tensor(x)
         with torch.no_grad():
-            parts = [self(batch).numpy() for batch in torch.split(samples, self._batch)] if len(samples) else []
+            parts = [self(batch).numpy() for batch in torch.split(samples, BATCH)] if len(samples) else []
         return np.concatenate(parts) if parts else np.zeros((0, int(self.description["outputs"])))
 
     def predict(self, x: Any) -> Array:

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.request_terms import RequestTerms
+from sifu.errors import InputError
 from sifu.methods.base import Claim, Method, plan_from
 from sifu.planning.forecast import Forecast
 from sifu.planning.noise_options import choose_noise, noise_options
@@ -21,6 +22,7 @@ from sifu.planning.outlook import budget_lines, outlook
 from sifu.planning.plan import Plan, both_units
 from sifu.run.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
+from sifu.theory.facts import BUFFERS
 from sifu.theory.rollback import Choice, choose_node
 
 
@@ -28,6 +30,14 @@ class Sifu(Method):
     """Rollback with calibrated Gaussian noise."""
 
     info: ClassVar[MethodInfo] = METHOD_INFOS["sifu"]
+
+    def check_run(self, view: RunView) -> None:
+        """Refuse a model with buffers, to which no noise can be added."""
+        if BUFFERS in view.facts.outside:
+            raise InputError(
+                "method sifu adds noise to every number of a model, and this model has buffers, such as the running "
+                "statistics of batch normalisation: use groups or scratch, or another normalisation (nn.GroupNorm)"
+            )
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """Plan a rollback to the latest kept model that the budget allows; choose the noise if `sigma` is "auto"."""

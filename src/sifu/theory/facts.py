@@ -41,9 +41,8 @@ MASKED_STATISTICS = "masked statistics, of which only the sum can be checked"
 LEAST_MASKED = 3
 """Fewest participants of a masked sum. With two, anyone who knows one part can compute the other part."""
 DROPPED_MASKED_ROUND = "dropping a masked round in which one client fails"
-BATCH_NORMALISATION = "batch normalisation"
-OTHER_BUFFERS = "buffers that are not parameters"
-"""Items of `TrainingFacts.outside` for modules that may evaluate differently even with equal parameters."""
+BUFFERS = "averaging buffers with the parameters"
+"""Item of `TrainingFacts.outside` for modules with floating buffers, such as statistics of batch normalisation."""
 CLOSED_EARLY = "closing a round before the slowest clients have answered"
 
 

@@ -18,6 +18,7 @@ from sifu.engines.sim import (
 )
 from sifu.engines.sim.embedded_clients import OBJECTIVES
 from sifu.errors import InputError
+from sifu.theory.facts import BUFFERS
 
 ALL = np.arange(5)
 
@@ -71,8 +72,10 @@ def noisy_network() -> nn.Module:
 
 def test_dropout_and_batch_normalisation_are_named_and_replay(make_federation):
     federation = make_federation(model=ModuleModel(noisy_network), batch_size=None)
-    assert federation.facts.outside == ("batch normalisation", "dropout")
-    assert federation.layout.names == ("0.weight", "0.bias", "1.weight", "1.bias", "4.weight", "4.bias")
+    assert federation.facts.outside == (BUFFERS, "dropout")
+    assert federation.layout.names == (
+        "0.weight", "0.bias", "1.weight", "1.bias", "4.weight", "4.bias", "1.running_mean", "1.running_var",
+    )  # fmt: skip
     start = federation.initial_model(0)
     first = federation.run_round(start, Position(0, 0), ALL)
     evaluation = federation.evaluate(start, ALL)
@@ -94,7 +97,7 @@ def test_dropout_of_zero_and_other_buffers():
             super().__init__(2, 2)
             self.register_buffer("offset", torch.ones(2))
 
-    assert ModuleModel(WithBuffer).outside == ("buffers that are not parameters",)
+    assert ModuleModel(WithBuffer).outside == (BUFFERS,)
 
 
 def test_a_module_of_a_linear_model_is_the_linear_model(make_federation):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils import vector_to_parameters
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.core.round import keyed_generator
@@ -27,12 +28,11 @@ from sifu.engines.sim.networks import CONV_NETS, ConvNet, LinearScores, SmallRes
 from sifu.errors import InputError
 from sifu.theory.arrays import Array
 from sifu.theory.facts import (
-    BATCH_NORMALISATION,
+    BUFFERS,
     DRAWN_FROM_SEED,
     MADE_BY_OPERATOR,
     MODULE_KNOWN,
     MODULE_NOT_DECLARED,
-    OTHER_BUFFERS,
 )
 
 _SEEDING = threading.Lock()
@@ -95,10 +95,9 @@ class LinearModel:
 class ModuleModel:
     """Model given by a module factory; `kind` is the type of targets and names the default loss.
 
-    `loss(outputs, targets)` is a mean over the samples of a batch. Only parameters are averaged between clients.
-    Buffers (running statistics of batch normalisation) restart from their initial values for every client and round;
-    evaluation normalises with the statistics of the data it evaluates. Modules from the factory are copied before use.
-    A factory whose modules share parameters is refused, because training one module would train the others.
+    `loss(outputs, targets)` is a mean over the samples of a batch. Persistent buffers of floating type, such as running
+    statistics of batch normalisation, belong to the model (`flat_state`). Modules from the factory are copied before
+    use. A factory whose modules share parameters is refused, because training one module would train the others.
     """
 
     factory: Callable[[], nn.Module]
@@ -153,18 +152,18 @@ class ModuleModel:
         return self.custom_loss or self.objective.mean_loss
 
     def layout(self, dtype: str) -> ModelLayout:
-        """Return the names and shapes of the parameters, in the module's order."""
-        named = list(self._seeded(0).named_parameters())
-        return ModelLayout(tuple(n for n, _ in named), tuple(tuple(p.shape) for _, p in named), dtype)
+        """Return the names and shapes of the parameters, in the module's order, and of the buffers of the model."""
+        module = self._seeded(0)
+        named = dict(module.named_parameters()) | _buffers(module)
+        return ModelLayout(tuple(named), tuple(tuple(value.shape) for value in named.values()), dtype)
 
     def build(self, dtype: str) -> nn.Module:
         """Return a module to train."""
         return self._seeded(0).to(TORCH_TYPES[dtype])
 
     def initial(self, seed: int, branch: int, dtype: str) -> Vector:
-        """Return the parameters of a module made with torch's generator seeded by (seed, branch)."""
-        module = self._seeded(torch_seed(seed, "initial model", branch)).to(TORCH_TYPES[dtype])
-        return nn.utils.parameters_to_vector(module.parameters()).detach().numpy().copy()
+        """Return the model of a module made with torch's generator seeded by (seed, branch)."""
+        return flat_state(self._seeded(torch_seed(seed, "initial model", branch)).to(TORCH_TYPES[dtype])).numpy()
 
     def _seeded(self, seed: int) -> nn.Module:
         """Return a copy of a new module, so that changes never reach a module that the factory may have kept."""
@@ -249,12 +248,12 @@ def module_of_model(model: Model, is_pure: bool) -> str:
 
 
 def evaluated_module(model: Model, layout: ModelLayout, parameters: Mapping[str, Array]) -> nn.Module:
-    """Return a module in evaluation mode that always normalises with the statistics of its input.
+    """Return a module in evaluation mode with the parameters and buffers of a model.
 
     Args:
         model: Model to evaluate.
         layout: Layout of the run's model.
-        parameters: Parameters of the module by name.
+        parameters: Parameters and buffers of the model by name.
 
     Raises:
         InputError: If the layout of the model differs from the run's.
@@ -264,24 +263,47 @@ def evaluated_module(model: Model, layout: ModelLayout, parameters: Mapping[str,
         raise InputError(
             "the parameters of the model are not those of the run: give the function that made the run's model"
         )
-    for name, parameter in module.named_parameters():
-        parameter.data = torch.from_numpy(parameters[name].copy())
-    for part in module.modules():
-        if isinstance(part, _NormBase):  # running statistics are not exchanged: normalise with the input's statistics
-            part.track_running_stats = False
-            part.running_mean = part.running_var = part.num_batches_tracked = None
+    load_state(module, torch.from_numpy(layout.flatten(parameters)))
     return module
 
 
-def set_to_evaluate(module: nn.Module) -> None:
-    """Set a module to evaluation mode, except that batch normalisation uses the statistics of the input.
+def flat_state(module: nn.Module) -> Tensor:
+    """Return a copy of the parameters and buffers of a model as one vector."""
+    parts = (*module.parameters(), *_buffers(module).values())
+    return torch.cat([part.detach().reshape(-1) for part in parts])
 
-    Running statistics cannot be used, because clients do not exchange them.
-    """
-    module.eval()
-    for part in module.modules():
-        if isinstance(part, _NormBase):
-            part.train()
+
+def load_state(module: nn.Module, state: Tensor) -> None:
+    """Set the parameters and buffers of a model from a vector of `flat_state`, which they may share afterwards."""
+    vector_to_parameters(state, module.parameters())
+    at = sum(parameter.numel() for parameter in module.parameters())
+    for buffer in _buffers(module).values():
+        buffer.copy_(state[at : at + buffer.numel()].view_as(buffer))
+        at += buffer.numel()
+
+
+def train_mode(module: nn.Module) -> None:
+    """Set a module to training mode, but keep normalisation whose parameters are all frozen in evaluation mode."""
+    module.train()
+    for part in filter(_is_frozen, module.modules()):
+        part.eval()
+
+
+def _is_frozen(part: nn.Module) -> bool:
+    """Return whether a part normalises with the statistics of a pretrained network."""
+    weights = list(part.parameters(recurse=False))
+    return isinstance(part, _NormBase) and bool(weights) and not any(weight.requires_grad for weight in weights)
+
+
+def _buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the persistent floating buffers by name, except those of frozen normalisation."""
+    persistent = module.state_dict().keys()
+    frozen = {name for name, part in module.named_modules() if _is_frozen(part)}
+    return {
+        name: buffer
+        for name, buffer in module.named_buffers()
+        if buffer.is_floating_point() and name in persistent and name.rpartition(".")[0] not in frozen
+    }
 
 
 def _shared_storage(first: nn.Module, second: nn.Module) -> str:
@@ -296,11 +318,7 @@ def _shared_storage(first: nn.Module, second: nn.Module) -> str:
 
 
 def _outside_the_theory(module: nn.Module) -> tuple[str, ...]:
-    reasons = []
-    if any(isinstance(part, _NormBase) for part in module.modules()):
-        reasons.append(BATCH_NORMALISATION)
-    elif any(True for _ in module.buffers()):
-        reasons.append(OTHER_BUFFERS)
+    reasons = [BUFFERS] if _buffers(module) else []
     if any(isinstance(part, _DropoutNd) and part.p > 0 for part in module.modules()):
         reasons.append("dropout")
     return tuple(reasons)

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
@@ -20,7 +19,7 @@ from sifu.data.own_modules import Loss, fixed_generators, fresh_copy
 from sifu.engines.sim.client_updates import average_models
 from sifu.engines.sim.embedded_clients import CheckedClient
 from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
-from sifu.engines.sim.models import Model, set_to_evaluate
+from sifu.engines.sim.models import Model, flat_state, load_state, train_mode
 from sifu.engines.sim.networks import KeyedDropout, dropout_key
 from sifu.engines.sim.threads import few_threads
 from sifu.errors import InputError
@@ -102,7 +101,7 @@ class LoopTrainer:
         """Return the model after one local step on each of these batches of rows."""
         training, plan = self._training, self._plan
         module, loss = self._copies_at(start)
-        module.train()
+        train_mode(module)
         dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
         optimizer = torch.optim.SGD(
             module.parameters(),
@@ -120,14 +119,14 @@ class LoopTrainer:
                 if training.clip:
                     _clip(list(module.parameters()), training)
                 optimizer.step()
-        return parameters_to_vector(module.parameters()).detach().clone()
+        return flat_state(module)
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of correct predictions and the summed loss of each client."""
         objective, correct = self._model.objective, np.zeros(len(clients), dtype=np.int64)
         loss_sum = np.zeros(len(clients))
         module, loss = self._copies_at(model)
-        set_to_evaluate(module)
+        module.eval()
         for place, client in enumerate(clients):
             x, y = self._data[int(client)]
             with torch.no_grad(), fixed_generators(self._plan.seed % 2**63), few_threads(model.size):
@@ -141,9 +140,9 @@ class LoopTrainer:
         return correct, loss_sum
 
     def _copies_at(self, model: Vector) -> tuple[nn.Module, Loss]:
-        """Return copies of the module, with the parameters `model`, and of the loss."""
+        """Return copies of the module, with the parameters and buffers `model`, and of the loss."""
         module, loss = fresh_copy((self._pristine, self._model.loss))
-        vector_to_parameters(torch.tensor(model), module.parameters())
+        load_state(module, torch.tensor(model))
         return module, loss
 
     def _try_forward(self, client: CheckedClient, outputs: int) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils import vector_to_parameters
 
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
-from sifu.engines.sim.models import Model, set_to_evaluate
+from sifu.engines.sim.models import Model, load_state
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats, Integers
 
@@ -38,8 +37,7 @@ class Scorer:
 
     def __init__(self, model: Model, dtype: str) -> None:
         self._model, self._dtype = model, dtype
-        self._module = model.build(dtype)
-        set_to_evaluate(self._module)
+        self._module = model.build(dtype).eval()
 
     @property
     def labels(self) -> bool:
@@ -49,8 +47,7 @@ class Scorer:
     def outputs(self, vector: Vector, x: Array) -> Floats:
         """Return the model's scores, one row per sample."""
         inputs = torch.tensor(np.ascontiguousarray(x, dtype=self._dtype))
-        # Copy: `vector` may be read-only or of another type.
-        vector_to_parameters(torch.tensor(np.array(vector, dtype=self._dtype)), self._module.parameters())
+        load_state(self._module, torch.tensor(np.array(vector, dtype=self._dtype)))  # copy: it may be read-only
         with torch.no_grad():
             parts = [self._module(part).reshape(part.shape[0], -1) for part in torch.split(inputs, CHUNK)]
         return torch.cat(parts).double().numpy()

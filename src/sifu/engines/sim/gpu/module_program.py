@@ -32,6 +32,7 @@ from sifu.engines.sim.gpu.lane_stream import PackedProgram, ProgramPlan
 from sifu.engines.sim.gpu.schedule import Packing, Schedule
 from sifu.engines.sim.models import TORCH_TYPES, ModuleModel
 from sifu.errors import InputError
+from sifu.theory.facts import BUFFERS
 
 SAMPLES_AT_ONCE = 2048
 """Maximum number of samples whose activations are stored at once, so that memory is independent of the client count."""
@@ -147,8 +148,8 @@ def _refuse_unmapped(model: ModuleModel, precision: str) -> None:
     """Raise `InputError` if a module cannot be mapped over models, or if the precision is not supported."""
     module = model.build("float32")
     reason = ""
-    if any(isinstance(part, _NormBase) for part in module.modules()):
-        reason = "it normalises with statistics of a batch"
+    if BUFFERS in model.outside or any(isinstance(part, _NormBase) for part in module.modules()):
+        reason = "it has buffers, or normalises with statistics of a batch"
     elif any(isinstance(part, _DropoutNd) and part.p > 0 for part in module.modules()):
         reason = "it drops units at random"
     elif model.custom_loss is not None:
