@@ -20,7 +20,7 @@ from typing import Any, cast
 import numpy as np
 
 from sifu.core.closed_form_engine import MaskedStatisticsEngine, StatisticsEngine
-from sifu.core.engine import LacksData, Position, Rejection, ShowsSamples, evaluate_present
+from sifu.core.engine import Position, Rejection, evaluate_present
 from sifu.core.round_stream import StreamedRound
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.run.kept_statistics import own_statistics
@@ -30,7 +30,6 @@ from sifu.run.training import Progress, ProgressCallback, RecordedTraining
 from sifu.store.files import uninterrupted
 from sifu.store.own_statistics import OwnStatistics
 from sifu.store.projection import NewEvent
-from sifu.store.reader import plain_name
 from sifu.store.statistics_files import StatisticsRow, read_statistics, write_sum
 from sifu.theory.closed_form import Rows, Statistics, fit_head, total
 from sifu.theory.closed_form.sums import RunningSum
@@ -39,8 +38,6 @@ log = logging.getLogger(__name__)
 UNUSABLE = "unusable samples"
 HELD_BYTES = 1 << 29
 """Largest total size of newcomers' statistics kept in memory between check and solve; others are requested again."""
-SAME_STATISTICS = 1e-3
-"""Largest accepted relative difference between a client's statistics on two machines; rounding is far smaller."""
 
 
 @dataclass
@@ -79,8 +76,6 @@ class RecordedSolve(RecordedTraining):
         if isinstance(engine, MaskedStatisticsEngine) or not new:
             return held
         whole = next((row for row in self.writer.statistics().values() if row.is_sum), None)
-        if self._keeps or whole is not None:
-            self._check_features(own_statistics(self.view), None if self._keeps else whole)
         result, size = RunningSum(engine.fixed), 0
         if whole is not None:
             result.add(read_statistics(self.writer.folder, whole, engine.fixed))
@@ -236,8 +231,6 @@ class RecordedSolve(RecordedTraining):
             return total(engine.fixed, self._statistics_of(sorted(wanted), own, gathered))
         there = set(whole.clients)
         gathered.stored = result = self._stored_sum(whole)
-        if not self._keeps and there < wanted:
-            self._check_features(own, whole)
         leaving = there - wanted
         if not leaving <= own.rows.keys():
             # Without the leaving client's statistics the sum cannot be corrected, so everyone is asked again.
@@ -307,8 +300,6 @@ class RecordedSolve(RecordedTraining):
             if client in own.rows:
                 yield own.read(folder, client)
         lacking = [client for client in clients if client not in own.rows]
-        if self._keeps and lacking:
-            self._check_features(own)
         held = self.held or {}
         to_ask = [client for client in lacking if client not in held]
         available = ((client, held.pop(client)) for client in lacking if client in held)
@@ -326,38 +317,6 @@ class RecordedSolve(RecordedTraining):
             if self._keeps:
                 gathered.rows.append(own.write(folder, self._next, client, sent, seed))
             yield sent
-
-    def _check_features(self, own: OwnStatistics, whole: StatisticsRow | None = None) -> None:
-        """Refuse a user's module that no longer computes the features that the kept statistics were made of.
-
-        The digest of a map covers the module's weights and its file, but not other files, the environment or libraries
-        that its code uses. The check therefore computes the statistics of one available client again. If only the sum
-        `whole` is kept, it computes the sum again, provided that the data of all its clients are available.
-        """
-        engine, folder, clients = cast("StatisticsEngine", self.engine), self.writer.folder, list[int]()
-        if self.held is not None or not self.view.facts.module or not isinstance(engine, ShowsSamples):
-            return
-        absent = engine.absent if isinstance(engine, LacksData) else frozenset()
-        if whole is None:
-            clients = [client for client in self.active.tolist() if client in own.rows and client not in absent][:1]
-        elif absent.isdisjoint(whole.clients):
-            clients = list(whole.clients)
-        if not clients:
-            return
-        kept = own.read(folder, clients[0]) if whole is None else read_statistics(folder, whole, engine.fixed)
-        sent = [answer for _, answer in engine.collect(clients, self._position)]
-        found = [answer for answer in sent if answer is not None and not isinstance(answer, Rejection)]
-        if len(found) < len(clients):
-            return
-        before, now = (total(engine.fixed, some).words.astype(np.float64) for some in ([kept], found))
-        away = float(np.linalg.norm(now - before)) / max(float(np.linalg.norm(before)), 1.0)
-        if not away <= SAME_STATISTICS:
-            whose = f"client {plain_name(self.writer, clients[0])!r}" if whole is None else "all clients"
-            raise InputError(
-                f"the feature module no longer computes the features of this run: the statistics of {whose} are "
-                f"{away:.2g} of their length away from the kept ones. Put back the files, settings and libraries that "
-                "its code uses"
-            )
 
 
 def _refusal(rejection: Rejection) -> RoundRejectedError:
