@@ -20,7 +20,7 @@ from sifu.report.page import page_path
 from sifu.report.report_words import verdict
 from sifu.store.writer import RunWriter
 
-FIGURE_NAMES = {"history", "psi", "rounds", "before-after", "accuracy"}
+FIGURE_NAMES = {"history", "psi", "accuracy"}
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
@@ -279,18 +279,3 @@ def test_the_verdict_of_a_busy_run(busy_run: Path) -> None:
     assert verdict(collect(busy_run)) == (
         "4 requests, 5 clients forgotten: 1 certified as exact, 3 certified as proven. 1 request waits to be executed."
     )
-
-
-@pytest.mark.parametrize(
-    ("after", "scratch", "words"),
-    [(0.80, 0.85, "within the spread"), (0.99, 0.40, "not within the spread"), (0.9, None, "no verdict")],
-)
-def test_the_accuracy_of_the_forgotten_has_a_verdict(after: float, scratch: float | None, words: str) -> None:
-    """With 100 samples at 80 %, two equal models differ by up to 11 points by chance."""
-    from sifu.report.report_words import forgotten_verdict
-    from sifu.requests.outcome import Measured
-    from sifu.store.projection import ComparisonRow, EvaluationRow
-
-    row = EvaluationRow(1, "forgotten:r", 100, after, 0.0)
-    compared = None if scratch is None else ComparisonRow("r", "scratch", 5, True, 0.9, scratch)
-    assert forgotten_verdict(Measured(row, row, None, None, compared)).startswith(words)

@@ -93,38 +93,18 @@ def _facts(data: ReportData) -> list[tuple[str, str, str]]:
 def _figures(data: ReportData, drawings: Mapping[str, str]) -> Iterator[tuple[Markup, Markup, str]]:
     """Yield each figure's drawings, for wide screens and for phones, with its caption."""
     for kind in figures_of(data):
-        if not data.requests and kind.name in ("psi", "rounds", "before-after"):
-            continue
-        label = html.escape(f"{kind.message(data)}. {kind.explained(data)}")
-        caption = kind.explained(data) + _small_print(kind.name, data)
+        label = html.escape(f"{kind.message(data)}. {kind.caption}")
+        caption = kind.caption + (_small_print(data) if kind.name == "psi" else "")
         wide, narrow = (Markup(inline_svg(drawings[name], name, label)) for name in (kind.name, f"{kind.name}-phone"))
         yield wide, narrow, caption
 
 
-def _small_print(name: str, data: ReportData) -> str:
-    if name == "before-after":
-        verdicts = [words.forgotten_verdict(request.measured) for request in data.done]
-        within = sum(verdict.startswith("within") for verdict in verdicts)
-        outside = sum(verdict.startswith("not within") for verdict in verdicts)
-        told = (
-            f" On the forgotten clients the yardstick is Scratch, not zero: {within} of {within + outside} requests "
-            "are within its spread."
-            if within + outside
-            else " Without a comparison with Scratch the left side has no yardstick: a low accuracy proves nothing."
-        )
-        measured = (request.measured.forgotten_before for request in data.done)
-        fewest = min((row.samples for row in measured if row and row.samples), default=None)
-        if fewest is not None and fewest < 200:
-            step = 100 / fewest
-            return f"{told} With only {counted(fewest, 'sample')}, one of them is worth {step:.1f} points."
-        return told
-    if name == "psi":
-        rolled_back = sum(request.noise_std is not None and request.rollback is not None for request in data.requests)
-        if rolled_back > len(data.psi_panels):
-            return (
-                f" The latest {len(data.psi_panels)} of {rolled_back:,} requests are drawn; the table has all of them."
-            )
-    return ""
+def _small_print(data: ReportData) -> str:
+    """Return a sentence that says how many requests are not drawn."""
+    rolled_back = sum(request.noise_std is not None and request.rollback is not None for request in data.requests)
+    if rolled_back <= len(data.psi_panels):
+        return ""
+    return f" The latest {len(data.psi_panels)} of {rolled_back:,} requests are drawn; the table has all of them."
 
 
 def _model_row(model: tuple[ModelRow, PathNode, str]) -> tuple[str, ...]:
@@ -144,11 +124,9 @@ NOISE_COLUMNS = ("#ε", "#δ", "#σ", "#Ψ", "#Ψ*", "Rolled back to")
 def _request_table(data: ReportData) -> tuple[list[str], list[list[str]]]:
     """Return the header and rows of the table of requests; a head in closed form has no noise and no source model."""
     figure = "mean squared error" if data.regression else "accuracy"
-    heads = ["Request", "Forgotten", "Level", *NOISE_COLUMNS, "#Rounds", "#From scratch", f"#Training {figure}"]
+    heads = ["Request", "Forgotten", "Level", *NOISE_COLUMNS, "#Rounds", f"#Training {figure}"]
     rows = [[*_request_row(request), data.fit(request.measured.remaining_after)] for request in data.requests]
     left_out = NOISE_COLUMNS if data.status.closed_form else ()
-    if data.status.closed_form and not any(request.scratch_rounds for request in data.requests):
-        left_out = (*left_out, "#From scratch")
     chosen = [place for place, head in enumerate(heads) if head not in left_out]
     return [heads[place] for place in chosen], [[row[place] for place in chosen] for row in rows]
 
@@ -169,10 +147,7 @@ def _request_row(request: ReportedRequest) -> Sequence[str]:
         words.number(certificate.get("psi"), 4),
         words.number(certificate.get("psi_star"), 4),
         went_back,
-        words.rounds_words(request) if request.done else (f"{request.rounds:,} so far" if request.rounds else "–"),
-        "–"
-        if request.scratch_rounds is None
-        else f"{request.scratch_rounds:,}" + ("" if request.scratch_reached else "+"),
+        f"{request.rounds:,}" if request.done else (f"{request.rounds:,} so far" if request.rounds else "–"),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,9 +12,7 @@ from markupsafe import Markup
 from sifu.core.certificate_words import exact_words
 from sifu.core.observers import EXACT_LIMIT, observers_in
 from sifu.plots.style import counted
-from sifu.report.accuracy_figure import comparison
 from sifu.report.run_data import ReportData, ReportedRequest
-from sifu.requests.outcome import Measured, accuracy_of
 
 LEVEL_WORDS = {
     "exact": "Exact: the forgotten data have no influence on the models released from this request on.",
@@ -47,14 +44,7 @@ def templates(package: str, folder: str = "", spaces: str = "") -> Environment:
 def verdict(data: ReportData) -> str:
     """Return a summary of the run in a sentence or two."""
     done = data.done
-    parts = [_done_words(done)] if done else []
-    compared = data.compared
-    if compared:
-        rounds, scratch, at_least = data.total_compared
-        instead = "at least " if at_least else ""
-        scope = "" if len(compared) == len(done) else f" (for {len(compared):,} of the {len(done):,})"
-        parts.append(f"{counted(rounds, 'round')} instead of {instead}{scratch:,}{scope}")
-    text = "; ".join(parts) + "." if parts else ""
+    text = f"{_done_words(done)}." if done else ""
     running = sum(1 for request in data.requests if request.status == "running")
     waiting = sum(1 for request in data.requests if request.status in ("received", "verified", "planned"))
     if running:
@@ -155,12 +145,6 @@ def status_words(request: ReportedRequest) -> str:
     return "This request is in the ledger and waits to be executed. Nothing has been forgotten yet."
 
 
-def rounds_words(request: ReportedRequest) -> str:
-    """Return a phrase with a request's number of rounds, compared with the rounds of Scratch if these are known."""
-    compared = "" if request.scratch_rounds is None else comparison(request)
-    return f"{request.rounds:,}" + (f" ({compared})" if compared else "")
-
-
 def percent(value: float | None) -> str:
     """Return a fraction as a percentage, or a dash if unknown."""
     return "–" if value is None else f"{100 * value:.1f} %"
@@ -173,29 +157,6 @@ def moment(time: str) -> str:
     '2026-11-15 02:40 UTC'
     """
     return f"{time[:10]} {time[11:16]} UTC" if len(time) == 20 and time.endswith("Z") else time
-
-
-def forgotten_verdict(measured: Measured) -> str:
-    """Say whether the accuracy on the forgotten data equals that of Scratch, up to chance.
-
-    By chance, two equally good models differ on n samples with a standard deviation of at most sqrt(2 p (1-p) / n);
-    twice that is used as the tolerance.
-    """
-    before, after = measured.forgotten_before, accuracy_of(measured.forgotten_after)
-    samples, scratch = (
-        before.samples if before else 0,
-        measured.scratch.forgotten_accuracy if measured.scratch else None,
-    )
-    if after is None or not samples:
-        return "not measured"
-    if scratch is None:
-        return "no verdict: only a comparison with Scratch (sifu forget --compare-scratch) tells what it should be"
-    rate = ((after + scratch) * samples + 2.0) / (2.0 * samples + 4.0)
-    spread, gap = 2.0 * math.sqrt(2.0 * rate * (1.0 - rate) / samples), after - scratch
-    words = f"{100 * abs(gap):.1f} points {'above' if gap > 0 else 'below'} Scratch, which never saw them"
-    if abs(gap) <= spread:
-        return f"within the spread of Scratch: {words}; up to {100 * spread:.1f} points are chance"
-    return f"not within the spread of Scratch: {words}; only {100 * spread:.1f} points would be chance"
 
 
 def names(clients: Sequence[str], most: int = 12) -> str:

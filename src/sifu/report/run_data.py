@@ -82,21 +82,6 @@ class ReportedRequest(RequestStatus):
         after = self.measured.remaining_after
         return None if after is None or self.target <= 0 else after.accuracy >= self.target
 
-    @property
-    def scratch_rounds(self) -> int | None:
-        """Rounds of Scratch if it was trained for comparison, else None."""
-        return self.measured.scratch.rounds if self.measured.scratch else None
-
-    @property
-    def scratch_reached(self) -> bool:
-        """True if Scratch was trained and reached the target, or no target is set."""
-        return self.measured.scratch is not None and (self.measured.scratch.reached or self.target <= 0)
-
-    @property
-    def compared(self) -> bool:
-        """True if rounds can be compared: the request is done and reached its target, and Scratch was trained."""
-        return self.done and self.scratch_rounds is not None and self.reached is True
-
 
 @dataclass(frozen=True)
 class AccuracyTrace:
@@ -162,15 +147,3 @@ class ReportData:
     def done(self) -> tuple[ReportedRequest, ...]:
         """Requests that were executed and certified."""
         return tuple(request for request in self.requests if request.done)
-
-    @property
-    def compared(self) -> tuple[ReportedRequest, ...]:
-        """Requests whose rounds can be compared with the rounds of Scratch."""
-        return tuple(request for request in self.requests if request.compared)
-
-    @property
-    def total_compared(self) -> tuple[int, int, bool]:
-        """Total rounds of the compared requests and of Scratch, and whether Scratch's total is only a lower bound."""
-        rounds = sum(request.rounds for request in self.compared)
-        scratch = sum(request.scratch_rounds or 0 for request in self.compared)
-        return rounds, scratch, not all(request.scratch_reached for request in self.compared)
