@@ -124,7 +124,8 @@ SENTENCES: dict[str, dict[str, str]] = {
         "assumed": "It is assumed that modules of the operator compute from their inputs and parameters alone.",
     },
     "noise": {
-        "met": "The noise was drawn from the operating system's entropy and added in float64.",
+        "trusted": "It is trusted that the operator drew the noise from the operating system's entropy, added it in "
+        "float64, and released no model or head without it.",
         "seeded": "The noise came from a seeded generator, so anyone who has the seed can remove it.",
         "given": "The noise came from a generator that the caller gave, so anyone who repeats its draws can remove it.",
         "failed": "The source of the noise is not known.",

@@ -239,9 +239,9 @@ def outside_premises(facts: TrainingFacts) -> Iterator[Premise]:
 
 
 def noise_premise(noise: str) -> Premise:
-    """Return the premise that nobody can reproduce the noise; it fails for any other source than the system."""
+    """Return the premise that the operator drew the noise; it fails for any other source than the system."""
     if noise == "system":
-        return Premise("noise", "met")
+        return Premise("noise", "trusted")
     return Premise("noise", "failed", noise if noise in ("seeded", "given") else "")
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
-from sifu.core.premises import Premise, closed_form_premises, record_premises
+from sifu.core.premises import Premise, closed_form_premises, noise_premise, record_premises
 from sifu.core.request_terms import RequestTerms
 from sifu.methods.base import Claim
 from sifu.methods.scratch import Scratch
@@ -50,8 +50,10 @@ class ClosedForm(Scratch):
         return f"the {staying} clients that stay send their statistics again: one round, no training"
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
-        """Return the premises about the run's record, the features and the statistics."""
-        return (*record_premises(claim.view.record_history), *closed_form_premises(claim.view.facts))
+        """Return the premises about the record, the features and the statistics, and about noise on releases."""
+        view = claim.view
+        noise = (noise_premise(view.noise_source),) if view.spec.release.noise != 0.0 else ()
+        return (*record_premises(view.record_history), *closed_form_premises(view.facts), *noise)
 
     def bytes_kept(self, view: RunView) -> int:
         """Return the size in bytes of the kept statistics."""

@@ -10,6 +10,7 @@ from sifu_verifier.levels import COUPLES, from_initial, groups_depend, is_steep,
 from sifu_verifier.methods import PROTECTION
 from sifu_verifier.paths import path_to
 from sifu_verifier.rates import is_recomputed, rate_depends, rate_since
+from sifu_verifier.releases import noise_of
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.tolerances import RELATIVE
 
@@ -52,7 +53,8 @@ def premises_of(run: RunFolder, request: Row, highest: float, noise: Row | None)
         found = [premise("method", "failed", method=method), *before]
     elif method == "closed_form":
         masked = "masked" if any(what.startswith("masked statistics") for what in run.facts["outside"]) else ""
-        found = [*record, *before, premise("statistics", "trusted", masked)]
+        noise = [_source(run.noise_source)] if noise_of(run) else []
+        found = [*record, *before, premise("statistics", "trusted", masked), *noise]
     elif method == "groups":
         found = [*record, *_groups(run, request), *before]
     elif method in ("scratch", "noisy_scratch"):
@@ -199,5 +201,6 @@ def _arithmetic(run: RunFolder, request: Row, highest: float) -> Row:
 
 
 def _source(noise: str) -> Row:
-    known = noise in ("seeded", "given")
-    return premise("noise", "met") if noise == "system" else premise("noise", "failed", noise if known else "")
+    if noise == "system":
+        return premise("noise", "trusted")
+    return premise("noise", "failed", noise if noise in ("seeded", "given") else "")
