@@ -10,6 +10,20 @@ import pytest
 from run_tools import Command
 from sifu.store.keys import sign
 from sifu.store.reader import RunReader
+from sifu_verifier import verify
+
+HEAD = """
+[data]
+clients = 12
+samples_per_client = 10
+[model]
+kind = "ridge"
+[features]
+kind = "random_fourier"
+count = 32
+[ridge]
+regularisation = 0.1
+"""
 
 
 def file_of(run: Path, cli: Command, tmp_path: Path) -> Path:
@@ -31,3 +45,14 @@ def test_a_certificate_handed_in_is_the_recorded_one_or_a_finding(
     assert answer.code == (3 if change else 0)
     if change:
         assert str(path) in answer.err
+
+
+def test_noise_is_trusted_to_be_the_operators(own_run: Path, cli: Command, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text(HEAD + "[release]\nnoise = 5.0\n")
+    assert cli("train", spec, "--run", tmp_path / "run").code == 0
+    assert cli("forget", tmp_path / "run", "--clients", "client-001").code == 0
+    for run, request in ((own_run, "to-the-middle"), (tmp_path / "run", "r1")):
+        body = cli("certificate", "show", run, request, "--format", "json").json["body"]
+        assert {"trusted"} == {premise["status"] for premise in body["premises"] if premise["name"] == "noise"}
+        assert verify(run) == []

@@ -30,6 +30,7 @@ def test_every_error_has_an_exit_code() -> None:
         "MissingExtensionError": 5,
         "UnusableSamplesError": 2,
         "RoundRejectedError": 2,
+        "IdInUseError": 2,
         "VerificationError": 3,
         "NotCertifiableError": 4,
         "RunDamagedError": 5,

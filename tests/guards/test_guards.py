@@ -51,7 +51,7 @@ def test_given_noise_is_never_proven(tmp_path: Path) -> None:
         run.forget(["client-003"], "request-1", method="sifu", sigma=0.03, level="none")
         stated = statements(run, 1)
         assert stated["level"] == ("proven" if name == "system" else "none")
-        assert stated["premises"].get("noise") == (None if name == "system" else "failed")
+        assert stated["premises"].get("noise") == ("trusted" if name == "system" else "failed")
         assert run.verify().problems == []
 
 
