@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # compiled files even if the environment forbids it, because every suite and every process of a test reads them.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test test-long test-slow test-gpu test-paper test-flower check bench clean docs fuzz load lock paper wheel
+.PHONY: demo test test-long test-slow test-gpu test-kernels test-paper test-flower check bench clean docs fuzz load lock paper wheel
 
 # Every command installs the versions of one lock file. `make test LOCK= VENV=.venv-newest` installs the newest ones instead.
 LOCK ?= constraints.txt
@@ -32,6 +32,10 @@ $(VENV)/.paper: pyproject.toml paper/pyproject.toml $(LOCK) | $(BIN)/python
 	$(INSTALL) -e ".[train,report]" -e paper
 	touch $(VENV)/.runtime $@
 
+$(VENV)/.kernels: pyproject.toml kernels/pyproject.toml verifier/pyproject.toml $(LOCK) | $(BIN)/python
+	$(INSTALL) -e ".[dev]" -e verifier -e kernels
+	touch $(VENV)/.runtime $(VENV)/.dev $@
+
 $(VENV)/.docs: pyproject.toml $(LOCK) | $(BIN)/python
 	$(INSTALL) -e ".[dev,docs]" -e verifier
 	touch $(VENV)/.runtime $(VENV)/.dev $@
@@ -53,6 +57,9 @@ GPU_TESTS := tests/engines/gpu $(addprefix tests/engines/sim/,test_module_lanes.
 	$(addprefix tests/data/,test_feature_maps.py test_transformer_features.py)
 test-gpu: $(VENV)/.dev   ## the tests of GPU code, on the GPU of this machine
 	$(TEST_ENV) SIFU_TEST_GPU=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(GPU_TESTS)
+
+test-kernels: $(VENV)/.kernels  ## the tests of kernels/, whose GPU kernels run in an interpreter
+	$(TEST_ENV) $(BIN)/python -m pytest kernels/tests -n 2 --dist worksteal -m "not slow"
 
 test-paper: $(VENV)/.dev $(VENV)/.paper  ## the tests of the paper's experiments
 	$(TEST_ENV) $(BIN)/python -m pytest paper/tests -n 2 --dist worksteal
@@ -94,7 +101,7 @@ USERS := $(CONSOLE) $(addprefix --extra ,flower gpu mlflow pretrained report tra
 HASHED := --generate-hashes --no-emit-package torch --config-file requirements/cpu-torch.toml --constraint constraints.txt
 lock: | $(BIN)/python    ## write constraints.txt (every extra) and requirements/*.txt (hashed, for users) from pyproject.toml
 	$(BIN)/pip install --quiet "uv>=0.12"
-	$(COMPILE) --all-extras --no-emit-package sifu-unlearning --custom-compile-command "make lock" --output-file constraints.txt pyproject.toml paper/pyproject.toml verifier/pyproject.toml
+	$(COMPILE) --all-extras --no-emit-package sifu-unlearning --custom-compile-command "make lock" --output-file constraints.txt pyproject.toml paper/pyproject.toml verifier/pyproject.toml kernels/pyproject.toml
 	$(COMPILE) $(HASHED) $(CONSOLE) --custom-compile-command "make lock" --output-file requirements/console.txt pyproject.toml
 	$(COMPILE) $(HASHED) $(USERS) --custom-compile-command "make lock" --output-file requirements/all.txt pyproject.toml
 
@@ -107,4 +114,4 @@ bench: $(VENV)/.paper  ## sifu and its peers on the same work (with pip, about h
 	$(BIN)/python benchmarks/compare.py --report
 
 clean:
-	rm -rf $(VENV) .bench build dist *.egg-info src/*.egg-info paper/src/*.egg-info verifier/src/*.egg-info verifier/build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .bench build dist *.egg-info src/*.egg-info paper/src/*.egg-info kernels/src/*.egg-info verifier/src/*.egg-info verifier/build .pytest_cache .mypy_cache .ruff_cache .hypothesis

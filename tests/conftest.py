@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from run_tools import Command, build_run_with_requests, called_in_process, copy_
 from secret_draws import fixed_secrets, pytest_fixture_setup  # noqa: F401  for every test and shared fixture
 from sifu_verifier.methods import ERASABLE, PROTECTION
 
+# These suites test the library alone, whether sifu-kernels is installed or not.
+sys.modules["sifu_kernels"] = None  # type: ignore[assignment]
 # The second verifier needs the rules of the methods in tests/installed, as for any extension.
 PROTECTION.update(go_on="nothing", noise_here="noise")
 ERASABLE.add("noise_here")

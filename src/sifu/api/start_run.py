@@ -75,13 +75,13 @@ def open_run(
     if isinstance(clients, Iterable):
         check_names_differ(clients)
 
-    def make_engine(spec: Spec, arrange: Arrange, numbers: Numbers) -> Engine | None:
+    def make_engine(spec: Spec, arrange: Arrange, numbers: Numbers, trainer: str | None) -> Engine | None:
         if engine is not None:
             return engine if numbers is None else None
         at = features_device(spec, device)
         data = as_clients(clients if clients is not None else clients_again(spec, data_folder, at), spec, at)
         data = arrange(data)
-        built, _ = engine_from_spec(spec, data, as_model(model), numbers)
+        built, _ = engine_from_spec(spec, data, as_model(model), numbers, trainer)
         if numbers is not None and not spec.regime.solves:
             return built
         with RunReader(Path(folder)) as reader:  # `auto` stays on the device the run began on: a GPU rounds differently

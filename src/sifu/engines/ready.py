@@ -38,6 +38,7 @@ from sifu.engines.sim.embedded_clients import OBJECTIVES, count_outputs, input_s
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.float_rounding import ClientSizes, proven_allowance
 from sifu.engines.sim.simulator import training_facts
+from sifu.engines.sim.trainers import OWN
 from sifu.errors import InputError
 from sifu.theory.closed_form import Rows, Statistics
 from sifu.theory.facts import DRAWN_FROM_SEED, clipped_profile
@@ -254,6 +255,7 @@ def _federation_of(client: ReadyClient, plan: WirePlan, number: int) -> Simulate
             dtype=plan.dtype,  # type: ignore[arg-type]
             seed=plan.seed,
             numbers=[number],
+            trainer=OWN,  # the server's record says nothing of packages on a node
         ),
     )
 

@@ -265,7 +265,7 @@ def known_outputs(spec: Spec) -> int:
 
 
 def closed_form_engine(
-    spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
+    spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None, trainer: str | None = None
 ) -> tuple[Engine, Spec]:
     """Return the engine of a closed-form head, and the spec with exactly one round, the solve.
 
@@ -274,6 +274,7 @@ def closed_form_engine(
         clients: Clients with their data.
         model: Not used.
         numbers: Not used.
+        trainer: Not used.
     """
     from sifu.data.feature_maps import fixed_point
     from sifu.data.feature_maps.build import module_of_features
@@ -321,7 +322,7 @@ def local_training(spec: Spec, rate: float) -> Any:
 
 
 def rounds_engine(
-    spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
+    spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None, trainer: str | None = None
 ) -> tuple[Engine, Spec]:
     """Return the engine for training in rounds, and the spec with an automatic `local.rate` replaced by its value."""
     from sifu.engines.sim import SimulatedFederation, SimulationSettings, make_model
@@ -366,6 +367,7 @@ def rounds_engine(
                 clipping=clipping,
                 replies=ReplyRules(server.rejected, server.update_bound),
                 numbers=numbers,
+                trainer=trainer,
             ),
         )
 
@@ -381,7 +383,7 @@ def rounds_engine(
     return build(rate), replace(spec, local=replace(spec.local, rate=rate))
 
 
-MakesEngine = Callable[[Spec, Any, Any, Sequence[int] | None], tuple[Engine, Spec]]
+MakesEngine = Callable[[Spec, Any, Any, Sequence[int] | None, str | None], tuple[Engine, Spec]]
 """Builder of the embedded engine of a regime (see `engine_from_spec`)."""
 ENGINES: dict[type[Regime], MakesEngine] = {
     Regime: rounds_engine,
@@ -390,7 +392,7 @@ ENGINES: dict[type[Regime], MakesEngine] = {
 
 
 def engine_from_spec(
-    spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None
+    spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None, trainer: str | None = None
 ) -> tuple[Engine, Spec]:
     """Return the embedded engine, and the spec with automatic values replaced by the engine's values.
 
@@ -399,10 +401,11 @@ def engine_from_spec(
         clients: Clients with their data.
         model: A `LinearModel` or `ModuleModel` of a Python user, used instead of the spec's model.
         numbers: Indices that key the clients' random draws, if some clients of a run are left out.
+        trainer: Trainer that a run recorded, or None for a new run.
     """
     if spec.server.wait != ALL:
         raise InputError(
             f"server.wait = {spec.server.wait!r} is only for Flower, where clients can be late: leave it out, or set "
             "all"
         )
-    return by_regime(ENGINES, spec.regime)(spec, clients, model, numbers)
+    return by_regime(ENGINES, spec.regime)(spec, clients, model, numbers, trainer)

@@ -54,6 +54,7 @@ MEANING = {
     "noise_source": "privacy.noise",
     "local_clip": "local.clip",
     "module": "a module of yours that is",
+    "trainer": "the trainer",
     "engine": "an engine whose rounds follow from",
 }
 """Spec key or phrase that error messages use for a fact, by default the fact's name."""

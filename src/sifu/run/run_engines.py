@@ -39,15 +39,15 @@ Arrange = Callable[[Any], Any]
 """Function that puts the clients' data in the order of the record, without forgotten records."""
 Numbers = Sequence[int] | None
 """Indices of the clients in the run, if some are left out."""
-MakeEngine = Callable[[Spec, Arrange, Numbers], Engine | None]
-"""Builder of a run's engine; it returns None if an engine was given and a different one is needed."""
+MakeEngine = Callable[[Spec, Arrange, Numbers, str | None], Engine | None]
+"""Builder of a run's engine with its trainer; it returns None if an engine was given and a different one is needed."""
 Check = Callable[[BuiltEngine], dict[int, str]]
 """Function that returns the clients of an engine whose data changed, with the reason."""
 
 
-def _embedded_engine(spec: Spec, arrange: Arrange, numbers: Numbers) -> Engine:
+def _embedded_engine(spec: Spec, arrange: Arrange, numbers: Numbers, trainer: str | None) -> Engine:
     """Return the embedded engine with data that are read as the spec describes."""
-    return engine_from_spec(spec, arrange(clients_from_spec(spec, tested=False)), None, numbers)[0]
+    return engine_from_spec(spec, arrange(clients_from_spec(spec, tested=False)), None, numbers, trainer)[0]
 
 
 class RunEngines:
@@ -195,7 +195,7 @@ class RunEngines:
             return arranged.clients
 
         try:
-            engine = self._make_engine(spec, arrange, None)
+            engine = self._make_engine(spec, arrange, None, reader.facts.get("trainer"))
             assert engine is not None
         except InputError as error:
             if was_read or any(others.values()) or not solved_from_files(spec):
@@ -220,7 +220,7 @@ class RunEngines:
                     raise InputError(arranged.absent[client])
                 return tuple(arranged.clients[client] for client in there.tolist())
 
-            engine = self._make_engine(spec, arrange, there.tolist())
+            engine = self._make_engine(spec, arrange, there.tolist(), reader.facts.get("trainer"))
         return None if engine is None else EngineWithout(engine, there, engine_kind(engine))
 
     def digest_of(self, client: int) -> str | None:

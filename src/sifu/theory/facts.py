@@ -122,6 +122,7 @@ class TrainingFacts:
         module: Reason why modules of the operator keep no state between clients, or "" if there is no such module.
         engine: Inputs that determine the last bits of a round. This value follows from the class of the engine when a
             run is created; the engine cannot set it.
+        trainer: Name and bits number of the program that takes local steps here; a run goes on only with it.
     """
 
     local_rate: float
@@ -147,3 +148,4 @@ class TrainingFacts:
     features_declared: bool = False
     module: str = ""
     engine: str = UNKNOWN
+    trainer: str = UNKNOWN

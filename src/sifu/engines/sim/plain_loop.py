@@ -36,10 +36,15 @@ class LoopTrainer:
     trainer trains one client twice, with another training in between, and the two results must be equal.
     """
 
-    def __init__(self, model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan) -> None:
+    def __init__(
+        self, model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan, device: str = "cpu"
+    ) -> None:
         self._model, self._plan, self._training = model, plan, plan.training
-        self._data = [(torch.tensor(client.x), torch.tensor(client.y)) for client in clients]
-        self._pristine = model.build(plan.dtype)
+        self._device = torch.device(device)
+        self._data = [
+            (torch.tensor(client.x, device=device), torch.tensor(client.y, device=device)) for client in clients
+        ]
+        self._pristine = model.build(plan.dtype).to(device)
         """Module as the model made it; only copies of it are run."""
         self._repeats = False
         """True once a repeated training gave equal bits."""
@@ -66,7 +71,7 @@ class LoopTrainer:
         for place, client in enumerate(participants.tolist()):
             with few_threads(start.size):
                 trained = self._train_client(start, position, client, steps)
-            yield slice(place, place + 1), trained[None, :]
+            yield slice(place, place + 1), trained[None, :].cpu()
 
     def _check_repeats(self, start: Vector, position: Position, clients: list[int]) -> None:
         """Train one client twice, with another one (or half of its own samples) in between; refuse other bits."""
@@ -110,7 +115,7 @@ class LoopTrainer:
             nesterov=training.nesterov,
             weight_decay=training.weight_decay,
         )
-        with fixed_generators(plan.layer_seed(position, client)):
+        with fixed_generators(plan.layer_seed(position, client), self._device):
             for step, rows in enumerate(batches):
                 for layer, dropout in enumerate(dropouts):
                     dropout.key = int(dropout_key(plan.seed, position, int(plan.numbers[client]), step, layer))
@@ -129,7 +134,7 @@ class LoopTrainer:
         module.eval()
         for place, client in enumerate(clients):
             x, y = self._data[int(client)]
-            with torch.no_grad(), fixed_generators(self._plan.seed % 2**63), few_threads(model.size):
+            with torch.no_grad(), fixed_generators(self._plan.seed % 2**63, self._device), few_threads(model.size):
                 for rows in torch.split(torch.arange(x.shape[0]), _EVALUATION_CHUNK):
                     scores = module(x[rows])
                     loss_sum[place] += float(loss(scores, y[rows])) * len(rows)
@@ -142,7 +147,7 @@ class LoopTrainer:
     def _copies_at(self, model: Vector) -> tuple[nn.Module, Loss]:
         """Return copies of the module, with the parameters and buffers `model`, and of the loss."""
         module, loss = fresh_copy((self._pristine, self._model.loss))
-        load_state(module, torch.tensor(model))
+        load_state(module, torch.tensor(model, device=self._device))
         return module, loss
 
     def _try_forward(self, client: CheckedClient, outputs: int) -> None:

@@ -34,7 +34,6 @@ from sifu.core.round_stream import DrawsAhead
 from sifu.data.dataset import sample_digest
 from sifu.data.own_modules import combined
 from sifu.engines.sim.client_updates import OUTSIDE, Clipping, average_models
-from sifu.engines.sim.cpu_conv.conv_trainer import ConvTrainer
 from sifu.engines.sim.embedded_clients import (
     OBJECTIVES,
     CheckedClient,
@@ -49,6 +48,7 @@ from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel, Model, ModuleModel, make_model, module_of_model
 from sifu.engines.sim.plain_loop import LoopTrainer
 from sifu.engines.sim.threads import one_thread
+from sifu.engines.sim.trainers import Trainer, who_trains
 from sifu.errors import InputError
 from sifu.theory.facts import (
     IN_PROCESS,
@@ -94,20 +94,16 @@ def training_facts(
 
 
 def _trainer(
-    model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan, settings: SimulationSettings
-) -> LoopTrainer | VectorisedTrainer | ConvTrainer:
-    """Return the trainer of a model for the chosen strategy."""
-    if settings.strategy != "loop":
-        if isinstance(model, LinearModel):
-            return VectorisedTrainer(model, clients, plan)
-        if model.conv_net:
-            return ConvTrainer(model.conv_net, clients, plan)
+    model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan, settings: SimulationSettings, by: Trainer
+) -> Any:
+    """Return the trainer of a model for the chosen strategy: a `LoopTrainer` or an object with the same methods."""
+    if settings.strategy != "loop" and isinstance(model, LinearModel):
+        return VectorisedTrainer(model, clients, plan)
     if settings.strategy == "vectorised":
-        raise InputError(
-            "only linear models and described convolutional networks can be vectorised; use strategy auto or loop for "
-            "a module"
-        )
-    return LoopTrainer(model, clients, plan)
+        raise InputError("only linear models can be vectorised; use strategy auto or loop for a module")
+    if by.kernels is not None:
+        return by.kernels.cpu_trainer(model.conv_net, clients, plan)
+    return LoopTrainer(model, clients, plan, settings.device)
 
 
 def _all_usable(trained: AcceptedModels, start: Vector, limit: float) -> bool:
@@ -128,8 +124,10 @@ class SimulationSettings:
         participation: Rule that draws the participants of a round. By default, all clients take part.
         dtype: Number format of models.
         seed: Public seed of all draws.
-        strategy: `auto` trains many clients of a linear model at once, a `ConvNet` with hand-written passes, and any
-            other model one client at a time. `loop` always trains one client at a time; `vectorised` never does.
+        strategy: `auto` trains many clients of a linear model at once, and any other model one client at a time
+            unless `trainer` is another package. `loop` always trains one client at a time; `vectorised` never does.
+        trainer: Trainer that a run recorded, or None for the best trainer here (`who_trains`).
+        device: Device of the loop.
         preprocessing: Preprocessing of the samples (`TrainingFacts`).
         shape_from_labels: True if the clients' labels determined the number of outputs.
         features: Digest of the public map that computed the samples, if any (`TrainingFacts`).
@@ -148,6 +146,8 @@ class SimulationSettings:
     dtype: Literal["float64", "float32"] = "float64"
     seed: int = 0
     strategy: Strategy = "auto"
+    trainer: str | None = None
+    device: str = "cpu"
     preprocessing: str = UNKNOWN
     shape_from_labels: bool = False
     features: str = ""
@@ -221,7 +221,9 @@ class SimulatedFederation(LacksData, ShowsSamples, EvaluatesSeveral):
         checked = check_clients(clients, model.objective, outputs, settings.dtype, flat=linear is not None)
         self.samples = np.array([client.samples for client in checked], dtype=np.int64)
         plan = TrainingPlan(self.samples, self._numbers, outputs, training, settings.dtype, self.seed)
-        self._trainer = _trainer(model, checked, plan, settings)
+        network = model.conv_net if isinstance(model, ModuleModel) and settings.strategy == "auto" else None
+        self._trained_by = who_trains(network, settings.dtype, "cpu", settings.trainer)
+        self._trainer = _trainer(model, checked, plan, settings, self._trained_by)
         self._clipping = settings.clipping
         self.reply_rules = settings.replies
         self._rounding: Callable[[float, ClientIndices], float] | None = None
@@ -263,6 +265,7 @@ class SimulatedFederation(LacksData, ShowsSamples, EvaluatesSeveral):
             features=settings.features,
             features_declared=settings.features_declared,
             module=combined(settings.features_module, module_of_model(model, settings.module_is_pure)),
+            trainer=self._trained_by.name,
         )
 
     @cached_property
@@ -349,8 +352,8 @@ class SimulatedFederation(LacksData, ShowsSamples, EvaluatesSeveral):
             if self._clipping:
                 return self._clipping.average(updates, position, self._numbers[participants], samples, setup.want_gram)
             rows = [(slice(0, participants.size), torch.from_numpy(models))]
-            # As in `ConvTrainer.average`, leave no thread in a busy loop on the cores that train.
-            with one_thread() if isinstance(self._trainer, ConvTrainer) else nullcontext():
+            # Another package trains in threads of its own: leave no thread of torch in a busy loop on their cores.
+            with one_thread() if self._trained_by.kernels else nullcontext():
                 average = average_models(
                     lambda: iter(rows), start.astype(np.float64), samples, start.itemsize, setup.want_gram
                 )

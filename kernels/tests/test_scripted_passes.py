@@ -12,15 +12,13 @@ import torch
 
 from sifu.core.engine import Position
 from sifu.engines.sim import LocalTraining, SimulatedFederation, SimulationSettings
-from sifu.engines.sim.cpu_conv import conv_trainer as trainer
-from sifu.engines.sim.cpu_conv.conv_pass import ConvPass, padded_images, parameter_views, prepare
 from sifu.engines.sim.networks import CONV_NETS, ConvNet, Convolution
 from sifu.engines.sim.threads import scripted
+from sifu_kernels import conv_trainer as trainer
+from sifu_kernels.conv_pass import ConvPass, padded_images, parameter_views, prepare
 
 NETWORKS = [
     CONV_NETS["cnn_cifar10"]((3, 19, 18), 4),
-    CONV_NETS["authors_cifar10"]((3, 19, 18), 4),
-    CONV_NETS["authors_celeba"]((3, 17, 16), 4),
     CONV_NETS["cnn_fashion_mnist"]((1, 7, 8), 4),
     ConvNet((17, 5, 5), (Convolution(4, 1, True), Convolution(20, 1, False)), (5, 6), 4, dropout=0.3),
     ConvNet((2, 6, 7), (Convolution(5, 1, False),), (), 3),
@@ -89,7 +87,7 @@ def rounds(clients: int = 5) -> list[bytes]:
         data,
         "cnn_fashion_mnist",
         LocalTraining(0.05, 4, 5, 0.9),
-        SimulationSettings(dtype="float32", seed=5, strategy="vectorised"),
+        SimulationSettings(dtype="float32", seed=5),
     )
     model, models = federation.initial_model(0), []
     for number in range(8):

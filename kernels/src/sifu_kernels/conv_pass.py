@@ -402,7 +402,7 @@ class _Stage(nn.Module):
 
 
 class _Pooled(nn.Module):
-    """Bias, ReLU (if any) and the maximum of each tile, from `planes` into `target`.
+    """Bias, ReLU and the maximum of each tile, from `planes` into `target`.
 
     The bias is added after the maximum, which gives the same result with a quarter of the additions. Ties go to the
     earlier position, as in torch. The backward pass repeats the comparisons and sends the gradient to the maximum,
@@ -411,7 +411,6 @@ class _Pooled(nn.Module):
 
     def __init__(self, layer: ConvLayer, planes: Tensor, target: Tensor, target_gradient: Tensor) -> None:
         super().__init__()
-        self._relu = layer.relu
         self._target, self._target_gradient = target, target_gradient
         self._left, self._right = planes[:, 0], planes[:, 1]
         self._pairs = torch.empty_like(planes[0])
@@ -422,16 +421,10 @@ class _Pooled(nn.Module):
     def forward(self, bias: Tensor) -> None:
         torch.maximum(self._left, self._right, out=self._pairs)
         torch.maximum(self._upper, self._lower, out=self._top)
-        if self._relu:
-            torch.clamp_min(self._top.add_(bias), 0.0, out=self._target)
-        else:
-            torch.add(self._top, bias, out=self._target)
+        torch.clamp_min(self._top.add_(bias), 0.0, out=self._target)
 
     def backward(self, bias_gradient: Tensor) -> None:
-        if self._relu:
-            torch.ops.aten.threshold_backward(self._target_gradient, self._top, 0.0, grad_input=self._top)
-        else:
-            self._top.copy_(self._target_gradient)
+        torch.ops.aten.threshold_backward(self._target_gradient, self._top, 0.0, grad_input=self._top)
         torch.sum(self._top_rows, 0, out=bias_gradient)
         self._upper.ge_(self._lower).mul_(self._top)
         torch.sub(self._top, self._upper, out=self._lower)
@@ -440,14 +433,13 @@ class _Pooled(nn.Module):
 
 
 class _Plain(nn.Module):
-    """Bias and ReLU (if any) without pooling, from `planes` into `target`.
+    """Bias and ReLU without pooling, from `planes` into `target`.
 
     Values outside the image are ignored.
     """
 
     def __init__(self, layer: ConvLayer, planes: Tensor, target: Tensor, target_gradient: Tensor) -> None:
         super().__init__()
-        self._relu = layer.relu
         self._planes, self._target, self._target_gradient = planes, target, target_gradient
         rows, columns = tiles_of(layer)
         samples, outputs = planes.shape[2], layer.channels_out
@@ -458,16 +450,10 @@ class _Plain(nn.Module):
 
     def forward(self, bias: Tensor) -> None:
         torch.add(self._planes, bias, out=self._by_plane)
-        if self._relu:
-            torch.clamp_min(self._inner, 0.0, out=self._target)
-        else:
-            self._target.copy_(self._inner)
+        torch.clamp_min(self._inner, 0.0, out=self._target)
 
     def backward(self, bias_gradient: Tensor) -> None:
-        if self._relu:
-            torch.ops.aten.threshold_backward(self._target_gradient, self._inner, 0.0, grad_input=self._inner)
-        else:
-            self._inner.copy_(self._target_gradient)
+        torch.ops.aten.threshold_backward(self._target_gradient, self._inner, 0.0, grad_input=self._inner)
         for outer in self._outer:
             outer.zero_()
         torch.sum(self._image.flatten(0, 2), 0, out=bias_gradient)

@@ -4,7 +4,6 @@ every model and option.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +23,10 @@ from sifu.engines.sim import (
     SimulationSettings,
     make_model,
 )
-from sifu.engines.sim.cpu_conv import conv_trainer
-from sifu.engines.sim.cpu_conv.conv_pass import (
+from sifu.engines.sim.networks import CONV_NETS, kept_units
+from sifu.errors import InputError
+from sifu_kernels import conv_trainer
+from sifu_kernels.conv_pass import (
     ConvPass,
     DenseTiles,
     WinogradTiles,
@@ -35,9 +36,6 @@ from sifu.engines.sim.cpu_conv.conv_pass import (
     prepare,
     tiles_kind,
 )
-from sifu.engines.sim.networks import CONV_NETS, KeyedDropout, kept_units
-from sifu.errors import InputError
-from sifu.theory.participation import base_key, fractions, place_key, scores
 
 SHAPES = {  # the smallest valid images, with odd sizes so that pooling drops a row
     "cnn": (8, 9),
@@ -45,15 +43,9 @@ SHAPES = {  # the smallest valid images, with odd sizes so that pooling drops a 
     "cnn_cifar10": (3, 19, 18),
     "cnn_cifar100": (3, 20, 21),
     "cnn_celeba": (3, 11, 16),
-    "authors_cifar10": (3, 19, 18),
-    "authors_cifar100": (3, 20, 21),
-    "authors_celeba": (3, 11, 16),
 }
 PAPER = {"cnn_fashion_mnist": (1, 28, 28), "cnn_cifar10": (3, 32, 32), "cnn_cifar100": (3, 32, 32)} | {
     "cnn_celeba": (3, 64, 64),
-    "authors_cifar10": (3, 32, 32),
-    "authors_cifar100": (3, 32, 32),
-    "authors_celeba": (3, 64, 64),
 }
 MOMENTUM = ((0.0, False), (0.9, False), (0.5, True))
 TOLERANCE = {"float64": 1e-10, "float32": 2e-3}
@@ -92,7 +84,7 @@ def disagreement(model: Any, clients: list[Client], dtype: str, **options: Any) 
     """Return the largest relative difference of the change in a round between both implementations, over clients and
     mean.
     """
-    loop, fast = (federation(model, clients, strategy, dtype, **options) for strategy in ("loop", "vectorised"))
+    loop, fast = (federation(model, clients, strategy, dtype, **options) for strategy in ("loop", "auto"))
     start, everyone = loop.initial_model(0), np.arange(len(clients))
     errors = [0.0]
     for position in (Position(0, 0), Position(2, 5)):
@@ -126,99 +118,6 @@ def test_the_papers_own_sizes_agree(name):
     assert disagreement(name, clients, "float64", batch_size=4, steps=2, momentum=0.9) < 1e-10
     fast = federation(name, clients, "auto")
     assert fast.layout.size == sum(p.numel() for p in make_model(name, PAPER[name], 4).build("float32").parameters())
-
-
-def test_the_papers_parameters():
-    """The parameter counts equal those computed by hand from the paper's table of models."""
-    counted = {
-        "cnn_fashion_mnist": (10, 320 + 18496 + 3136 * 256 + 256 + 2570),
-        "cnn_cifar10": (10, 896 + 18496 + 36928 + 1024 * 64 + 64 + 650),
-        "cnn_cifar100": (100, 896 + 18496 + 36928 + 1024 * 256 + 256 + 25700),
-        "cnn_celeba": (2, 224 + 1168 + 4640 + 2048 * 2 + 2),
-        "authors_cifar10": (10, 896 + 18496 + 36928 + 1024 * 64 + 64 + 650),
-        "authors_cifar100": (100, 896 + 18496 + 36928 + 1024 * 256 + 256 + 25700),
-        "authors_celeba": (2, 224 + 1168 + 4640 + 2048 * 2 + 2),
-    }
-    for name, (outputs, parameters) in counted.items():
-        assert CONV_NETS[name](PAPER[name], outputs).parameters == parameters
-
-
-def convolved(images: np.ndarray, weight: np.ndarray, bias: np.ndarray, padding: int) -> np.ndarray:
-    """Apply a 3x3 convolution by its definition: out[o, r, c] = bias[o] + sum_ijk w[o, k, i, j] x[k, r + i, c + j]."""
-    x = np.pad(images, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
-    height, width = x.shape[2] - 2, x.shape[3] - 2
-    out = np.zeros((len(x), len(weight), height, width)) + bias[:, None, None]
-    for i, j in itertools.product(range(3), range(3)):
-        out += np.einsum("ok,nkrc->norc", weight[:, :, i, j], x[:, :, i : i + height, j : j + width])
-    return out
-
-
-def pooled(x: np.ndarray) -> np.ndarray:
-    """Return the maximum of each square of 2x2; an odd last row or column is left out."""
-    height, width = x.shape[2] // 2, x.shape[3] // 2
-    return np.max([x[:, :, i : 2 * height : 2, j : 2 * width : 2] for i in (0, 1) for j in (0, 1)], axis=0)
-
-
-def rectified(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0.0)
-
-
-def by_hand(name: str, x: np.ndarray, given: dict[str, np.ndarray]) -> np.ndarray:
-    """Compute the authors' networks layer by layer."""
-
-    def conv(x: np.ndarray, number: int, padding: int = 0) -> np.ndarray:
-        return convolved(x, given[f"conv{number}.weight"], given[f"conv{number}.bias"], padding)
-
-    def linear(x: np.ndarray, number: int) -> np.ndarray:
-        return x @ given[f"fc{number}.weight"].T + given[f"fc{number}.bias"]
-
-    if name == "authors_celeba":
-        x = pooled(conv(pooled(conv(pooled(conv(x, 1, 1)), 2, 1)), 3, 1))
-        return linear(x.reshape(len(x), -1), 1)
-    x = pooled(rectified(conv(pooled(rectified(conv(x, 1))), 2)))
-    x = conv(x, 3).reshape(len(x), -1)
-    return linear(rectified(linear(x, 1)), 2)
-
-
-@pytest.mark.parametrize("name", ["authors_cifar10", "authors_cifar100", "authors_celeba"])
-def test_the_authors_networks_are_their_definitions(name):
-    """Scores by hand, by torch and by the passes agree; the paper's network with all its ReLUs
-    differs (the control).
-    """
-    network = CONV_NETS[name](PAPER[name], 5)
-    x = np.random.default_rng(2).standard_normal((4, *PAPER[name]))
-    torch.manual_seed(1)
-    module = network().double()
-    given = {key: value.detach().numpy() for key, value in module.named_parameters()}
-    expected = by_hand(name, x, given)
-    np.testing.assert_allclose(module(torch.tensor(x)).detach().numpy(), expected, rtol=0, atol=1e-12)
-
-    flat = nn.utils.parameters_to_vector(module.parameters()).detach()[pass_order(network)]
-    parameters = parameter_views(network, flat)
-    conv_pass = ConvPass(network, 4, torch.float64)
-    conv_pass.forward(
-        padded_images(network, torch.tensor(x)), torch.arange(4), None, parameters, prepare(network, parameters)
-    )
-    np.testing.assert_allclose(conv_pass.scores.numpy(), expected, rtol=0, atol=1e-12)
-
-    other = CONV_NETS[name.replace("authors", "cnn")](PAPER[name], 5)().double()
-    other.load_state_dict(module.state_dict())
-    assert np.abs(other(torch.tensor(x)).detach().numpy() - expected).max() > 1e-3
-
-
-def test_celebas_last_layer_has_2048_inputs():
-    assert CONV_NETS["authors_celeba"]((3, 64, 64), 2).linear_layers[0].features_in == 2048
-
-
-def test_initial_weights_are_torchs_own():
-    """Initial weights equal those of torch layers made one after the other."""
-    model = make_model("cnn_celeba", (3, 16, 16), 2)
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 3), nn.Conv2d(16, 32, 3), nn.Linear(128, 2)]
-    expected = torch.cat([p.detach().reshape(-1) for layer in layers for p in layer.parameters()])
-    assert torch.equal(nn.utils.parameters_to_vector(model.build("float32").parameters()).detach(), expected)
-    assert model.layout("float32").names[:3] == ("conv1.weight", "conv1.bias", "conv2.weight")
-    assert model.layout("float32").names[-2:] == ("fc1.weight", "fc1.bias")
 
 
 @pytest.mark.parametrize(
@@ -261,6 +160,14 @@ def test_gradients_are_autograds(network):
         assert relative(gradient.numpy(), expected[order].numpy()) < 1e-13
 
 
+def test_what_the_network_cannot_take_is_named():
+    network = ModuleModel(ConvNet((1, 8, 8), (Convolution(3),), (), 2))
+    with pytest.raises(InputError, match=r"'client-0' \(shape \(9, 9\)\): it takes images of shape \(1, 8, 8\)"):
+        federation(network, images((9, 9)), "auto")
+    with pytest.raises(InputError, match=r"outputs of shape \(2,\), 4 are needed"):
+        federation(network, images((8, 8)), "auto")
+
+
 def test_both_kinds_of_tiles_are_tried():
     kinds = [tiles_kind(layer) for layer in CONV_NETS["cnn_cifar10"]((3, 32, 32), 10).convolution_layers]
     assert kinds == [DenseTiles, WinogradTiles, WinogradTiles]
@@ -290,10 +197,10 @@ def change_after_ties(name: str, strategy: str) -> np.ndarray:
 @pytest.mark.parametrize("name", SHAPES)
 def test_ties_go_to_the_first_maximum(name, monkeypatch):
     expected = change_after_ties(name, "loop")
-    assert relative(change_after_ties(name, "vectorised"), expected) < 1e-12
+    assert relative(change_after_ties(name, "auto"), expected) < 1e-12
     # Negative control: the later position wins.
-    monkeypatch.setattr("sifu.engines.sim.cpu_conv.conv_pass._Pooled.backward", _last_maximum_wins)
-    assert relative(change_after_ties(name, "vectorised"), expected) > 1e-3
+    monkeypatch.setattr("sifu_kernels.conv_pass._Pooled.backward", _last_maximum_wins)
+    assert relative(change_after_ties(name, "auto"), expected) > 1e-3
 
 
 def _last_maximum_wins(self, bias_gradient):
@@ -303,22 +210,6 @@ def _last_maximum_wins(self, bias_gradient):
     torch.sub(self._top, self._upper, out=self._lower)
     self._left.gt_(self._right).mul_(self._pairs)
     torch.sub(self._pairs, self._left, out=self._right)
-
-
-def test_masks_are_drawn_by_place():
-    """Dropout masks agree with the rule written out number by number."""
-    rate, seed, units = 0.3, 11, 6
-    key = place_key(base_key(seed, "dropout"), 2, 7, 4, 1, 0)
-    kept = kept_units(key, 0, 5, units, rate)
-    for sample, unit in itertools.product(range(5), range(units)):
-        assert kept[sample, unit] == (fractions(scores(key, sample * units + unit)) >= rate)
-    many = kept_units(key, 0, 400, 100, rate)
-    assert abs(many.mean() - 0.7) < 4 * (0.21 / many.size) ** 0.5
-    module = KeyedDropout(rate)
-    module.key = int(key)
-    dropped = module(torch.ones(5, units))
-    assert torch.equal(dropped, torch.from_numpy(kept).float().mul(1 / (1 - rate)))
-    assert torch.equal(module.eval()(torch.ones(5, units)), torch.ones(5, units))
 
 
 def test_dropout_agrees_in_two_layers_and_pieces(monkeypatch):
@@ -385,25 +276,3 @@ def test_an_error_in_a_thread_reaches_the_caller(threads, monkeypatch):
     monkeypatch.setattr(ConvPass, "gradient", lambda *_: (_ for _ in ()).throw(MemoryError("no memory")))
     with pytest.raises(MemoryError, match="no memory"):
         fast.run_round(fast.initial_model(0), Position(0, 0), np.array([0]))
-
-
-def test_descriptions_that_cannot_be_are_sentences():
-    with pytest.raises(InputError, match="images of 9x9 are too small: no pixels are left after convolution 2"):
-        make_model("cnn_cifar10", (3, 9, 9), 10)
-    with pytest.raises(InputError, match=r"'cnn_celeba' needs images .* found samples of shape \(64,\)"):
-        make_model("cnn_celeba", (64,), 2)
-    with pytest.raises(InputError, match="dropout must be at least 0 and below 1, found 1"):
-        ConvNet((1, 8, 8), (Convolution(3),), (), 2, dropout=1.0)
-    with pytest.raises(InputError, match="found 0 convolutions"):
-        ConvNet((1, 8, 8), (), (), 2)
-    with pytest.raises(InputError, match=r"convolution 1 needs channels .* found 0 channels"):
-        ConvNet((1, 8, 8), (Convolution(0),), (), 2)
-    with pytest.raises(InputError, match=r"takes images .* found"):
-        ConvNet((8, 8), (Convolution(2),), (), 2)  # type: ignore[arg-type]
-    network = ModuleModel(ConvNet((1, 8, 8), (Convolution(3),), (), 2))
-    with pytest.raises(InputError, match=r"'client-0' \(shape \(9, 9\)\): it takes images of shape \(1, 8, 8\)"):
-        federation(network, images((9, 9)), "auto")
-    with pytest.raises(InputError, match=r"outputs of shape \(2,\), 4 are needed"):
-        federation(network, images((8, 8)), "auto")
-    with pytest.raises(InputError, match="only linear models and described convolutional networks"):
-        federation(ModuleModel(network.factory, "softmax", nn.functional.cross_entropy), images((8, 8)), "vectorised")

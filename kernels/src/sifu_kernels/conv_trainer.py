@@ -24,7 +24,13 @@ from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import Average
 from sifu.engines.sim.client_updates import average_models
-from sifu.engines.sim.cpu_conv.conv_pass import (
+from sifu.engines.sim.embedded_clients import OBJECTIVES, CheckedClient
+from sifu.engines.sim.local_training import TrainingPlan
+from sifu.engines.sim.networks import ConvNet, dropout_key, kept_units
+from sifu.engines.sim.threads import one_thread, scripted
+from sifu.errors import InputError
+from sifu.theory.participation import ClientIndices
+from sifu_kernels.conv_pass import (
     ConvPass,
     bytes_a_sample,
     padded_images,
@@ -33,12 +39,6 @@ from sifu.engines.sim.cpu_conv.conv_pass import (
     prepare,
     room_to_prepare,
 )
-from sifu.engines.sim.embedded_clients import OBJECTIVES, CheckedClient
-from sifu.engines.sim.local_training import TrainingPlan
-from sifu.engines.sim.networks import ConvNet, dropout_key, kept_units
-from sifu.engines.sim.threads import one_thread, scripted
-from sifu.errors import InputError
-from sifu.theory.participation import ClientIndices
 
 PIECE_BYTES = 3 * 2**19
 """Maximum size of the largest buffer of a piece: most of a core's second-level cache."""
@@ -65,6 +65,8 @@ class ConvTrainer:
             )
         if network.outputs < plan.outputs:
             raise InputError(f"the model has outputs of shape {(network.outputs,)}, {plan.outputs} are needed")
+        if plan.training.clip:
+            raise InputError("sifu-kernels does not clip gradients: leave local.clip out")
         self._network, self._plan, self._training = network, plan, plan.training
         self._order = pass_order(network)
         self._back = torch.argsort(self._order)
@@ -209,11 +211,6 @@ class ConvTrainer:
             total = local.sums[0][share]
             for other in local.sums[1 : min(SUMS, len(pieces))]:
                 total.add_(other[share])
-            if self._training.clip:
-                meeting.wait()  # the norm requires the complete sum
-                factor = self._training.clip_factor(torch.linalg.vector_norm(local.sums[0], dtype=torch.float64))
-                meeting.wait()  # continue once all members have read the sum
-                total.mul_(factor.to(total.dtype))
             self._training.descend_in_place(local.value[share], total, local.velocity[share], step)
             meeting.wait()
         self._passes.give(passes)

@@ -1,0 +1,59 @@
+"""Who trains a model here: this library, or the package `sifu-kernels` if it is installed.
+
+Trainers round differently. A run records its trainer when it is created and continues only with this one, so that
+installing or removing a package never changes the bits of a run.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+
+from sifu.engines.sim.networks import ConvNet
+from sifu.errors import InputError
+from sifu.theory.facts import UNKNOWN
+
+OWN = "sifu, bits 1"
+"""Name of this library as a trainer. The number rises when the bits of its rounds change."""
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A trainer by its recorded name; `kernels` is the package that trains, or None for this library."""
+
+    name: str
+    kernels: ModuleType | None = None
+
+
+def who_trains(network: ConvNet | None, dtype: str, device: str, recorded: str | None = None) -> Trainer:
+    """Return who trains a model here.
+
+    Args:
+        network: Description of a convolutional network, or None for any other model.
+        dtype: The spec's `model.dtype`.
+        device: cpu or cuda.
+        recorded: Trainer that a run recorded, or None for a new run.
+
+    Raises:
+        InputError: If the recorded trainer is not installed here.
+    """
+    kernels = _kernels()
+    offered = [Trainer(OWN)]
+    if kernels is not None and kernels.serves(network, dtype, device):
+        offered.insert(0, Trainer(kernels.NAME, kernels))
+    for trainer in offered:
+        if recorded in (None, UNKNOWN, trainer.name):
+            return trainer
+    raise InputError(
+        f"this run is trained by {recorded}, and here only {' or '.join(trainer.name for trainer in offered)} could "
+        "train its model: another trainer rounds differently. Install the recorded one"
+    )
+
+
+def _kernels() -> ModuleType | None:
+    """Return the package `sifu_kernels`, or None if it is not installed."""
+    try:
+        return importlib.import_module("sifu_kernels")
+    except ImportError:
+        return None
