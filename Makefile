@@ -47,13 +47,13 @@ demo: $(VENV)/.runtime   ## a demonstration on embedded data, in less than a min
 test: $(VENV)/.dev       ## all quick tests, in minutes
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/engines/flower $(TESTS)
 
-test-long: $(VENV)/.dev  ## long tests: whole runs, second verifier, browser, kills, GPU kernels in an interpreter, properties with all examples
+test-long: $(VENV)/.dev  ## long tests: whole runs, second verifier, browser, kills, properties with all examples
 	$(TEST_ENV) SIFU_EXAMPLES=all $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/engines/flower -m "(long or hypothesis) and not slow and not flower"
 
 test-slow: $(VENV)/.dev  ## the long statistical and crash suites
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
-GPU_TESTS := tests/engines/gpu $(addprefix tests/engines/sim/,test_module_lanes.py test_heads_on_device.py) \
+GPU_TESTS := tests/engines/gpu tests/engines/sim/test_heads_on_device.py \
 	$(addprefix tests/data/,test_feature_maps.py test_transformer_features.py)
 test-gpu: $(VENV)/.dev   ## the tests of GPU code, on the GPU of this machine
 	$(TEST_ENV) SIFU_TEST_GPU=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(GPU_TESTS)
@@ -97,7 +97,7 @@ docs: $(VENV)/.docs      ## the site with the API reference, in build/site; a wa
 UPGRADE ?=
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11.5 --default-index https://pypi.org/simple $(UPGRADE)
 CONSOLE := $(addprefix --extra ,console onnx parquet timestamps)
-USERS := $(CONSOLE) $(addprefix --extra ,flower gpu mlflow pretrained report train transformers)
+USERS := $(CONSOLE) $(addprefix --extra ,flower mlflow pretrained report train transformers)
 HASHED := --generate-hashes --no-emit-package torch --config-file requirements/cpu-torch.toml --constraint constraints.txt
 lock: | $(BIN)/python    ## write constraints.txt (every extra) and requirements/*.txt (hashed, for users) from pyproject.toml
 	$(BIN)/pip install --quiet "uv>=0.12"

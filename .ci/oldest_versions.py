@@ -1,6 +1,6 @@
 """Program that prints the lower bounds of pyproject.toml as constraints for pip.
 
-It leaves torch, triton and the developers' tools to pip, because few package indexes have old CPU builds of torch.
+It leaves torch and the developers' tools to pip, because few package indexes have old CPU builds of torch.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def run_sifu(*arguments: str | Path) -> tuple[dict[str, Any], float]:
 
 def measure(job: dict[str, Any], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Train, forget and verify one run; yield a row after training and after each request."""
-    device = ["--device", options.device, "--precision", options.precision]
+    device = ["--device", options.device]
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path, run = Path(folder) / "spec.toml", Path(folder) / "run"
         path.write_text(as_toml(spec_of(job, Path(folder), options)), encoding="utf-8")
@@ -197,7 +197,6 @@ def main() -> None:
     parser.add_argument("--leavers", default="1,5,20", help="total number of leavers after each request")
     parser.add_argument("--untimed", action="store_true", help="leave seconds out, because the machine is busy")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--precision", default="float32")
     parser.add_argument("--level", default="conditional")
     parser.add_argument("--commit", default="", help="commit to record in the rows if the code has no repository")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run after this many seconds")

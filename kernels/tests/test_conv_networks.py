@@ -111,7 +111,6 @@ def test_a_round_agrees_with_the_loop(name, dtype, momentum, weight_decay, batch
     assert disagreement(name, images(SHAPES[name]), dtype, **options) < TOLERANCE[dtype]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", PAPER)
 def test_the_papers_own_sizes_agree(name):
     clients = images(PAPER[name], sizes=(9, 4))
@@ -240,7 +239,6 @@ def test_evaluation_agrees_and_keeps_the_order_asked_for(name, dtype):
         assert evaluation.loss_sum == pytest.approx(expected.loss_sum, rel=1e-12 if dtype == "float64" else 1e-5)
 
 
-@pytest.mark.long
 def test_a_round_replays_bit_for_bit_on_any_number_of_threads(threads, monkeypatch):
     """Rounds replay bit for bit with more or fewer clients than threads, and with whole batches in many pieces."""
     monkeypatch.setattr(conv_trainer, "CLIENTS_AHEAD", 3)

@@ -31,8 +31,6 @@ Decided = Literal["recorded", "unchanged", "posted"]
 """Result of a decision: recorded now, already in the ledger, or posted to the inbox of a run in use elsewhere."""
 Device = Literal["auto", "cpu", "cuda"]
 """Device that computes rounds."""
-Precision = Literal["float32", "tf32", "tf32x3", "bfloat16"]
-"""Arithmetic of networks on a GPU."""
 MeasuredOn = Literal["training", "held-out"]
 """Rows that a model is evaluated on."""
 SigmaChoice = float | Literal["auto"]

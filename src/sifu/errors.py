@@ -95,7 +95,6 @@ EXTRAS = {
     "torch": "train",
     "matplotlib": "report",
     "flwr": "flower",
-    "triton": "gpu",
     **dict.fromkeys(("starlette", "uvicorn", "prometheus_client", "authlib", "joserfc", "httpx"), "console"),
 }
 """Packages that only an extra installs, with the name of that extra."""

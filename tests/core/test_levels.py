@@ -14,11 +14,11 @@ from sifu.choices import Level
 from sifu.core.premises import MeasuredRegularity, Premise, before_training_premises, collect_premises, level_of
 from sifu.theory.facts import (
     AUTHENTICATED,
-    BY_LARGEST_CLIENT,
     BY_PARTICIPANTS,
     DRAWN_FROM_SEED,
     FIXED_CONSTANTS,
     IN_PROCESS,
+    ON_A_GPU,
     TrainingFacts,
 )
 from sifu.theory.participation import Participation
@@ -222,11 +222,11 @@ def test_statements_hold_no_figures_of_clients_data() -> None:
     assert "271.828182845" in collect_premises(BEST_FACTS, measured, **BEST)[0].detail
 
 
-def test_a_layout_by_the_largest_client_lowers_exact_and_nothing_else() -> None:
-    """A layout by the largest client lowers only `exact`: noise hides the last bits, and a model without noise shows
+def test_bits_of_a_gpu_that_are_not_repeated_lower_exact_and_nothing_else() -> None:
+    """Bits that a GPU did not repeat lower only `exact`: noise hides the last bits, and a model without noise shows
     them.
     """
-    facts = replace(BEST_FACTS, engine=BY_LARGEST_CLIENT)
+    facts = replace(BEST_FACTS, engine=ON_A_GPU)
     premises = collect_premises(facts, MEASURED, **BEST)
     assert level(facts) == "proven"
     assert level_of(premises, exact=True, fresh=True) == "conditional"

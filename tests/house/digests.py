@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 import sifu
-from machine import interpreted, machine_key, one_thread
+from machine import machine_key, one_thread
 from run_tools import query, small_spec
 from sifu.core.engine import Position
 from sifu.engines.sim import ConvNet, Convolution, ModuleModel
@@ -131,24 +131,7 @@ def _own_module() -> torch.nn.Module:
 
 
 NETWORK = ConvNet((2, 6, 6), (Convolution(3, 1), Convolution(4, 1, pool=False)), (5,), 3, dropout=0.2)
-LANES_NETWORK = ConvNet((2, 6, 6), (Convolution(8, 1), Convolution(8, 1, pool=False)), (5,), 3, dropout=0.2)
 BATCHES = {"rate": 0.05, "steps": 4, "batch": 4, "momentum": 0.9}
-
-
-def lanes(shape: tuple[int, ...], own: Any, **sections: dict[str, Any]) -> Callable[[], Digest]:
-    """Return a case of the GPU kernels, on a GPU if there is one, otherwise in Triton's interpreter."""
-
-    def case() -> Digest:
-        from sifu.engines.sim.lanes import lane_engines
-
-        federation, clients = _engine("softmax", shape, own, sections)
-        (engine,) = lane_engines([federation], [clients], "cpu" if interpreted() else "cuda")
-        try:
-            return digest_of_rounds(engine, want_gram=False, want_updates=False, rounds=2)
-        finally:
-            engine.close()
-
-    return case
 
 
 def flower(*, masked: bool, **sections: dict[str, Any]) -> Callable[[], Digest]:
@@ -225,9 +208,6 @@ CASES: dict[str, Callable[[], Digest]] = {
     "convolutions: float64, whole batches": embedded(
         shape=(2, 6, 6), own=NETWORK, local={"rate": 0.05, "steps": 3, "weight_decay": 0.01}
     ),
-    "lanes: softmax, Poisson": lanes((7,), None, local=BATCHES, server={"participation": "poisson(0.6)"}),
-    "lanes: softmax, clipped": lanes((7,), None, local=BATCHES, server={"clip": 0.05}),
-    "lanes: convolutions": lanes((2, 6, 6), LANES_NETWORK, model={"dtype": "float32"}, local=BATCHES),
     "flower: softmax": flower(masked=False),
     "flower: mini-batches, Poisson": flower(
         masked=False, server={"participation": "poisson(0.7)", "rate": 0.7}, local={"batch": 5}
@@ -241,8 +221,6 @@ CASES: dict[str, Callable[[], Digest]] = {
 
 def missing(name: str) -> str:
     """Return why a case cannot run here; empty if it can."""
-    if name.startswith("lanes") and importlib.util.find_spec("triton") is None:
-        return "triton is not installed (there is none for this machine, or the dev extra is not installed)"
     if name.startswith("flower") and importlib.util.find_spec("flwr") is None:
         return "Flower is not installed: make test-flower installs it"
     return ""

@@ -57,8 +57,8 @@ def imported_packages(sources: Path) -> Iterator[tuple[str, str]]:
 def undeclared(sources: Path) -> set[tuple[str, str]]:
     """Return imports of packages that neither the runtime dependencies nor an extra for users declare."""
     allowed = declared(*(set(PROJECT["optional-dependencies"]) - {"dev", "docs"}))
-    # Import names of packages that the tests do not need; torch provides triton, flwr provides ray.
-    allowed |= {"flwr", "ray", "triton", "mlflow", "pyarrow"}
+    # Import names of packages that the tests do not need; flwr provides ray.
+    allowed |= {"flwr", "ray", "mlflow", "pyarrow"}
     providers = importlib.metadata.packages_distributions()
     return {
         (file, package)

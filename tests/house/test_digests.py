@@ -7,13 +7,8 @@ from digests import CASES, digest, missing, recorded
 
 from machine import machine_key
 
-LONG = [name for name in CASES if name.startswith("lanes")]
-"""Cases that take a minute in Triton's interpreter."""
 
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_the_same_bits_as_recorded(name: str) -> None:
     digests = recorded().get(machine_key())
     if missing(name):

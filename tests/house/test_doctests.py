@@ -11,7 +11,7 @@ import pytest
 import sifu
 
 PACKAGE = Path(sifu.__file__).resolve().parent
-OPTIONAL = ("flwr", "triton", "ray")
+OPTIONAL = ("flwr", "ray")
 """Packages that may be missing; modules that import them are then skipped."""
 
 

@@ -69,7 +69,7 @@ FACTS: dict[str, list[Any]] = {
     "features_declared": [False, True],
     "module": ["", fact.MODULE_KNOWN, f"{fact.MODULE_DECLARED}net:make", fact.MODULE_NOT_DECLARED],
     "engine": [
-        fact.BY_PARTICIPANTS, fact.BY_LARGEST_CLIENT, fact.ON_A_REPEATING_GPU, fact.ON_NODES,
+        fact.BY_PARTICIPANTS, fact.ON_A_GPU, fact.ON_A_REPEATING_GPU, fact.ON_NODES,
         fact.UNKNOWN,
     ],
     "outside": [

@@ -14,7 +14,7 @@ import numpy as np
 
 from sifu.api.run import Run
 from sifu.api.spec_file import load_spec
-from sifu.choices import Device, Precision
+from sifu.choices import Device
 from sifu.core.engine import Engine
 from sifu.core.identity import check_lookalikes, check_names
 from sifu.core.operator_words import PYTHON
@@ -56,7 +56,6 @@ def open_run(
     data_folder: str | Path | None = None,
     engine: Engine | None = None,
     device: Device = "auto",
-    precision: Precision = "float32",
     noise: NormalSource | None = None,
 ) -> Run:
     """Open the existing run in `folder`.
@@ -68,10 +67,9 @@ def open_run(
         data_folder: As for `train`.
         engine: Engine to use instead of building one; it must have the same model, clients and training.
         device: As in `train`.
-        precision: As in `train`.
         noise: As for `train`; only for a run that was made with one.
     """
-    check_choice(device, precision)
+    check_choice(device)
     if isinstance(clients, Iterable):
         check_names_differ(clients)
 
@@ -86,7 +84,7 @@ def open_run(
             return built
         with RunReader(Path(folder)) as reader:  # `auto` stays on the device the run began on: a GPU rounds differently
             begun_on_cpu = reader.facts.get("engine") == BY_PARTICIPANTS and spec.regime.device_bound
-        return on_device(built, data, spec, "cpu" if device == "auto" and begun_on_cpu else device, precision)
+        return on_device(built, data, spec, "cpu" if device == "auto" and begun_on_cpu else device, trainer)
 
     opened = Run(folder, make_engine, data_folder, noise=noise)
     given = opened._engines
@@ -107,7 +105,6 @@ def train(
     progress: ProgressCallback | None = None,
     engine: Engine | None = None,
     device: Device = "auto",
-    precision: Precision = "float32",
     noise: NormalSource | None = None,
     module_is_pure: bool = False,
 ) -> Run:
@@ -123,12 +120,11 @@ def train(
         progress: Callback invoked after each round.
         engine: Engine to use instead of building one from the spec, with which it must agree.
         device: auto, cpu or cuda (`sifu.run.devices`).
-        precision: Precision of networks on a GPU: float32, tf32, tf32x3 or bfloat16.
         noise: Source of noise on models, such as numpy's `Generator`, by default the operating system. With any other
             source, whoever can repeat its draws can remove the noise, so no level is proven.
         module_is_pure: Declares that `model` computes from its inputs and parameters alone, as `model.module_is_pure`.
     """
-    check_choice(device, precision)
+    check_choice(device)
     if spec is None:
         spec = Spec()
     elif isinstance(spec, str | Path):
@@ -156,7 +152,6 @@ def train(
         clients=clients,
         data_folder=data_folder,
         device=device,
-        precision=precision,
         noise=noise,
     )
     if (folder / DATABASE).exists():
@@ -170,7 +165,7 @@ def train(
         warn_of_data(spec, data)
         engine, resolved = engine_from_spec(spec, data, as_model(model))
         digests = tuple(sample_digest(client) for client in data)
-        engine = on_device(engine, data, resolved, device, precision)
+        engine = on_device(engine, data, resolved, device)
     else:
         check_as_specified(spec, engine.facts)
         check_repeats(engine)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sifu.choices import Device, Precision, SigmaChoice, Term, terms_on_offer
+from sifu.choices import Device, SigmaChoice, Term, terms_on_offer
 from sifu.cli.output import Answer, Format
 from sifu.errors import InputError
 
@@ -93,7 +93,6 @@ PublicKeyOption = Annotated[
 DeviceOption = Annotated[
     Device, option("Device to compute on; auto uses a GPU if there is one and it is faster.", "--device")
 ]
-PrecisionOption = Annotated[Precision, option("Precision of networks on a GPU.", "--precision")]
 
 
 def _parse_sigma(text: str) -> Any:

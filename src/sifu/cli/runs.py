@@ -14,7 +14,6 @@ from sifu.cli.options import (
     AllOption,
     DataOption,
     DeviceOption,
-    PrecisionOption,
     RunArgument,
     SetOption,
     argument,
@@ -124,7 +123,6 @@ def train(
     settings: SetOption = None,
     data: DataOption = None,
     device: DeviceOption = "auto",
-    precision: PrecisionOption = "float32",
     metrics: MetricsOption = None,
 ) -> Answer:
     """Train with FedAvg and track every client's influence; continues an unfinished run.
@@ -138,7 +136,7 @@ def train(
 
     merged = sifu.load_spec(spec, settings or [])
     with RoundsProgress(MetricsLog(run, metrics, warn) if metrics else None) as progress:
-        trained = sifu.train(merged, run=run, data_folder=data, progress=progress, device=device, precision=precision)
+        trained = sifu.train(merged, run=run, data_folder=data, progress=progress, device=device)
     with trained.reader() as reader:
         if RunView(reader).facts.shape_from_labels:
             warn(
@@ -206,14 +204,13 @@ def evaluate(
     ] = None,
     data: DataOption = None,
     device: DeviceOption = "auto",
-    precision: PrecisionOption = "float32",
 ) -> Answer:
     """Measure the accuracy of the current model on held-out rows or on the active clients' training data.
 
     sifu train and sifu forget measure it as well. If a network computes the features, sifu forget does not, because
     this would take longer than the request. sifu status shows the latest figures.
     """
-    opened = sifu.open_run(run, data_folder=data, device=device, precision=precision)
+    opened = sifu.open_run(run, data_folder=data, device=device)
     found = opened.evaluate(on)
     return Answer({"run": str(run)} | found.to_mapping(), f"{run}: {found.words}")
 

@@ -13,7 +13,6 @@ from sifu.cli.options import (
     AllOption,
     DataOption,
     DeviceOption,
-    PrecisionOption,
     RecordsOption,
     RunArgument,
     SetOption,
@@ -163,7 +162,6 @@ def forget(
     compare: Annotated[bool, option("Also train Scratch, to compare rounds.", "--compare-scratch")] = False,
     data: DataOption = None,
     device: DeviceOption = "auto",
-    precision: PrecisionOption = "float32",
     metrics: MetricsOption = None,
 ) -> Answer:
     """Execute the queued requests, one of them, or a new one.
@@ -187,7 +185,7 @@ def forget(
         )
     nonces = new_nonces(terms.get("records") or ())
     with RoundsProgress(MetricsLog(run, metrics, warn) if metrics else None) as progress:
-        opened = open_run(run, data_folder=data, device=device, precision=precision)
+        opened = open_run(run, data_folder=data, device=device)
         if not solved_from_files(opened.spec) and importlib.util.find_spec("torch") is None:
             raise ModuleNotFoundError(name="torch")  # fail before a request is recorded
         outcomes = opened.forget(

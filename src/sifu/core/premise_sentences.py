@@ -111,9 +111,8 @@ SENTENCES: dict[str, dict[str, str]] = {
         "assumed": "The origin of the initial model is not known; it is assumed that no client's data influenced it.",
     },
     "layout": {
-        "assumed": "On a GPU, every client is padded to the size of the largest one, so without the forgotten clients "
-        "rounding may differ in the last bits; it is assumed that training does not amplify this. On a CPU the bits "
-        "are the same.",
+        "assumed": "Rounds were computed on a GPU. It is assumed that without the forgotten clients they would have "
+        "had the same bits, as on a CPU.",
     },
     "method": {
         "failed": "{method} is a heuristic: nothing bounds the clients' remaining influence on its model.",

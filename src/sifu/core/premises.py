@@ -128,7 +128,7 @@ IDENTITIES = {
 """Premises for each method of identifying clients; within one process none is needed."""
 ENGINES = {
     fact.BY_PARTICIPANTS: (),
-    fact.BY_LARGEST_CLIENT: (Premise("layout", "assumed"),),
+    fact.ON_A_GPU: (Premise("layout", "assumed"),),
     fact.ON_A_REPEATING_GPU: (Premise("deterministic device", "trusted"),),
     fact.ON_NODES: (Premise("engine", "trusted"),),
 }

@@ -115,7 +115,7 @@ def clients_from_spec(
     )
     if data.watermark:
         dataset = watermarked(dataset, indices, data.watermark, spec.seed, fresh=fresh_marks)
-    clients = from_dataset(dataset, indices, spec.model.dtype, takes_rows(spec), data.normalise, names=names)
+    clients = from_dataset(dataset, indices, spec.model.array_dtype, takes_rows(spec), data.normalise, names=names)
     return with_features(spec, clients, device)
 
 
@@ -235,7 +235,7 @@ def held_out_rows_from_spec(
         dataset = _dataset(spec, data_folder)
     if dataset.x_test.shape[0] == 0:
         return None
-    x = dataset.features("test", dtype=spec.model.dtype, flat=takes_rows(spec), normalise=data.normalise)
+    x = dataset.features("test", dtype=spec.model.array_dtype, flat=takes_rows(spec), normalise=data.normalise)
     if spec.regime.maps_before_training:
         (held,) = with_features(spec, [ClientData("held out", x, dataset.y_test)])
         x = held.x

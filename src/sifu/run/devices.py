@@ -1,4 +1,4 @@
-"""Choice of the device that computes rounds: the CPU, or a GPU (`engines.sim.lanes`).
+"""Choice of the device that computes rounds: the CPU, or a GPU.
 
 CPU and GPU draw the same participants and batches, and their results agree up to rounding. A run begun on a GPU may be
 continued on the CPU. The reverse is refused, because the certificates of a CPU run claim bits that a GPU does not
@@ -10,53 +10,39 @@ identified by their exact class, are known to keep none.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 
-from sifu.choices import Device, Precision
+from sifu.choices import Device
 from sifu.core.capabilities import check_capabilities
 from sifu.core.engine import Engine, Position
 from sifu.core.spec import Spec
 from sifu.core.spec.regime import ClosedForm, Regime, by_regime
-from sifu.core.spec.sections import NETWORK_FEATURES
+from sifu.core.spec.sections import NETWORK_FEATURES, TF32
 from sifu.errors import InputError
-from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, ON_A_REPEATING_GPU, ON_NODES, UNKNOWN, TrainingFacts
+from sifu.theory.facts import BY_PARTICIPANTS, ON_A_GPU, ON_A_REPEATING_GPU, ON_NODES, UNKNOWN, TrainingFacts
 
 if TYPE_CHECKING:
     from sifu.engines.sim import SimulatedFederation
     from sifu.engines.sim.embedded_heads import ClosedFormFederation
 
-WORTH_A_GPU = 2**20
-"""Number of values in a round's samples from which `auto` uses the GPU for a linear model.
-
-Measured (`benchmarks/gpu_rounds.py worth`): rounds are faster on a GPU with far fewer values, but a command starts a
-second later. `auto` always uses the GPU for the package's convolutional networks (in float32, the only type lanes
-support for them): rounds of small networks are 12 to 40 times as fast, though the first use of a network on a machine
-compiles kernels for about ten seconds.
-"""
 GPU = "cuda"
 
 
-def check_choice(device: str, precision: str) -> None:
-    """Check that the device and the precision are known values."""
-    for name, value, options in (("device", device, get_args(Device)), ("precision", precision, get_args(Precision))):
-        if value not in options:
-            raise InputError(f"{name} must be one of {', '.join(options)}, found {value!r}")
+def check_choice(device: str) -> None:
+    """Check that the device is a known value."""
+    if device not in get_args(Device):
+        raise InputError(f"device must be one of {', '.join(get_args(Device))}, found {device!r}")
 
 
 def why_no_gpu() -> str | None:
     """Return why a GPU cannot be used here, or None if it can."""
     import torch
 
-    if not torch.cuda.is_available():
-        return "torch finds no CUDA device"
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    return None
+    return None if torch.cuda.is_available() else "torch finds no CUDA device"
 
 
 def features_device(spec: Spec, device: str) -> str:
@@ -65,70 +51,56 @@ def features_device(spec: Spec, device: str) -> str:
     return GPU if by_network and device != "cpu" and why_no_gpu() is None else "cpu"
 
 
-def on_device(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
+def on_device(engine: Engine, clients: Any, spec: Spec, device: str, trainer: str | None = None) -> Engine:
     """Return the embedded engine itself, or a GPU engine with its model and clients.
 
-    `auto` uses the GPU if there is one, it supports the run, and it pays off. It pays off for the package's
-    convolutional networks, networks that compute features, and linear models with many samples. A user's module trains
-    on the GPU only with `device` cuda.
+    `auto` uses a GPU for networks that compute features and for `model.dtype = "tf32"`, which needs one.
 
     Args:
         engine: The embedded engine.
         clients: Clients with their data.
         spec: Spec of the run.
         device: auto, cpu or cuda.
-        precision: Precision of networks on the GPU.
+        trainer: Trainer that a run recorded, or None for a new run.
 
     Raises:
-        InputError: If `device` is cuda and the GPU cannot be used.
+        InputError: If a GPU is needed and cannot be used.
     """
-    check_choice(device, precision)
+    check_choice(device)
+    missing = why_no_gpu()
+    if spec.model.dtype == TF32 and (device == "cpu" or missing is not None):
+        raise InputError(f'model.dtype = "tf32" needs a GPU: {missing or "leave --device cpu out"}')
     if device == "cpu":
         return engine
-    missing = why_no_gpu()
     if device == "cuda" and missing is not None:
         raise InputError(f"--device cuda cannot be used here: {missing}")
-    return engine if missing is not None else by_regime(ON_GPU, spec.regime)(engine, clients, spec, device, precision)
+    return engine if missing is not None else by_regime(ON_GPU, spec.regime)(engine, clients, spec, device, trainer)
 
 
-def _rounds_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
+def _rounds_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, trainer: str | None) -> Engine:
     """Return a GPU engine with the engine's model and clients, or the same engine if `auto` decides against a GPU."""
-    if device == "auto" and not _worth_a_gpu(engine, clients):
-        return engine
-    from sifu.engines.sim.lanes import lane_engines
+    from sifu.engines.sim.simulator import FederationOnDevice
+    from sifu.engines.sim.trainers import who_trains
 
-    try:
-        if spec.keep.gram_clients:
-            raise InputError("the GPU engine computes no Gram matrices: set keep.gram_clients = 0, or use --device cpu")
-        return lane_engines([cast("SimulatedFederation", engine)], [clients], GPU, precision)[0]
-    except InputError:
-        if device == "auto":
-            return engine
-        raise
+    federation = cast("SimulatedFederation", engine)
+    by = who_trains(getattr(federation.model, "conv_net", None), spec.model.dtype, GPU, trainer)
+    if by.kernels is not None:
+        made: Engine = by.kernels.gpu_engine(federation, clients, GPU)
+        return made
+    return engine if device == "auto" else FederationOnDevice.of(federation, GPU)
 
 
-def _head_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, precision: str) -> Engine:
+def _head_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, trainer: str | None) -> Engine:
     """Return the engine with features computed on the GPU. With `auto`, use the GPU only if a network computes them."""
     if device != "auto" or spec.features.kind in NETWORK_FEATURES:
         return cast("ClosedFormFederation", engine).with_features_on(GPU)
     return engine
 
 
-ON_GPU: dict[type[Regime], Callable[[Engine, Any, Spec, str, str], Engine]] = {
+ON_GPU: dict[type[Regime], Callable[[Engine, Any, Spec, str, str | None], Engine]] = {
     Regime: _rounds_on_gpu,
     ClosedForm: _head_on_gpu,
 }
-
-
-def _worth_a_gpu(engine: Engine, clients: Any) -> bool:
-    from sifu.engines.sim import LinearModel
-
-    model = cast("SimulatedFederation", engine).model
-    if not isinstance(model, LinearModel):
-        return model.conv_net is not None  # other modules use the GPU only with device = cuda
-    rule = engine.facts.participation
-    share = {"all": 1.0, "fixed": rule.count / len(clients), "poisson": rule.rate}[rule.kind]
-    return bool(min(share, 1.0) * sum(client.x.size for client in clients) >= WORTH_A_GPU)
 
 
 OWN_ENGINES = {
@@ -136,7 +108,8 @@ OWN_ENGINES = {
     "sifu.engines.sim.embedded_heads.ClosedFormFederation": BY_PARTICIPANTS,
     "sifu.engines.sim.embedded_heads.HeadsOnDevice": ON_A_REPEATING_GPU,
     "sifu.run.kept_statistics.KeptStatistics": BY_PARTICIPANTS,
-    "sifu.engines.sim.gpu.lane_engine.LaneEngine": BY_LARGEST_CLIENT,
+    "sifu.engines.sim.simulator.FederationOnDevice": ON_A_GPU,
+    "sifu_kernels.lane_engine.LaneEngine": ON_A_GPU,
     "sifu.engines.outside.OutsideFederation": ON_NODES,
     "sifu.engines.outside_statistics.OutsideStatistics": ON_NODES,
     "sifu.engines.outside_statistics.MaskedOutsideStatistics": ON_NODES,

@@ -29,10 +29,10 @@ from sifu.store.salts import (
     salted_sample_digest,
 )
 from sifu.theory.facts import (
-    BY_LARGEST_CLIENT,
     BY_PARTICIPANTS,
     MODULE_KNOWN,
     MODULE_NOT_DECLARED,
+    ON_A_GPU,
     ON_A_REPEATING_GPU,
     UNKNOWN,
     ClientProfile,
@@ -124,7 +124,7 @@ def check_continues(
     if unusable:
         return unusable
     # A run begun on a GPU may continue on the CPU.
-    on_a_gpu = recorded_facts.get("engine") in (BY_LARGEST_CLIENT, ON_A_REPEATING_GPU)
+    on_a_gpu = recorded_facts.get("engine") in (ON_A_GPU, ON_A_REPEATING_GPU)
     if not (on_a_gpu and facts.engine == BY_PARTICIPANTS):
         _check_facts(reader.folder, reader.facts, facts, ["engine"])
     # If the data changed, the engine may be unable to bound rounding errors. This check comes last, so that changed

@@ -158,7 +158,7 @@ def clients_of_file(spec: Spec, file: Path, name: str | None, owner: str = "") -
     else:
         names = given_names(given)
         rows = partition("given", dataset.y_train, len(names), None, np.random.default_rng(0), given=given)
-    clients = from_dataset(dataset, rows, spec.model.dtype, takes_rows(spec), spec.data.normalise, names=names)
+    clients = from_dataset(dataset, rows, spec.model.array_dtype, takes_rows(spec), spec.data.normalise, names=names)
     return with_features(spec, clients)
 
 

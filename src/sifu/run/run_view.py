@@ -29,7 +29,7 @@ from sifu.store.projection import EvaluationRow, ModelRow, RequestRow
 from sifu.store.reader import NOISE_GIVEN, RunReader, check_rows, readable
 from sifu.store.statistics_files import UpdatesRow
 from sifu.theory.arrays import Floats, Integers
-from sifu.theory.facts import BY_LARGEST_CLIENT, BY_PARTICIPANTS, TrainingFacts
+from sifu.theory.facts import BY_PARTICIPANTS, TrainingFacts
 from sifu.theory.history import ActivePath, PsiCurve, TakenPart, client_curve, joint_curve
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.regularity import (
@@ -137,7 +137,7 @@ class RunView(ClientsView):
 
         Only the embedded engine can be rebuilt at another rate, and models of groups were trained at the first rate.
         """
-        built_here = self.facts.engine in (BY_PARTICIPANTS, BY_LARGEST_CLIENT) and self.regime.finds_rate
+        built_here = self.facts.engine == BY_PARTICIPANTS and self.regime.finds_rate
         if not built_here or self.reader.asked["local"]["rate"] != "auto":
             return False
         rates = self.regularities.certified_rates

@@ -26,7 +26,7 @@ MODULE_NOT_DECLARED = "not declared"
 """Values of `TrainingFacts.module`; declared functions follow `MODULE_DECLARED`, with the digests of their files."""
 
 BY_PARTICIPANTS = "the data of its participants"
-BY_LARGEST_CLIENT = "its participants, padded to the largest of all clients"
+ON_A_GPU = "its participants, computed on a GPU"
 ON_A_REPEATING_GPU = "its participants, on a GPU that repeated their bits"
 ON_NODES = "what nodes of their own send"
 """Values of `TrainingFacts.engine`, the inputs that decide the last bits of a round (docs/theory.md, section 6.6)."""

@@ -1,9 +1,8 @@
-"""Whole runs as single lanes: the effect of `--device cuda` on `sifu train` and `sifu forget`."""
+"""Whole runs: the effect of `--device cuda` on `sifu train` and `sifu forget`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +10,9 @@ import torch
 
 import sifu
 from run_tools import small_spec
-from sifu.api.start_run import create_run
-from sifu.core.spec import Spec
-from sifu.engines.sim.gpu.lane_engine import LaneEngine
+from sifu.engines.sim.simulator import FederationOnDevice
 from sifu.errors import InputError
 from sifu.run import devices
-from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu_verifier import verify
 
 SPEC = small_spec(
@@ -33,7 +29,7 @@ NETWORK = small_spec(
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Provide a GPU, or Triton's interpreter instead."""
+    """Provide a GPU, or the CPU in its place."""
     if not torch.cuda.is_available():
         monkeypatch.setattr(devices, "GPU", "cpu")
         monkeypatch.setattr(devices, "why_no_gpu", lambda: None)
@@ -46,8 +42,8 @@ def psi_of(run: sifu.Run) -> np.ndarray:
 @pytest.mark.usefixtures("gpu")
 def test_a_run_on_the_gpu_is_the_run_on_the_cpu_to_rounding(tmp_path: Path) -> None:
     runs = {device: sifu.train(SPEC, run=tmp_path / device, device=device) for device in ("cuda", "cpu")}
-    assert isinstance(runs["cuda"].engine(), LaneEngine)
-    assert not isinstance(runs["cpu"].engine(), LaneEngine)
+    assert isinstance(runs["cuda"].engine(), FederationOnDevice)
+    assert not isinstance(runs["cpu"].engine(), FederationOnDevice)
     np.testing.assert_allclose(psi_of(runs["cuda"]), psi_of(runs["cpu"]), rtol=1e-9)
     plans = {device: run.plan(["client-003"], sigma=0.3) for device, run in runs.items()}
     assert plans["cuda"].source_rounds == plans["cpu"].source_rounds
@@ -67,7 +63,7 @@ def test_a_run_may_be_continued_on_the_other_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_bits_that_follow_from_the_largest_client_are_not_called_exact(tmp_path: Path) -> None:
+def test_bits_of_a_gpu_are_not_called_exact(tmp_path: Path) -> None:
     run = sifu.train(SPEC, run=tmp_path / "gpu", device="cuda")
     (outcome,) = run.forget(["client-003"], "case", method="scratch")
     assert outcome.level == "conditional"
@@ -83,49 +79,19 @@ def test_bits_that_follow_from_the_largest_client_are_not_called_exact(tmp_path:
     assert outcome.level == "exact"
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("gpu")
-def test_auto_leaves_small_linear_models_and_what_lanes_cannot_do_to_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def engine_of(name: str, spec: dict[str, Any]) -> Any:
-        return sifu.train(spec, run=tmp_path / name, device="auto").engine()
-
-    assert not isinstance(engine_of("small", SPEC), LaneEngine)
-    monkeypatch.setattr(devices, "WORTH_A_GPU", 1)
-    assert isinstance(engine_of("large", SPEC), LaneEngine)
-    with_gram = SPEC | {"keep": {"gram_clients": 2}}
-    assert not isinstance(engine_of("gram", with_gram), LaneEngine)
-    assert isinstance(engine_of("network", NETWORK), LaneEngine)
-    precise = NETWORK | {"model": {"kind": "cnn", "dtype": "float64"}}
-    assert engine_of("precise", precise).facts.dtype == "float64"
-    assert not isinstance(engine_of("precise-too", precise), LaneEngine)
-    with pytest.raises(InputError, match="gram_clients"):
-        sifu.train(with_gram, run=tmp_path / "refused", device="cuda")
-    assert not (tmp_path / "refused").exists()
-
-
-@pytest.mark.usefixtures("gpu")
-def test_a_precision_that_certificates_would_not_name_is_refused(tmp_path: Path) -> None:
-    sifu.train(NETWORK, run=tmp_path / "float32", device="cpu")
-    with pytest.raises(InputError, match="products in tf32"):
-        sifu.open_run(tmp_path / "float32", device="cuda", precision="tf32").engine()
-    spec = Spec.from_mapping(NETWORK)
-    data = clients_from_spec(spec)
-    engine, resolved = engine_from_spec(spec, data)
-    rough = devices.on_device(engine, data, resolved, "cuda", "tf32")
-    assert rough.facts.outside == ("products in tf32",)
-    create_run(tmp_path / "tf32", spec, resolved, rough).close()
-    # More precision than the certificates state is allowed.
-    for precision in ("tf32", "float32"):
-        sifu.open_run(tmp_path / "tf32", device="cuda", precision=precision).engine()  # type: ignore[arg-type]
-    sifu.open_run(tmp_path / "tf32", device="cpu").engine()
+def test_tf32_is_only_for_a_gpu_with_kernels(tmp_path: Path) -> None:
+    spec = NETWORK | {"model": {"kind": "cnn", "dtype": "tf32"}}
+    with pytest.raises(InputError, match="sifu-kernels, which is not installed"):
+        sifu.train(spec, run=tmp_path / "run", device="cuda")
+    with pytest.raises(InputError, match="needs a GPU"):
+        sifu.train(spec, run=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
 
 
 def test_devices_that_do_not_exist_are_named(tmp_path: Path) -> None:
-    for wrong in ({"device": "tpu"}, {"precision": "float16"}):
-        with pytest.raises(InputError, match=r"tpu|float16"):
-            sifu.train(SPEC, run=tmp_path / "run", **wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="tpu"):
+        sifu.train(SPEC, run=tmp_path / "run", device="tpu")  # type: ignore[arg-type]
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="no CUDA device"):
             sifu.train(SPEC, run=tmp_path / "run", device="cuda")

@@ -42,7 +42,7 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, nois
     if untouched:
         chosen = request["method"] == "noisy_scratch" and request["sigma"] == "auto"
         engine = facts.get("engine", "")
-        bits = "computed on a GPU" in engine or "padded to the largest" in engine
+        bits = "computed on a GPU" in engine
         return "conditional" if any((*before, chosen, bits, not fresh and any(rounds))) else "exact"
     seeded = (run.noise_source if noise is None else facts["noise_source"]) != "system"
     if noise is not None:

@@ -26,7 +26,7 @@ IDENTITY = {
     "claimed names": ("assumed", "claimed"),
 }
 ENGINE = {
-    "its participants, padded to the largest of all clients": ("layout", "assumed", "assumed"),
+    "its participants, computed on a GPU": ("layout", "assumed", "assumed"),
     "its participants, on a GPU that repeated their bits": ("deterministic device", "trusted", "trusted"),
     "what nodes of their own send": ("engine", "trusted", "trusted"),
 }

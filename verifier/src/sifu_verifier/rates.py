@@ -47,7 +47,7 @@ def is_recomputed(run: RunFolder, request: Row) -> bool:
     measured = [row for c, row in run.clients.items() if c not in run.erased]
     unknown = any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in measured)
     begins_afresh = request["method"] in ("scratch", "noisy_scratch") and not json.loads(request["records"])
-    ours = run.facts.get("engine", "").startswith(("the data of its participants", "its participants, padded"))
+    ours = run.facts.get("engine", "") == "the data of its participants"
     if not begins_afresh or not ours or run.spec["groups"]["count"] or unknown:
         return False
     eta = run.rates.get(rate_since(run, request["noise_node"]), run.facts["local_rate"])

@@ -22,6 +22,8 @@ ROW_KINDS = (*HEAD_KINDS, "mlp")
 IMAGE_FEATURES = ("random_convolutions", "pretrained", "transformers", "module")
 """Feature maps of images with values in [0, 1]; `transformers` and `module` may also take other samples."""
 
+TF32 = "tf32"
+"""Value of `model.dtype` for float32 models whose products have factors of 10 bits of mantissa."""
 NETWORK_FEATURES = ("pretrained", "transformers", "module")
 """Feature maps computed by networks, which a GPU speeds up."""
 
@@ -99,12 +101,21 @@ class ModelSpec:
     )
     outputs: int = key(0, "classes or outputs; 0 takes the data set's own, or counts the labels of your own data")
     init: Literal["zeros", "random"] = key("zeros", "zeros or random; linear models only")
-    dtype: Literal["float64", "float32"] = key("float64", "float64 can be proven; float32 is conditional at best")
+    dtype: Literal["float64", "float32", "tf32"] = key(
+        "float64",
+        "float64 can be proven; float32 is conditional at best; tf32 is float32 with products of 10 bits, for the "
+        "convolutional networks of a spec, on a GPU with sifu-kernels",
+    )
     module_is_pure: bool = key(
         False,
         "declares that modules and losses of your own (features.module, or given in Python) compute from their inputs "
         "and parameters alone; without it, certificates assume so and are conditional at best",
     )
+
+    @property
+    def array_dtype(self) -> Literal["float64", "float32"]:
+        """Element type of arrays."""
+        return "float32" if self.dtype == TF32 else self.dtype
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,7 @@ class LoopTrainer:
     trainer trains one client twice, with another training in between, and the two results must be equal.
     """
 
-    def __init__(
-        self, model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan, device: str = "cpu"
-    ) -> None:
+    def __init__(self, model: Model, clients: Sequence[CheckedClient], plan: TrainingPlan, device: str = "cpu") -> None:
         self._model, self._plan, self._training = model, plan, plan.training
         self._device = torch.device(device)
         self._data = [
@@ -155,7 +153,7 @@ class LoopTrainer:
         x, y = self._data[0][0][:2].clone(), self._data[0][1][:2].clone()  # a module may change its input
         module, loss = fresh_copy((self._pristine, self._model.loss))
         try:
-            with torch.no_grad(), fixed_generators(0):
+            with torch.no_grad(), fixed_generators(0, self._device):
                 scores = module.eval()(x)
                 if not isinstance(scores, Tensor):
                     raise InputError(

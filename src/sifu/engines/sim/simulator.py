@@ -31,6 +31,7 @@ from sifu.core.layout import Vector
 from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import AcceptedModels, Average, RoundSetup, gate_replies, run_round
 from sifu.core.round_stream import DrawsAhead
+from sifu.core.spec.sections import TF32
 from sifu.data.dataset import sample_digest
 from sifu.data.own_modules import combined
 from sifu.engines.sim.client_updates import OUTSIDE, Clipping, average_models
@@ -48,7 +49,7 @@ from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel, Model, ModuleModel, make_model, module_of_model
 from sifu.engines.sim.plain_loop import LoopTrainer
 from sifu.engines.sim.threads import one_thread
-from sifu.engines.sim.trainers import Trainer, who_trains
+from sifu.engines.sim.trainers import NotHere, Trainer, who_trains
 from sifu.errors import InputError
 from sifu.theory.facts import (
     IN_PROCESS,
@@ -122,7 +123,7 @@ class SimulationSettings:
     Attributes:
         server_rate: Step size of the server.
         participation: Rule that draws the participants of a round. By default, all clients take part.
-        dtype: Number format of models.
+        dtype: Number format of models; `tf32` models are float32, and only another trainer trains them.
         seed: Public seed of all draws.
         strategy: `auto` trains many clients of a linear model at once, and any other model one client at a time
             unless `trainer` is another package. `loop` always trains one client at a time; `vectorised` never does.
@@ -143,7 +144,7 @@ class SimulationSettings:
 
     server_rate: float = 1.0
     participation: Participation = Participation("all")
-    dtype: Literal["float64", "float32"] = "float64"
+    dtype: Literal["float64", "float32", "tf32"] = "float64"
     seed: int = 0
     strategy: Strategy = "auto"
     trainer: str | None = None
@@ -161,8 +162,8 @@ class SimulationSettings:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.server_rate) and self.server_rate > 0.0):
             raise InputError(f"the server rate must be a positive number, found {self.server_rate}")
-        if self.dtype not in TORCH_TYPES:
-            raise InputError(f"models are float64 or float32, found dtype {self.dtype!r}")
+        if self.dtype not in (*TORCH_TYPES, TF32):
+            raise InputError(f"models are float64, float32 or tf32, found dtype {self.dtype!r}")
         if self.strategy not in ("auto", "loop", "vectorised"):
             raise InputError(f"the strategy must be auto, loop or vectorised, found {self.strategy!r}")
 
@@ -207,7 +208,7 @@ class SimulatedFederation(LacksData, ShowsSamples, EvaluatesSeveral):
         if linear and linear.features != math.prod(shape):
             raise InputError(f"the model takes {linear.features} features, the clients have {math.prod(shape)}")
 
-        self._given = tuple(clients)
+        self.given = tuple(clients)
         self.model = model
         self.training = training
         self.seed = int(settings.seed)
@@ -216,14 +217,19 @@ class SimulatedFederation(LacksData, ShowsSamples, EvaluatesSeveral):
         self._last_given: ClientIndices | None = None
         self._last_checked = Places.of(np.zeros(0, dtype=np.int64))
         """Most recent clients that `_checked_clients` found to be in increasing order."""
-        self.layout = model.layout(settings.dtype)
+        self.settings = settings
+        dtype = "float32" if settings.dtype == TF32 else settings.dtype
+        self.layout = model.layout(dtype)
         outputs = linear.outputs if linear else count_outputs(clients, model.objective)
-        checked = check_clients(clients, model.objective, outputs, settings.dtype, flat=linear is not None)
+        checked = check_clients(clients, model.objective, outputs, dtype, flat=linear is not None)
         self.samples = np.array([client.samples for client in checked], dtype=np.int64)
-        plan = TrainingPlan(self.samples, self._numbers, outputs, training, settings.dtype, self.seed)
+        plan = TrainingPlan(self.samples, self._numbers, outputs, training, dtype, self.seed)
         network = model.conv_net if isinstance(model, ModuleModel) and settings.strategy == "auto" else None
-        self._trained_by = who_trains(network, settings.dtype, "cpu", settings.trainer)
-        self._trainer = _trainer(model, checked, plan, settings, self._trained_by)
+        if settings.dtype == TF32:
+            self._trained_by, self._trainer = Trainer(UNKNOWN), NotHere()
+        else:
+            self._trained_by = who_trains(network, dtype, "cpu", settings.trainer)
+            self._trainer = _trainer(model, checked, plan, settings, self._trained_by)
         self._clipping = settings.clipping
         self.reply_rules = settings.replies
         self._rounding: Callable[[float, ClientIndices], float] | None = None
@@ -271,7 +277,7 @@ class SimulatedFederation(LacksData, ShowsSamples, EvaluatesSeveral):
     @cached_property
     def sample_digests(self) -> tuple[str, ...]:
         """Digest of each client's samples as given; a run continues only with the samples it was created with."""
-        return tuple(map(sample_digest, self._given))
+        return tuple(map(sample_digest, self.given))
 
     def rounding_allowance(self, length: float, participants: ClientIndices) -> float:
         """Return a bound on the rounding error of a round from a model of norm `length`, or 0 if none is proven."""
@@ -415,3 +421,16 @@ class SimulatedFederation(LacksData, ShowsSamples, EvaluatesSeveral):
         constant = isinstance(clients, np.ndarray) and clients.base is None and not clients.flags.writeable
         self._last_given = clients if constant else None
         return self._last_checked.index
+
+
+class FederationOnDevice(SimulatedFederation):
+    """Variant of `SimulatedFederation` whose plain loop runs on another device.
+
+    This is a separate class, because `run.devices` identifies engines by class.
+    """
+
+    @staticmethod
+    def of(federation: SimulatedFederation, device: str) -> FederationOnDevice:
+        """Return a copy of a federation that trains on `device`, one client at a time."""
+        settings = replace(federation.settings, strategy="loop", device=device)
+        return FederationOnDevice(federation.given, federation.model, federation.training, settings)

@@ -26,17 +26,17 @@ from torch import Tensor
 from sifu.core.engine import Position
 from sifu.core.round_stream import is_evaluated
 from sifu.engines.sim.gpu.device_queue import DeviceQueue
-from sifu.engines.sim.gpu.lane_stream import Chunk, Evaluated, LaneSource, LaneStream, Program
-from sifu.engines.sim.gpu.schedule import (
+from sifu.theory.participation import base_key
+from sifu_kernels.conv_program import ConvProgram
+from sifu_kernels.lane_stream import Chunk, Evaluated, LaneSource, LaneStream
+from sifu_kernels.schedule import (
     LaneTables,
     Schedule,
     ScheduleDrawer,
     batches_of,
     rounded_up,
-    scores,
     width_for,
 )
-from sifu.theory.participation import base_key
 
 CHUNK = 20
 """Number of rounds that run before results are read back."""
@@ -67,7 +67,6 @@ class LaneGroup:
         rows: Tensor,
         sizes: Tensor,
         seeds: Sequence[int],
-        clips: Sequence[tuple[float, float]],
     ) -> None:
         self.source, self.device, self.size = source, rows.device, source.size
         self._tables = LaneTables(
@@ -78,11 +77,7 @@ class LaneGroup:
             self._keys(seeds, "dropout"),
             int(sizes.min()),
         )
-        self._firsts: list[int] = rows[:, 0, 0].tolist()
-        self._noise_keys = self._keys(seeds, "training noise")
-        self._clips = torch.tensor(clips, dtype=torch.float64, device=self.device)
-        self._clipped = any(clip > 0.0 for clip, _ in clips)
-        self._programs: dict[tuple[int, int, int], Program] = {}
+        self._programs: dict[tuple[int, int, int], ConvProgram] = {}
         self._drawers: dict[tuple[int, int], ScheduleDrawer] = {}
         self._chunk = LONE_CHUNK if len(seeds) == 1 else CHUNK
         self.queue, self._copies = DeviceQueue(self.device), DeviceQueue(self.device)
@@ -277,13 +272,6 @@ class LaneGroup:
         rounds = max(1, min(self._chunk, room, max(stream.left for stream in streams)))
         if any(stream.single for stream in streams):
             rounds = 1
-        # A round whose updates are wanted ends a chunk, because the next round overwrites the updates.
-        for ahead in range(rounds):
-            if any(
-                ahead < stream.left and stream.wanted.wants_updates(stream.position.round + ahead) for stream in streams
-            ):
-                rounds = ahead + 1
-                break
         where = np.zeros((3, capacity), dtype=np.int64)
         where[:, :count] = np.array(
             [(stream.lane, stream.position.branch, stream.position.round) for stream in streams]
@@ -297,31 +285,15 @@ class LaneGroup:
         torch.stack([stream.origin for stream in streams], out=program.origins[:count])
         schedule = drawer.draw()
         program.load(schedule)
-        self._load_noise(program, schedule, drawer, rounds)
         program.run(rounds)
         return self._read(program, schedule, streams, rounds)
 
-    def _load_noise(self, program: Program, schedule: Schedule, drawer: ScheduleDrawer, rounds: int) -> None:
-        """Load clipping and noise of each lane, with a seed for every slot of every round."""
-        if not self._clipped:
-            return
-        program.clip.copy_(self._clips[drawer.lanes, 0])
-        program.noise.copy_(self._clips[drawer.lanes, 1])
-        position = drawer.starts[None, :] + torch.arange(rounds, device=self.device)[:, None]
-        key = scores(scores(self._noise_keys[drawer.lanes][None, :], drawer.branches[None, :]), position)
-        seeds = scores(key[:, :, None], schedule.participants[:rounds].clamp(min=0))
-        program.noise_seeds[:rounds] = (seeds & (2**62 - 1)).reshape(rounds, -1)
-
-    def _read(self, program: Program, schedule: Schedule, streams: list[LaneStream], rounds: int) -> list[Chunk]:
+    def _read(self, program: ConvProgram, schedule: Schedule, streams: list[LaneStream], rounds: int) -> list[Chunk]:
         count = len(streams)
         # The next run overwrites the history: copy all that is needed later.
         history = program.history[: rounds + 1, :count]
         tips = history[rounds].clone()
         own = [min(rounds, stream.left) for stream in streams]
-        wanted = [
-            own[place] == rounds and stream.wanted.wants_updates(stream.position.round + rounds - 1)
-            for place, stream in enumerate(streams)
-        ]
         evaluated: list[dict[int, Evaluated]] = [{} for _ in streams]
         for ahead in range(1, rounds + 1):
             looked = [
@@ -335,14 +307,10 @@ class LaneGroup:
                 chosen = history[ahead].index_select(0, self.queue.upload(np.array(looked)))
                 here = [streams[place] for place in looked]
                 scores_of_lanes = self._evaluate(
-                    self.queue, program, chosen, [stream.lane for stream in here], _looked_at(program, here)
+                    self.queue, program, chosen, [stream.lane for stream in here], _looked_at(here)
                 )
                 for place, scores_of_lane in zip(looked, scores_of_lanes, strict=True):
                     evaluated[place][ahead] = scores_of_lane
-        mine = [
-            program.local_models(rounds - 1, place) - history[rounds - 1, place] if wanted[place] else None
-            for place in range(count)
-        ]
         measured = self.queue.download(program.measured[:rounds, :count])
         participants = self.queue.download(schedule.participants[:rounds, :count])
         total = schedule.drawn[:rounds].sum(dim=1, keepdim=True)
@@ -354,7 +322,7 @@ class LaneGroup:
             Chunk(
                 stream.position.round, participants[: own[place], place], drawn[: own[place], place],
                 measured[: own[place], place], fetched[place][: own[place]], tips[place], evaluated[place],
-                mine[place], ready,
+                ready,
             )
             for place, stream in enumerate(streams)
         ]  # fmt: skip
@@ -382,7 +350,7 @@ class LaneGroup:
     def _evaluate(
         self,
         queue: DeviceQueue,
-        program: Program,
+        program: ConvProgram,
         models: Tensor,
         lanes: list[int],
         clients: NDArray[np.int64] | None = None,
@@ -397,20 +365,19 @@ class LaneGroup:
         if chosen is not None:
             tables = tables.index_select(1, chosen)
         count, some, most = tables.shape
-        firsts = [self._firsts[lane] for lane in lanes]
-        correct, losses = program.evaluate(models, tables.reshape(count, -1).to(torch.int32), firsts, queue.upload)
+        correct, losses = program.evaluate(models, tables.reshape(count, -1).to(torch.int32))
         sums = [correct.reshape(count, some, most).sum(dim=2), losses.double().reshape(count, some, most).sum(dim=2)]
         if chosen is not None:
             sums = [part.new_zeros((count, everyone)).index_copy_(1, chosen, part) for part in sums]
         hits, total = (queue.download(part) for part in sums)
         return [(hits[place], total[place]) for place in range(count)]
 
-    def _lone_program(self) -> Program:
+    def _lone_program(self) -> ConvProgram:
         """Return a program of one lane with as many slots as a round may need."""
         slots = self.source.drawing.slots
         return self._program(1, slots, slots)
 
-    def _program(self, capacity: int, slots: int, width: int) -> Program:
+    def _program(self, capacity: int, slots: int, width: int) -> ConvProgram:
         key = (capacity, slots, width)
         if key not in self._programs:
             # Wait for work of a dropped program and for the new program's data; new programs are rare.
@@ -427,10 +394,10 @@ class LaneGroup:
         return self._programs[key]
 
 
-def _looked_at(program: Program, streams: list[LaneStream]) -> NDArray[np.int64] | None:
+def _looked_at(streams: list[LaneStream]) -> NDArray[np.int64] | None:
     """Return the clients on which these streams' models are evaluated, or None for all clients."""
     first, *others = (stream.wanted.evaluated for stream in streams)
-    if first is None or program.whole_lanes:
+    if first is None:
         return None
     same = all(other is not None and np.array_equal(other, first) for other in others)
     return np.asarray(first, dtype=np.int64) if same else None

@@ -1,6 +1,6 @@
-"""Triton kernels for linear layers, and kernels that distribute, update, clip, average and measure models.
+"""Triton kernels for linear layers, and kernels that distribute, update, average and measure models.
 
-Slots and parameters are defined in `sifu.engines.sim.gpu.convolution_kernels`.
+Slots and parameters are defined in `sifu_kernels.convolution_kernels`.
 """
 
 from __future__ import annotations
@@ -10,28 +10,11 @@ import triton.language as tl
 
 
 @triton.jit
-def take_step(
-    models, velocities, at, real, weight, gradient,
-    rate, momentum, decay, FIRST: tl.constexpr, NESTEROV: tl.constexpr, CLIPPED: tl.constexpr,
-):  # fmt: skip
+def take_step(models, velocities, at, real, weight, gradient, rate, momentum, decay, FIRST: tl.constexpr):
     """Take one step of torch.optim.SGD for the parameters at `at`, whose values are `weight`.
 
-    A gradient with an additional first dimension is summed over that dimension. If CLIPPED, the gradient is stored in
-    `velocities`, and `clipped_step` takes the step.
+    A gradient with an additional first dimension is summed over that dimension.
     """
-    if CLIPPED:
-        if len(gradient.shape) > len(weight.shape):
-            gradient = tl.sum(gradient, axis=0)
-        tl.store(velocities + at, gradient, mask=real)
-    else:
-        _descend(models, velocities, at, real, weight, gradient, rate, momentum, decay, FIRST, NESTEROV)
-
-
-@triton.jit
-def _descend(
-    models, velocities, at, real, weight, gradient,
-    rate, momentum, decay, FIRST: tl.constexpr, NESTEROV: tl.constexpr,
-):  # fmt: skip
     if not FIRST:
         # Load first: the position of a load decides layouts and thus which products and sums are fused.
         before = tl.load(velocities + at, mask=real, other=0.0)
@@ -42,10 +25,7 @@ def _descend(
         velocity = gradient
     else:
         velocity = momentum * before + gradient
-    direction = velocity
-    if NESTEROV:
-        direction = gradient + momentum * velocity
-    tl.store(models + at, weight - rate * direction, mask=real)
+    tl.store(models + at, weight - rate * velocity, mask=real)
     tl.store(velocities + at, velocity, mask=real)
 
 
@@ -53,7 +33,7 @@ def _descend(
 def descend_convolution(
     partial, models, velocities,
     slots, size, length, weight_at, rate, momentum, decay,
-    PARTS: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr, CLIPPED: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sum the parts of a convolution's gradient in order and take one step."""
     g = tl.program_id(1).to(tl.int64)
@@ -66,43 +46,7 @@ def descend_convolution(
             gradient += tl.load(partial + ((start + ahead) * slots + g) * length + j, mask=real, other=0.0)
     at = g * size + weight_at + j
     weight = tl.load(models + at, mask=real, other=0.0)
-    take_step(models, velocities, at, real, weight, gradient, rate, momentum, decay, FIRST, NESTEROV, CLIPPED)
-
-
-@triton.jit
-def gradient_squares(gradients, partial, size, BLOCK: tl.constexpr):
-    """Compute partial[slot, block], the sum of squares of a block of the slot's gradient, in float64."""
-    g = tl.program_id(1).to(tl.int64)
-    j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(gradients + g * size + j, mask=j < size, other=0.0).to(tl.float64)
-    tl.store(partial + g * tl.num_programs(0) + tl.program_id(0), tl.sum(value * value, axis=0))
-
-
-@triton.jit
-def clip_factors(partial, factors, clip, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute factors[slot] = min(1, c / norm) (`LocalTraining.clip_factor`), with sums in a fixed order."""
-    g = tl.program_id(0).to(tl.int64)
-    total = tl.zeros((BLOCK,), dtype=tl.float64)
-    for start in range(0, BLOCKS, BLOCK):
-        b = start + tl.arange(0, BLOCK)
-        total += tl.load(partial + g * BLOCKS + b, mask=b < BLOCKS, other=0.0)
-    bound = tl.load(clip)
-    tl.store(factors + g, (bound / tl.maximum(tl.sqrt(tl.sum(total, axis=0)), bound)).to(tl.float32))
-
-
-@triton.jit
-def clipped_step(
-    gradients, factors, models, velocities, size, rate, momentum, decay,
-    FIRST: tl.constexpr, NESTEROV: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Take one step of all parameters by each slot's gradient times its factor, adding weight decay after clipping."""
-    g = tl.program_id(1).to(tl.int64)
-    j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    real = j < size
-    at = g * size + j
-    weight = tl.load(models + at, mask=real, other=0.0)
-    gradient = tl.load(gradients + at, mask=real, other=0.0) * tl.load(factors + g)
-    _descend(models, velocities, at, real, weight, gradient, rate, momentum, decay, FIRST, NESTEROV)
+    take_step(models, velocities, at, real, weight, gradient, rate, momentum, decay, FIRST)
 
 
 @triton.jit
@@ -117,49 +61,11 @@ def hand_out(history, counter, order, models, lanes, width, size, SLOTS: tl.cons
 
 
 @triton.jit
-def update_norms(
-    history, counter, order, models, partial, lanes, width, size, SLOTS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Compute partial[slot, block], the sum of squares of a block of the slot's update theta_i - theta."""
-    g = tl.program_id(1).to(tl.int64)
-    j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    now = tl.load(counter).to(tl.int64)
-    lane = tl.load(order + now * width + g) // SLOTS
-    theta = tl.load(history + (now * lanes + lane) * size + j, mask=j < size, other=0.0).to(tl.float64)
-    mine = tl.load(models + g * size + j, mask=j < size, other=0.0).to(tl.float64)
-    tl.store(partial + g * tl.num_programs(0) + tl.program_id(0), tl.sum((mine - theta) * (mine - theta), axis=0))
-
-
-@triton.jit
-def clip_and_noise(
-    history, counter, order, models, real_entries, norms, clip, noise, seeds, lanes, width, size,
-    SLOTS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Compute theta_i = theta + u_i min(1, C / |u_i|) + z C xi with the lane's C and z; keep theta_i if C = 0."""
-    g = tl.program_id(1).to(tl.int64)
-    now = tl.load(counter).to(tl.int64)
-    slot = tl.load(order + now * width + g)
-    lane = slot // SLOTS
-    bound = tl.load(clip + lane)
-    if bound > 0.0:
-        j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        theta = tl.load(history + (now * lanes + lane) * size + j, mask=j < size, other=0.0).to(tl.float64)
-        mine = tl.load(models + g * size + j, mask=j < size, other=0.0).to(tl.float64)
-        factor = tl.minimum(1.0, bound / tl.load(norms + g) * (1.0 - 1e-7))
-        seed = tl.load(seeds + now * lanes * SLOTS + slot)
-        # Gaps between layers hold no parameter and get no noise.
-        share = tl.load(real_entries + j, mask=j < size, other=0.0).to(tl.float64)
-        drawn = tl.randn(seed, j).to(tl.float64) * (tl.load(noise + lane) * bound) * share
-        new = theta + (mine - theta) * factor + drawn
-        tl.store(models + g * size + j, new.to(models.dtype.element_ty), mask=j < size)
-
-
-@triton.jit
 def average(
-    history, counter, places, models, weights, origins, partial, lanes, size, server_rate,
+    history, counter, places, models, weights, origins, partial, lanes, size,
     SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the next model history[counter + 1, lane] = theta + g (mean - theta), and partial sums of squares.
+    """Compute the next model history[counter + 1, lane] = mean, and partial sums of squares.
 
     partial[lane, q, block] holds the block's sum of squares: of theta_q - mean for q < SLOTS, of mean - theta for
     q = SLOTS, of the next model minus origin for q = SLOTS + 1, and of theta for q = SLOTS + 2. An empty round leaves
@@ -189,7 +95,7 @@ def average(
             tl.store(spot + i * blocks, tl.sum(away * away, axis=0))
     shift = tl.where(real, mean - theta, 0.0)
     tl.store(spot + SLOTS * blocks, tl.sum(shift * shift, axis=0))
-    new = (theta + server_rate * (mean - theta)).to(history.dtype.element_ty)
+    new = (theta + (mean - theta)).to(history.dtype.element_ty)
     tl.store(history + ((now + 1) * lanes + lane) * size + j, new, mask=real)
     way = tl.where(real, new.to(tl.float64) - tl.load(origins + lane * size + j, mask=real, other=0.0), 0.0)
     tl.store(spot + (SLOTS + 1) * blocks, tl.sum(way * way, axis=0))
@@ -213,7 +119,7 @@ def collect(partial, counter, measured, lanes, BLOCKS: tl.constexpr, QUANTITIES:
 def _product(
     inputs, models, g, n, o,
     size, BATCH, weight_at, IN: tl.constexpr, OUT: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Return outputs o of samples n of slot g, without the bias."""
     acc = tl.zeros((BM, BN), dtype=tl.float32)
@@ -227,7 +133,7 @@ def _product(
             models + g * size + weight_at + f[:, None] * OUT + o[None, :], mask=(f < IN)[:, None] & (o < OUT)[None, :],
             other=0.0,
         )  # fmt: skip
-        acc += tl.dot(x, w, input_precision=PRECISION)
+        acc += tl.dot(x, w, input_precision="tf32")
     return acc
 
 
@@ -252,13 +158,13 @@ def hidden_layer(
     inputs, models, out, dropout_keys,
     size, BATCH, weight_at, bias_at, keep_scale, dropped_below,
     IN: tl.constexpr, OUT: tl.constexpr, DROPOUT: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Compute out[g, n, o] = ReLU(inputs W + b), with dropout keyed by position (`sifu.theory.participation`)."""
     g = tl.program_id(2).to(tl.int64)
     n = tl.program_id(1) * BM + tl.arange(0, BM)
     o = tl.program_id(0) * BN + tl.arange(0, BN)
-    acc = _product(inputs, models, g, n, o, size, BATCH, weight_at, IN, OUT, BM, BN, BK, PRECISION)
+    acc = _product(inputs, models, g, n, o, size, BATCH, weight_at, IN, OUT, BM, BN, BK)
     acc += tl.load(models + g * size + bias_at + o, mask=o < OUT, other=0.0)[None, :]
     value = tl.maximum(acc, 0.0)
     if DROPOUT:
@@ -273,8 +179,8 @@ def hidden_layer(
 def hidden_layer_backward(
     inputs, outputs, upstream, models, velocities, input_gradient,
     size, BATCH, weight_at, bias_at, keep_scale, rate, momentum, decay,
-    IN: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr, CLIPPED: tl.constexpr,
-    BM: tl.constexpr, BF: tl.constexpr, BO: tl.constexpr, PRECISION: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr,
+    BM: tl.constexpr, BF: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of a hidden layer's input and take one step of its weights, which are read once.
 
@@ -297,15 +203,13 @@ def hidden_layer_backward(
         spot = g * size + weight_at + f[:, None] * OUT + o[None, :]
         real = (f < IN)[:, None] & (o < OUT)[None, :]
         weight = tl.load(models + spot, mask=real, other=0.0)
-        acc += tl.dot(gradient, tl.trans(weight), input_precision=PRECISION)
-        own = tl.dot(tl.trans(x), gradient, input_precision=PRECISION)
-        take_step(models, velocities, spot, real, weight, own, rate, momentum, decay, FIRST, NESTEROV, CLIPPED)
+        acc += tl.dot(gradient, tl.trans(weight), input_precision="tf32")
+        own = tl.dot(tl.trans(x), gradient, input_precision="tf32")
+        take_step(models, velocities, spot, real, weight, own, rate, momentum, decay, FIRST)
         if tl.program_id(0) == 0:
             spot_b = g * size + bias_at + o
             bias = tl.load(models + spot_b, mask=o < OUT, other=0.0)
-            take_step(
-                models, velocities, spot_b, o < OUT, bias, gradient, rate, momentum, decay, FIRST, NESTEROV, CLIPPED
-            )
+            take_step(models, velocities, spot_b, o < OUT, bias, gradient, rate, momentum, decay, FIRST)
     tl.store(
         input_gradient + (g * BATCH + n)[:, None] * IN + f[None, :],
         acc,
@@ -317,15 +221,15 @@ def hidden_layer_backward(
 def classify(
     inputs, labels, rows, models, velocities, input_gradient,
     row_stride, size, BATCH, weight_at, bias_at, rate, momentum, decay,
-    IN: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr, CLIPPED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """For each slot, compute the last layer and softmax cross-entropy over the true rows; take one gradient step."""
     g = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BM)
     o = tl.arange(0, BN)
     row, label = _row_and_label(rows, labels, row_stride, g, n, BATCH)
-    scores = _product(inputs, models, g, n, o, size, BATCH, weight_at, IN, OUT, BM, BN, BK, PRECISION)
+    scores = _product(inputs, models, g, n, o, size, BATCH, weight_at, IN, OUT, BM, BN, BK)
     spot_b = g * size + bias_at + o
     bias = tl.load(models + spot_b, mask=o < OUT, other=0.0)
     scores = tl.where((o < OUT)[None, :], scores + bias[None, :], float("-inf"))
@@ -342,24 +246,24 @@ def classify(
         spot = g * size + weight_at + f[:, None] * OUT + o[None, :]
         real = (f < IN)[:, None] & (o < OUT)[None, :]
         w = tl.load(models + spot, mask=real, other=0.0)
-        tl.store(input_gradient + at, tl.dot(gradient, tl.trans(w), input_precision=PRECISION), mask=inside)
-        own = tl.dot(tl.trans(x), gradient, input_precision=PRECISION)
-        take_step(models, velocities, spot, real, w, own, rate, momentum, decay, FIRST, NESTEROV, CLIPPED)
-    take_step(models, velocities, spot_b, o < OUT, bias, gradient, rate, momentum, decay, FIRST, NESTEROV, CLIPPED)
+        tl.store(input_gradient + at, tl.dot(gradient, tl.trans(w), input_precision="tf32"), mask=inside)
+        own = tl.dot(tl.trans(x), gradient, input_precision="tf32")
+        take_step(models, velocities, spot, real, w, own, rate, momentum, decay, FIRST)
+    take_step(models, velocities, spot_b, o < OUT, bias, gradient, rate, momentum, decay, FIRST)
 
 
 @triton.jit
 def score(
     inputs, labels, rows, models, correct, losses,
     row_stride, size, BATCH, weight_at, bias_at,
-    IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Compute the last layer in evaluation: whether each row is classified correctly, and its loss."""
     g = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BM + tl.arange(0, BM)
     o = tl.arange(0, BN)
     row, label = _row_and_label(rows, labels, row_stride, g, n, BATCH)
-    scores = _product(inputs, models, g, n, o, size, BATCH, weight_at, IN, OUT, BM, BN, BK, PRECISION)
+    scores = _product(inputs, models, g, n, o, size, BATCH, weight_at, IN, OUT, BM, BN, BK)
     scores += tl.load(models + g * size + bias_at + o, mask=o < OUT, other=0.0)[None, :]
     scores = tl.where((o < OUT)[None, :], scores, float("-inf"))
     best = tl.max(scores, axis=1)

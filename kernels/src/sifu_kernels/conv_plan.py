@@ -105,7 +105,6 @@ def _weight_entries(layer: ConvLayer | LinearLayer) -> NDArray[np.int64]:
     return layer.weight_at + np.arange(math.prod(layer.weight_shape)).reshape(layer.weight_shape)
 
 
-PRECISIONS = {"float32": "ieee", "tf32": "tf32", "tf32x3": "tf32x3"}
 BLOCK_CHANNELS = (1, 2, 4)
 """Numbers of input channels for which a pooled convolution uses blocks of 4 x 4 pixels."""
 ENOUGH_PROGRAMS = 1024
@@ -162,10 +161,8 @@ class WeightForm:
         return {"block": 4 * self.parts, "whole": 0}.get(self.kind, self.parts)
 
     @staticmethod
-    def of(layer: ConvolutionPlace, batch: int, slots: int, precision: str) -> WeightForm:
-        """Return a form that was fast on an H200 or, for `ieee` products, the form with the least arithmetic."""
-        if precision == "ieee":
-            return WeightForm("patch", _parts(64 // slots, 8))
+    def of(layer: ConvolutionPlace, batch: int, slots: int) -> WeightForm:
+        """Return a form that was fast on an H200."""
         channels, outputs = layer.channels_in, batch * layer.height_out * layer.width_out
         if layer.pool and channels in BLOCK_CHANNELS:
             return WeightForm("block", _parts(outputs // 32, 80 // slots, 16))
@@ -180,28 +177,25 @@ class WeightForm:
 class ConvPlan:
     """Plan of a network on the device: positions of its layers, and forms of its convolutions.
 
-    `precision` is Triton's name for the precision of products. The plan does not depend on the lanes (see
-    `WeightForm`).
+    The plan does not depend on the lanes (see `WeightForm`).
     """
 
     layout: DeviceLayout
     forms: tuple[WeightForm, ...]
     dropout: float
-    precision: str
 
     @staticmethod
-    def of(network: ConvNet, batch: int, slots: int, precision: str) -> ConvPlan:
+    def of(network: ConvNet, batch: int, slots: int) -> ConvPlan:
         """Make the plan for computing a network.
 
         Args:
             network: The network to compute.
             batch: Maximum batch size.
             slots: Clients per lane.
-            precision: A key of `PRECISIONS`.
         """
-        layout, products = DeviceLayout.of(network), PRECISIONS[precision]
-        forms = tuple(WeightForm.of(layer, batch, slots, products) for layer in layout.convolutions)
-        return ConvPlan(layout, forms, network.dropout, products)
+        layout = DeviceLayout.of(network)
+        forms = tuple(WeightForm.of(layer, batch, slots) for layer in layout.convolutions)
+        return ConvPlan(layout, forms, network.dropout)
 
     @property
     def keep_scale(self) -> float:
@@ -219,7 +213,7 @@ class ConvPlan:
         return {
             "H": layer.height_in + 2 * layer.padding, "W": layer.width_in + 2 * layer.padding, "CI": layer.channels_in,
             "CO": layer.channels_out, "PH": layer.height_out, "PW": layer.width_out, "GATHER": number == 0,
-            "BN": power_of_two(layer.channels_out), "PRECISION": self.precision,
+            "BN": power_of_two(layer.channels_out),
         }  # fmt: skip
 
     def border(self, number: int) -> int:

@@ -15,18 +15,17 @@ import torch
 from sifu.core.engine import Position
 from sifu.core.round_stream import RoundsWanted, StreamedRound, stream_rounds
 from sifu.core.spec import StopSpec
-from sifu.engines.sim import LocalTraining
-from sifu.engines.sim.client_updates import Clipping
-from sifu.engines.sim.gpu.conv_program import ConvProgram, with_border
+from sifu.engines.sim import LocalTraining, SimulatedFederation
 from sifu.engines.sim.gpu.device_queue import without_collector
-from sifu.engines.sim.gpu.lane_stream import ProgramPlan
-from sifu.engines.sim.lanes import lane_engines, slots_for
 from sifu.engines.sim.networks import ConvNet, Convolution
 from sifu.errors import InputError, RoundRejectedError
-
-pytestmark = pytest.mark.long
+from sifu_kernels import NAME
+from sifu_kernels.conv_program import ConvProgram, with_border
+from sifu_kernels.lane_stream import ProgramPlan
+from sifu_kernels.lanes import lane_engines, slots_for
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SMALL = ConvNet((1, 4, 4), (Convolution(2, 1),), (), 2)
 Rounds = list[tuple[StreamedRound, np.ndarray]]
 
 
@@ -55,7 +54,7 @@ def in_threads(works: list[Callable[[], Any]]) -> list[Any]:
     return results
 
 
-def compare(federations: list[Any], data: list[Any], rounds: int, tolerance: float, updates_every: int = 0) -> None:
+def compare(federations: list[Any], data: list[Any], rounds: int, tolerance: float) -> None:
     """Compare the lanes of one group with each federation trained alone."""
     engines = lane_engines(federations, data, DEVICE)
     active = np.arange(len(federations[0].clients))[1:]
@@ -65,14 +64,14 @@ def compare(federations: list[Any], data: list[Any], rounds: int, tolerance: flo
     def work(place: int) -> Callable[[], Rounds]:
         def run() -> Rounds:
             try:
-                return rounds_of(engines[place], RoundsWanted(stop, start[place], updates_every=updates_every), active)
+                return rounds_of(engines[place], RoundsWanted(stop, start[place]), active)
             finally:
                 engines[place].close()
 
         return run
 
     for place, lane in enumerate(in_threads([work(place) for place in range(len(engines))])):
-        wanted = RoundsWanted(stop, start[place], updates_every=updates_every)
+        wanted = RoundsWanted(stop, start[place])
         expected = rounds_of(federations[place], wanted, active)
         assert len(lane) == len(expected) == rounds
         for (streamed, model), (other, reference) in zip(lane, expected, strict=True):
@@ -88,9 +87,6 @@ def compare(federations: list[Any], data: list[Any], rounds: int, tolerance: flo
             if streamed.evaluation and other.evaluation:
                 assert streamed.evaluation.loss == pytest.approx(other.evaluation.loss, rel=100 * tolerance)
                 assert streamed.evaluation.clients.tolist() == other.evaluation.clients.tolist()
-            assert (streamed.updates is None) == (other.updates is None)
-            if streamed.updates is not None and other.updates is not None:
-                assert np.abs(streamed.updates - other.updates).max() <= tolerance * scale
 
 
 @pytest.mark.parametrize(
@@ -106,56 +102,18 @@ def compare(federations: list[Any], data: list[Any], rounds: int, tolerance: flo
 def test_networks(make_federation: Any, network: ConvNet) -> None:
     """Together the networks use every form of a weight gradient, on images and on activations."""
     federations = [make_federation(network, seed=seed) for seed in (1, 2)]
-    compare([federation for federation, _ in federations], [data for _, data in federations], 2, 1e-5, updates_every=2)
-
-
-@pytest.mark.parametrize(
-    ("participation", "samples", "features", "training", "dtype"),
-    [
-        ("all", 5, 40, LocalTraining(0.01, 4), "float64"),
-        ("fixed(3)", 5, 40, LocalTraining(0.01, 4, 2, 0.9, weight_decay=0.1), "float64"),
-        ("poisson(0.5)", 30, 4, LocalTraining(0.01, 4, 3, 0.9, nesterov=True), "float64"),
-        ("all", 5, 40, LocalTraining(0.01, 4, weight_decay=0.1), "float32"),
-    ],
-)
-def test_linear_models(
-    make_federation: Any, participation: str, samples: int, features: int, training: LocalTraining, dtype: str
-) -> None:
-    federations = [
-        make_federation(
-            (features, 3),
-            seed=seed,
-            clients=6,
-            samples=samples,
-            participation=participation,
-            training=training,
-            dtype=dtype,
-        )
-        for seed in (1, 2)
-    ]
-    tolerance = 1e-12 if dtype == "float64" else 1e-5
-    compare(
-        [federation for federation, _ in federations], [data for _, data in federations], 25, tolerance, updates_every=3
-    )
-
-
-def test_clipped_updates(make_federation: Any) -> None:
-    federations = [
-        make_federation((6, 3), seed=seed, clients=5, dtype="float64", clipping=Clipping(0.02, 0.0, "seeded", seed))
-        for seed in (1, 2)
-    ]
-    compare([federation for federation, _ in federations], [data for _, data in federations], 3, 1e-6)
+    compare([federation for federation, _ in federations], [data for _, data in federations], 2, 1e-5)
 
 
 def test_local_updates_and_single_rounds(make_federation: Any) -> None:
-    federation, data = make_federation((40, 3), clients=6, participation="fixed(3)", dtype="float64")
+    federation, data = make_federation(SMALL, clients=6, participation="fixed(3)")
     (engine,) = lane_engines([federation], [data], DEVICE)
     start, who = federation.initial_model(0), np.array([4, 1, 0, 5])
     updates = engine.local_updates(start, Position(1, 7), who, 1)
-    assert updates == pytest.approx(federation.local_updates(start, Position(1, 7), who, 1), abs=1e-14)
+    assert updates == pytest.approx(federation.local_updates(start, Position(1, 7), who, 1), abs=1e-6)
     result = engine.run_round(start, Position(1, 7), np.arange(6), absent=np.array([2]))
     other = federation.run_round(start, Position(1, 7), np.arange(6), absent=np.array([2]))
-    assert result.model == pytest.approx(other.model, abs=1e-14)
+    assert result.model == pytest.approx(other.model, abs=1e-6)
     assert result.participants.tolist() == other.participants.tolist()
     evaluated = engine.evaluate(start, who)
     assert evaluated.correct.tolist() == federation.evaluate(start, who).correct.tolist()
@@ -166,24 +124,24 @@ def test_local_updates_and_single_rounds(make_federation: Any) -> None:
 
 def test_lanes_that_are_done_drop_out(make_federation: Any) -> None:
     """Lanes have different lengths, and the longest ends after the others have left."""
-    federations = [make_federation((6, 3), seed=seed, clients=5, dtype="float64") for seed in range(5)]
+    federations = [make_federation(SMALL, seed=seed, clients=5) for seed in range(5)]
     engines = lane_engines([federation for federation, _ in federations], [data for _, data in federations], DEVICE)
 
     def work(place: int) -> Callable[[], int]:
         def run() -> int:
             start = engines[place].initial_model(0)
-            wanted = RoundsWanted(StopSpec(0.0, 0, 7 + 23 * place, 10), start.astype(np.float64))
+            wanted = RoundsWanted(StopSpec(0.0, 0, 3 + 5 * place, 10), start.astype(np.float64))
             count = sum(1 for _ in engines[place].run_rounds(start, Position(0, 0), np.arange(5), wanted))
             engines[place].close()
             return count
 
         return run
 
-    assert in_threads([work(place) for place in range(5)]) == [7 + 23 * place for place in range(5)]
+    assert in_threads([work(place) for place in range(5)]) == [3 + 5 * place for place in range(5)]
 
 
 def test_a_diverging_lane_fails_alone(make_federation: Any) -> None:
-    calm, data = make_federation((6, 3), seed=1, clients=5, dtype="float64")
+    calm, data = make_federation(SMALL, seed=1, clients=5)
     engines = lane_engines([calm, calm], [data, data], DEVICE)
     start = calm.initial_model(0)
     wanted = RoundsWanted(StopSpec(0.0, 0, 5, 10), start.astype(np.float64))
@@ -210,20 +168,20 @@ def test_a_diverging_lane_fails_alone(make_federation: Any) -> None:
 
 
 def test_what_cannot_be_a_lane_is_refused(make_federation: Any) -> None:
-    federation, data = make_federation((6, 3), seed=1)
-    other, more = make_federation((6, 3), seed=2, training=LocalTraining(0.01, 2, 2, 0.9))
+    federation, data = make_federation(SMALL, seed=1)
+    other, more = make_federation(SMALL, seed=2, training=LocalTraining(0.01, 2, 2, 0.9))
     with pytest.raises(InputError, match="must share"):
         lane_engines([federation, other], [data, more], DEVICE)
-    with pytest.raises(InputError, match="precision"):
-        lane_engines([federation], [data], DEVICE, "half")
+    linear = SimulatedFederation(data, "softmax", LocalTraining(0.01, 2))
+    with pytest.raises(InputError, match="only for the convolutional networks"):
+        lane_engines([linear], [data], DEVICE)
 
 
-def test_a_network_in_float64_is_refused(make_federation: Any) -> None:
-    """A float64 network is refused: lanes would compute it in float32, and its facts would state float64."""
-    network = ConvNet((2, 6, 6), (Convolution(3, 1),), (), 3)
-    federation, data = make_federation(network, dtype="float64")
-    with pytest.raises(InputError, match=r"float32 on a GPU, found model.dtype = 'float64'.*device cpu"):
-        lane_engines([federation], [data], DEVICE)
+def test_certificates_hear_of_a_lower_precision(make_federation: Any) -> None:
+    federation, data = make_federation(SMALL)
+    (engine,) = lane_engines([federation], [data], DEVICE)
+    assert (engine.facts.dtype, engine.facts.trainer, engine.layout.dtype) == ("tf32", NAME, "float32")
+    engine.close()
 
 
 def test_a_program_is_freed_with_its_last_user() -> None:
@@ -263,25 +221,6 @@ def test_slots_hold_every_likely_draw() -> None:
     assert slots_for(Participation("all"), 9) == 9
     assert slots_for(Participation("fixed", count=20), 9) == 9
     assert 10 < slots_for(Participation("poisson", rate=0.1), 1000) < 300
-
-
-def test_noise_that_protects_nobody_is_refused(make_federation: Any) -> None:
-    """Lanes draw keyed noise, so a run whose certificates promise protection by noise gets no lane engine."""
-    honest, data = make_federation((6, 3), dtype="float64", clipping=Clipping(0.02, 1.0, "seeded", 1))
-    (engine,) = lane_engines([honest], [data], DEVICE)
-    engine.close()
-    claiming, data = make_federation((6, 3), dtype="float64", clipping=Clipping(0.02, 1.0, "system", 1))
-    with pytest.raises(InputError, match="protects no client"):
-        lane_engines([claiming], [data], DEVICE)
-
-
-def test_certificates_hear_of_a_lower_precision(make_federation: Any) -> None:
-    network = ConvNet((2, 6, 6), (Convolution(3, 1),), (), 3)
-    federation, data = make_federation(network)
-    for precision, outside in (("float32", ()), ("tf32", ("products in tf32",))):
-        (engine,) = lane_engines([federation], [data], DEVICE, precision)
-        assert engine.facts.outside == (*federation.facts.outside, *outside)
-        engine.close()
 
 
 @pytest.mark.parametrize("slots", [1, 5, 20, 100])

@@ -1,7 +1,7 @@
 """Triton kernels for the gradients of convolutions' weights.
 
 Sums over samples are split into a fixed number of parts that are added in order, so equal inputs give equal results.
-Slots, parameters and `winner` are defined in `sifu.engines.sim.gpu.convolution_kernels`.
+Slots, parameters and `winner` are defined in `sifu_kernels.convolution_kernels`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sifu.engines.sim.gpu.convolution_kernels import DEAD, block_offset, load_patch, place_of, sample_of, tap_offset
-from sifu.engines.sim.gpu.round_kernels import take_step
+from sifu_kernels.convolution_kernels import DEAD, block_offset, load_patch, place_of, sample_of, tap_offset
+from sifu_kernels.round_kernels import take_step
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def convolution_weight_gradient(
     row_stride, slots, length, bias_at,
     BATCH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, POOL: tl.constexpr,
     PH: tl.constexpr, PW: tl.constexpr, GATHER: tl.constexpr, PARTS: tl.constexpr,
-    BKW: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
+    BKW: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """Sum patch_k * gradient_co over a part of the samples into partial[part, g, k, co], and the bias gradient."""
     part = tl.program_id(1)
@@ -60,7 +60,7 @@ def convolution_weight_gradient(
         for position in tl.static_range(4 if POOL else 1):
             own = tl.where(won == position, gradient, 0.0)
             seen = load_patch(at + (position // 2 * W + position % 2) * CI, in_k[:, None], CI, BKW)
-            acc = tl.dot(seen, own, acc, input_precision=PRECISION)
+            acc = tl.dot(seen, own, acc, input_precision="tf32")
     target = partial + (part * slots + g) * length
     tl.store(target + k[:, None] * CO + co[None, :], acc, mask=in_k[:, None] & (co[None, :] < CO))
     if tl.program_id(0) == 0:
@@ -81,7 +81,7 @@ def block_weight_gradient(
     row_stride, slots, length, bias_at,
     BATCH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
     PH: tl.constexpr, PW: tl.constexpr, GATHER: tl.constexpr, PARTS: tl.constexpr,
-    BN: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
+    BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """Compute the weight gradient of `convolve_block`; partial[4 part + s] is the contribution of position s."""
     part = tl.program_id(0)
@@ -107,10 +107,10 @@ def block_weight_gradient(
         g1 = tl.where(won == 1, gradient, 0.0)
         g2 = tl.where(won == 2, gradient, 0.0)
         g3 = tl.where(won == 3, gradient, 0.0)
-        acc0 = tl.dot(tl.trans(g0), x, acc0, input_precision=PRECISION)
-        acc1 = tl.dot(tl.trans(g1), x, acc1, input_precision=PRECISION)
-        acc2 = tl.dot(tl.trans(g2), x, acc2, input_precision=PRECISION)
-        acc3 = tl.dot(tl.trans(g3), x, acc3, input_precision=PRECISION)
+        acc0 = tl.dot(tl.trans(g0), x, acc0, input_precision="tf32")
+        acc1 = tl.dot(tl.trans(g1), x, acc1, input_precision="tf32")
+        acc2 = tl.dot(tl.trans(g2), x, acc2, input_precision="tf32")
+        acc3 = tl.dot(tl.trans(g3), x, acc3, input_precision="tf32")
     u = k // (4 * CI)
     v = (k % (4 * CI)) // CI
     ci = k % CI
@@ -129,7 +129,7 @@ def row_weight_gradient(
     row_stride, slots, length, bias_at,
     BATCH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
     PH: tl.constexpr, PW: tl.constexpr, GATHER: tl.constexpr, PARTS: tl.constexpr,
-    BC: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
+    BC: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """Compute the weight gradient of a row of taps of a pooled convolution, for BC of its channels.
 
@@ -160,12 +160,12 @@ def row_weight_gradient(
             x1 = tl.load(at + a * (W * CI) + CI)
             x2 = tl.load(at + a * (W * CI) + 2 * CI)
             x3 = tl.load(at + a * (W * CI) + 3 * CI)
-            acc0 = tl.dot(x0, left, acc0, input_precision=PRECISION)
-            acc0 = tl.dot(x1, right, acc0, input_precision=PRECISION)
-            acc1 = tl.dot(x1, left, acc1, input_precision=PRECISION)
-            acc1 = tl.dot(x2, right, acc1, input_precision=PRECISION)
-            acc2 = tl.dot(x2, left, acc2, input_precision=PRECISION)
-            acc2 = tl.dot(x3, right, acc2, input_precision=PRECISION)
+            acc0 = tl.dot(x0, left, acc0, input_precision="tf32")
+            acc0 = tl.dot(x1, right, acc0, input_precision="tf32")
+            acc1 = tl.dot(x1, left, acc1, input_precision="tf32")
+            acc1 = tl.dot(x2, right, acc1, input_precision="tf32")
+            acc2 = tl.dot(x2, left, acc2, input_precision="tf32")
+            acc2 = tl.dot(x3, right, acc2, input_precision="tf32")
     target = partial + (part * slots + g) * length
     spot = target + (dy * 3 * CI + ci)[:, None] * CO + co[None, :]
     inside = (co < CO)[None, :]
@@ -182,8 +182,8 @@ def descend_by_weight_gradient(
     row_stride, size, weight_at, bias_at, rate, momentum, decay,
     BATCH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
     PH: tl.constexpr, PW: tl.constexpr, GATHER: tl.constexpr,
-    FIRST: tl.constexpr, NESTEROV: tl.constexpr, CLIPPED: tl.constexpr,
-    BKW: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
+    FIRST: tl.constexpr,
+    BKW: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """Compute the whole weight gradient of an unpooled convolution with few outputs, and take the step."""
     g = tl.program_id(1).to(tl.int64)
@@ -201,12 +201,12 @@ def descend_by_weight_gradient(
         gradient = tl.where(won < DEAD, gradient, 0.0)
         biases += gradient
         at = corner[None, :] + offset[:, None]
-        acc = tl.dot(load_patch(at, in_k[:, None], CI, BKW), gradient, acc, input_precision=PRECISION)
+        acc = tl.dot(load_patch(at, in_k[:, None], CI, BKW), gradient, acc, input_precision="tf32")
     real = in_k[:, None] & (co[None, :] < CO)
     at = g * size + weight_at + k[:, None] * CO + co[None, :]
     weight = tl.load(models + at, mask=real, other=0.0)
-    take_step(models, velocities, at, real, weight, acc, rate, momentum, decay, FIRST, NESTEROV, CLIPPED)
+    take_step(models, velocities, at, real, weight, acc, rate, momentum, decay, FIRST)
     if tl.program_id(0) == 0:
         at_b = g * size + bias_at + co
         bias = tl.load(models + at_b, mask=co < CO, other=0.0)
-        take_step(models, velocities, at_b, co < CO, bias, biases, rate, momentum, decay, FIRST, NESTEROV, CLIPPED)
+        take_step(models, velocities, at_b, co < CO, bias, biases, rate, momentum, decay, FIRST)

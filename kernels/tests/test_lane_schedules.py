@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from sifu.core.engine import Position
-from sifu.engines.sim.gpu.conv_plan import ALIGNMENT, DeviceLayout
-from sifu.engines.sim.gpu.schedule import Drawing, LaneTables, draw_schedule, mix
 from sifu.engines.sim.local_training import batch_sequence
 from sifu.engines.sim.networks import ConvNet, Convolution, dropout_key
 from sifu.theory.participation import Participation, base_key, place_key
+from sifu_kernels.conv_plan import ALIGNMENT, DeviceLayout
+from sifu_kernels.schedule import Drawing, LaneTables, draw_schedule, mix
 
 CLIENTS, MOST = 7, 6
 SIZES = np.array([[6, 5, 3, 6, 2, 4, 6], [1, 2, 3, 4, 5, 6, 6]])

@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from sifu.engines.sim.gpu import convolution_kernels, round_kernels, weight_gradient_kernels
-from sifu.engines.sim.gpu.conv_plan import (
+from sifu.engines.sim.gpu.device_queue import CapturedRounds
+from sifu.engines.sim.local_training import LocalTraining
+from sifu.engines.sim.networks import ConvNet
+from sifu_kernels import convolution_kernels, round_kernels, weight_gradient_kernels
+from sifu_kernels.conv_plan import (
     ENOUGH_PROGRAMS,
     ConvolutionPlace,
     ConvPlan,
@@ -27,11 +29,11 @@ from sifu.engines.sim.gpu.conv_plan import (
     power_of_two,
     stored_channels,
 )
-from sifu.engines.sim.gpu.lane_stream import BLOCK, PackedProgram, ProgramPlan
-from sifu.engines.sim.gpu.schedule import Packing, Schedule
-from sifu.engines.sim.local_training import LocalTraining
-from sifu.engines.sim.networks import ConvNet
+from sifu_kernels.lane_stream import ProgramPlan
+from sifu_kernels.schedule import Packing, Schedule
 
+BLOCK = 1024
+"""Number of parameters that one program of an elementwise kernel processes."""
 EVALUATED_AT_ONCE = 2**27
 """Maximum size in bytes of the largest activation tensor in an evaluation."""
 
@@ -101,7 +103,7 @@ class ConvForward:
             source, self._labels, rows, models, correct, losses,
             rows.stride(0), self._layout.size, batch, last.weight_at, last.bias_at,
             IN=last.features_in, OUT=last.features_out, BM=32, BN=power_of_two(last.features_out), BK=32,
-            PRECISION=self._plan.precision, num_warps=4, num_stages=in_flight(2, last.features_in, 32),
+            num_warps=4, num_stages=in_flight(2, last.features_in, 32),
         )  # fmt: skip
         return correct, losses
 
@@ -139,7 +141,7 @@ class ConvForward:
             rows.stride(0), self._layout.size, batch, layer.weight_at, layer.bias_at,
         )  # fmt: skip
         flags = self._plan.shape(number) | {
-            "BORDER": self._plan.border(number), "RELU": layer.relu, "KEEP_WINNER": winner is not None
+            "BORDER": self._plan.border(number), "KEEP_WINNER": winner is not None
         }  # fmt: skip
         if self._plan.forms[number].kind == "block":
             tall = 64
@@ -166,7 +168,7 @@ class ConvForward:
             source, params, out, dropout_keys if dropout_keys is not None else out,
             self._layout.size, batch, place.weight_at, place.bias_at, plan.keep_scale, plan.dropped_below,
             IN=place.features_in, OUT=place.features_out, DROPOUT=dropout_keys is not None, BM=tall, BN=wide, BK=64,
-            PRECISION=plan.precision, num_warps=4, num_stages=in_flight(3, place.features_in, 64),
+            num_warps=4, num_stages=in_flight(3, place.features_in, 64),
         )  # fmt: skip
 
 
@@ -200,12 +202,6 @@ class ConvBackward:
             self._zeros(form.stored, self._groups, _length(layer)) if form.stored else None
             for form, layer in zip(plan.forms, convolutions, strict=True)
         ]
-        # Output of the gradient kernels: the velocity if they take the step themselves, otherwise the gradient.
-        self._stored = torch.zeros_like(params) if training.clip else self._velocities
-        blocks = -(-params.shape[1] // BLOCK)
-        self._squares = torch.zeros((self._groups, blocks), dtype=torch.float64, device=self._device)
-        self._factors = self._zeros(self._groups)
-        self._clip = torch.tensor(training.clip, dtype=torch.float64, device=self._device)
         on_gpu = self._device.type == "cuda"
         self._side = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
 
@@ -214,11 +210,9 @@ class ConvBackward:
 
     def step(self, rows: Tensor, first: bool) -> None:
         """Take one step with the batch `rows` (slots, samples); the `first` step of a round starts without velocity."""
-        clipped = bool(self._training.clip)
-        flags = {"FIRST": first or clipped, "NESTEROV": self._training.nesterov, "CLIPPED": clipped}
-        self._classify(rows, flags)
+        self._classify(rows, first)
         for number in reversed(range(len(self._layout.hidden))):
-            self._hidden(number, flags)
+            self._hidden(number, first)
         for number in reversed(range(len(self._layout.convolutions))):
             source = self._activations.outputs[number - 1] if number else self._images
             # Weight gradients of a layer are summed in parallel with the gradient of its input.
@@ -228,10 +222,8 @@ class ConvBackward:
                 self._input_gradient(number)
             # This comes last, because the step changes weights that the gradient of the input uses.
             with self._beside():
-                self._weight_step(number, source, rows, flags)
+                self._weight_step(number, source, rows, first)
         self._together()
-        if clipped:
-            self._clipped_step(first)
 
     @property
     def _sgd(self) -> tuple[float, float, float]:
@@ -243,25 +235,25 @@ class ConvBackward:
 
     # -- linear layers -------------------------------------------------------------------------------------------
 
-    def _classify(self, rows: Tensor, flags: dict[str, Any]) -> None:
+    def _classify(self, rows: Tensor, first: bool) -> None:
         last, batch, behind = self._layout.last, self._batch, len(self._layout.hidden)
         round_kernels.classify[(self._groups,)](
-            self._activations.before_hidden(behind), self._labels, rows, self._params, self._stored,
+            self._activations.before_hidden(behind), self._labels, rows, self._params, self._velocities,
             self._before_hidden(behind), batch, self._layout.size, batch, last.weight_at, last.bias_at, *self._sgd,
             IN=last.features_in, OUT=last.features_out, BM=power_of_two(batch), BN=power_of_two(last.features_out),
             BK=min(128, power_of_two(last.features_in)) if last.features_out <= 64 else 32,
-            PRECISION=self._plan.precision, num_warps=4, num_stages=1, **flags,
+            FIRST=first, num_warps=4, num_stages=1,
         )  # fmt: skip
 
-    def _hidden(self, number: int, flags: dict[str, Any]) -> None:
+    def _hidden(self, number: int, first: bool) -> None:
         place, activations = self._layout.hidden[number], self._activations
         wide = min(64, power_of_two(place.features_out))
         round_kernels.hidden_layer_backward[(-(-place.features_in // 32), self._groups)](
             activations.before_hidden(number), activations.hidden[number], self._hidden_gradients[number],
-            self._params, self._stored, self._before_hidden(number),
+            self._params, self._velocities, self._before_hidden(number),
             self._layout.size, self._batch, place.weight_at, place.bias_at, self._plan.keep_scale, *self._sgd,
             IN=place.features_in, OUT=place.features_out, BM=power_of_two(self._batch), BF=32, BO=wide,
-            PRECISION=self._plan.precision, num_warps=4, num_stages=in_flight(2, place.features_out, wide), **flags,
+            num_warps=4, num_stages=in_flight(2, place.features_out, wide), FIRST=first,
         )  # fmt: skip
 
     # -- convolutions --------------------------------------------------------------------------------------------
@@ -279,7 +271,7 @@ class ConvBackward:
             spread, self._params, self._gradients[number - 1],
             self._layout.size, self._batch, layer.weight_at,
             H=layer.height_in, W=layer.width_in, CI=layer.channels_in, CO=layer.channels_out,
-            BM=tiles.rows, BN=power_of_two(layer.channels_in), BK=tiles.inner, PRECISION=self._plan.precision,
+            BM=tiles.rows, BN=power_of_two(layer.channels_in), BK=tiles.inner,
             num_warps=tiles.warps, num_stages=in_flight(tiles.stages, 9 * layer.channels_out, tiles.inner),
         )  # fmt: skip
 
@@ -311,32 +303,20 @@ class ConvBackward:
                 num_stages=in_flight(tiles.stages, outputs, tiles.inner), **flags,
             )  # fmt: skip
 
-    def _weight_step(self, number: int, source: Tensor, rows: Tensor, flags: dict[str, Any]) -> None:
+    def _weight_step(self, number: int, source: Tensor, rows: Tensor, first: bool) -> None:
         """Take one step of a convolution's weights, from the partial sums or directly from the gradient."""
         layer, partial = self._layout.convolutions[number], self._partials[number]
         size, groups, length = self._layout.size, self._groups, _length(layer)
         if partial is None:
             weight_gradient_kernels.descend_by_weight_gradient[(-(-9 * layer.channels_in // 64), groups)](
                 source, rows, self._gradients[number], self._activations.winners[number], self._params,
-                self._stored, rows.stride(0), size, layer.weight_at, layer.bias_at, *self._sgd,
-                BKW=64, BR=32, num_warps=4, num_stages=1, BATCH=self._batch, **flags, **self._plan.shape(number),
+                self._velocities, rows.stride(0), size, layer.weight_at, layer.bias_at, *self._sgd,
+                BKW=64, BR=32, num_warps=4, num_stages=1, BATCH=self._batch, FIRST=first, **self._plan.shape(number),
             )  # fmt: skip
             return
         round_kernels.descend_convolution[(-(-length // 256), groups)](
-            partial, self._params, self._stored, groups, size, length, layer.weight_at, *self._sgd,
-            PARTS=self._plan.forms[number].stored, BLOCK=256, num_warps=2, **flags,
-        )  # fmt: skip
-
-    # -- clipping ------------------------------------------------------------------------------------------------
-
-    def _clipped_step(self, first: bool) -> None:
-        """Take one step of all weights with the gradient in `_stored`, clipped by its norm."""
-        size, (groups, blocks) = self._layout.size, self._squares.shape
-        round_kernels.gradient_squares[(blocks, groups)](self._stored, self._squares, size, BLOCK=BLOCK)
-        round_kernels.clip_factors[(groups,)](self._squares, self._factors, self._clip, BLOCKS=blocks, BLOCK=128)
-        round_kernels.clipped_step[(blocks, groups)](
-            self._stored, self._factors, self._params, self._velocities, size, *self._sgd,
-            FIRST=first, NESTEROV=self._training.nesterov, BLOCK=BLOCK,
+            partial, self._params, self._velocities, groups, size, length, layer.weight_at, *self._sgd,
+            PARTS=self._plan.forms[number].stored, BLOCK=256, num_warps=2, FIRST=first,
         )  # fmt: skip
 
     # -- two streams ---------------------------------------------------------------------------------------------
@@ -369,62 +349,82 @@ def with_border(network: ConvNet, images: Tensor) -> Tensor:
     return torch.nn.functional.pad(images, (0, extra, border, border, border, border)).contiguous()
 
 
-class ConvProgram(PackedProgram):
-    """Program that trains a `ConvNet` on `images` prepared by `with_border`.
+class ConvProgram:
+    """Program that trains a `ConvNet` on `images` prepared by `with_border`, in several lanes.
 
-    `summed_for` is the number of slots that determines how sums are split. It is the same for the whole run, so that
-    the results of a group of clients do not depend on the lanes that run in parallel.
+    `history[k, l]` is the model of lane l after k rounds, in device order. Only slots that hold a client are trained
+    (`schedule.Packing`). `summed_for` is the number of slots that determines how sums are split. It is the same for the
+    whole run, so that the results of a group of clients do not depend on the lanes that run in parallel.
     """
 
-    def __init__(
-        self,
-        network: ConvNet,
-        images: Tensor,
-        labels: Tensor,
-        plan: ProgramPlan,
-        *,
-        summed_for: int,
-        precision: str = "float32",
-    ) -> None:
-        self.plan = ConvPlan.of(network, plan.batch, summed_for, precision)
-        size, training, width, batch = self.plan.layout.size, plan.training, plan.width, plan.batch
-        super().__init__(plan, images, size)
-        self._blocks = -(-size // BLOCK)
-        self._now_rows = torch.full_like(self._rows[0], -1)
-        layers = max(len(network.hidden), 1)
-        self.dropout = self._zeros(plan.chunk, training.steps, layers, width, kind=torch.int64)
-        self._now_dropout = torch.zeros_like(self.dropout[0])
-        self._partial = self._zeros(self.lanes, self.slots + 3, self._blocks, kind=torch.float64)
-        self._real_entries.zero_()
-        self._real_entries[torch.from_numpy(self.plan.layout.entries).to(self.device)] = 1.0
-        self._norm_partial = self._zeros(width, self._blocks, kind=torch.float64)
-        self._activations = Activations.of(self.plan, width * batch, self.device)
-        self._forward = ConvForward(self.plan, images, labels)
-        self._backward = ConvBackward(self.plan, training, images, labels, self.params, self._activations, batch)
+    def __init__(self, network: ConvNet, images: Tensor, labels: Tensor, plan: ProgramPlan, *, summed_for: int) -> None:
+        self.plan, self.device, self.training = (
+            ConvPlan.of(network, plan.batch, summed_for),
+            images.device,
+            plan.training,
+        )
+        self.lanes, self.slots, self.width, self.size = plan.lanes, plan.slots, plan.width, self.plan.layout.size
+        chunk, steps, places = plan.chunk, plan.training.steps, (plan.chunk, plan.lanes, plan.slots)
+        self.history = self._zeros(chunk + 1, self.lanes, self.size)
+        self.origins = self._zeros(self.lanes, self.size, kind=torch.float64)
+        self.params = self._zeros(self.width, self.size)
+        self.counter = self._zeros(1, kind=torch.int64)
+        self.measured = self._zeros(chunk, self.lanes, self.slots + 3, kind=torch.float64)
+        """Drifts of the slots, distance of the mean from the start, of the new model from `origins`, norm of the start.
 
-    def _load_packed(self, schedule: Schedule, packing: Packing, rounds: int) -> None:
-        super()._load_packed(schedule, packing, rounds)
+        One row for each round and lane.
+        """
+        self.weights = self._zeros(*places, kind=torch.float64)
+        self._order = self._zeros(chunk, self.width, kind=torch.int64)
+        self._places = self._zeros(*places, kind=torch.int64).sub_(1)
+        self._rows = torch.full((chunk, steps, self.width, plan.batch), -1, dtype=torch.int32, device=self.device)
+        self._now_rows = torch.full_like(self._rows[0], -1)
+        self.dropout = self._zeros(chunk, steps, max(len(network.hidden), 1), self.width, kind=torch.int64)
+        self._now_dropout = torch.zeros_like(self.dropout[0])
+        self._blocks = -(-self.size // BLOCK)
+        self._partial = self._zeros(self.lanes, self.slots + 3, self._blocks, kind=torch.float64)
+        self._activations = Activations.of(self.plan, self.width * plan.batch, self.device)
+        self._forward = ConvForward(self.plan, images, labels)
+        self._backward = ConvBackward(
+            self.plan, plan.training, images, labels, self.params, self._activations, plan.batch
+        )
+        self._rounds = CapturedRounds(self.counter, self.history)
+
+    def _zeros(self, *shape: int, kind: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(shape, dtype=kind, device=self.device)
+
+    def load(self, schedule: Schedule) -> None:
+        """Load the schedule of the next rounds."""
+        packing, rounds = Packing.of(schedule.participants, self.width), schedule.rows.shape[0]
+        self._order[:rounds], self._places[:rounds] = packing.order, packing.places
+        self._rows[:rounds], self.weights[:rounds] = packing.rows(schedule), schedule.weights
         if self.plan.dropout:
             self.dropout[:rounds] = packing.dropout(schedule)
 
-    def evaluate(
-        self, models: Tensor, rows: Tensor, firsts: Sequence[int], upload: object = None
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, rounds: int) -> None:
+        """Run `rounds` rounds from `history[0]`; afterwards `history[k]` is the model after k rounds."""
+        self._rounds.run(self._round, rounds)
+
+    def local_steps(self, steps: int) -> None:
+        """Run only the local steps of round 0 of the schedule; `params` then holds the local models."""
+        self.counter.zero_()
+        self._local_steps(steps)
+
+    def evaluate(self, models: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return whether each of `rows` (lanes, samples) is classified correctly by its lane's model, and its loss."""
         return self._forward.evaluate(models, rows)
 
     def _round(self) -> None:
-        size, slots, lanes = self.size, self.slots, self.lanes
+        """Run the round that `counter` selects."""
         self._local_steps(self.training.steps)
-        if self.clipped:
-            self._clip()
-        round_kernels.average[(self._blocks, lanes)](
+        round_kernels.average[(self._blocks, self.lanes)](
             self.history, self.counter, self._places, self.params, self.weights, self.origins, self._partial,
-            lanes, size, self.server_rate, SLOTS=slots, BLOCK=BLOCK,
+            self.lanes, self.size, SLOTS=self.slots, BLOCK=BLOCK,
         )  # fmt: skip
-        round_kernels.collect[(lanes, slots + 3)](
-            self._partial, self.counter, self.measured, lanes, BLOCKS=self._blocks, QUANTITIES=slots + 3, BLOCK=128
-        )
+        round_kernels.collect[(self.lanes, self.slots + 3)](
+            self._partial, self.counter, self.measured, self.lanes,
+            BLOCKS=self._blocks, QUANTITIES=self.slots + 3, BLOCK=128,
+        )  # fmt: skip
         self.counter.add_(1)
 
     def _local_steps(self, steps: int) -> None:
@@ -441,10 +441,3 @@ class ConvProgram(PackedProgram):
             rows, keys = self._now_rows[step], self._now_dropout[step] if dropout else None
             self._forward.train(rows, self.params, self._activations, keys)
             self._backward.step(rows, first=step == 0)
-
-    def _clip(self) -> None:
-        round_kernels.update_norms[(self._blocks, self.width)](
-            self.history, self.counter, self._order, self.params, self._norm_partial, self.lanes, self.width, self.size,
-            SLOTS=self.slots, BLOCK=BLOCK,
-        )  # fmt: skip
-        self._clip_and_noise(self._norm_partial.sum(dim=1).sqrt())

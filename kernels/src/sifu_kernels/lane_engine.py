@@ -16,13 +16,14 @@ from sifu.core.layout import Vector
 from sifu.core.round_stream import RoundsWanted, RunsAhead, StreamedRound, StreamsGroupRounds, is_evaluated
 from sifu.core.spec import StopSpec
 from sifu.engines.sim.gpu.device_queue import DeviceQueue
-from sifu.engines.sim.gpu.lane_group import LaneGroup
-from sifu.engines.sim.gpu.lane_stream import Chunk, Evaluated, LaneStream
-from sifu.engines.sim.gpu.schedule import slots_for
 from sifu.engines.sim.simulator import SimulatedFederation
 from sifu.errors import InputError, RoundRejectedError
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement
+from sifu_kernels import NAME
+from sifu_kernels.lane_group import LaneGroup
+from sifu_kernels.lane_stream import Chunk, Evaluated, LaneStream
+from sifu_kernels.schedule import slots_for
 
 NONE = np.zeros(0, dtype=np.int64)
 
@@ -33,13 +34,12 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
     Call `close` when the run is done, so that other lanes do not wait for it.
     """
 
-    def __init__(self, federation: SimulatedFederation, group: LaneGroup, lane: int, outside: tuple[str, ...]) -> None:
+    def __init__(self, federation: SimulatedFederation, group: LaneGroup, lane: int) -> None:
         self._federation, self._group, self._lane = federation, group, lane
         self.layout, self.clients = federation.layout, federation.clients
         # Use a separate queue, so that work of this lane does not wait for rounds that the group computes in advance.
         self._queue = DeviceQueue(group.device)
-        # Every certificate lists how this device differs from the embedded engine.
-        self.facts = replace(federation.facts, outside=(*federation.facts.outside, *outside))
+        self.facts = replace(federation.facts, trainer=NAME)
         self._places, self._entries = group.source.entries, group.entries
         self._samples = np.array([client.samples for client in federation.clients], dtype=np.int64)
 
@@ -73,9 +73,8 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         with contextlib.closing(together) as rounds:
             (done,) = next(rounds)
             return RoundResult(
-                done.fetch_model(), done.participants, done.samples, done.drifts, done.mean_shift, done.rounding,
-                None, done.updates,
-            )  # fmt: skip
+                done.fetch_model(), done.participants, done.samples, done.drifts, done.mean_shift, done.rounding
+            )
 
     def run_rounds(
         self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
@@ -106,10 +105,8 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         models_stay: bool = False,
     ) -> Generator[list[StreamedRound]]:
         """Yield lists of rounds, one round per group; `LaneStream` describes `single` and `models_stay`."""
-        if wanted.want_gram:
-            raise InputError(
-                "the GPU engine computes no Gram matrices: set keep.gram_clients = 0, or use the embedded engine"
-            )
+        if wanted.want_gram or wanted.updates_every:
+            raise InputError("sifu-kernels keeps no Gram matrices and no updates: leave these keys of keep out")
         origin = self._upload(wanted.origin, "float64")
         # Groups usually start from the same model, which is reordered and uploaded once.
         different = {id(model): model for model in models}
@@ -208,10 +205,6 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
                     evaluation = self._evaluation(evaluated, clients)
                 if not stream.models_stay:  # groups are evaluated as if no accuracy were known
                     stream.accuracy = evaluation.accuracy
-            updates = None
-            if chunk.updates is not None and ahead + 1 == chunk.rounds:
-                with self._queue.here():
-                    updates = chunk.updates[: participants.size, self._entries].cpu().numpy()
             yield StreamedRound(
                 participants,
                 samples[ahead, mine],
@@ -221,8 +214,6 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
                 distance,
                 functools.partial(self._model_of, chunk, ahead),
                 evaluation,
-                None,
-                updates,
             )
 
     def _model_of(self, chunk: Chunk, ahead: int) -> Vector:
@@ -240,7 +231,7 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         if drawn > slots:
             raise RoundRejectedError(
                 f"{drawn} clients were drawn for a round that has room for {slots}; the last good state stays. "
-                "Use the embedded engine (device cpu) for this run"
+                "Take part with a fixed number of clients instead"
             )
         if not finite:
             raise RoundRejectedError(

@@ -1,9 +1,9 @@
 """Triton kernels for the forward pass through convolutions, and for the gradients of their inputs.
 
 The kernels process many small convolutional classifiers at once, each with its own weights. A *slot* is one client of
-one run. The parameters of slot g are models[g, :], in device order (`gpu.conv_plan`): every layer is a matrix [inputs,
+one run. The parameters of slot g are models[g, :], in device order (`conv_plan`): every layer is a matrix [inputs,
 outputs], followed by its bias. A convolution is an implicit product of patches with that matrix, fused with bias, ReLU
-(if RELU is set) and 2x2 max-pooling. `winner` stores which of the four positions was the maximum (DEAD if ReLU set it
+and 2x2 max-pooling. `winner` stores which of the four positions was the maximum (DEAD if ReLU set it
 to zero), which is all the backward pass needs.
 
 Pixels are NHWC. Images and activations have borders of zeros as wide as the padding, so that an address is a corner
@@ -80,15 +80,14 @@ def _best_of_four(value0, value1, value2, value3):
 @triton.jit
 def _store_output(
     out, winner, best, won, g, m, real, n, py, px, co,
-    BATCH, CO: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, BORDER: tl.constexpr, RELU: tl.constexpr,
+    BATCH, CO: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, BORDER: tl.constexpr,
     KEEP_WINNER: tl.constexpr,
 ):  # fmt: skip
     """Apply ReLU and store out[g, n, py, px, co] inside its border, and the position of the maximum."""
     inside = real[:, None] & (co[None, :] < CO)
     row = ((g * BATCH + n) * (PH + 2 * BORDER) + py + BORDER) * (PW + 2 * BORDER) + px + BORDER
-    if RELU:
-        won = tl.where(best > 0.0, won, DEAD)
-        best = tl.maximum(best, 0.0)
+    won = tl.where(best > 0.0, won, DEAD)
+    best = tl.maximum(best, 0.0)
     tl.store(out + row[:, None] * CO + co[None, :], best, mask=inside)
     if KEEP_WINNER:
         spot = (g * BATCH * PH * PW + m)[:, None] * CO + co[None, :]
@@ -100,9 +99,9 @@ def convolve(
     images, rows, models, out, winner,
     row_stride, size, BATCH, weight_at, bias_at,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, POOL: tl.constexpr,
-    PH: tl.constexpr, PW: tl.constexpr, BORDER: tl.constexpr, RELU: tl.constexpr, GATHER: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, BORDER: tl.constexpr, GATHER: tl.constexpr,
     KEEP_WINNER: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Compute a 3x3 convolution, bias, ReLU and (POOL) 2x2 max-pooling: out[g, n, py, px, co] and `winner`.
 
@@ -126,18 +125,18 @@ def convolve(
         inside = k < 9 * CI
         tile = tl.load(weights + k[:, None] * CO + co[None, :], mask=inside[:, None] & (co[None, :] < CO), other=0.0)
         taps = inside[None, :]
-        acc0 = tl.dot(load_patch(at, taps, CI, BK), tile, acc0, input_precision=PRECISION)
+        acc0 = tl.dot(load_patch(at, taps, CI, BK), tile, acc0, input_precision="tf32")
         if POOL:
-            acc1 = tl.dot(load_patch(at + CI, taps, CI, BK), tile, acc1, input_precision=PRECISION)
-            acc2 = tl.dot(load_patch(at + W * CI, taps, CI, BK), tile, acc2, input_precision=PRECISION)
-            acc3 = tl.dot(load_patch(at + (W + 1) * CI, taps, CI, BK), tile, acc3, input_precision=PRECISION)
+            acc1 = tl.dot(load_patch(at + CI, taps, CI, BK), tile, acc1, input_precision="tf32")
+            acc2 = tl.dot(load_patch(at + W * CI, taps, CI, BK), tile, acc2, input_precision="tf32")
+            acc3 = tl.dot(load_patch(at + (W + 1) * CI, taps, CI, BK), tile, acc3, input_precision="tf32")
     if POOL:
         best, won = _best_of_four(acc0, acc1, acc2, acc3)
     else:
         best, won = acc0, tl.zeros((BM, BN), dtype=tl.int32)
     bias = tl.load(models + g * size + bias_at + co, mask=co < CO, other=0.0)
     best += bias[None, :]
-    _store_output(out, winner, best, won, g, m, real, n, py, px, co, BATCH, CO, PH, PW, BORDER, RELU, KEEP_WINNER)
+    _store_output(out, winner, best, won, g, m, real, n, py, px, co, BATCH, CO, PH, PW, BORDER, KEEP_WINNER)
 
 
 @triton.jit
@@ -145,9 +144,9 @@ def convolve_block(
     images, rows, models, out, winner,
     row_stride, size, BATCH, weight_at, bias_at,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
-    PH: tl.constexpr, PW: tl.constexpr, BORDER: tl.constexpr, RELU: tl.constexpr, GATHER: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, BORDER: tl.constexpr, GATHER: tl.constexpr,
     KEEP_WINNER: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Compute the same as `convolve` with pooling, for few channels; a row of the product is an output's 4 x 4 inputs.
 
@@ -178,13 +177,13 @@ def convolve_block(
         corner = images + sample * (H * W * CI) + (py * 2 * W + px * 2) * CI
         x = tl.load(corner[:, None] + offset[None, :])
         zero = tl.zeros((BM, BN), dtype=tl.float32)
-        acc0 = tl.dot(x, w0, zero, input_precision=PRECISION)
-        acc1 = tl.dot(x, w1, zero, input_precision=PRECISION)
-        acc2 = tl.dot(x, w2, zero, input_precision=PRECISION)
-        acc3 = tl.dot(x, w3, zero, input_precision=PRECISION)
+        acc0 = tl.dot(x, w0, zero, input_precision="tf32")
+        acc1 = tl.dot(x, w1, zero, input_precision="tf32")
+        acc2 = tl.dot(x, w2, zero, input_precision="tf32")
+        acc3 = tl.dot(x, w3, zero, input_precision="tf32")
         best, won = _best_of_four(acc0, acc1, acc2, acc3)
         best += bias[None, :]
-        _store_output(out, winner, best, won, g, m, real, n, py, px, co, BATCH, CO, PH, PW, BORDER, RELU, KEEP_WINNER)
+        _store_output(out, winner, best, won, g, m, real, n, py, px, co, BATCH, CO, PH, PW, BORDER, KEEP_WINNER)
 
 
 @triton.jit
@@ -220,7 +219,7 @@ def convolution_input_gradient(
     spread, models, out,
     size, BATCH, weight_at,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Compute out[g, n, y, x, ci], the gradient of a convolution's H x W input (without padding), from `spread`."""
     g = tl.program_id(1).to(tl.int64)
@@ -240,5 +239,5 @@ def convolution_input_gradient(
             weights + (tap[:, None] * CI + ci[None, :]) * CO + co[:, None],
             mask=inside[:, None] & (ci[None, :] < CI), other=0.0,
         )  # fmt: skip
-        acc = tl.dot(load_patch(at, inside[None, :], CO, BK), tile, acc, input_precision=PRECISION)
+        acc = tl.dot(load_patch(at, inside[None, :], CO, BK), tile, acc, input_precision="tf32")
     tl.store(out + (g * BATCH * H * W + m)[:, None] * CI + ci[None, :], acc, mask=real[:, None] & (ci[None, :] < CI))

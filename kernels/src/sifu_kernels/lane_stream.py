@@ -1,0 +1,107 @@
+"""Streams of rounds that lanes read from a program."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sifu.core.engine import Position
+from sifu.core.round_stream import RoundsWanted
+from sifu.engines.sim.gpu.device_queue import Mark
+from sifu.engines.sim.local_training import LocalTraining
+from sifu_kernels.schedule import Drawing
+
+Evaluated = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""Number of correct predictions and summed loss of every client, as two arrays."""
+
+
+@dataclass(frozen=True)
+class ProgramPlan:
+    """Dimensions of a program: `lanes` lanes of at most `slots` clients each, of which at most `width` train at a time.
+
+    A program runs at most `chunk` rounds ahead, with batches of at most `batch` samples.
+    """
+
+    training: LocalTraining
+    batch: int
+    lanes: int = 1
+    slots: int = 1
+    chunk: int = 1
+    width: int = 1
+
+
+@dataclass(frozen=True)
+class LaneSource:
+    """Configuration shared by the lanes of a group."""
+
+    drawing: Drawing
+    plan: ProgramPlan
+    size: int
+    entries: NDArray[np.int64]
+    """Position on the device of each entry of a model's own vector."""
+    make_program: Callable[[ProgramPlan], Any]
+    """Function that makes a `ConvProgram`."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rounds of a stream: their measurements and models, valid once `ready` is reached.
+
+    `participants` and `measured` have shapes (rounds, slots) and (rounds, slots + 3); a row of `measured` holds the
+    drifts, then ||mean - theta||, ||next - origin|| and ||theta||. `drawn` is the number of clients each round drew; if
+    it exceeds the number of slots, some clients were not trained. `models` (rounds, parameters) is on the host in the
+    model's own order, or, for a stream that rarely reads its models, on the device in device order. `tip` is the last
+    model, on the device and in device order. `evaluated` maps a round, counted from 1, to the evaluation of every
+    client; it contains the rounds that the stop rule needs, as far as the accuracy was known when they ran.
+    """
+
+    start: int
+    participants: NDArray[np.int64]
+    drawn: NDArray[np.int64]
+    measured: NDArray[np.float64]
+    models: NDArray[np.floating] | Tensor
+    tip: Tensor
+    evaluated: dict[int, Evaluated]
+    ready: Mark
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+        return int(self.measured.shape[0])
+
+
+@dataclass(eq=False)
+class LaneStream:
+    """Queue of consecutive rounds of one lane; the next chunk starts from `model` at `position`."""
+
+    lane: int
+    model: Tensor
+    origin: Tensor
+    position: Position
+    active: Tensor
+    absent: Tensor
+    clients: int
+    """Number of active clients."""
+    slots: int
+    """Number of slots for the participants of a round (`slots_for`)."""
+    wanted: RoundsWanted
+    left: int
+    single: bool = False
+    """True for a stream of one round, which should not wait for other rounds."""
+    models_stay: bool = False
+    """True if models stay on the device until they are read; otherwise all models of a chunk are copied to the host."""
+    accuracy: float | None = None
+    """Latest accuracy known to the consumer; the device uses it to choose the models to evaluate in advance."""
+    chunks: deque[Chunk] = field(default_factory=deque)
+    held: bool = False
+    error: BaseException | None = None
+
+    def wants(self, ahead: int) -> bool:
+        """Return whether to compute another chunk, so that at most `ahead` chunks wait for the consumer."""
+        return self.left > 0 and self.error is None and len(self.chunks) + self.held < ahead
