@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,18 +11,13 @@ import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
 
-def interpreted() -> bool:
-    """Return whether the GPU kernels run in Triton's interpreter."""
-    return os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
-
-
 def machine_key() -> str:
-    """Return what digests depend on: processor, instruction sets of torch and BLAS, torch, numpy and GPU."""
+    """Return what digests depend on: processor, instruction sets of torch and BLAS, torch and numpy."""
     blas = sorted({str(library.get("architecture", library["internal_api"])) for library in threadpool_info()
                    if library["user_api"] == "blas"})  # fmt: skip
     capability = torch.backends.cpu.get_cpu_capability()
     parts = (platform.machine(), capability, "+".join(blas), f"torch {torch.__version__}", f"numpy {np.__version__}")
-    return ", ".join(parts if interpreted() else (*parts, torch.cuda.get_device_name()))
+    return ", ".join(parts)
 
 
 @contextmanager
