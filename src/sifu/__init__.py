@@ -1,11 +1,11 @@
-"""Federated unlearning with certificates: train a federation, forget clients, and verify every claim.
+"""Federated unlearning with certificates: train a federation, forget clients, and verify the claims.
 
     import sifu
 
     run = sifu.train(spec, run="my-run")        # FedAvg with tracking; continues an unfinished run
     print(run.plan(["client-007"]))             # what a request would do; changes nothing
     outcome = run.forget(["client-007"])        # roll back, add noise, retrain, certify
-    run.verify()                                # recompute every claim, offline
+    run.verify()                                # recompute what was claimed, offline
 
 Importing this package is fast; torch is imported only when a model is needed.
 """

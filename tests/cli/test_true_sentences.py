@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from run_tools import Command
+from sifu.store.files import certificate_path
 from sifu.store.keys import sign
 from sifu.store.reader import RunReader
 from sifu_verifier import verify
+from sifu_verifier.command import main
+from sifu_verifier.verification import on_record
 
 HEAD = """
 [data]
@@ -56,3 +59,47 @@ def test_noise_is_trusted_to_be_the_operators(own_run: Path, cli: Command, tmp_p
         body = cli("certificate", "show", run, request, "--format", "json").json["body"]
         assert {"trusted"} == {premise["status"] for premise in body["premises"] if premise["name"] == "noise"}
         assert verify(run) == []
+
+
+def test_verify_names_the_requests_whose_models_were_erased(own_run: Path, cli: Command) -> None:
+    answer = cli("verify", own_run)
+    rest = {"to-the-middle", "from-scratch", "both-together", "strictly"}
+    assert answer.code == 0
+    assert set(cli("verify", own_run, "--format", "json").json["on_record"]) == set(on_record(own_run)) == rest
+    assert all(request in answer.out for request in rest)
+
+
+def test_verify_recomputes_a_request_with_its_models(cli: Command, tmp_path: Path) -> None:
+    run, spec = tmp_path / "run", tmp_path / "spec.toml"
+    spec.write_text(HEAD)
+    assert cli("train", spec, "--run", run).code == 0
+    for client, rest in (("client-001", []), ("client-002", ["r1"])):
+        assert cli("forget", run, "--clients", client).code == 0
+        assert cli("verify", run, "--format", "json").json["on_record"] == on_record(run) == rest
+
+
+def test_the_other_verifier_asks_for_the_key(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    certificate = certificate_path(own_run, "strictly", "public")
+    key = json.loads(certificate.read_text())["public_key"]
+    assert main(["certificate", str(certificate)]) == 0
+    assert "all good" not in capsys.readouterr().out
+    assert main(["certificate", str(certificate), "--public-key", key]) == 0
+    assert "all good" in capsys.readouterr().out
+
+
+def test_an_intact_backup_from_before_a_new_key_is_not_called_damaged(
+    own_trained: Path, cli: Command, tmp_path: Path
+) -> None:
+    assert cli("backup", own_trained, tmp_path / "old.zip").code == 0
+    assert cli("key", "rotate", own_trained).code == 0
+    refused = cli("restore", tmp_path / "old.zip", tmp_path / "back")
+    assert refused.code == 2
+    assert "--accept-older" in refused.err
+    assert "damaged" not in refused.err
+    assert cli("restore", tmp_path / "old.zip", tmp_path / "back", "--accept-older").code == 0
+
+
+def test_an_erased_model_may_remain_as_a_copy(own_run: Path, cli: Command) -> None:
+    shown = " ".join(cli("certificate", "show", own_run, "from-scratch", "--all").out.split())
+    assert "in the run folder" in shown
+    assert "Exported copies may" in shown

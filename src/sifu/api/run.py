@@ -171,7 +171,7 @@ class Run(RequestCalls):
         witnesses: Sequence[str | Path] = (),
         authority: str | Path | None = None,
     ) -> Verification:
-        """Recompute every claim of the run from its recorded scalars, offline.
+        """Recompute the claims of the run from its record and its stored models, offline.
 
         Args:
             public_key: The operator's public key (hex) that the ledger must be signed with, if it is known.

@@ -122,8 +122,7 @@ def restore(
         parse_anchor(anchor)
     given = [_read_certificate(path) for path in certificates]
     with read_backup(file, folder) as staged:
-        if accept_older:
-            _accept_earlier_key(staged)
+        _check_earlier_key(staged, file, accept_older)
         check_whole(staged, file)
         with RunReader(staged) as reader:
             key_values = {key for _, key in keys_of(reader)}
@@ -167,26 +166,31 @@ def _why_whole_clients(file: Path, folder: Path, body: Mapping[str, Any]) -> str
     )
 
 
-def _accept_earlier_key(staged: Path) -> None:
-    """Accept the key in a backup made before a key rotation if it is a known earlier key of the run."""
+def _check_earlier_key(staged: Path, file: Path, accept_older: bool) -> None:
+    """Refuse a backup made before a key rotation, or accept its key, if it is a known earlier key of the run."""
     with RunReader(staged) as reader:
         run, key = reader.value("run"), reader.value("public_key")
-        if known_key_problem(run, key) is None and key_problem(reader):
-            remember_key(reader, accepted=True)
+        if known_key_problem(run, key) is not None or not key_problem(reader):
+            return
+        if not accept_older:
+            raise InputError(
+                f"{file} was made before the key of its run was changed, so it is not the run's latest state: find a "
+                "newer backup, or accept this one with --accept-older and the certificates issued since"
+            )
+        remember_key(reader, accepted=True)
 
 
 def check_whole(staged: Path, file: Path) -> None:
     """Check that the run in a backup verifies; a matching list of files proves nothing, because it can be forged."""
     verification = verify_run(staged)
     if verification.problems:
-        raise RunDamagedError(f"{file} is damaged or was changed, nothing was restored. {verification.problems[0]}")
+        raise RunDamagedError(f"{file} does not verify, nothing was restored. {verification.problems[0]}")
     if not keys.is_encrypted(staged):  # an encrypted key is opened with its passphrase when it is needed
         try:
             keys.load_key(staged, verification.public_key)
         except RunDamagedError as error:
             raise RunDamagedError(
-                f"{file} is damaged or was changed, nothing was restored: its operator's key is missing or different, "
-                "so nothing could be certified"
+                f"nothing was restored: {file} lacks the operator's key of its run, so nothing could be certified"
             ) from error
 
 

@@ -90,7 +90,7 @@ def run_demo(folder: Path | None) -> Answer:
         out.print(outcomes_table(outcomes))
     say(f"\n{total} rounds instead of {scratch}: {scratch / max(total, 1):.1f} times fewer than Scratch.")
     say("(Rounds to 95 % on the clients' own data. The noise is fresh every time, so the figures vary.)")
-    say(f"Every claim recomputes: sifu verify {target}")
+    say(f"Recompute the claims: sifu verify {target}")
     say(f"Look at {page}")
     if not shutil.which("sifu"):
         say("To use the sifu command here: . .venv/bin/activate")

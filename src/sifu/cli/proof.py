@@ -43,12 +43,13 @@ def verify(
     ] = None,
     everything: AllOption = False,
 ) -> Answer:
-    """Recompute every claim, offline, from the recorded scalars. Exit code 3 if anything is wrong.
+    """Recompute the claims, offline, from the record and the stored models. Exit code 3 if anything is wrong.
 
-    For a run folder, checks ledger, tables, rounds, models, requests and certificates. It changes nothing, and can run
-    while another command writes. For a certificate file, checks its signature and that its figures agree. For a bundle,
-    also checks the chain of events and the succession of keys. A note is not a fault. Only a key, an anchor or a
-    witness kept elsewhere shows that the run was not rewritten as a whole.
+    For a run folder, checks ledger, tables, rounds, models, requests and certificates, and names the requests whose
+    models were erased: these rest on the signed record. It changes nothing, and can run while another command writes.
+    For a certificate file, checks its signature and that its figures agree. For a bundle, also checks the chain of
+    events and the succession of keys. A note is not a fault. Only a key, an anchor or a witness kept elsewhere shows
+    that the run was not rewritten as a whole.
     """
     if not target.exists():
         raise InputError(f"{target} does not exist: give a run folder or a certificate file")
@@ -59,7 +60,17 @@ def verify(
         result = sifu.verify_run(target, public_key, anchor, witness or (), authority)
     else:
         result = sifu.verify_certificate(target, public_key, authority)
-    names = ("subject", "holds", "public_key", "checked", "not_recomputed", "notes", "leftovers", "problems")
+    names = (
+        "subject",
+        "holds",
+        "public_key",
+        "checked",
+        "not_recomputed",
+        "on_record",
+        "notes",
+        "leftovers",
+        "problems",
+    )
     values = asdict(result) | {"holds": result.holds}
 
     def show() -> None:
@@ -74,6 +85,12 @@ def verify(
         out.print(f"Signed with the key {result.public_key}.")
         if public_key is None and not of_run:
             out.print("Compare this key with the one the operator published, or give it with --public-key.")
+        if result.on_record:
+            out.print(
+                f"Models of requests {', '.join(result.on_record)} were erased since: their certificates rest on the "
+                "signed record, and only an earlier verification has recomputed them.",
+                markup=False,
+            )
         few = result.notes if everything else result.notes[:SHORT_NOTES]
         for note in few:
             out.print(f"Note: {note}.", markup=False)
@@ -82,7 +99,7 @@ def verify(
         if not of_run:
             out.print("The run behind it was not checked: the operator can do that with sifu verify DIR.")
 
-    return Answer({name: values[name] for name in names}, show, code=0 if result.holds else 3)
+    return Answer({name: values[name] for name in (*names, "problems")}, show, code=0 if result.holds else 3)
 
 
 def audit(

@@ -213,7 +213,7 @@ ERASED_AND_LEFT: Mapping[Start, tuple[str, str]] = {
     ),
     "fresh": (
         "Every model on the way to the current one was erased.",
-        "No model that the client influenced remains.",
+        "No model in the run folder contains the client's influence. Exported copies may.",
     ),
 }
 GROUPS_REMAIN = (
@@ -257,7 +257,7 @@ def what_was_erased(
             "The model that training resumed from, and every later one, may contain the client's influence; nothing "
             "hides it."
             if protection == "nothing"
-            else "No model that contains the client's influence without noise remains."
+            else "No model in the run folder contains the client's influence without noise. Exported copies may."
         )
     else:
         erased = "Any kept model after the one that training resumed from was erased."

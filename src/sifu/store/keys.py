@@ -132,7 +132,7 @@ def load_key(folder: Path, public_key: str) -> Any:
             f"the operator's key {KEY_FILE} cannot be read ({error}): restore it from a backup"
         ) from error
     if public_hex(key) != public_key:
-        raise RunDamagedError(f"{KEY_FILE} is not the key this run was created with: restore it from a backup")
+        raise RunDamagedError(f"{KEY_FILE} is not the key of this run: restore it from a backup")
     return key
 
 

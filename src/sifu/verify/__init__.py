@@ -1,1 +1,1 @@
-"""Verification of runs and certificates, which recomputes every claim."""
+"""Verification of runs and certificates."""

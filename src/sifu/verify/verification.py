@@ -1,4 +1,4 @@
-"""Offline verification of a run: every claim is recomputed from recorded scalars, and no recorded result is trusted."""
+"""Offline verification of a run: claims are recomputed from the recorded scalars and the models that are stored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sifu.verify.leftover_files import Leftover, files_of_no_row
 from sifu.verify.lifecycle_checks import check_approvals, check_left_out, check_lifecycles
 from sifu.verify.purge_checks import check_purges
 from sifu.verify.release_checks import check_releases, trusted_notes
-from sifu.verify.request_checks import check_requests
+from sifu.verify.request_checks import check_requests, on_record
 from sifu.verify.stored_models import check_models, check_moved, check_updates
 
 
@@ -46,6 +46,8 @@ class Verification:
     problems: list[str] = field(default_factory=list)
     not_recomputed: dict[str, str] = field(default_factory=dict)
     """Requests that only a signature can confirm, each with the time of the purge that erased its figures."""
+    on_record: list[str] = field(default_factory=list)
+    """Requests of which a model was erased, so that their certificates rest on the signed record."""
     leftovers: list[Leftover] = field(default_factory=list)
     """Files left by an interrupted change; no claim depends on them, and the next writer deletes them."""
     content: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -182,6 +184,7 @@ def _check_against_outside(
         result.problems.extend(check_witnesses(reader, witnesses))
         result.checked.append("witnesses")
     result.not_recomputed = not_recomputed(reader)
+    result.on_record = on_record(reader)
     for time in sorted(set(result.not_recomputed.values())):
         requests = ", ".join(request for request, since in result.not_recomputed.items() if since == time)
         result.notes.insert(

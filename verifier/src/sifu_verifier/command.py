@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from sifu_verifier.certificate_file import verify_certificate
-from sifu_verifier.verification import not_recomputed, verify
+from sifu_verifier.verification import not_recomputed, on_record, verify
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,7 +25,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.add_argument("file", type=Path, metavar="FILE", help="public certificate or auditor's copy")
         parser.add_argument("--public-key", metavar="HEX", help="the operator's key, known from elsewhere")
         options = parser.parse_args(given[1:])
-        return print_problems(options.file, verify_certificate(options.file, options.public_key))
+        good = "all good" if options.public_key else "consistent; who signed it is unknown without --public-key"
+        return print_problems(options.file, verify_certificate(options.file, options.public_key), good)
     parser = argparse.ArgumentParser(
         prog="sifu-verifier",
         description="Check what a run of sifu recorded. To check a certificate alone: sifu-verifier certificate FILE",
@@ -34,10 +35,10 @@ def main(arguments: list[str] | None = None) -> int:
     return max([print_verification(folder) for folder in parser.parse_args(given).runs])
 
 
-def print_problems(path: Path, problems: list[str]) -> int:
+def print_problems(path: Path, problems: list[str], good: str = "all good") -> int:
     """Print the problems of a file or folder; return 1 if there are any."""
     counted = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-    print(f"{path}: {counted if problems else 'all good'}", *problems, sep="\n  ")
+    print(f"{path}: {counted if problems else good}", *problems, sep="\n  ")
     return int(bool(problems))
 
 
@@ -47,4 +48,6 @@ def print_verification(folder: Path) -> int:
     print_problems(folder, problems)
     for name, time in ({} if problems else not_recomputed(folder)).items():
         print(f"  not recomputed, figures erased {time}: {name}")
+    for name in [] if problems else on_record(folder):
+        print(f"  on the signed record alone, a model was erased: {name}")
     return int(bool(problems))

@@ -43,6 +43,17 @@ def not_recomputed(folder: Path) -> dict[str, str]:
     return RunFolder(Path(folder)).not_recomputed
 
 
+def on_record(folder: Path) -> list[str]:
+    """Return the finished requests of which a model was erased, so that only the signed record supports them."""
+    run = RunFolder(Path(folder))
+    stored = {row["node"] for row in run.tables["models"]}
+    done = [row for row in run.tables["requests"] if row["status"] == "done"]
+    sources = {row["request"]: {row["source_node"]} if row["noise_std"] else set() for row in done}
+    return [
+        row["request"] for row in done if not {row["noise_node"], row["final_node"]} | sources[row["request"]] <= stored
+    ]
+
+
 def verify(folder: Path) -> list[str]:
     """Return the problems of a run folder, or an empty list if everything agrees.
 
