@@ -238,7 +238,7 @@ def test_a_heuristic_under_strict_retention_says_that_its_models_hold_the_client
     _, remains = what_was_erased("strict", "trained", protection="nothing", keeps_updates=False)
     assert "may contain the client's influence" in remains
     _, noised = what_was_erased("strict", "trained", protection="noise", keeps_updates=False)
-    assert noised.startswith("No model that contains the client's influence")
+    assert noised.startswith("No model in the run folder contains the client's influence")
 
 
 @pytest.mark.parametrize("method", ["scratch", "sifu", "groups", "closed_form"])
