@@ -7,7 +7,7 @@ with 256 Fourier features. The observer has 100 public samples, all of them, or 
 Gram matrix of the others up to the deleted record. Each row comes from `sifu audit RUN --before-after`. In rows with
 source "files", `sifu forget` forgets records, and exports from before and after are compared.
 
-Rows with `hides` are runs with noise on releases; `sifu advise` chose the noise to hide a record or a client at (1,
+Rows with `hides` are runs with noise on releases, enough for one release to hide a record or a client at (1,
 1e-5). A request demands this guarantee (`sifu forget --before-after 1,1e-5`), so it fails if the guarantee does not
 hold.
 """
@@ -26,7 +26,11 @@ from typing import Any
 
 import numpy as np
 
+from sifu.api import open_run
+from sifu.core.spec import Spec
 from sifu.data.digits import stored_digits
+from sifu.run.releases import Accountant
+from sifu.theory.calibration import exact_multiplier
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 ATTRIBUTES = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal")  # fmt: skip  # noqa: E501
@@ -109,19 +113,22 @@ def digits_task(name: str, features: str, folder: Path) -> Task:
     return Task(name, spec, records, files, numbered(clients))
 
 
-def noise_that_hides(task: Task, unit: str) -> list[str]:
-    """Return the settings by which `sifu advise` hides a record or a client of the task."""
-    study = ("--set", "release.noise=0.01", "--set", "ridge.regularisation=1.0")
-    options = sifu("advise", task.spec, *study)["release"]["options"]
-    chosen = next(each for each in options if each["unit"] == unit and (each["epsilon"], each["delta"]) == BUDGET)
-    settings = {"release.noise": chosen["noise"], "ridge.regularisation": chosen["relative_penalty"]}
-    return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+def noise_that_hides(task: Task, unit: str, folder: Path) -> list[str]:
+    """Return the settings whose noise hides the record or client that moves the head most, at a fixed penalty."""
+    run = folder / f"study-{task.name}-{unit}"
+    sifu("train", task.spec, "--run", run, "--set", "ridge.regularisation=1.0")
+    with open_run(run).reader() as reader:
+        accountant = Accountant.of(reader, Spec.from_mapping(reader.spec))
+        distances = [accountant.distances_of(client) for client in range(len(reader.clients()))]
+    largest = max((of_client if unit == "client" else of_record or 0.0) for of_client, of_record in distances)
+    noise = exact_multiplier(*BUDGET) * largest
+    return ["--set", f"release.noise={noise}", "--set", "ridge.regularisation=1.0"]
 
 
 def attacked(task: Task, folder: Path, trials: int, requests: int, hides: str = "") -> Iterator[dict[str, Any]]:
     """Yield one row for each attack on a run of the task, with noise if `hides` names records or clients."""
     run, generator = folder / f"run-{task.name}{hides}", np.random.default_rng(1)
-    sifu("train", task.spec, "--run", run, *(noise_that_hides(task, hides) if hides else ()))
+    sifu("train", task.spec, "--run", run, *(noise_that_hides(task, hides, folder) if hides else ()))
     for public, file in task.public.items():
         answer = sifu("audit", run, "--before-after", "--public", file, "--trials", trials)
         wanted = [found for found in answer["before_after"] if hides in ("", found["what"])]

@@ -70,10 +70,10 @@ def sigma_for(method: str, sigma: float) -> float:
 def build_run_with_requests(folder: Path) -> None:
     """Make one run with requests of several kinds: rollback, scratch, joint, strict, and a waiting one."""
     run = sifu.train(small_spec(keep={"updates_every": 3}), run=folder)
-    run.forget(["client-000"], "to-the-middle", sigma=0.05, compare_scratch=True)
+    run.forget(["client-000"], "to-the-middle", sigma=0.05)
     run.forget(["client-001"], "from-scratch", method="scratch")
     run.forget(["client-002", "client-003"], "both-together", sigma=1.0, unit="joint", epsilon=20.0)
-    run.forget(["client-004"], "strictly", sigma=0.12, retention="strict", compare_scratch=True)
+    run.forget(["client-004"], "strictly", sigma=0.12, retention="strict")
     run.request(["client-005"], "waits", epsilon=3.0, reserve=0.25, max_rounds=5, target=0.5)
 
 

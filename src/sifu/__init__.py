@@ -19,7 +19,6 @@ from sifu.version import __version__
 
 if TYPE_CHECKING:
     from sifu import audit, report
-    from sifu.advice import Advice, advise
     from sifu.api import (
         Certificate,
         ClientStatus,
@@ -76,7 +75,6 @@ if TYPE_CHECKING:
     from sifu.server.server_loop import ServerLoop
 
 __all__ = [
-    "Advice",
     "AuditOptions",
     "AuditReport",
     "Certificate",
@@ -116,7 +114,6 @@ __all__ = [
     "Verification",
     "VerificationError",
     "__version__",
-    "advise",
     "allow_code",
     "audit",
     "audit_client",
@@ -139,7 +136,6 @@ __all__ = [
 _MODULES = ("audit", "report")
 """Packages that are also attributes of `sifu`; their main functions are `sifu.audit_run` and `sifu.write_report`."""
 _HOMES = {
-    "sifu.advice": ("Advice", "advise"),
     "sifu.audit": ("AuditOptions", "AuditReport", "audit_client", "audit_run"),
     "sifu.choices": ("TermsGiven",),
     "sifu.core.allowed_code": ("allow_code",),

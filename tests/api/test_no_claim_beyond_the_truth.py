@@ -334,35 +334,3 @@ def test_delta_reached_is_what_was_spent(own_trained: Path) -> None:
     path = own_trained / "changed.json"
     path.write_text(json.dumps({"body": changed, "public_key": "", "signature": ""}))
     assert any("delta_reached" in problem for problem in verify_certificate(path).problems)
-
-
-def test_before_training_the_verdict_names_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verdict never calls the noise small if the ratio is large; it once did so at a ratio of 1.2, because few
-    rounds were predicted.
-    """
-    from sifu.advice import advisor as advice
-
-    spec = Spec.from_mapping(small_spec(stop={"target": 0.6, "max_rounds": 40}))
-    monkeypatch.setattr(advice, "LARGEST_NOISE_TO_SIGNAL", 1e-9)
-    answer = advice.advise(spec)
-    if answer.worthwhile:
-        assert f"{answer.predicted_rounds} rounds where Scratch takes {answer.scratch_rounds}" in answer.verdict
-    assert "small against" not in answer.verdict.replace("not small against", "")
-
-
-def test_it_does_not_pay_where_few_rounds_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that is nearly as slow as Scratch is not worthwhile, even if the noise is small against what was
-    learned.
-    """
-    from sifu.advice import advisor as advice
-    from sifu.methods.sifu import Sifu
-
-    honest = Sifu.plan
-    monkeypatch.setattr(Sifu, "plan", lambda *given: replace(honest(*given), predicted_rounds=16, scratch_rounds=17))
-    monkeypatch.setattr(advice, "LARGEST_NOISE_TO_SIGNAL", 1e9)
-    answer = advice.advise(Spec.from_mapping(small_spec(stop={"target": 0.6, "max_rounds": 40})))
-    assert answer.reached_target
-    assert not answer.worthwhile
-    assert answer.verdict.startswith("Borderline")
-    assert "16 rounds where Scratch takes 17" in answer.verdict
-    assert (answer.epsilon_needed, answer.clients_needed) == (None, None)

@@ -84,7 +84,7 @@ def test_own_network_and_own_data(tmp_path: Path, way: str) -> None:
     assert first.level == "conditional"
     # Another process opens the folder and continues with the same model and data.
     again = sifu.open_run(tmp_path / "run", model=small_cnn, clients=clients)
-    (second,) = again.forget(["hospital 2", "hospital 4"], sigma=5.0, unit="joint", compare_scratch=True)
+    (second,) = again.forget(["hospital 2", "hospital 4"], sigma=5.0, unit="joint")
     assert second.rounds == 4
     assert again.verify().problems == []
     (third,) = again.forget(["hospital 0"], method="scratch")

@@ -77,7 +77,7 @@ def test_a_request_reads_no_data_and_is_that_of_the_whole_engine(
         heads[name] = _head(tmp_path / name)
     assert np.array_equal(heads["files"], heads["data"])
     # An engine with data can continue this run.
-    (again,) = sifu.open_run(tmp_path / "files", clients=clients_of()).forget(["c2"], compare_scratch=True)
+    (again,) = sifu.open_run(tmp_path / "files", clients=clients_of()).forget(["c2"])
     assert again.level == "exact"
 
 

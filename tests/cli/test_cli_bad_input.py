@@ -207,7 +207,6 @@ def test_terms_without_clients_belong_nowhere(cli: Command, run_read_only: Path)
         ("this is not TOML", ["is not valid TOML"]),
         ("[local\n", ["is not valid TOML"]),
         ("\x00", ["is not valid TOML"]),
-        ("[keep]\nratio = 1.0000000001\n", ["keep.ratio"]),
         ("seed = -1\n", ["seed"]),
         ("seed = 1e3\n", ["seed"]),
     ],

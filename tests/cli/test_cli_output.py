@@ -114,7 +114,6 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path, monk
     spec = tmp_path / "spec.toml"
     commands: dict[str, list[Any]] = {
         "init": [spec],
-        "advise": [spec, "--set", "data.clients=12", "--set", "stop.max_rounds=2", "--set", "stop.target=0.0"],
         "train": [
             spec, "--run", tmp_path / "new", "--set", "data.clients=12", "--set", "stop.max_rounds=2",
             "--set", "stop.target=0.0",
@@ -260,7 +259,7 @@ def test_text_output_of_a_whole_story(cli: Command, own_trained: Path, tmp_path:
     answer = cli("status", own_trained)
     assert "waiting" in answer.out
     assert "received" in answer.out
-    answer = cli("forget", own_trained, "--compare-scratch")
+    answer = cli("forget", own_trained)
     assert "mine" in answer.out
     answer = cli("verify", own_trained)
     assert "Verified" in answer.out

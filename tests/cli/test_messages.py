@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,19 +90,3 @@ def test_a_client_that_loses_records_is_not_counted_as_gone(tmp_path: Path, capl
     assert "only client left" not in caplog.text
     run.forget(["north"])
     assert "south is the only client left" in caplog.text
-
-
-def test_one_round_is_no_rounds(capsys: pytest.CaptureFixture[str]) -> None:
-    """Predicted rounds are written as "1 round" or "4 rounds", with or without an interval."""
-    from types import SimpleNamespace
-
-    from sifu.advice.training_options import TrainingOption
-    from sifu.cli.advice import _print_training_options
-
-    first = TrainingOption("plain", True, "proven", 1.0, 9.0, 0.9, (), "", request_interval=(1, 3))
-    ways = (first, replace(first, request_interval=None), replace(first, request_rounds=4.0, request_interval=(2, 8)))
-    _print_training_options(SimpleNamespace(ways=ways, recommended="", measured_on="here"), everything=False)  # type: ignore[arg-type]
-    said = " ".join(capsys.readouterr().out.split())
-    assert "1 round (1-3)" in said
-    assert "4 rounds (2-8)" in said
-    assert "1 rounds" not in said

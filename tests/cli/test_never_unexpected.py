@@ -195,7 +195,7 @@ WORDS = (
     *("", " ", "-1", "0", "1e999", "nan", "9" * 400, "x" * 300, "x" * 5000, "a,b", "../..", "\u202e", "\udcff", "%00"),
     *("file:", "http://", "command:", "client-000", "client-000,client-000", "auto", "\n", "[", "a=b", "1,2,3"),
 )
-LEFT_OUT = {"demo", "serve", "advise", "--help", "--install-completion", "--show-completion", "--follow"}
+LEFT_OUT = {"demo", "serve", "--help", "--install-completion", "--show-completion", "--follow"}
 """Commands that run for long, and commands or options that typer provides."""
 
 

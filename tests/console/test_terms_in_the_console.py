@@ -133,20 +133,6 @@ def test_records_are_the_same_through_every_interface(service: Any, cli: Command
     assert run.verify().problems == []
 
 
-def test_a_harmless_looking_request_shows_what_it_would_cost(service: Any) -> None:
-    """One round from a fresh model, released at once, shows a predicted accuracy far below that of a usual request."""
-    run = sifu.open_run(service.folder / "north")
-    run.request(["client-003"], "a", method="scratch", max_rounds=1, release="now", target=0.0, actor="otto")
-    plan, usual = run.plan_of("a"), run.plan(["client-004"], method="scratch")
-    assert plan.predicted_accuracy is not None
-    assert usual.predicted_accuracy is not None
-    assert plan.predicted_accuracy < usual.predicted_accuracy - 0.1
-    page = service.browser("ann").get(f"/runs/{service.key('north')}/requests/1").text
-    assert f"{100 * plan.predicted_accuracy:.1f}\u00a0%<small>predicted; now" in page
-    changed = re.findall(r'data-label="Term">(\w+)</td>', page.partition("terms with the run")[0])
-    assert changed == ["method", "max_rounds", "release", "target"]
-
-
 def test_every_client_is_on_the_page(service: Any) -> None:
     run = sifu.open_run(service.folder / "north")
     names = [client.name for client in run.status().clients][:-1]

@@ -115,8 +115,6 @@ OUT_OF_RANGE = [
     ({"privacy": {"reserve": 1}}, "privacy.reserve"),
     ({"regularity": {"factor": 0}}, "regularity.factor"),
     ({"keep": {"models": 1}}, "keep.models"),
-    ({"keep": {"ratio": 1}}, "keep.ratio"),
-    ({"keep": {"lowest_sigma": 2, "highest_sigma": 1}}, "keep.lowest_sigma"),
     ({"keep": {"gram_clients": -1}}, "keep.gram_clients"),
     ({"data": {"watermark": -1}}, "data.watermark"),
     ({"data": {"held_out": 0.91}}, "data.held_out"),

@@ -81,7 +81,7 @@ SCENARIOS: dict[str, list[str]] = {
         "forget run --request a",
         "forget run --clients client-001 --request b --retention strict --method scratch",
         "request run --clients client-002 --id w",
-        "forget run --clients client-003 --request c --compare-scratch --level none",
+        "forget run --clients client-003 --request c --level none",
         "requests decide run w withdrawn",
         "release run",
         "forget run --clients client-004 --records 0,1 --request d --method scratch --level none",

@@ -21,12 +21,12 @@ def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def busy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run with requests of several kinds: SIFU compared with Scratch, joint, Scratch, with
-    a reserve, waiting.
+    """Return a run with requests of several kinds: SIFU, joint, Scratch, with a reserve,
+    waiting.
     """
     folder = tmp_path_factory.mktemp("runs") / "busy"
     run = sifu.train(SMALL, run=folder)
-    run.forget(["client-000"], request="first", sigma=20.0, compare_scratch=True)
+    run.forget(["client-000"], request="first", sigma=20.0)
     run.forget(["client-001", "client-002"], request="joint-one", unit="joint", sigma=0.5, retention="strict")
     run.forget(["client-003"], request="fresh", method="scratch")
     run.forget(["client-004"], request="reserved", sigma=5.0, reserve=0.5)
@@ -46,6 +46,6 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run=folder,
         clients=clients,
     )
-    run.forget([HOSTILE], sigma=5.0, compare_scratch=True)
+    run.forget([HOSTILE], sigma=5.0)
     run.forget([MATHS, "two  lines", "x" * 200], sigma=5.0)
     return folder

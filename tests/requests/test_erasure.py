@@ -23,7 +23,7 @@ from sifu.store.writer import SCRUB_FILE, RunWriter
 from sifu_verifier import verify
 
 F = "client-003"
-SPEC = small_spec(keep={"updates_every": 2, "lowest_sigma": 1e-6})
+SPEC = small_spec(keep={"updates_every": 2})
 
 
 def raw(folder: Path) -> dict[str, bytes]:

@@ -63,7 +63,5 @@ def test_a_plan_is_the_same_before_and_after_its_request_was_received(tmp_path: 
     run = sifu.train(SPECS[kind], run=tmp_path / "run")
     before = run.plan(["client-001"])
     waiting = run.plan_of(run.request(["client-001"]))
-    assert [(way.method, way.client_rounds) for way in waiting.ways] == [
-        (way.method, way.client_rounds) for way in before.ways
-    ]
+    assert [(way.method, way.rounds) for way in waiting.ways] == [(way.method, way.rounds) for way in before.ways]
     assert waiting == before

@@ -143,8 +143,6 @@ def test_figures_are_those_of_the_released_head(tmp_path):
     assert run.status().accuracy < 0.5
     with run.reader() as reader:
         assert all(row.accuracy < 0.5 for row in reader.evaluations() if np.isfinite(row.accuracy))
-    standing = json.loads((tmp_path / "run" / "standing.json").read_text())
-    assert sum(standing["correct"]) < 0.5 * sum(standing["samples"])
 
 
 @pytest.mark.parametrize(
@@ -153,20 +151,14 @@ def test_figures_are_those_of_the_released_head(tmp_path):
         ({"model": {"kind": "softmax"}}, "release.noise must be 0 unless model.kind = 'ridge'"),
         ({"ridge": {"regularisation": "auto"}}, "ridge.regularisation must be a number with release.noise"),
         ({"keep": {"statistics": "sum"}}, "keep.statistics must be clients with release.noise"),
-        ({"release": {"noise": "auto"}}, "release.distance must be positive"),
+        ({"release": {"noise": "auto"}}, "release.noise must be a number"),
         ({"release": {"when": "manual"}}, "release.when must be request without release.noise"),
-        ({"release": {"noise": -1.0}}, "release.noise must be 0, in 1e-12 to 1e12, or auto"),
+        ({"release": {"noise": -1.0}}, "release.noise must be 0, or in 1e-12 to 1e12"),
     ],
 )
 def test_specs_that_cannot_be_accounted_for_are_refused(change, said):
     with pytest.raises(InputError, match=said):
         Spec.from_mapping(SPEC | change)
-
-
-def test_automatic_noise_follows_from_the_spec_alone():
-    release = {"noise": "auto", "epsilon": 3.0, "delta": 1e-5, "distance": 0.1, "releases": 4}
-    noise = Spec.from_mapping(SPEC | {"release": release}).release.noise_std
-    assert epsilon_reached([0.1] * 4, noise, 1e-5) == pytest.approx(3.0, rel=1e-6)
 
 
 def _tampered_distance(folder: Path) -> None:

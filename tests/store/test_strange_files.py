@@ -17,7 +17,7 @@ import sifu
 from run_tools import small_spec
 from sifu.api import verify_run
 from sifu.errors import InputError, RunDamagedError
-from sifu.store.client_accuracy import read_standing
+from sifu.store.client_accuracy import read_held_out
 from sifu.store.files import private_folder, read_plain, write_atomically
 from sifu.store.inbox import any_messages
 from sifu.store.writer import RunWriter
@@ -113,7 +113,7 @@ def test_files_that_are_no_messages_are_skipped(own_trained: Path) -> None:
 def test_plans_do_not_wait_for_a_pipe(own_trained: Path) -> None:
     (own_trained / "standing.json").unlink()
     os.mkfifo(own_trained / "standing.json")
-    assert read_standing(own_trained) is None
+    assert read_held_out(own_trained, 0) is None
     with pytest.raises(OSError, match="regular file"):
         read_plain(own_trained / "standing.json")
 

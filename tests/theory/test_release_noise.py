@@ -12,7 +12,7 @@ from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from sifu.errors import InputError
 from sifu.theory.calibration import delta_reached
 from sifu.theory.closed_form import FixedPoint, statistics_of, total
-from sifu.theory.release_noise import Release, epsilon_reached, noise_for, ratio_of
+from sifu.theory.release_noise import Release, epsilon_reached, ratio_of
 
 FIXED = FixedPoint(features=6, outputs=3, norm=10.0)
 R = 0.05
@@ -63,18 +63,6 @@ def test_the_distance_of_a_record_is_that_of_the_head_without_it(seed):
         assert truth * (1.0 - 1e-9) <= bounds[row] <= truth * (1.0 + 1e-6)
 
 
-@pytest.mark.parametrize("relative", [R, 3.0])
-def test_estimates_for_advice_are_the_distances(relative):
-    clients = _clients(3)
-    release = _release(clients).at(relative)
-    exact = Release(release.statistics, relative)
-    for client in clients:
-        assert release.estimate_without(*client) == pytest.approx(exact.distance_without(statistics_of(FIXED, *client)))
-        assert release.estimate_without(client[0][:1], client[1][:1]) == pytest.approx(
-            exact.distances_of_records(*client)[0]
-        )
-
-
 def test_control_with_lambda_left_as_it_was_the_distance_is_another():
     """Negative control: the usual influence formula keeps lambda, but the counterfactual's lambda depends on its own
     trace.
@@ -107,14 +95,6 @@ def test_the_composition_agrees_with_an_independent_accountant(distances, noise)
         accountant.compose(dp_event.GaussianDpEvent(noise / distance))
     reached = epsilon_reached(distances, noise, 1e-5)
     assert reached == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
-
-
-def test_noise_for_a_budget_reaches_it():
-    noise = noise_for(3.0, 1e-5, 0.25, 5)
-    assert epsilon_reached([0.25] * 5, noise, 1e-5) <= 3.0
-    assert epsilon_reached([0.25] * 5, noise * 0.999, 1e-5) > 3.0
-    with pytest.raises(InputError, match="must be positive"):
-        ratio_of([0.1], 0.0)
 
 
 DRAWS = 2000

@@ -44,7 +44,6 @@ def of_another_node(content: dict[str, Any]) -> None:
 
 
 EDITS: dict[str, tuple[Edit | str, str]] = {
-    "nothing": (on("comparison", dict.clear), ""),
     "training ended at another node": (on("training done", lambda content: content.update(node=0)), "names node 0"),
     "no phase": (on("rolled back", lambda content: content["run"].pop("phase")), "sets the phase to 'None'"),
     "a file erased twice": (

@@ -46,7 +46,6 @@ ALL_TABLES = [
     "certificates",
     "charges",
     "clients",
-    "comparisons",
     "evaluations",
     "events",
     "models",

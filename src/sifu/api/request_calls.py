@@ -26,7 +26,6 @@ from sifu.core.record_commitments import record_commitment
 from sifu.data.read_once import reading_once
 from sifu.errors import InputError
 from sifu.methods.registry import also_left_out, plan_request
-from sifu.planning.outlook import most_expensive
 from sifu.planning.plan import Plan
 from sifu.requests.deadlines import DEADLINE_DAYS, POSTED
 from sifu.requests.filing import check_new, commitments_of, receive
@@ -52,9 +51,7 @@ class RequestCalls(RunFolder):
     def plan(self, clients: Sequence[str], **terms: Unpack[TermsGiven]) -> Plan:
         """Return the plan of a request for `clients` (node, noise, rounds, level) without changing anything.
 
-        Without a `method`, the plan is the one that `auto` chooses, and its `ways` describe the alternatives: level,
-        rounds with an interval, traffic, time, the success rate of an attacker, the data that are kept, and the cost to
-        clients forgotten earlier.
+        Without a `method`, the plan is the one that `auto` chooses, and its `ways` describe the alternatives.
 
         Args:
             clients: Names of the clients.
@@ -75,11 +72,6 @@ class RequestCalls(RunFolder):
             if not row.waits:
                 raise InputError(f"request {request} is {row.status}: it no longer needs a plan")
             return with_plain_names(view.reader, plan_request(view, row.terms))
-
-    def most_expensive(self) -> str:
-        """Return the name of the active client that is most expensive to forget now."""
-        with self.snapshot() as reader:
-            return most_expensive(RunView(reader))
 
     def request(
         self,
@@ -220,7 +212,6 @@ class RequestCalls(RunFolder):
         clients: Sequence[str] | None = None,
         request: str | None = None,
         *,
-        compare_scratch: bool = False,
         progress: ProgressCallback | None = None,
         nonces: Mapping[str, str] | None = None,
         filed: Callable[[str], None] | None = None,
@@ -236,7 +227,6 @@ class RequestCalls(RunFolder):
         Args:
             clients: Names of the clients of a new request.
             request: Id of the request.
-            compare_scratch: True to train Scratch for each request as well, to compare the number of rounds.
             progress: Callback invoked after each round.
             nonces: As in `Run.request`.
             filed: Callback that receives the id of a new request when it is in the ledger, before it is executed.
@@ -246,7 +236,7 @@ class RequestCalls(RunFolder):
             The outcomes of the executed requests.
         """
         with self._checked_writer() as writer:
-            return execute(writer, self._engines, clients, request, terms, compare_scratch, progress, nonces, filed)
+            return execute(writer, self._engines, clients, request, terms, progress, nonces, filed)
 
     def outcomes(self) -> list[Outcome]:
         """Return the outcomes of the finished requests, in order."""

@@ -71,7 +71,6 @@ def execute(
     clients: Sequence[str] | None,
     request: str | None,
     terms: TermsGiven,
-    compare_scratch: bool,
     progress: ProgressCallback | None,
     nonces: Mapping[str, str] | None = None,
     filed: Callable[[str], None] | None = None,
@@ -107,7 +106,7 @@ def execute(
     keys.load_key(writer.folder, writer.value("public_key"))  # fail before the work if the key is missing
     leaving = () if wanted is None or wanted.records else wanted.clients
     earlier = released_model(writer) if released_node(writer) == writer.tip else None
-    needs_data = compare_scratch or (wanted is not None and bool(wanted.records))
+    needs_data = wanted is not None and bool(wanted.records)
     with noting_failure(writer, _first_due(view, request, lacking)):
         engine = engines.for_requests(writer, leaving, needs_data=needs_data)
     worker = Worker(writer, engine, progress, engines=engines)
@@ -135,9 +134,6 @@ def execute(
     if refusals and not executed:
         raise NotCertifiableError(refusals[0])
     done = [*(name for name in resumed if name not in executed), *executed]
-    if compare_scratch:
-        for name in done:
-            worker.compare_scratch(name)
     # Computing a network's features for held-out rows would take far longer than the request itself.
     measured = not isinstance(engine, KeptStatistics) or view.spec.features.kind not in NETWORK_FEATURES
     if refusals:

@@ -19,7 +19,6 @@ from sifu.core.replies import LATE
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec.sections import RIDGE
 from sifu.methods.registry import all_methods
-from sifu.planning.outlook import Outlook, budget_lines, outlook_now
 from sifu.requests.deadlines import deadline_of, is_overdue
 from sifu.requests.failures import failure_of
 from sifu.requests.outcome import Cost, cost_of
@@ -33,6 +32,7 @@ from sifu.store.given_approvals import Approvals, approvals_of, unapproved
 from sifu.store.inbox import messages
 from sifu.store.projection import RejectionRow, RequestRow
 from sifu.store.reader import RunReader, clients_now, plain_name, plain_names, remainder_to_join
+from sifu.theory.rollback import Subject
 
 MOST_TOLD = 10
 """Largest number of refusals and incidents shown; the ledger has them all."""
@@ -186,7 +186,6 @@ class RunStatus:
     updates: StoredFiles
     statistics: StoredFiles
     budgets: tuple[BudgetStatus, ...]
-    outlook: Outlook | None
     inbox: tuple[InboxMessage, ...]
     refused: tuple[Refusal, ...]
     incidents: tuple[dict[str, Any], ...]
@@ -271,8 +270,6 @@ def status_of(view: RunView) -> RunStatus:
     sigma = privacy.sigma if privacy.sigma != "auto" else last_noise
     updates, statistics = reader.updates(), reader.statistics()
     measured = view.regularities.measured
-    # Infinite noise adds no charge, so these are the current budgets.
-    budgets = budget_lines(view, view.exposures(view.earlier_subjects()), view.path.tip, math.inf)
     return RunStatus(
         run=str(reader.folder),
         phase=reader.phase,
@@ -303,8 +300,7 @@ def status_of(view: RunView) -> RunStatus:
         ),
         updates=StoredFiles(len(updates), sum(row.bytes for row in updates.values())),
         statistics=StoredFiles(len(statistics), sum(row.bytes for row in statistics.values())),
-        budgets=tuple(BudgetStatus(line.names, line.budget, line.used, line.left) for line in budgets),
-        outlook=outlook_now(view, terms),
+        budgets=tuple(_budget_of(view, subject) for subject in view.earlier_subjects()),
         inbox=tuple(InboxMessage(message.kind, message.id, message.trouble) for message in messages(reader.folder)),
         refused=_refusals(reader),
         incidents=_incidents(reader),
@@ -315,6 +311,13 @@ def status_of(view: RunView) -> RunStatus:
         held_out=read_held_out(reader.folder, reader.tip),
         warnings=consequences(view, view.active),
     )
+
+
+def _budget_of(view: RunView, subject: Subject) -> BudgetStatus:
+    """Return the budget of a subject forgotten earlier."""
+    names = plain_names(view.reader, (view.clients[index].name for index in subject.clients))
+    used = subject.used if subject.scope == "all" else 0.0
+    return BudgetStatus(names, subject.budget, used, max(0.0, subject.budget - used))
 
 
 def groups_of(view: RunView) -> tuple[GroupStatus, ...]:

@@ -78,7 +78,7 @@ class Audited:
             node: Node of the model, or None if the run has no such node.
             normals: Source of fresh noise, by default the audit's source.
         """
-        noise_std = self.spec.release.noise_std
+        noise_std = self.spec.release.noise
         if noise_std == 0.0:
             return model
         if node is not None and node == released_node(self.reader):

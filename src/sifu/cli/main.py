@@ -33,7 +33,7 @@ from sifu.cli.runs import (
     status,
     train,
 )
-from sifu.cli.unlearning import advise, forget, plan, request
+from sifu.cli.unlearning import forget, plan, request
 from sifu.cli.upkeep import anchor, backup, doctor, key, purge, restore, sign, timestamp
 from sifu.core.allowed_code import allow_code
 from sifu.errors import SifuError, SifuWarning, missing_extra
@@ -50,7 +50,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 PANELS: dict[str, tuple[typer.Typer | Callable[..., Answer | None], ...]] = {
-    "Start here": (demo, init, advise, train, join, status, evaluate, metrics, report, export, predict),
+    "Start here": (demo, init, train, join, status, evaluate, metrics, report, export, predict),
     "Forget a client": (plan, request, requests, forget, release, certificate, methods, rebuild),
     "Prove it": (verify, audit, client_audit, anchor, timestamp),
     "Keep the run safe": (purge, backup, restore, key, sign),

@@ -189,12 +189,6 @@ def _print_requests(run: Run, status: RunStatus, everything: bool) -> None:
         out.print(
             f"\nBudgets of the {len(left)} subjects forgotten with noise: {min(left):.0%} to {max(left):.0%} left"
         )
-    ahead = status.outlook
-    if ahead:
-        out.print(
-            f"Since the last noise, {ahead.fitting} of {ahead.active} active clients could be forgotten with the "
-            f"same noise: about {ahead.expected_requests:.3g} requests of {ahead.usual_size:g} before one needs more"
-        )
 
 
 def _how_good(run: Run, status: RunStatus) -> str:
@@ -230,7 +224,7 @@ def outcome_values(outcome: Outcome) -> dict[str, Any]:
 
 def outcomes_table(outcomes: list[Outcome]) -> Table:
     """Return a table of requests with their outcomes."""
-    columns = ["request", "clients", "level", "-sigma", "-back to", "-rounds", "-Scratch"]
+    columns = ["request", "clients", "level", "-sigma", "-back to", "-rounds"]
     figure = _figure(outcomes)
     shown = table(*columns, *([f"-{figure.lower()}"] if figure else []))
     for outcome in outcomes:
@@ -242,7 +236,6 @@ def outcomes_table(outcomes: list[Outcome]) -> Table:
             "erased" if outcome.rollback_to is None else number(outcome.sigma),
             "erased" if outcome.rollback_to is None else str(outcome.rollback_to),
             str(outcome.rounds),
-            "-" if outcome.scratch_rounds is None else str(outcome.scratch_rounds),
         ]
         if figure:
             row.append(percent(outcome.accuracy) if figure == "Accuracy" else number(outcome.mean_squared_error))

@@ -113,7 +113,7 @@ def init(
         {"spec": str(file), "checks": list(proposal.checks)},
         f"Wrote {file}. Check these lines in it:",
         *(f"  {check}" for check in proposal.checks),
-        f"Next: sifu advise {file}, or sifu train {file} --run my-run",
+        f"Next: sifu plan {file}, or sifu train {file} --run my-run",
     )
 
 

@@ -1,4 +1,4 @@
-"""The commands `sifu advise|plan|request|forget`."""
+"""The commands `sifu plan|request|forget`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sifu.cli.options import (
     SetOption,
     argument,
     client_names,
+    collect_run,
     flags,
     option,
     read_records,
@@ -32,55 +33,35 @@ from sifu.errors import InputError
 ClientsOption = Annotated[str | None, option("Names of the clients to forget.", "--clients", "--client", metavar="A,B")]
 
 
-def advise(
-    spec: Annotated[Path, argument("SPEC.toml", "Spec of the training, see sifu init.")],
+@takes_terms
+def plan(
+    run: Annotated[Path, argument("DIR|SPEC", "The run folder; or a spec, before training.", callback=collect_run)],
+    clients: ClientsOption = None,
+    records: RecordsOption = None,
+    *,
+    terms: TermsGiven,
     settings: SetOption = None,
     data: DataOption = None,
     everything: AllOption = False,
 ) -> Answer:
-    """Advise, before training, whether certified unlearning pays off and what to change. Trains a short pilot only.
+    """Show what a request would do: method, node, noise, rounds, level. Changes nothing.
 
-    For another budget: --set privacy.epsilon=5.
+    With --all, also shows why other methods are refused, and every assumption. Of a spec, shows before training which
+    row of the README's table of methods applies, and why.
     """
-    from sifu.cli.advice import show_advice
+    from sifu.cli.plans import show_plan, show_spec_plan
 
-    if spec.is_dir():
-        raise InputError(f"{spec} is a folder: give sifu advise a spec file (sifu init writes one)")
-    with RoundsProgress() as progress:
-        advice = sifu.advise(sifu.load_spec(spec, settings or []), data_folder=data, progress=progress)
-    return show_advice(spec, advice, everything)
+    if run.is_file():
+        from sifu.api.spec_plan import plan_spec
 
-
-@takes_terms
-def plan(
-    run: RunArgument,
-    clients: ClientsOption = None,
-    records: RecordsOption = None,
-    most_expensive: Annotated[
-        bool, option("Plan for the active client most expensive to forget.", "--most-expensive")
-    ] = False,
-    picture: Annotated[
-        Path | None, option("Figure to write: sigma against predicted rounds.", metavar="FILE.png")
-    ] = None,
-    *,
-    terms: TermsGiven,
-    everything: AllOption = False,
-) -> Answer:
-    """Show what a request would do: node, noise, rounds saved, level. Changes nothing.
-
-    With --all, also shows why other methods are refused, the effect of each noise level, kept models and assumptions.
-    """
-    if (clients is None) == (not most_expensive):
-        raise InputError("give either --clients A,B or --most-expensive")
-    from sifu.cli.plans import draw_picture, show_plan
-
+        if clients is not None or records is not None or terms:
+            raise InputError("a spec is planned without clients and terms: set them with --set privacy.KEY=VALUE")
+        return show_spec_plan(run, plan_spec(sifu.load_spec(run, settings or []), data))
+    if clients is None:
+        raise InputError("name the clients to forget: --clients A,B")
     opened = sifu.Run(run)
     _add_records(terms, clients, records, run)
-    names = client_names(clients) if clients is not None else [opened.most_expensive()]
-    planned = opened.plan(names, **terms)
-    if picture is not None:
-        draw_picture(planned, picture)
-    return show_plan(planned, picture, everything)
+    return show_plan(opened.plan(client_names(clients), **terms), everything)
 
 
 @takes_terms
@@ -159,7 +140,6 @@ def forget(
     request: Annotated[str | None, option("Queued request to execute, instead of all.", metavar="ID")] = None,
     *,
     terms: TermsGiven,
-    compare: Annotated[bool, option("Also train Scratch, to compare rounds.", "--compare-scratch")] = False,
     data: DataOption = None,
     device: DeviceOption = "auto",
     metrics: MetricsOption = None,
@@ -191,7 +171,6 @@ def forget(
         outcomes = opened.forget(
             None if clients is None else client_names(clients),
             request,
-            compare_scratch=compare,
             progress=progress,
             nonces=nonces,
             filed=lambda _: _show_nonces(nonces),

@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 from sifu.choices import terms_on_offer
 from sifu.console.live import Live
 from sifu.core.observers import observers_of
+from sifu.planning.plan import rounds_words
 from sifu.report.report_words import LEVEL_WORDS, moment, number, templates
 from sifu.version import __version__
 
@@ -21,7 +22,7 @@ from sifu.version import __version__
 def _environment() -> Environment:
     environment = templates("sifu.console", "templates", spaces="\n\t\u00a0")
     environment.filters.update(moment=moment, percent=_percent, number=functools.partial(number, digits=4))
-    environment.filters.update(names=_names, observers=observers_of, charts=charts)
+    environment.filters.update(names=_names, observers=observers_of, charts=charts, rounds=rounds_words)
     environment.filters.update(expected=expected_words, measured=measured_words)
     environment.globals["level_words"] = LEVEL_WORDS
     environment.globals["version"] = __version__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 
 from starlette.responses import RedirectResponse, Response
@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from sifu.choices import terms_on_offer
 from sifu.console.asking import Visit, terms_given
-from sifu.console.pages import FILE_POLICY, check_confirmed, page, show, way_back
+from sifu.console.pages import check_confirmed, page, show, way_back
 from sifu.console.served_run import ServedRun
 from sifu.console.tokens import Token
 from sifu.core.operator_words import rows_words
@@ -22,9 +22,6 @@ from sifu.requests.filing import usual_terms
 from sifu.requests.request_record import can_be_undone, plain_answer
 from sifu.run.clients_and_engine import executed_elsewhere
 from sifu.store.actors import same_person
-
-NOTHING_TO_PLAN = b'<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>'
-"""Placeholder figure of a request that is already being executed."""
 
 
 @page
@@ -149,28 +146,6 @@ def _back_to_request(visit: Visit) -> Response:
     return RedirectResponse(f"{back}/requests/{number}" if number.isdecimal() else back, 303)
 
 
-@page
-def figure(visit: Visit) -> Response:
-    """Return the figure of the predicted cost of each noise level, for a waiting request."""
-    from sifu.plots.style import figure_bytes, narrow_figures
-    from sifu.report.psi_figure import draw_plan
-
-    phone = visit.request.query_params.get("phone") == "yes"
-    request = visit.run.request(visit.who, visit.number).record.status.request
-    visit.who.demand("see")
-
-    def draw() -> bytes:
-        try:
-            plan = visit.run.plan_of(visit.who, request)
-        except (InputError, NotCertifiableError):  # the request has started since its page was loaded
-            return NOTHING_TO_PLAN
-        with narrow_figures() if phone else nullcontext():
-            return figure_bytes(draw_plan(plan), "svg")
-
-    drawing = visit.run.remembered(("figure", request, phone), draw, visit.run.lock)
-    return Response(drawing, media_type="image/svg+xml", headers={"Content-Security-Policy": FILE_POLICY})
-
-
 def bundle(visit: Visit) -> Response:
     """Return the bundle of a request."""
     name, content = visit.run.bundle(visit.who, visit.number)
@@ -182,6 +157,5 @@ ROUTES = [
     Route("/runs/{run}/decide", decide, methods=["POST"]),
     Route("/runs/{run}/carry-out", execute, methods=["POST"]),
     Route("/runs/{run}/requests/{number:int}", show_request),
-    Route("/runs/{run}/requests/{number:int}/figure.svg", figure),
     Route("/runs/{run}/requests/{number:int}/bundle", page(bundle)),
 ]

@@ -28,8 +28,8 @@ from sifu.core.premises import (
 from sifu.core.request_terms import RequestTerms
 from sifu.core.round import add_noise, noise_source
 from sifu.errors import NotCertifiableError
-from sifu.planning.forecast import Forecast
 from sifu.planning.plan import Plan, PlannedCharge
+from sifu.planning.rounds import FirstTraining
 from sifu.run.group_state import Merged
 from sifu.run.run_view import RunView
 from sifu.store.statistics_files import UpdatesRow
@@ -248,7 +248,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
     Raises:
         NotCertifiableError: If the method hides by noise and this noise is not enough.
     """
-    order, place, forecast = view.next_order, depth or 0, Forecast(view, terms)
+    order, place = view.next_order, depth or 0
     subjects = view.new_subjects(terms, order)
     exposures = [] if depth is None else view.exposures([*subjects, *view.earlier_subjects()])
     claim = Claim(view, view.leaving(terms.clients), exposures, place, terms, view.forgotten, noise_std)
@@ -269,8 +269,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
             f"method {method.info.name} would add noise of {noise_std:g}, which does not hide all clients that "
             "influenced the model it continues from: nothing was changed. Use more noise, or an earlier model"
         )
-    scratch = forecast.scratch()
-    predicted = scratch if depth is None else forecast.predict(place, noise_std)
+    first = FirstTraining.of(view, terms)
     node = None if depth is None else view.path.nodes[depth].node
     return Plan(
         terms=terms,
@@ -288,10 +287,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
         charges=charged,
         premises=premises,
         level=level_of(premises, exact=untouched, fresh=fresh),
-        predicted_rounds=predicted.rounds if predicted else None,
-        predicted_interval=predicted.interval if predicted else None,
-        expected_rounds=forecast.expected(place, noise_std),
-        scratch_rounds=scratch.rounds if scratch else None,
+        rounds=first.rounds if depth is None else max(1, round(first.rounds_from(view, place, noise_std))),
         protection=method.info.protection,
         untouched=untouched,
         notes=(view.erased_note,) if view.erased_note else (),

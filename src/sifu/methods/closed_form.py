@@ -32,8 +32,7 @@ class ClosedForm(Scratch):
         cached = f"{folder} (features.cache) keeps features of clients that leave: no request erases it, so delete it"
         return replace(
             super().plan(view, terms),
-            predicted_rounds=rounds,
-            scratch_rounds=view.regime.rounds_from_scratch,
+            rounds=rounds,
             notes=(
                 self._note(view, 0 if terms.records else len(terms.clients), rounds),
                 *((cached,) if folder else ()),

@@ -18,8 +18,8 @@ from sifu.core.premises import Premise, before_training_premises, group_premises
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
 from sifu.methods.base import Claim, Method, Start, plan_from
-from sifu.planning.forecast import Forecast, predict_recovery, rebuild_client_rounds
 from sifu.planning.plan import Plan
+from sifu.planning.rounds import FirstTraining
 from sifu.run import group_state
 from sifu.run.group_state import parts_without
 from sifu.run.run_view import RunView
@@ -42,17 +42,10 @@ class Groups(Method):
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """Plan the merge of the groups without a forgotten client, or a fresh model if there is no such group."""
         merged, hit = self._split(view, terms)
-        forecast = Forecast(view, terms)
-        expected, predicted = forecast.expected(0, 0.0), forecast.scratch()
-        if merged:
-            expected, predicted = predict_recovery(view, forecast, len(merged))
-        merged_before = not group_state.are_separate(view)
+        after_merge = FirstTraining.of(view, terms).rounds - (view.spec.groups.rounds if merged else 0)
         return replace(
             plan_from(self, view, terms, 0 if merged else None),
-            predicted_rounds=predicted.rounds if predicted and merged_before else None,
-            predicted_interval=predicted.interval if predicted and merged_before else None,
-            expected_rounds=expected if merged_before else None,
-            rebuild_client_rounds=rebuild_client_rounds(view, hit, set(view.leaving(terms.clients))),
+            rounds=None if group_state.are_separate(view) else max(1, after_merge),
             notes=tuple(_notes(view, merged, hit)),
         )
 

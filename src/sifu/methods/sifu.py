@@ -8,22 +8,21 @@ samples in the round, not in the whole federation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
-from sifu.methods.base import Claim, Method, plan_from
-from sifu.planning.forecast import Forecast
-from sifu.planning.noise_options import choose_noise, noise_options
-from sifu.planning.outlook import budget_lines, outlook
-from sifu.planning.plan import Plan, both_units
+from sifu.methods.base import Method, plan_from
+from sifu.planning.plan import Plan
+from sifu.planning.rounds import FirstTraining
 from sifu.run.run_view import RunView
+from sifu.theory.automatic_noise import rounded_up_sigma
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.facts import BUFFERS
-from sifu.theory.rollback import Choice, choose_node
+from sifu.theory.rollback import Choice, Exposure, choose_node, least_noises
 
 
 class Sifu(Method):
@@ -41,30 +40,36 @@ class Sifu(Method):
 
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """Plan a rollback to the latest kept model that the budget allows; choose the noise if `sigma` is "auto"."""
-        order, clients = view.next_order, view.leaving(terms.clients)
+        order = view.next_order
         new = view.exposures(view.new_subjects(terms, order))
-        earlier = view.exposures(view.earlier_subjects())
-        exposures = [*new, *earlier]
-        forecast = Forecast(view, terms)
-        anywhere = self.premises(Claim(view, clients, exposures, view.path.tip, terms, view.forgotten))
-        options = noise_options(view, exposures, order, forecast, anywhere)
-        sigma, why = choose_noise(options, forecast, terms.level) if terms.sigma == "auto" else (terms.sigma, ())
+        exposures = [*new, *view.exposures(view.earlier_subjects())]
+        sigma = _automatic_sigma(view, terms, exposures) if terms.sigma == "auto" else terms.sigma
         node = choose_node(exposures, view.kept, sigma, order)
         plan = plan_from(self, view, terms, node.depth, node.noise_std)
         return replace(
             plan,
             wanted_node=view.path.nodes[node.wanted_depth].node,
             psi_star=hidden_sensitivity(sigma, terms.multiplier),
-            options=options,
-            notes=(*(plan.notes or why), *_notes(view, plan, node)),
-            units=both_units(view, terms, sigma, earlier),
-            budgets=budget_lines(view, earlier, node.depth, node.noise_std),
-            outlook=outlook(view, node.depth, node.noise_std, terms, clients),
+            notes=(*plan.notes, *_notes(view, plan, node)),
         )
 
     def bytes_kept(self, view: RunView) -> int:
         """Return the size in bytes of the kept models, except the current one, that a request may roll back to."""
         return sum(row.bytes for row in view.reader.models().values() if row.kept and row.node != view.reader.tip)
+
+
+def _automatic_sigma(view: RunView, terms: RequestTerms, exposures: Sequence[Exposure]) -> float:
+    """Return the least noise of the kept model with the fewest expected rounds, rounded up.
+
+    If that model needs no noise, the result is less noise than any other model needs, so that the rule chooses it.
+    """
+    needed = least_noises(exposures, view.kept, view.next_order)
+    options = {depth: rounded_up_sigma(least) for depth, least in needed.items() if math.isfinite(least)}
+    if terms.level == "exact":
+        options = {depth: noise for depth, noise in options.items() if noise == 0.0}
+    first = FirstTraining.of(view, terms)
+    best = min(options, key=lambda depth: (first.rounds_from(view, depth, options[depth]), options[depth], -depth))
+    return options[best] or 0.5 * min((least for least in needed.values() if least > 0.0), default=1.0)
 
 
 def _notes(view: RunView, plan: Plan, node: Choice) -> Iterator[str]:
@@ -81,9 +86,6 @@ def _notes(view: RunView, plan: Plan, node: Choice) -> Iterator[str]:
         )
     if plan.terms.scope == "latest":
         yield "scope latest counts the latest release only; someone who keeps several releases learns more"
-    slower = (plan.predicted_rounds or 0) > (plan.scratch_rounds or math.inf)
-    if plan.terms.sigma != "auto" and slower and plan.noise_std > 0.0:
-        yield "method scratch would be faster, by this prediction, and exact; or use --sigma auto"
     regularity = view.regularities.measured
     if regularity.kind == "smooth" and regularity.largest_certified_rate is not None:
         yield (

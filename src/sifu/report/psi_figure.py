@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sifu.planning.plan import Plan
 from sifu.plots.style import (
     BLUE,
     FAINT,
     GREY,
     INK,
-    ORANGE,
     VERMILLION,
     branch_colour,
     counted,
@@ -25,7 +23,6 @@ from sifu.plots.style import (
     note,
     only_ticks,
     plain,
-    say_instead,
     styled,
     whole_numbers,
 )
@@ -296,37 +293,3 @@ def _legend(figure: Figure, panels: tuple[PsiPanel, ...], empty: Axes | None) ->
         empty.legend(handles=handles, loc="center left", handlelength=1.8, labelspacing=0.9)
     else:
         legend_below(figure, handles, handlelength=1.8, columnspacing=1.5)
-
-
-@styled
-def draw_plan(plan: Plan) -> Figure:
-    """Draw the predicted rounds, their interval and the rollback round against sigma; a line marks Scratch's rounds."""
-    shown = [option for option in plan.options if option.noise_std > 0.0 and option.predicted_rounds is not None]
-    figure = new_figure(3.4)
-    if plan.predicted_rounds is None or plan.scratch_rounds is None:
-        headline(figure, "No prediction: the first training did not reach its target.")
-    else:
-        noise = f"sigma {plan.noise_std:.3g} at round {plan.source_rounds}" if plan.noise_std else "No noise"
-        headline(figure, f"{noise}: perhaps {plan.predicted_rounds} rounds, Scratch {plan.scratch_rounds}.")
-    if len(shown) < 2:
-        return say_instead(figure, "Nothing to show: fewer than two noises could be predicted.")
-    axes = figure.add_subplot()
-    sigmas = [option.noise_std for option in shown]
-    intervals = [option.predicted_interval or (option.predicted_rounds or 0,) * 2 for option in shown]
-    axes.fill_between(
-        sigmas, [low for low, _ in intervals], [high for _, high in intervals], color=BLUE, alpha=0.15, lw=0
-    )
-    axes.plot(
-        sigmas, [option.predicted_rounds or 0 for option in shown], "o-", color=BLUE, ms=3.5, label="predicted rounds"
-    )
-    axes.plot(sigmas, [option.rounds for option in shown], ".:", color=ORANGE, label="round it rolls back to")
-    if plan.scratch_rounds is not None:
-        axes.axhline(plan.scratch_rounds, color=GREY, ls="--", lw=1, label="Scratch")
-    if plan.noise_std > 0.0 and plan.predicted_rounds is not None:
-        axes.plot([plan.noise_std], [plan.predicted_rounds], "*", color=VERMILLION, ms=13, label="this plan")
-    axes.set_xscale("log")
-    axes.set_ylim(bottom=0)
-    axes.set(xlabel="noise sigma", ylabel="rounds")
-    only_ticks(axes, grid="y")
-    axes.legend()
-    return figure

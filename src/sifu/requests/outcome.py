@@ -12,7 +12,7 @@ from sifu.core.method_info import CLOSED_FORM
 from sifu.requests.certification import RecordedRequest, payload_of_request, solves
 from sifu.run.run_view import ACTIVE
 from sifu.store.client_accuracy import read_held_out
-from sifu.store.projection import ComparisonRow, EvaluationRow, RequestRow
+from sifu.store.projection import EvaluationRow, RequestRow
 from sifu.store.reader import RunReader, plain_names
 from sifu.theory.arrays import Integers
 from sifu.theory.calibration import TrainingNoise, hidden_sensitivity
@@ -82,15 +82,13 @@ def _sums_until_each_node(reader: RunReader) -> Integers:
 class Measured:
     """Evaluations of the models before and after a request, on the forgotten clients and on the remaining clients.
 
-    An evaluation is None if it was not made, or was erased. `scratch` is the comparison with training from scratch, if
-    it was made.
+    An evaluation is None if it was not made, or was erased.
     """
 
     forgotten_before: EvaluationRow | None
     forgotten_after: EvaluationRow | None
     remaining_before: EvaluationRow | None
     remaining_after: EvaluationRow | None
-    scratch: ComparisonRow | None
 
     @property
     def has_accuracy(self) -> bool:
@@ -108,10 +106,7 @@ class Measured:
                 after[evaluation.subset] = evaluation
             elif evaluation.node < (row.noise_node or 0):
                 before.setdefault(evaluation.subset, evaluation)
-        compared = (c for c in reader.comparisons() if c.request == row.request and c.method == "scratch")
-        return Measured(
-            before.get(forgotten), after.get(forgotten), before.get(remaining), after.get(ACTIVE), next(compared, None)
-        )
+        return Measured(before.get(forgotten), after.get(forgotten), before.get(remaining), after.get(ACTIVE))
 
 
 def node_before(reader: RunReader, row: RequestRow) -> int | None:
@@ -151,7 +146,6 @@ class Outcome:
         psi_star: Largest Psi that the noise hides.
         rollback_to: Number of rounds of the model that training restarted from, or 0 for the initial model.
         rounds: Rounds of retraining, including rounds that made the starting model.
-        scratch_rounds: Rounds of training from scratch, if it was compared.
         accuracy: Accuracy on the training data of the active clients.
         target: Accuracy that retraining should have reached; 0 means no target.
         accuracy_forgotten_before: Accuracy on the forgotten data before the request.
@@ -179,7 +173,6 @@ class Outcome:
     psi_star: float
     rollback_to: int | None
     rounds: int
-    scratch_rounds: int | None
     accuracy: float | None
     target: float
     accuracy_forgotten_before: float | None
@@ -219,7 +212,6 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         psi_star=math.nan if is_erased else hidden_sensitivity(recorded.noise_std, recorded.multiplier),
         rollback_to=None if is_erased else back_to,
         rounds=cost.rounds if row.method == CLOSED_FORM else final.position if final else 0,
-        scratch_rounds=measured.scratch.rounds if measured.scratch else None,
         accuracy=accuracy(measured.remaining_after),
         target=recorded.terms.stop(recorded.view.spec.stop).target,
         accuracy_forgotten_before=accuracy(measured.forgotten_before),

@@ -122,7 +122,7 @@ _PLANS = "later plans use it"
 _TIES = "it ties tables to the ledger"
 AFTER_ALL = (
     KeptFigure("requests.level", "what a request promises; exact if Psi led back to the initial model", "it is signed"),
-    KeptFigure("file standing.json", "how well the current model predicts those who stay, unless it is exact", _PLANS),
+    KeptFigure("file standing.json", "held-out figures of the current model", "status shows them"),
 )
 """Figures left in runs trained in rounds after `sifu purge --figures`.
 
@@ -277,7 +277,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
     if measured:
         yield (
             f"what {measured} events measured on clients' data while the forgotten were among them",
-            "forecasts start from it; sifu purge erases it",
+            "expected rounds follow from it; sifu purge erases it",
         )
     yield from copies_elsewhere(reader)
     if (reader.folder / AUDIT).exists():

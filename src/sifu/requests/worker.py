@@ -12,10 +12,8 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Protocol
 
-import numpy as np
-
 from sifu.choices import Level
-from sifu.core.engine import Engine, evaluate_present
+from sifu.core.engine import Engine
 from sifu.core.method_info import method_info
 from sifu.core.request_terms import RequestTerms
 from sifu.core.round_stream import should_stop
@@ -23,14 +21,12 @@ from sifu.core.spec import StopSpec
 from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
 from sifu.methods.registry import method_for, plan_request
 from sifu.planning.plan import Plan, least_level
-from sifu.requests.certification import RecordedRequest
 from sifu.requests.failures import noting_failure
 from sifu.requests.filing import check_level
 from sifu.requests.issue import issue_certificates
 from sifu.requests.messages import WatchedInbox
 from sifu.requests.request_record import row_of
 from sifu.requests.roll_back import RollBack
-from sifu.run.coupled_replay import retrain_unrecorded
 from sifu.run.few_clients import consequences, staying_without
 from sifu.run.group_state import groups_to_build, has_groups
 from sifu.run.group_training import GroupTraining
@@ -132,7 +128,6 @@ class Worker:
         if solve is None:
             return False
         solve.run("joining", self.progress)
-        solve.note_standing()
         return True
 
     def train(self, until_message: bool = False) -> None:
@@ -255,10 +250,8 @@ class Worker:
         """Run rounds or a solve until `stop` holds, and return how many were recorded. If `stop` is None, run none."""
         if stop is None:
             return 0
-        before, tip = RunView(self.writer).path.nodes[-1].position, self.writer.tip
-        training = self._run_rounds(phase, stop, until_message)
-        if training is not None and self.writer.tip != tip:
-            training.note_standing()
+        before = RunView(self.writer).path.nodes[-1].position
+        self._run_rounds(phase, stop, until_message)
         return RunView(self.writer).path.nodes[-1].position - before
 
     def _check_level_approved(self, row: RequestRow, level: Level | None) -> None:
@@ -365,16 +358,13 @@ class Worker:
         if row.terms.release == "now":
             stop = replace(stop, min_rounds=0, max_rounds=0)
         try:
-            training = self._run_rounds(f"retraining {request}", stop)
+            self._run_rounds(f"retraining {request}", stop)
         except RoundRejectedError as error:
             # Clients in this process would send the same reply again, so the request ends with the last good model.
             view = RunView(self.writer)
             if view.facts.identity != IN_PROCESS or not view.regime.ends_early:
                 raise
             log.warning("request %s ends before its stop rule holds: %s", request, error)
-        else:
-            assert training is not None  # only `until_message` can end the training early
-            training.note_standing()
         issue_certificates(self.writer, measured_by or self.engine, row)
         self.done.append(request)
         self._tell(f"request {request} is done: {row_of(self.writer, request).level}")
@@ -395,29 +385,3 @@ class Worker:
             self.inbox.ingest()
             if until_message:
                 return None
-
-    def compare_scratch(self, request: str) -> None:
-        """Measure the rounds that Scratch takes for the same request, outside the run, and record them."""
-        if any(row.request == request and row.method == "scratch" for row in self.writer.comparisons()):
-            return
-        row = row_of(self.writer, request)
-        recorded = RecordedRequest(self.writer, row)
-        if why := recorded.view.regime.why_not_compared():
-            log.warning("request %s was not compared with Scratch: %s", request, why)
-            return
-        active = np.setdiff1d(np.arange(len(recorded.view.clients)), sorted(recorded.gone))
-        asking = np.array([recorded.view.index_of[name] for name in row.clients], dtype=np.int64)
-        stop = row.terms.stop(recorded.view.spec.stop)
-        model, rounds, accuracy, reached = retrain_unrecorded(self.engine, active, stop, recorded.order, self.progress)
-        payload = {
-            "request": request,
-            "method": "scratch",
-            "rounds": rounds,
-            "reached": int(reached),
-            "accuracy": accuracy,
-        }
-        if row.terms.retention != "strict":  # under "strict", nothing measured on the forgotten data is kept
-            evaluation = evaluate_present(self.engine, model, asking)
-            if evaluation.samples.any():
-                payload["forgotten_accuracy"] = evaluation.accuracy
-        self.writer.record(NewEvent("comparison", payload))

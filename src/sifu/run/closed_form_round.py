@@ -29,7 +29,6 @@ from sifu.run.run_view import measures_training_rows
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining
 from sifu.store.files import uninterrupted
 from sifu.store.own_statistics import OwnStatistics
-from sifu.store.projection import NewEvent
 from sifu.store.statistics_files import StatisticsRow, read_statistics, write_sum
 from sifu.theory.closed_form import Rows, Statistics, fit_head, total
 from sifu.theory.closed_form.sums import RunningSum
@@ -108,12 +107,6 @@ class RecordedSolve(RecordedTraining):
                 self.commit()
         return ended
 
-    def note_standing(self) -> None:
-        """Record the accuracy of the current model or, if releases get noise, only the accuracy of a released head."""
-        measured = self._evaluation is not None and self._evaluation[0] == self._tip.node
-        if measured or (self._measures and self._noise_std == 0.0):
-            super().note_standing()
-
     @cached_property
     def _measures(self) -> bool:
         """False if this solve belongs to a request and only `sifu evaluate` measures training rows in this run."""
@@ -122,7 +115,7 @@ class RecordedSolve(RecordedTraining):
 
     @cached_property
     def _noise_std(self) -> float:
-        return self.view.spec.release.noise_std
+        return self.view.spec.release.noise
 
     @property
     def _keeps(self) -> bool:
@@ -136,11 +129,6 @@ class RecordedSolve(RecordedTraining):
         if progress:
             progress(Progress(phase, self._tip.position, self._accuracy or 0.0, 0.0, 1))
         return True
-
-    def finish(self) -> None:
-        """Record the end of the first training; no noise is rehearsed."""
-        self.note_standing()
-        self.writer.record(NewEvent("training done", {"run": {"phase": "ready"}, "node": self.writer.tip}))
 
     def _keep(self, psi_max: float) -> None:
         """Do nothing: no request rolls back to an earlier head."""

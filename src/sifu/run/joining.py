@@ -48,7 +48,6 @@ def let_join(
     solve.held = held
     if solve.missing():  # `missing` excludes clients that wait to be forgotten
         solve.run("joining", progress)
-        solve.note_standing()
     return [profile.name for profile in new]
 
 

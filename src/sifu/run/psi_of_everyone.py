@@ -43,14 +43,6 @@ def with_earlier_names(view: RunView, psi: Floats, depth: int) -> Floats:
     return psi
 
 
-def is_followed(view: RunView, depth: int) -> bool:
-    """Return whether everyone's Psi at this depth is cached, ignoring noise nodes, which do not change it."""
-    nodes, trackers = view.path.nodes, view.reader.trackers
-    while depth > 0 and nodes[depth].kind == "noise" and nodes[depth].node not in trackers:
-        depth -= 1
-    return nodes[depth].node in trackers
-
-
 def remember_psi(reader: RunReader, node: int, tracker: SensitivityTracker) -> None:
     """Cache the Psi of all clients at a node, for callers that continue from this node."""
     trackers = reader.trackers

@@ -72,7 +72,7 @@ def publish(writer: RunWriter, engine: Engine, spec: Spec, node: int, progress: 
     Returns:
         The released head; the head without noise never leaves the run folder.
     """
-    noise_std = spec.release.noise_std
+    noise_std = spec.release.noise
     clients = writer.participation(first=node).between(node, node).clients.tolist()
     accountant = Accountant.of(writer, spec)
     distances, records = dict[int, float](), dict[int, float]()

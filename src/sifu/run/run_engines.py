@@ -310,7 +310,7 @@ def forgets_from_files(view: RunView) -> bool:
         return False
     trains = reader.phase == "training"
     records = any(row.records and row.is_open for row in view.requests)
-    if trains or records or spec.release.noise_std > 0.0 or remainder_to_join(reader) is not None:
+    if trains or records or spec.release.noise > 0.0 or remainder_to_join(reader) is not None:
         return False
     own, whole = own_statistics(view), next((row for row in reader.statistics().values() if row.is_sum), None)
     if whole is None or not begins_as_expected(reader.folder, whole, own.fixed):

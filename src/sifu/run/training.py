@@ -30,9 +30,7 @@ from sifu.core.round_stream import (
 from sifu.core.spec import Spec, StopSpec
 from sifu.errors import RunDamagedError
 from sifu.run.psi_of_everyone import remember_psi, track_everyone
-from sifu.run.rehearsal import rehearse
 from sifu.run.run_view import ACTIVE, RunView, evaluation_row
-from sifu.store.client_accuracy import write_standing
 from sifu.store.files import uninterrupted
 from sifu.store.history_tables import ParticipationRows
 from sifu.store.projection import EvaluationRow, NewEvent, NewModel, NewRows
@@ -40,12 +38,12 @@ from sifu.store.release_files import released_model
 from sifu.store.statistics_files import NewUpdates
 from sifu.store.writer import RunWriter
 from sifu.theory.arrays import Floats
+from sifu.theory.automatic_noise import HIGHEST_SIGMA, LADDER_RATIO, LOWEST_SIGMA
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.history import PathNode
 from sifu.theory.participation import ClientIndices
 from sifu.theory.regularity import RoundRegularity
 from sifu.theory.rollback import crosses_a_level, level_ladder, thin
-from sifu.theory.rounding import norm
 
 LARGEST_PSI = 1e300
 """Stand-in for an infinite Psi, which JSON cannot represent."""
@@ -101,8 +99,7 @@ def levels_to_keep(spec: Spec) -> Floats:
     terms = RequestTerms(("any",), privacy.epsilon, privacy.delta, calibration=privacy.calibration)
     if privacy.sigma != "auto":
         return np.array([hidden_sensitivity(privacy.sigma, terms.multiplier)])
-    keep = spec.keep
-    return level_ladder(keep.lowest_sigma / terms.multiplier, keep.highest_sigma / terms.multiplier, keep.ratio)
+    return level_ladder(LOWEST_SIGMA / terms.multiplier, HIGHEST_SIGMA / terms.multiplier, LADDER_RATIO)
 
 
 @dataclass
@@ -149,7 +146,6 @@ class RecordedTraining:
         """Latest accuracy on this branch, which determines when the next evaluation takes place."""
         on_tip = bool(evaluated) and evaluated[-1].node == self._tip.node
         self._accuracy: float | None = self._latest_accuracy if on_tip else None
-        self._evaluation: tuple[int, Evaluation] | None = None
         self._pending = _Pending()
         self._committed = time.monotonic()
         self._thin()
@@ -267,39 +263,24 @@ class RecordedTraining:
             values = np.asarray(done.updates, dtype=self.engine.layout.dtype)
             self._pending.updates.append(NewUpdates(node, 0, self._tip.branch, done.participants, values))
 
-    def note_standing(self) -> None:
-        """Record the accuracy of the current model on each active client, for plans."""
-        latest = self._evaluation
-        if latest is None or latest[0] != self._tip.node:
-            latest = (self._tip.node, evaluate_present(self.engine, self.model, self.active))
-        write_standing(self.writer.folder, *latest)
-
     def measure(self) -> Evaluation:
         """Evaluate the released model on the active clients' data, and record it unless the record has it already."""
         evaluation = evaluate_present(self.engine, released_model(self.writer), self.active)
         if self._accuracy is None:
             self._record_evaluation(evaluation)
             self.commit()
-        self._evaluation = (self._tip.node, evaluation)
-        self.note_standing()
         return evaluation
 
     def finish(self) -> None:
-        """Record the end of the first training, the rehearsal of noise, and each client's accuracy."""
-        distance = norm(self.model.astype(np.float64) - self._root)
-        tip, seed = self._tip, self.view.spec.seed
-        position = Position(tip.branch, tip.position)
-        rehearsed = rehearse(self.engine, self.model, distance, tip.node, self.active, seed, position)
-        self.note_standing()
+        """Record the end of the first training."""
         content = {"run": {"phase": "ready"}, "node": self.writer.tip}
-        self.writer.record(NewEvent("training done", content, evaluations=rehearsed))
+        self.writer.record(NewEvent("training done", content))
 
     def _record_evaluation(self, evaluation: Evaluation) -> None:
         if not evaluation.samples.any():  # no client evaluates, or none may be asked
             return
         row = evaluation_row(self._tip.node, ACTIVE, evaluation)
-        self._accuracy, self._evaluation = row.accuracy, (self._tip.node, evaluation)
-        self._latest_accuracy = row.accuracy
+        self._accuracy = self._latest_accuracy = row.accuracy
         self._pending.evaluations.append(row)
 
     def commit(self) -> None:

@@ -74,7 +74,6 @@ KINDS: Mapping[str, AllowedChanges] = {
         "retraining",
     ),
     "request done": AllowedChanges(("phase",), ("evaluations", "certificates"), "ready"),
-    "comparison": AllowedChanges(),
     RELEASED: AllowedChanges(),
     "key rotated": AllowedChanges(("public_key",)),
     "backup made": AllowedChanges(),

@@ -235,25 +235,6 @@ class HistoryReader(RunConnection):
             rows = ParticipationRows.concatenate([earlier, rows])
         return others, not self.connection.in_transaction, rows
 
-    def weighted_drifts(self, nodes: Sequence[int]) -> list[tuple[int, float]]:
-        """Return each client's sum of n_c / (N - n_c) drift_c over these rounds; rounds with one client add nothing.
-
-        The database computes the sum, which takes a fraction of a second for a million rows. It is not rounded up, so
-        use it for forecasts only.
-        """
-        if not nodes:
-            return []
-        chosen = "" if len(nodes) == nodes[-1] - nodes[0] + 1 else f" AND node IN ({','.join(map(str, nodes))})"
-        return [
-            (int(client), float(total))
-            for client, total in self.query(
-                "SELECT p.client, SUM(p.drift * p.samples / (n.samples - p.samples)) FROM participation p "
-                "JOIN nodes n USING (node) WHERE node BETWEEN ? AND ? AND n.samples > p.samples"
-                f"{chosen} GROUP BY p.client",
-                (int(nodes[0]), int(nodes[-1])),
-            )
-        ]
-
     def grams(self, first: int = 0, last: int = 2**62) -> list[tuple[int, bytes]]:
         """Return the stored Gram matrices of nodes `first` to `last`, as little-endian float64 bytes."""
         return [

@@ -144,18 +144,6 @@ class ChargeRow:
 
 
 @dataclass(frozen=True)
-class ComparisonRow:
-    """A row of `comparisons`: the rounds and accuracy of another method for the same request."""
-
-    request: str
-    method: str
-    rounds: int
-    reached: bool
-    accuracy: float
-    forgotten_accuracy: float | None
-
-
-@dataclass(frozen=True)
 class RejectionRow:
     """A row of `rejections`: a rejected reply of a client, with the reason."""
 
@@ -178,7 +166,6 @@ KEYS: dict[str, tuple[str, ...]] = {
     "requests": ("request",),
     "subjects": ("subject",),
     "charges": ("noise_node", "subject"),
-    "comparisons": ("request", "method"),
     "rejections": ("branch", "round", "number"),
 }
 """Primary keys of the tables that events write."""
@@ -193,7 +180,6 @@ ROWS: dict[str, Any] = {
     "requests": RequestRow,
     "subjects": SubjectRow,
     "charges": ChargeRow,
-    "comparisons": ComparisonRow,
 }
 """Row type of each table; every column is a field of the same name."""
 LISTED = (*STORED, "group_models", "merges", "evaluations", "rejections")
@@ -298,10 +284,6 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
     elif kind in STATUS_AFTER:
         yield Change("requests", (payload["request"],), {"status": STATUS_AFTER[kind]})
         yield from _undo(payload)
-    elif kind == "comparison":
-        values = {key: payload[key] for key in ("rounds", "reached", "accuracy")}
-        values["forgotten_accuracy"] = payload.get("forgotten_accuracy")
-        yield Change("comparisons", (payload["request"], payload["method"]), values)
 
 
 _EMPTIED = ("carried_out", "noise_std", "source_node", "wanted_node", "noise_node")

@@ -26,7 +26,6 @@ from sifu.store.projection import (
     PARSED,
     ROWS,
     ChargeRow,
-    ComparisonRow,
     EvaluationRow,
     GroupModelRow,
     MergeRow,
@@ -237,10 +236,6 @@ class RunReader(HistoryReader):
     def evaluations(self) -> list[EvaluationRow]:
         """Return all evaluations, ordered by node."""
         return self._rows("evaluations")
-
-    def comparisons(self) -> list[ComparisonRow]:
-        """Return the measured cost of other methods for the same requests."""
-        return self._rows("comparisons")
 
     def rejections(self) -> list[RejectionRow]:
         """Return the rejected replies, ordered by the position of their round."""

@@ -40,7 +40,7 @@ class ReleaseRow:
 
 def release_noise(reader: RunReader) -> float:
     """Return the standard deviation of the noise on each release of a run, or 0 for a run without such noise."""
-    return Spec.from_mapping(reader.spec).release.noise_std
+    return Spec.from_mapping(reader.spec).release.noise
 
 
 def releases(reader: RunReader) -> list[ReleaseRow]:

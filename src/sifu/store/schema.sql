@@ -154,16 +154,6 @@ CREATE TABLE charges (
     PRIMARY KEY (noise_node, subject)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE comparisons (
-    request  TEXT    NOT NULL,
-    method   TEXT    NOT NULL,
-    rounds   INTEGER NOT NULL,
-    reached  INTEGER NOT NULL,
-    accuracy REAL    NOT NULL,
-    forgotten_accuracy REAL,
-    PRIMARY KEY (request, method)
-) STRICT, WITHOUT ROWID;
-
 CREATE TABLE certificates (
     request TEXT NOT NULL,
     form    TEXT NOT NULL CHECK (form IN ('auditor', 'public')),

@@ -15,7 +15,7 @@ PURGED = "purged"
 """Kind of the event that records a purge."""
 ALL_FIGURES = "all_figures"
 """Payload key of a purge that also erased the figures behind certificates with noise (`sifu purge --figures`)."""
-OF_THE_FORGOTTEN = ("request done", "comparison", JOINED, PURGED)
+OF_THE_FORGOTTEN = ("request done", JOINED, PURGED)
 """Kinds of events with measurements or digests that may reveal data of clients forgotten earlier."""
 
 
@@ -85,8 +85,6 @@ def erase_sealed(connection: sqlite3.Connection, events: Iterable[Event]) -> Non
         "UPDATE models SET psi_max = ? WHERE node = ?", [(psi, int(node)) for node, psi in models.items()]
     )
     connection.executemany("DELETE FROM evaluations WHERE node = ? AND subset = ?", sorted(gone - stays))
-    if erased:
-        connection.execute("UPDATE comparisons SET forgotten_accuracy = NULL")
 
 
 def check_sealed(reader: RunReader) -> Iterator[str]:

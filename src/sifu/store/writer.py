@@ -24,7 +24,7 @@ from sifu.core.spec import Spec
 from sifu.errors import RunBusyError, RunDamagedError
 from sifu.store import files, unfinished, witnesses
 from sifu.store.checkpoints import Signer, uncovered, unsigned_tail
-from sifu.store.client_accuracy import read_standing, remove_standing
+from sifu.store.client_accuracy import read_held_out, remove_standing
 from sifu.store.clock import CLOCK_SET, time_after, utc_now
 from sifu.store.database import (
     DATABASE,
@@ -321,8 +321,7 @@ class RunWriter(RunReader):
         """
         if (self.folder / REPORT).is_dir():
             shutil.rmtree(self.folder / REPORT)
-        standing = read_standing(self.folder)
-        if standing is None or standing.node != self.tip:
+        if read_held_out(self.folder, self.tip) is None:
             remove_standing(self.folder)
         if self.phase == "ready":
             remove_failure(self.folder)

@@ -163,21 +163,10 @@ class ActivePath:
         """(depth, order) of each noise edge on the path."""
         return [(d, node.order) for d, node in enumerate(self.nodes) if node.kind == "noise"]
 
-    @cached_property
-    def added_noise(self) -> tuple[Integers, Integers, Floats]:
-        """Arrays of depth, number of earlier rounds, and sigma of each addition of noise on the path, for forecasts.
-
-        Noise whose sigma was erased (stored as infinite) is left out, because its effect is unknown.
-        """
-        sizes = ((d, self.nodes[d].noise_std) for d, _ in self.noise_depths)
-        depths = np.array([d for d, size in sizes if 0.0 < size < math.inf], dtype=np.int64)
-        return depths, self._rounds[depths], np.array([self.nodes[d].noise_std for d in depths.tolist()])
-
     def noise_energy(self, depth: int) -> float:
-        """Return the sum of sigma^2 of all noise on the path to `depth`."""
-        depths, _, sizes = self.added_noise
-        energies = np.concatenate([[0.0], np.cumsum(sizes**2)])
-        return float(energies[np.searchsorted(depths, depth, side="right")])
+        """Return the sum of sigma^2 of all noise on the path to `depth`; erased noise (infinite) is left out."""
+        sizes = (self.nodes[d].noise_std for d, _ in self.noise_depths if d <= depth)
+        return math.fsum(size * size for size in sizes if size < math.inf)
 
     @cached_property
     def unbounded_from(self) -> int:

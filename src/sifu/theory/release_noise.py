@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats
-from sifu.theory.calibration import LARGEST_EPSILON, delta_reached_up, exact_multiplier, gaussian_epsilon
+from sifu.theory.calibration import LARGEST_EPSILON, delta_reached_up, gaussian_epsilon
 from sifu.theory.closed_form.ridge import Head, fit_head, scaled_sums
 from sifu.theory.closed_form.sums import Statistics
 from sifu.theory.rounding import norm_up, slack
@@ -66,27 +66,6 @@ class Release:
         fixed = self.statistics.fixed
         features = np.ldexp(fixed.quantised_features(phi), -fixed.feature_bits)
         return features, np.ldexp(fixed.quantised_targets(targets), -fixed.target_bits)
-
-    def estimate_without(self, phi: Array, targets: Array) -> float:
-        """Return the distance to the head without these samples, from the eigendecomposition of G.
-
-        With the eigenvalues w, the samples U in the basis of the eigenvectors and D = (w + lambda)^-1, the head without
-        the samples is D B + D U' (I - U D U')^-1 U D B (Woodbury). Here B is the cross term H, and lambda the penalty;
-        both are computed without the samples. Nothing is rounded up: certificates use `distance_without`.
-
-        Args:
-            phi: Features of samples that are part of the release, without the constant.
-            targets: Targets of these samples.
-        """
-        features, wanted = self._rounded(phi, targets)
-        values, vectors, cross = self._eigen
-        trace = float(np.sum(values)) - float(np.einsum("ij,ij->", features, features))
-        inverse = 1.0 / (values + self.relative_penalty / self.statistics.fixed.width * trace)
-        rotated = features @ vectors
-        left = inverse[:, None] * (cross - rotated.T @ wanted)
-        kept = np.eye(len(rotated)) - (rotated * inverse) @ rotated.T
-        left += (inverse[:, None] * rotated.T) @ np.linalg.solve(kept, rotated @ left)
-        return float(np.linalg.norm(vectors.T @ self.head.weights - left))
 
     def distance_without(self, client: Statistics) -> float:
         """Return an upper bound on the distance to the head without a client.
@@ -201,12 +180,3 @@ def rounded_up(epsilon: float) -> float:
     place = 1 - math.floor(math.log10(epsilon))
     result = round(math.ceil(epsilon * 10.0**place - 1e-9) / 10.0**place, max(place, 0))
     return result if result >= epsilon else math.nextafter(epsilon, math.inf)
-
-
-def noise_for(epsilon: float, delta: float, distance: float, releases: int) -> float:
-    """Return the standard deviation of noise that hides `distance` in each of `releases` releases within the budget.
-
-    >>> round(noise_for(10.0, 0.01, 0.1, 4), 5)
-    0.07002
-    """
-    return exact_multiplier(epsilon, delta) * distance * math.sqrt(releases) * slack(256)

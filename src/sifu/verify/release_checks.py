@@ -30,7 +30,7 @@ DISTANCES_AGREE = 1e-6
 def check_releases(reader: RunReader) -> Iterator[str]:
     """Yield the problems of all releases, of the latest release's file, and of its distances if still recomputable."""
     view = RunView(reader)
-    noise_std, rows = view.spec.release.noise_std, list[ReleaseRow]()
+    noise_std, rows = view.spec.release.noise, list[ReleaseRow]()
     erased = erasure_of_all(reader.events())
     everyone, released = reader.everyone(), set[int]()
     for event in reader.events():

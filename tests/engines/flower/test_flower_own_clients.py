@@ -23,7 +23,6 @@ from sifu.core.spec import commented_toml
 from sifu.engines.flower.client import FunctionClient, add_profile, client_app
 from sifu.engines.own_models import FreshModels, own_blueprint
 from sifu.errors import InputError
-from sifu.run.rehearsal import REHEARSED
 from sifu.server.flower_app import serve_on_flower
 from sifu.server.flower_settings import Settings
 from sifu.theory.facts import CLAIMED
@@ -91,10 +90,6 @@ def test_clients_of_any_kind_take_part_forget_and_are_conditional(tmp_path: Path
     for _ in range(5):
         expected = sum(w * (expected + 0.5 * (t - expected)) for w, t in zip(weights, TARGETS, strict=True))
     np.testing.assert_allclose(reader.load_model(reader.tip), expected, atol=1e-12)
-    # Two clients cannot evaluate several models in one message, so every client is asked for one model at a time.
-    assert [evaluation.samples for evaluation in reader.evaluations() if evaluation.subset.startswith(REHEARSED)] == [
-        100
-    ] * 3
     reader.close()
     run.request(["site-2"], "one")
     assert serve_on_flower(grid, settings, make, HASTY) == ["one"]

@@ -122,13 +122,6 @@ def check_min_evaluate_nodes(start: Start, folder: Path) -> None:
     assert asked(grid, EVALUATE)[1:] == [3] * (ROUNDS - 1)
 
 
-def test_noise_is_rehearsed_if_everyone_evaluates(start: Start) -> None:
-    """If every node evaluates, noised copies are evaluated too, so that the cost of noise can be predicted."""
-    grid = four_nodes()
-    start(grid, options={"fraction_evaluate": 0.5, "min_evaluate_nodes": 4})
-    assert sum(message.metadata.message_type == EVALUATE for message in grid.sent) > 4 * (1 + ROUNDS)
-
-
 def check_min_train_nodes(start: Start, folder: Path) -> None:
     with pytest.raises(NoClientResponseError, match="still missing"):
         start(options={"min_train_nodes": 5})

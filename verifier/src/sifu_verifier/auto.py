@@ -30,11 +30,12 @@ def check_auto(run: RunFolder, request: Row, level: str) -> None:
         approved = request["asked_level"] or "conditional"
         run.agree(f"{at}: level approved", auto["least_level"], approved)
     enough = [way for way in auto["ways"] if strength(way["level"]) >= strength(auto["least_level"])]
-    exact = sorted((way for way in enough if way["level"] == "exact"), key=lambda way: places[way["method"]])[:1]
-    others = [way for way in enough if way["level"] != "exact"] if auto["least_level"] != "exact" else []
     costs = [(math.inf if way["rounds"] is None else way["rounds"], -strength(way["level"]), places[way["method"]],
-              way["method"], way["level"]) for way in exact + others]  # fmt: skip
-    taken = min(costs)[3:] if costs else (None, None)
+              way["method"], way["level"]) for way in enough]  # fmt: skip
+    exact = min((cost for cost in costs if cost[4] == "exact"), key=lambda cost: cost[2], default=None)
+    other = min((cost for cost in costs if cost[4] != "exact"), default=None)
+    chosen = exact if exact and (other is None or exact[0] <= 2 * other[0]) else other
+    taken = chosen[3:] if chosen else (None, None)
     run.agree(
         f"{at}: the method that auto chooses", [request["method"], level if not restored else taken[1]], list(taken)
     )

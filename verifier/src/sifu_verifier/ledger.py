@@ -16,7 +16,7 @@ from sifu_verifier.sealed import is_erased, unsealed
 from sifu_verifier.signatures import check_signature, take_key
 
 REPLAYED = {"run": ["key"], "models": ["node"], "evaluations": ["node", "subset"], "requests": ["request"], "subjects":
-            ["subject"], "charges": ["noise_node", "subject"], "comparisons": ["request", "method"],
+            ["subject"], "charges": ["noise_node", "subject"],
             "updates": ["file"], "statistics": ["file"], "rejections": ["branch", "round", "number"],
             "group_models": ["node"], "merges": ["node", "grp"]}  # fmt: skip
 
@@ -185,9 +185,6 @@ def check_ledger(run: RunFolder) -> None:
             if "undone" in payload:
                 take_undoing(run, event, payload, replayed, moment["tip"])
             put("requests", {"request": name, "status": event["kind"].split()[1]})
-        elif event["kind"] == "comparison":
-            columns = ("request", "method", "rounds", "reached", "accuracy", "forgotten_accuracy")
-            put("comparisons", {key: payload[key] for key in columns if key in payload})
     check_rest(run)
     head = f"{len(run.tables['events'])}:{previous.hex()}"
     put("run", {"key": "head", "value": head})

@@ -33,7 +33,7 @@ def is_erased(run: RunFolder, event: Row) -> bool:
     kinds = [(other["seq"], other["kind"]) for other in run.tables["events"]]
     purges = [seq for seq, kind in kinds if kind == "purged" and seq > event["seq"]]
     rolled = max((s for s, kind in kinds if kind == "rolled back" and purges and s < purges[-1]), default=0)
-    later = ("request done", "comparison", "client joined", "purged")
+    later = ("request done", "client joined", "purged")
     if event["kind"] == "released":  # later certificates compose the distances of releases
         return False
     return event["seq"] <= rolled or bool(rolled and event["kind"] in later)

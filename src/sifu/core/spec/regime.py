@@ -115,11 +115,6 @@ class Regime:
         """True if training from a fresh model can choose an automatic local rate from the remaining clients."""
         return not self.solves and self.spec.groups.count == 0
 
-    @property
-    def rounds_from_scratch(self) -> int | None:
-        """Number of rounds of training from a fresh model, or None if it is not known in advance."""
-        return None
-
     def most_rounds(self, release: str, max_rounds: int) -> float:
         """Return the largest number of rounds that a request with these terms may take."""
         return 0 if release == "now" else max_rounds
@@ -152,10 +147,6 @@ class Regime:
                 f"sifu join needs a head in closed form (model.kind = {RIDGE!r}); this run has "
                 f"{self.spec.model.kind!r}. On Flower clients join while the server runs"
             )
-
-    def why_not_compared(self) -> str:
-        """Return why a request cannot be compared with Scratch, or an empty string if it can."""
-        return ""
 
     def sent_settings(self) -> SentSettings:
         """Return the settings that clients on other machines need."""
@@ -248,11 +239,6 @@ class ClosedForm(Regime):
         """Relative penalty r in the spec, or None for cross-validation."""
         return None if self.spec.ridge.regularisation == "auto" else self.spec.ridge.regularisation
 
-    @property
-    def rounds_from_scratch(self) -> int | None:
-        """Number of rounds from a fresh model: one solve."""
-        return 1
-
     def most_rounds(self, release: str, max_rounds: int) -> float:
         """Return infinity: the terms do not limit a request, because a solve is always one round."""
         return math.inf
@@ -277,10 +263,6 @@ class ClosedForm(Regime):
                 f"method {name} needs a model trained in rounds, and this run solves a ridge head in closed form: use "
                 f"method {self.exact_method}, which is exact and takes no rounds or one"
             )
-
-    def why_not_compared(self) -> str:
-        """Return why a request cannot be compared with Scratch if releases have noise, otherwise an empty string."""
-        return "it would measure the solved head, which release.noise hides" if self.spec.release.noise != 0.0 else ""
 
     def sent_settings(self) -> SentSettings:
         """Return the settings of a head: its feature map and its targets."""

@@ -245,25 +245,11 @@ class PrivacySpec:
 class ReleaseSpec:
     """Noise on every release of a head in closed form, against observers who compare releases."""
 
-    noise: float | Literal["auto"] = key(
-        0.0, 'standard deviation of the noise, fixed before training; 0 is off; "auto" from the keys below'
-    )
-    epsilon: float = key(3.0, "auto: budget epsilon over all releases")
-    delta: float = key(1e-5, "budget delta; certificates state epsilon at this delta")
-    distance: float = key(0.0, "auto: expected distance between heads with and without a record or client; public")
-    releases: int = key(1, "auto: how many releases the budget is for")
+    noise: float = key(0.0, "standard deviation of the noise, fixed before training; 0 is off")
+    delta: float = key(1e-5, "certificates state epsilon at this delta")
     when: Literal["request", "manual"] = key(
         "request", "request releases after every change of the head, manual when sifu release is called"
     )
-
-    @property
-    def noise_std(self) -> float:
-        """Standard deviation of the noise, or 0 if it is off."""
-        from sifu.theory.release_noise import noise_for
-
-        if self.noise != "auto":
-            return self.noise
-        return noise_for(self.epsilon, self.delta, self.distance, self.releases)
 
 
 @dataclass(frozen=True)
@@ -291,9 +277,6 @@ class KeepSpec:
     """Models kept as rollback targets, and other stored data."""
 
     models: int = key(64, "at most this many models on disk")
-    ratio: float = key(1.25, "ratio of the ladder of levels when sigma is auto")
-    lowest_sigma: float = key(1e-4, "the ladder's lowest sigma")
-    highest_sigma: float = key(10.0, "the ladder's highest sigma")
     gram_clients: int = key(0, "keep Gram matrices of rounds with at most this many clients (joint requests)")
     statistics: Literal["auto", "clients", "sum"] = key(
         "auto",
