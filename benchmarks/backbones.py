@@ -29,6 +29,7 @@ from statistics import mean
 from typing import Any
 
 from backbones_page import RESULTS, read_rows, write_pages
+from public_data import npz_sections
 from texts.sets import text_table
 
 CLIENTS = 100
@@ -36,7 +37,7 @@ PARTITIONS: dict[str, dict[str, Any]] = {
     "iid": {"partition": "iid"},
     "dirichlet 0.3": {"partition": "dirichlet", "alpha": 0.3},
     "dirichlet 0.1": {"partition": "dirichlet", "alpha": 0.1},
-    "people": {"partition": "identity"},
+    "people": {},
 }
 KEY = ("task", "partition", "setup", "penalty", "leavers")
 """Columns that identify a line of the committed table."""
@@ -65,12 +66,15 @@ def spec_of(job: dict[str, Any], folder: Path, options: argparse.Namespace) -> d
     if options.smoke:
         given |= {"clients": 10, "samples_per_client": 10}
     is_text = job["task"] in TEXTS
-    spec: dict[str, Any] = {
+    if is_text:
+        table = text_table(job["task"], options.data, folder, given, seed)
+        sections: dict[str, Any] = {"data": table, "model": {"kind": "ridge"}}
+    else:
+        people = given["samples_per_client"] if job["partition"] == "people" else 0
+        sections = npz_sections(job["task"], options.data, folder, people)
+        sections["data"] |= given
+    spec = sections | {
         "seed": seed,
-        "data": text_table(job["task"], options.data, folder, given, seed)
-        if is_text
-        else {"name": job["task"], **given},
-        "model": {"kind": "ridge", "dtype": "float64"},
         "features": {"kind": "pretrained", "seed": seed, **chosen["features"]},
         "ridge": {"regularisation": job["penalty"]},
     }

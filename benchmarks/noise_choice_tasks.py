@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sifu.core.spec import Spec
-from sifu.data import ClientData, Dataset, from_dataset, load, partition
+from sifu.data import ClientData, Dataset, from_dataset, partition
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.run.clients_and_engine import clients_from_spec
+from sifu_paper.data import load
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,13 @@ def linear(name: str, clients: int, samples: int, target: float, epsilon: float 
     scale = "standard" if name == "digits" else "unit"
     return {
         "seed": 3,
-        "data": {"name": name, "clients": clients, "samples_per_client": samples, "normalise": scale}
+        "data": {
+            "name": "digits" if name == "digits" else "python",
+            "clients": clients,
+            "samples_per_client": samples,
+            "normalise": scale,
+            "preprocessing": "fixed",
+        }
         | other.get("data", {}),
         "local": {"steps": 10} | other.get("local", {}),
         "server": other.get("server", {}),
@@ -105,10 +112,10 @@ def trained_convolutions(public: Dataset, *, filters: int = 32, epochs: int = 8,
 
 def clients_of(task: Task, data: Path | None) -> Any:
     """Return the clients of a task: their images, or features from a network that saw only CIFAR-100."""
-    spec = Spec.from_mapping(task.spec)
+    spec, name = Spec.from_mapping(task.spec), task.name.split()[0]
+    dataset = load({"fashion": "fashion_mnist"}.get(name, name), data)
     if not task.features:
-        return clients_from_spec(spec, data)
-    dataset = load(spec.data.name, data)
+        return clients_from_spec(replace(spec, data=replace(spec.data, name="npz")), dataset=dataset)
     parts = partition(
         spec.data.partition,
         dataset.y_train,

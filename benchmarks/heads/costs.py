@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 
 import sifu
-from sifu.data import load
 from sifu.theory.closed_form import FixedPoint, Statistics, Targets, check_statistics, fit_head, statistics_of
 from sifu.theory.closed_form.statistics_check import is_semi_definite
 from sifu.theory.closed_form.sums import statistics_of_chunks
+from sifu_paper.data import load
 from sifu_paper.provenance import commit, processor
 
 OUTPUTS, SAMPLES, LEAVING = 10, 10, 10

@@ -19,22 +19,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from public_data import npz_sections
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 import sifu
 from sifu.core.spec import Spec
-from sifu.data import load
 from sifu.data.client_data import ClientData
 from sifu.data.dataset import Dataset
 from sifu.run.features import map_of
+from sifu_paper.data import load
 from sifu_paper.data.hospitals import HOSPITALS
 from sifu_paper.provenance import provenance
 
 
-def ridge_spec(folder: Path | None) -> Spec:
-    """Return the spec of a run."""
-    return Spec.from_mapping({"data": {"name": "hospitals", "folder": str(folder or "")}, "model": {"kind": "ridge"}})
+def ridge_spec(source: Path | None, folder: Path) -> Spec:
+    """Return the spec of a run on an npz file, which is written to `folder`."""
+    return Spec.from_mapping(npz_sections("hospitals", source, folder))
 
 
 def current_model(run: sifu.Run) -> Any:
@@ -114,9 +115,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Measure, print one JSON object, and write it to `--out`."""
-    dataset, spec = load("hospitals", given.data), ridge_spec(given.data)
+    dataset = load("hospitals", given.data)
     pooled = LogisticRegression(max_iter=5000).fit(dataset.x_train, dataset.y_train)
     with tempfile.TemporaryDirectory() as folder:
+        spec = ridge_spec(given.data, Path(folder))
         rows = [
             leave(hospital, spec, dataset, Path(folder))
             for leave in (a_hospital_leaves, a_patient_leaves)

@@ -168,7 +168,8 @@ def make(setting: Setting, folder: str | None = None) -> Workload:
 def _real(
     setting: Setting, folder: str | None, generator: np.random.Generator
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    from sifu.data import from_dataset, load, partition
+    from sifu.data import from_dataset, partition
+    from sifu_paper.data import load
 
     dataset = load(setting.data, folder)
     indices = partition(setting.partition, dataset.y_train, setting.clients, setting.samples, generator, alpha=0.1)

@@ -74,7 +74,7 @@ WRONG_TYPES = [
     ({"local": {"momentum": True}}, "local.momentum must be a number"),
     ({"local": {"rate": "fast"}}, "local.rate must be a number or 'auto', found 'fast'"),
     ({"local": {"rate": None}}, "local.rate must be a number"),
-    ({"data": {"folder": 3}}, "data.folder must be a text, found 3"),
+    ({"data": {"file": 3}}, "data.file must be a text, found 3"),
     ({"data": [1, 2]}, "data must be a table of keys"),
     ({"data": None}, "data must be a table of keys"),
     ({"privacy": {"unit": "clients"}}, "did you mean client?"),
@@ -116,7 +116,6 @@ OUT_OF_RANGE = [
     ({"regularity": {"factor": 0}}, "regularity.factor"),
     ({"keep": {"models": 1}}, "keep.models"),
     ({"keep": {"gram_clients": -1}}, "keep.gram_clients"),
-    ({"data": {"watermark": -1}}, "data.watermark"),
     ({"data": {"held_out": 0.91}}, "data.held_out"),
     ({"data": {"held_out": 0.1, "test_file": "test.csv"}}, "data.held_out"),
     ({"model": {"outputs": -1}}, "model.outputs"),
@@ -211,9 +210,9 @@ POSITIVE = st.floats(1e-300, 1e300)
 @example("C:\\data\\new", 'a "quoted" name', 0.1, 1e3, 0, True)
 @example("two\nlines", "bell\x07 and del\x7f", 1e-7, 1e-3, 1, False)
 def test_the_commented_file_reads_back(
-    folder: str, file: str, alpha: float, epsilon: float, seed: int, automatic: bool
+    label: str, file: str, alpha: float, epsilon: float, seed: int, automatic: bool
 ) -> None:
-    spec = Spec(seed=seed, data=DataSpec(folder=folder, file=file, alpha=alpha))
+    spec = Spec(seed=seed, data=DataSpec(label=label, file=file, alpha=alpha))
     spec = replace(
         spec, privacy=replace(spec.privacy, epsilon=epsilon, sigma="auto" if automatic else min(alpha, LARGEST_NOISE))
     )

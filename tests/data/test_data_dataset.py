@@ -10,7 +10,7 @@ from sifu.data.digits import fixed_order
 from sifu.errors import InputError
 
 COLOUR = Scale(255.0, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-GREY = Scale(255.0, (0.1307,), (0.3081,), authors=Scale(255.0, (0.5,), (0.5,)))
+GREY = Scale(255.0, (0.1307,), (0.3081,))
 
 
 def make(name="npz:own", **changes):
@@ -33,13 +33,6 @@ def test_unit_and_standard_are_the_published_formulas():
     standard = scale_features(images, COLOUR, flat=False, normalise="standard")
     mean, deviation = (np.array(v)[:, None, None] for v in (COLOUR.mean, COLOUR.deviation))
     np.testing.assert_allclose(standard, (unit - mean) / deviation, rtol=1e-15, atol=1e-15)
-
-
-def test_the_authors_constants_replace_the_published_ones():
-    images = np.array([[51]], dtype=np.uint8)
-    np.testing.assert_allclose(scale_features(images, GREY, normalise="authors"), (0.2 - 0.5) / 0.5)
-    np.testing.assert_allclose(scale_features(images, GREY.authors, normalise="authors"), (0.2 - 0.5) / 0.5)
-    np.testing.assert_allclose(scale_features(images, GREY, normalise="standard"), (0.2 - 0.1307) / 0.3081)
 
 
 def test_flat_is_the_torch_order_of_channels_first_images():

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sifu.data import npz
+from sifu.data import load, npz
 from sifu.data.npz import read_npz
 from sifu.errors import InputError
 
@@ -102,3 +102,11 @@ def test_a_file_that_unpacks_to_thousands_of_times_its_size_is_refused(
         npz.read_npz(tmp_path / "bomb.npz")
     np.savez(tmp_path / "meant.npz", x=np.zeros((1 << 18, 8)), y=np.zeros(1 << 18, dtype=np.int64))
     assert npz.read_npz(tmp_path / "meant.npz").x_train.shape == (1 << 18, 8)
+
+
+def test_a_file_is_loaded_by_its_path(tmp_path):
+    path = tmp_path / "hospital.npz"
+    np.savez(path, x=np.ones((3, 2)), y=[0, 1, 0])
+    assert load(str(path)).name == "npz:hospital"
+    with pytest.raises(InputError, match=r"there is no file .*absent\.npz"):
+        load(tmp_path / "absent.npz")

@@ -132,45 +132,6 @@ def test_dirichlet_survives_extreme_alphas(alpha):
     check_disjoint(partition("dirichlet", BALANCED, 7, 30, generator(), alpha=alpha), BALANCED.size)
 
 
-def test_identity_groups_whole_consecutive_people():
-    people = np.repeat(np.arange(50, 90), 5)
-    parts = partition("identity", np.zeros(200), 8, 25, generator(), identity=people)
-    assert [np.unique(people[part]).tolist() for part in parts] == [
-        list(range(50 + 5 * client, 55 + 5 * client)) for client in range(8)
-    ]
-
-
-@settings(max_examples=examples(150), deadline=None)
-@given(
-    person_sizes=st.lists(st.integers(1, 20), min_size=1, max_size=30),
-    clients=st.integers(1, 10),
-    share=st.one_of(st.none(), st.integers(1, 30)),
-    seed=st.integers(0, 1000),
-)
-def test_no_person_is_ever_divided(person_sizes, clients, share, seed):
-    people = generator(seed).permutation(np.repeat(np.arange(len(person_sizes)), person_sizes))
-    try:
-        parts = partition("identity", np.zeros(people.size), clients, share, generator(), identity=people)
-    except InputError:
-        # Either there are too few people, or each client's last person exceeds its share by at most 19 samples.
-        assert clients > len(person_sizes) or (share is not None and clients * (share + 19) > people.size)
-        return
-    check_disjoint(parts, people.size)
-    held = [set(people[part]) for part in parts]
-    assert sum(len(group) for group in held) == len(set().union(*held))
-    assert all(part.size == np.isin(people, list(group)).sum() for part, group in zip(parts, held, strict=True))
-    if share is None:
-        assert sum(part.size for part in parts) == people.size
-    else:
-        assert all(share <= part.size < share + max(person_sizes) for part in parts)
-
-
-def test_identity_without_sizes_is_as_even_as_people_allow():
-    people = np.repeat(np.arange(100), 5)
-    parts = partition("identity", np.zeros(500), 8, None, generator(), identity=people)
-    assert {part.size for part in parts} <= {60, 65}
-
-
 def test_given_ids_are_kept_in_sorted_order():
     ids = np.array(["south", "north", "south", "east"])
     parts = partition("given", np.zeros(4), 3, None, generator(), given=ids)
@@ -194,11 +155,6 @@ def test_given_ids_are_kept_in_sorted_order():
         ("dirichlet", 2, 5, {}, "finite alpha above 0, found None"),
         ("dirichlet", 2, 5, {"alpha": -1.0}, r"found -1\.0"),
         ("dirichlet", 2, 5, {"alpha": float("nan")}, "found nan"),
-        ("identity", 2, 5, {}, "which this data set does not have"),
-        ("identity", 2, 5, {"identity": np.zeros(3)}, r"identity has shape \(3,\); \(1000,\)"),
-        ("identity", 2, 5, {"identity": np.zeros(1000)}, "2 clients of whole people .* 1 people"),
-        ("identity", 2, 600, {"identity": np.arange(1000)}, "1200 samples of whole people .* 1000 available"),
-        ("identity", 2, 5, {"identity": np.full(1000, np.nan)}, "1000 values that are NaN"),
         ("given", 2, None, {}, "needs the client id"),
         ("given", 3, None, {"given": np.arange(1000) % 2}, "3 clients are requested, but the given ids name 2"),
         ("given", 2, 5, {"given": np.arange(1000) % 2}, "leave samples_per_client out"),
@@ -222,4 +178,4 @@ def test_regression_labels_have_no_classes(kind):
 
 
 def test_kinds_are_listed():
-    assert KINDS == ("iid", "one_class", "dirichlet", "identity", "given")
+    assert KINDS == ("iid", "one_class", "dirichlet", "given")

@@ -126,7 +126,6 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
                 wanted.stop.max_rounds - position.round,
                 single,
                 models_stay,
-                None if models_stay else wanted.accuracy,
             )
             for model, members in zip(models, groups, strict=True)
         ]
@@ -197,14 +196,12 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
             mine = slice(None) if whole else real[ahead]
             participants = chunk.participants[ahead, mine]
             evaluation = None
-            if len(looked_at) and is_evaluated(wanted.stop, at + 1, stream.accuracy):
+            if len(looked_at) and is_evaluated(wanted.stop, at + 1):
                 evaluated, clients = chunk.evaluated.get(ahead + 1), np.asarray(looked_at)
                 if evaluated is None:  # the device did not evaluate this model in advance
                     evaluation = self.evaluate(self._model_of(chunk, ahead), clients)
                 else:
                     evaluation = self._evaluation(evaluated, clients)
-                if not stream.models_stay:  # groups are evaluated as if no accuracy were known
-                    stream.accuracy = evaluation.accuracy
             yield StreamedRound(
                 participants,
                 samples[ahead, mine],

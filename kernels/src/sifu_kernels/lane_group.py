@@ -300,7 +300,7 @@ class LaneGroup:
                 place
                 for place, stream in enumerate(streams)
                 if ahead <= own[place]
-                and is_evaluated(stream.wanted.stop, stream.position.round + ahead, stream.accuracy)
+                and is_evaluated(stream.wanted.stop, stream.position.round + ahead)
                 and (stream.wanted.evaluated is None or len(stream.wanted.evaluated))
             ]
             if looked:

@@ -58,7 +58,7 @@ class Chunk:
     it exceeds the number of slots, some clients were not trained. `models` (rounds, parameters) is on the host in the
     model's own order, or, for a stream that rarely reads its models, on the device in device order. `tip` is the last
     model, on the device and in device order. `evaluated` maps a round, counted from 1, to the evaluation of every
-    client; it contains the rounds that the stop rule needs, as far as the accuracy was known when they ran.
+    client; it contains the rounds that the stop rule needs.
     """
 
     start: int
@@ -96,8 +96,6 @@ class LaneStream:
     """True for a stream of one round, which should not wait for other rounds."""
     models_stay: bool = False
     """True if models stay on the device until they are read; otherwise all models of a chunk are copied to the host."""
-    accuracy: float | None = None
-    """Latest accuracy known to the consumer; the device uses it to choose the models to evaluate in advance."""
     chunks: deque[Chunk] = field(default_factory=deque)
     held: bool = False
     error: BaseException | None = None

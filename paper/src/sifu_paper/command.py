@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sifu.cli.main import run_app
-from sifu.cli.options import DataOption
 
 bench = typer.Typer(name="sifu-bench", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -25,7 +25,7 @@ def main() -> None:
 @bench.command("download")
 def download_data(
     name: Annotated[str, typer.Argument(metavar="NAME", help="mnist, fashion_mnist, cifar10 or cifar100.")],
-    data: DataOption = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with data files (or set SIFU_DATA).")] = None,
 ) -> None:
     """Fetch the official files of a public data set; existing files are kept."""
     from sifu.cli.output import out

@@ -8,11 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import sifu
-from sifu.core.spec import Spec
-from sifu.data import load, sources
 from sifu.errors import InputError
-from sifu.run.clients_and_engine import clients_from_spec
+from sifu_paper.data import load
 from sifu_paper.data.hospitals import ATTRIBUTES, FILES, HOSPITALS, Number, coded, read_hospitals, read_patients
 
 HEADER = "age, sex, cp, trestbps, chol, fbs, restecg, thalach, exang, oldpeak, slope, ca, thal, num"
@@ -85,21 +82,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load("hospitals", tmp_path)
 
 
-def test_a_hospital_leaves_exactly(folder: Path, tmp_path: Path) -> None:
-    spec = Spec.from_mapping(
-        {"data": {"name": "hospitals", "folder": str(folder)}, "model": {"kind": "ridge"}, "seed": 1}
-    )
-    assert [client.name for client in clients_from_spec(spec)] == list(HOSPITALS)
-    run = sifu.train(spec, run=tmp_path / "run")
-    (outcome,) = run.forget(["switzerland"], method="closed_form")
-    assert outcome.level == "exact"
-    without = [client for client in clients_from_spec(spec) if client.name != "switzerland"]
-    other = sifu.train(spec, run=tmp_path / "other", clients={client.name: (client.x, client.y) for client in without})
-    with run.reader() as reader, other.reader() as elsewhere:
-        np.testing.assert_array_equal(reader.load_model(reader.tip), elsewhere.load_model(elsewhere.tip))
-    assert run.verify().problems == []
-
-
 @pytest.mark.skipif(not (SHARED / "hospitals").is_dir(), reason="the published files are not here")
 def test_the_published_files_have_the_published_patients() -> None:
     folder = SHARED / "hospitals"
@@ -119,17 +101,3 @@ def test_a_patient_less_moves_no_other_patient(tmp_path: Path) -> None:
         tested = [read_hospitals(folder, rule).x_test for folder in (whole, fewer)]
         kept = {tuple(row) for row in tested[1]} <= {tuple(row) for row in tested[0]}
         assert (kept and len(tested[0]) - len(tested[1]) <= len(FILES)) is same
-
-
-def test_without_this_package_a_run_verifies_and_says_what_to_install(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = {"data": {"name": "hospitals", "folder": str(folder)}, "model": {"kind": "ridge"}, "seed": 1}
-    run = sifu.train(spec, run=tmp_path / "run")
-    run.forget(["va"], method="closed_form")
-    monkeypatch.setattr(sources, "_provided", dict)
-    again = sifu.open_run(tmp_path / "run")
-    assert again.verify().holds
-    assert again.status().requests[0].level == "exact"
-    with pytest.raises(InputError, match="'hospitals' is not part of sifu: install"):
-        sifu.train(spec, run=tmp_path / "other")

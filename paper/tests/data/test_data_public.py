@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from sifu import InputError
-from sifu.data import load, scale_features
-from sifu.data.sources import scale_of
+from sifu_paper.data import load
 from sifu_paper.data.download import OFFICIAL, OfficialFile
 from sifu_paper.data.idx import FIRST_LABELS
 from sifu_paper.data.public import WANTED, download
@@ -35,7 +34,7 @@ def test_cifar_and_celeba_are_found(tmp_path, write_cifar, write_celeba, name):
     write_cifar(tmp_path, name, archive=True)
     write_celeba(tmp_path / "celeba")
     assert load(name, tmp_path).name == name
-    assert load("celeba", str(tmp_path)).x_train.shape == (7, 64, 64, 3)
+    assert load("celeba", tmp_path).x_train.shape == (7, 64, 64, 3)
 
 
 @pytest.mark.parametrize("place", ["mnist.npz", "mnist/mnist.npz"])
@@ -84,12 +83,6 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path):
         load("mnist", tmp_path / "absent")
 
 
-def test_an_own_file_named_like_a_public_set_gets_none_of_its_constants(tmp_path):
-    path = tmp_path / "mnist.npz"
-    np.savez(path, x=np.full((2, 2), 0.5), y=[0, 1])
-    np.testing.assert_array_equal(load("npz", path).features(), 0.5)
-
-
 def test_download_goes_below_the_first_folder_and_is_read(tmp_path, write_idx, monkeypatch):
     write_idx(tmp_path / "server", gz=True)
     served = {path.name: path.read_bytes() for path in (tmp_path / "server").iterdir()}
@@ -129,24 +122,3 @@ def test_a_damaged_official_file_is_an_error_and_not_skipped(tmp_path, write_idx
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-1]))
     with pytest.raises(InputError, match="train-images"):
         load("mnist", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "means", "deviations"),
-    [
-        ("fashion_mnist", (0.5,), (0.5,)),
-        ("cifar10", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-        ("cifar100", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-        ("mnist", (0.1307,), (0.3081,)),
-    ],
-)
-def test_the_authors_scaling_is_the_one_in_their_code(name, means, deviations):
-    """Black, grey and white are scaled as computed by hand; for FashionMNIST to -1, 51/127.5 - 1 and 1."""
-    images = np.array([0, 51, 255], dtype=np.uint8).reshape(3, 1, 1, 1).repeat(len(means), axis=3)
-    scaled = scale_features(images, scale_of(name), flat=True, normalise="authors")
-    for channel, (mean, deviation) in enumerate(zip(means, deviations, strict=True)):
-        expected = [-mean / deviation, (0.2 - mean) / deviation, (1 - mean) / deviation]
-        np.testing.assert_allclose(scaled[:, channel], expected, rtol=1e-14)
-    other = scale_features(images, scale_of(name), flat=True, normalise="standard")
-    # it differs from the published scaling where the authors' does
-    assert np.allclose(scaled, other) == (name == "mnist")

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from sifu import InputError
-from sifu.data import load
+from sifu_paper.data import load
 from sifu_paper.data.subset import read_subset
 
 

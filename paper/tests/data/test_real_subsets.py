@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sifu.data import from_dataset, load, partition
 from sifu.data.feature_maps import RandomConvolutions, fixed_point
 from sifu.theory.closed_form import Targets, fit_head
 from sifu.theory.closed_form.sums import statistics_of_chunks
+from sifu_paper.data import load
 
 
 @pytest.mark.long
@@ -24,11 +24,3 @@ def test_a_head_on_the_default_map_reads_real_digits(shared_data: Path) -> None:
     statistics = statistics_of_chunks(fixed_point(features, targets), chunks)
     predicted = targets.decode(fit_head(statistics).predict(features(data.x_test[:500])))
     assert np.mean(predicted == data.y_test[:500]) > 0.93
-
-
-def test_faces_go_to_clients_by_whole_people(shared_data):
-    faces = load("celeba", shared_data)
-    parts = partition("identity", faces.y_train, 100, 100, np.random.default_rng(0), identity=faces.identity_train)
-    np.testing.assert_array_equal(np.concatenate(parts), np.arange(10_000))
-    clients = from_dataset(faces, parts[:2], "float32", flat=False)
-    assert clients[1].x.shape == (100, 3, 64, 64)

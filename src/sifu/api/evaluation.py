@@ -75,6 +75,6 @@ def evaluate(writer: RunWriter, engines: RunEngines, on: MeasuredOn | None) -> E
     evaluation = behaviour_of(RunView(writer)).training(engines.current(), writer).measure()
     rows = int(evaluation.samples.sum())
     if rows == 0:
-        raise InputError("no client's data can be read, so nothing was evaluated: name their folder with --data")
+        raise InputError("no client's data can be read, so nothing was evaluated")
     accuracy = evaluation.accuracy if regime.has_accuracy else None
     return Evaluated("training", rows, accuracy, regime.squared_error(evaluation.loss))

@@ -28,7 +28,6 @@ class RunFolder:
     Args:
         folder: Path of the run folder.
         make_engine: Function that builds the engine. By default the spec defines the engine.
-        data_folder: Folder of a named data set.
         remember: True to remember the operator's key of the run on this account.
         noise: Source of noise, by default the operating system.
     """
@@ -37,7 +36,6 @@ class RunFolder:
         self,
         folder: str | Path,
         make_engine: MakeEngine | None = None,
-        data_folder: str | Path | None = None,
         *,
         remember: bool = True,
         noise: NormalSource | None = None,
@@ -51,7 +49,7 @@ class RunFolder:
                 )
             if remember:
                 remember_key(reader)
-        self._engines = RunEngines(self.reader, make_engine, data_folder)
+        self._engines = RunEngines(self.reader, make_engine)
         self.noise = noise
         self._memory = Memory()
         self._views: dict[Any, RunView] = {}

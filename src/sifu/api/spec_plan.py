@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,11 +28,11 @@ class SpecPlan:
     notes: tuple[str, ...]
 
 
-def plan_spec(spec: Spec, data_folder: str | Path | None = None) -> SpecPlan:
+def plan_spec(spec: Spec) -> SpecPlan:
     """Return the row that applies to a spec; its data are read, and nothing is trained."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SifuWarning)
-        clients = clients_from_spec(spec, data_folder)
+        clients = clients_from_spec(spec)
     notes = [str(warning.message) for warning in caught if issubclass(warning.category, SifuWarning)]
     return SpecPlan(*_row_of(spec, clients), (*notes, *_shortened(spec, clients)))
 

@@ -53,7 +53,6 @@ def open_run(
     *,
     model: ModelGiven | None = None,
     clients: ClientsGiven | None = None,
-    data_folder: str | Path | None = None,
     engine: Engine | None = None,
     device: Device = "auto",
     noise: NormalSource | None = None,
@@ -64,7 +63,6 @@ def open_run(
         folder: The run folder.
         model: Model of a run made from Python, as for `train`; needed to continue such a run.
         clients: Clients of a run made from Python, as for `train`; needed to continue such a run.
-        data_folder: As for `train`.
         engine: Engine to use instead of building one; it must have the same model, clients and training.
         device: As in `train`.
         noise: As for `train`; only for a run that was made with one.
@@ -77,7 +75,7 @@ def open_run(
         if engine is not None:
             return engine if numbers is None else None
         at = features_device(spec, device)
-        data = as_clients(clients if clients is not None else clients_again(spec, data_folder, at), spec, at)
+        data = as_clients(clients if clients is not None else clients_again(spec, at), spec, at)
         data = arrange(data)
         built, _ = engine_from_spec(spec, data, as_model(model), numbers, trainer)
         if numbers is not None and not spec.regime.solves:
@@ -86,7 +84,7 @@ def open_run(
             begun_on_cpu = reader.facts.get("engine") == BY_PARTICIPANTS and spec.regime.device_bound
         return on_device(built, data, spec, "cpu" if device == "auto" and begun_on_cpu else device, trainer)
 
-    opened = Run(folder, make_engine, data_folder, noise=noise)
+    opened = Run(folder, make_engine, noise=noise)
     given = opened._engines
     given.model, given.frame = model, clients if is_frame(clients) else None
     given.given = clients is not None or engine is not None
@@ -101,7 +99,6 @@ def train(
     run: str | Path,
     model: ModelGiven | None = None,
     clients: ClientsGiven | None = None,
-    data_folder: str | Path | None = None,
     progress: ProgressCallback | None = None,
     engine: Engine | None = None,
     device: Device = "auto",
@@ -116,7 +113,6 @@ def train(
         model: A function that makes a torch module, or a `sifu.engines.sim` model, used instead of the spec's model.
         clients: A mapping from names to (x, y) arrays or to torch data sets; or a frame of pandas or polars, or a data
             set of Hugging Face, whose columns the spec names as for a table (`data.label`, `data.client`, ...).
-        data_folder: Folder of the files of a named data set, by default SIFU_DATA or the user's cache.
         progress: Callback invoked after each round.
         engine: Engine to use instead of building one from the spec, with which it must agree.
         device: auto, cpu or cuda (`sifu.run.devices`).
@@ -150,7 +146,6 @@ def train(
         folder,
         model=model,
         clients=clients,
-        data_folder=data_folder,
         device=device,
         noise=noise,
     )
@@ -160,7 +155,7 @@ def train(
         return existing.train(progress)
     if engine is None:
         at = features_device(spec, device)
-        data = clients if clients is not None else clients_from_spec(spec, data_folder, device=at)
+        data = clients if clients is not None else clients_from_spec(spec, device=at)
         data = as_clients(data, spec, at)
         warn_of_data(spec, data)
         engine, resolved = engine_from_spec(spec, data, as_model(model))
@@ -175,7 +170,6 @@ def train(
     data_spec = resolved.data
     located = replace(
         data_spec,
-        folder=_absolute(data_folder or data_spec.folder),
         file=_absolute(data_spec.file),
         test_file=_absolute(data_spec.test_file),
         columns=columns_of_features(data_spec, clients) if given else "",

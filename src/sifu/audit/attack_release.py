@@ -1,4 +1,4 @@
-"""Attacks on the model that a request released: membership inference, relearning and watermarks."""
+"""Attacks on the model that a request released: membership inference and relearning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from sifu.audit.membership import (
     ForgettingAudit,
     MembershipAudit,
     RecordedRounds,
-    WatermarkSuccess,
     attack_rates,
     bound_rates,
     lira,
@@ -24,12 +23,10 @@ from sifu.audit.replay_evidence import Evidence, Watched
 from sifu.core.engine import Evaluation, Position
 from sifu.core.layout import Vector
 from sifu.core.method_info import method_info
-from sifu.core.operator_words import PYTHON
 from sifu.core.round import keyed_generator
 from sifu.errors import InputError
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.outcome import Measured, node_before
-from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.run.coupled_replay import retrain_unrecorded
 from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import EvaluationRow, RequestRow
@@ -151,7 +148,6 @@ def _forgetting(
         float(np.linalg.norm(released - scratch)),
         float(np.linalg.norm(scratch - start)),
         disagreement,
-        _watermark(audited, models, forgotten),
     )
 
 
@@ -238,19 +234,3 @@ def _samples(audited: Audited, data: Any, forgotten: np.ndarray, row: RequestRow
         rows = keyed_generator(audited.spec.seed, "audit held out").permutation(x.shape[0])[:MOST_HELD_OUT]
         result["held out"] = Samples(x[rows], y[rows])
     return result
-
-
-def _watermark(
-    audited: Audited, models: dict[str, Vector], forgotten: np.ndarray
-) -> dict[str, WatermarkSuccess] | None:
-    if not audited.spec.data.watermark or audited.spec.data.name == PYTHON:
-        return None
-    fresh, _ = engine_from_spec(
-        audited.spec, clients_from_spec(audited.spec, audited.data_folder, fresh_marks=True, tested=False)
-    )
-    return {
-        name: WatermarkSuccess(
-            audited.engine.evaluate(model, forgotten).accuracy, fresh.evaluate(model, forgotten).accuracy
-        )
-        for name, model in models.items()
-    }

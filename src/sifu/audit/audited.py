@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from sifu.api.run import Run
@@ -37,7 +36,6 @@ class Audited:
     engine: Engine
     options: AuditOptions
     clients: Any
-    data_folder: str | Path | None
     noised: NoisedModel | None
     progress: AuditProgress
     notes: list[str] = field(default_factory=list)
@@ -50,7 +48,7 @@ class Audited:
     def data(self) -> Any:
         """Return the clients' data in the order of the run's clients, or None if they are not available."""
         if self.clients is None and self.spec.data.name != PYTHON:
-            read = clients_from_spec(self.spec, self.data_folder, tested=False)
+            read = clients_from_spec(self.spec, tested=False)
             return arranged_clients(self.reader, read).complete()
         return self.clients
 
@@ -60,7 +58,7 @@ class Audited:
         If their file cannot be read, add a note and return None.
         """
         try:
-            rows = held_out_rows(self.spec, self.data_folder)
+            rows = held_out_rows(self.spec)
         except SifuError as error:
             note = f"attacks that need held-out rows were left out: {error}"
             self.notes += [] if note in self.notes else [note]

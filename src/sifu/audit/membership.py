@@ -159,22 +159,6 @@ RELEARN_BRANCH = 1 << 40
 
 
 @dataclass(frozen=True)
-class WatermarkSuccess:
-    """Accuracy on the clients' marked samples, with their own marks and with fresh marks that no training used.
-
-    If the accuracy is higher with their own marks than with fresh marks, the model remembers the marks.
-    """
-
-    own: float
-    fresh: float
-
-    @property
-    def success(self) -> float:
-        """Accuracy with the clients' own marks minus accuracy with fresh marks."""
-        return self.own - self.fresh
-
-
-@dataclass(frozen=True)
 class ForgettingAudit:
     """Comparison of the released model with the earlier model and with Scratch; dictionaries are keyed by model.
 
@@ -193,7 +177,6 @@ class ForgettingAudit:
     distance_to_scratch: float
     distance_from_start: float
     disagreement: dict[str, float]
-    watermark: dict[str, WatermarkSuccess] | None
 
 
 def relearn_rounds(

@@ -42,7 +42,6 @@ def audit_run(
     options: AuditOptions | None = None,
     *,
     clients: Any = None,
-    data_folder: str | Path | None = None,
     noised: NoisedModel | None = None,
     progress: AuditProgress | None = None,
 ) -> AuditReport:
@@ -54,7 +53,6 @@ def audit_run(
         run: The run or its folder; a run made from Python must be given as `Run` with its engine.
         options: Attacks to run and their numbers of draws.
         clients: Names, x and y of the clients for attacks on samples. By default they are loaded from the spec's data.
-        data_folder: Folder of the data sets.
         noised: Function that returns the noised model of an edge. By default it is read from the record.
         progress: Callback that receives the name of the step, the work done, and the total work.
     """
@@ -63,7 +61,7 @@ def audit_run(
     engine = run.complete_engine()
     with closing(run.reader()) as reader, reader.snapshot():
         progress = progress or (lambda *_: None)
-        audit = _Audit(run, reader, engine, options, clients, data_folder, noised, progress)
+        audit = _Audit(run, reader, engine, options, clients, noised, progress)
         return audit.compare() if options.only_before_after else audit.execute()
 
 

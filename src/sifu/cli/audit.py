@@ -190,9 +190,6 @@ def _print_attacks(report: AuditReport) -> None:
                 percent(getattr(shown_by, pick)) if (shown_by := membership.loss.get(name)) else "-" for name in MODELS
             ]
             shown.add_row(f"spotted by loss at {title} false alarms", *rates)
-    if forgetting.watermark is not None:
-        marks = [percent(mark.success) if (mark := forgetting.watermark.get(name)) else "-" for name in MODELS]
-        shown.add_row("owed to their watermark", *marks)
     if forgetting.relearn:
         rounds = [forgetting.relearn.get(name) for name in ("released", "scratch")]
         limit = f"> {forgetting.relearn_limit}"

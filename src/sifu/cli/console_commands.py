@@ -36,7 +36,6 @@ def serve(
         str, option("Client id at the issuer; its secret is SIFU_SIGN_IN_SECRET.", "--sign-in-client", metavar="ID")
     ] = "sifu",
     webhooks: Annotated[list[str] | None, option("URL to notify of requests; repeatable.", "--webhook")] = None,
-    data: Annotated[Path | None, option("Folder with data files (or set SIFU_DATA).")] = None,
 ) -> None:
     """Serve the console: runs in the browser, requests with approval, a JSON API, metrics. Needs the extra console.
 
@@ -66,7 +65,6 @@ def serve(
         Settings(
             folders=folders,
             state=state,
-            data_folder=data,
             hosts=[host, *(names or [])],
             secure_cookie=binding.encrypted,
             webhooks=webhooks or [],

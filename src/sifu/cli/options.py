@@ -82,7 +82,6 @@ def collect_run(folder: Path | None) -> Path | None:
 
 AllOption = Annotated[bool, option("Full output, not only what fits on one screen.", "--all")]
 FormatOption = Annotated[Format, option("Output format; json prints one JSON object on stdout.", "--format")]
-DataOption = Annotated[Path | None, option("Folder with data files (or set SIFU_DATA).", "--data")]
 RunArgument = Annotated[Path, argument("DIR", "The run folder.", callback=collect_run)]
 RequestArgument = Annotated[str, argument("ID", "The request.")]
 ActorOption = Annotated[str | None, option("Name of the person acting (or set SIFU_ACTOR).", "--actor")]

@@ -11,7 +11,6 @@ from rich.markup import escape
 import sifu
 from sifu.cli.options import (
     AllOption,
-    DataOption,
     PublicKeyOption,
     argument,
     collect_run,
@@ -127,7 +126,6 @@ def audit(
     ] = None,
     trials: Annotated[int, option("Trial deletions to compare, 0 for none.", min=0)] = 50,
     output: Annotated[Path | None, option("Folder for audit.json and audit.png.", show_default="DIR/audit")] = None,
-    data: DataOption = None,
 ) -> Answer:
     """Attack the certified claims. Exit code 3 if any of them is contradicted.
 
@@ -161,8 +159,8 @@ def audit(
     report = None
     with AuditProgress() as progress:
         if folder is not None:
-            opened = sifu.open_run(folder, data_folder=data)
-            report = sifu.audit_run(opened, options, data_folder=data, progress=progress)
+            opened = sifu.open_run(folder)
+            report = sifu.audit_run(opened, options, progress=progress)
         checked = run_controls(seed=seed, progress=progress) if controls else []
     place = output if output is not None or folder is None or before_after else folder / "audit"
     return show_audit(report, checked, place, compared_only=before_after)

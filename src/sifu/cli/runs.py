@@ -12,7 +12,6 @@ import sifu
 from sifu.choices import MeasuredOn
 from sifu.cli.options import (
     AllOption,
-    DataOption,
     DeviceOption,
     RunArgument,
     SetOption,
@@ -121,7 +120,6 @@ def train(
     spec: Annotated[Path, argument("SPEC.toml", "Spec of the training, see sifu init.")],
     run: Annotated[Path, option("Folder of the run; an unfinished run is continued.", callback=collect_run)],
     settings: SetOption = None,
-    data: DataOption = None,
     device: DeviceOption = "auto",
     metrics: MetricsOption = None,
 ) -> Answer:
@@ -136,7 +134,7 @@ def train(
 
     merged = sifu.load_spec(spec, settings or [])
     with RoundsProgress(MetricsLog(run, metrics, warn) if metrics else None) as progress:
-        trained = sifu.train(merged, run=run, data_folder=data, progress=progress, device=device)
+        trained = sifu.train(merged, run=run, progress=progress, device=device)
     with trained.reader() as reader:
         if RunView(reader).facts.shape_from_labels:
             warn(
@@ -146,18 +144,18 @@ def train(
     return show_status(trained, False, f"Next: sifu plan {run} --client NAME shows what forgetting a client would do.")
 
 
-def rebuild(run: RunArgument, data: DataOption = None, device: DeviceOption = "auto") -> Answer:
+def rebuild(run: RunArgument, device: DeviceOption = "auto") -> Answer:
     """Retrain the groups whose models were erased by requests, with their remaining members.
 
     Only runs with groups.count in their spec have groups. Ctrl-C loses nothing: run the same command again.
     """
     with RoundsProgress() as progress:
-        count = sifu.open_run(run, data_folder=data, device=device).rebuild(progress)
+        count = sifu.open_run(run, device=device).rebuild(progress)
     words = "1 group was built again" if count == 1 else f"{count} groups were built again"
     return Answer({"built": count}, words if count else "No group has to be built again")
 
 
-def release(run: RunArgument, data: DataOption = None, device: DeviceOption = "auto") -> Answer:
+def release(run: RunArgument, device: DeviceOption = "auto") -> Answer:
     """Update the released model to the clients that should be in it.
 
     These are all clients except forgotten clients and clients of an approved request that still waits. Approved
@@ -165,7 +163,7 @@ def release(run: RunArgument, data: DataOption = None, device: DeviceOption = "a
     request was refused or withdrawn get as many rounds as were run without them. sifu forget executes other requests.
     """
     with RoundsProgress() as progress:
-        released = sifu.open_run(run, data_folder=data, device=device).release(progress)
+        released = sifu.open_run(run, device=device).release(progress)
     lines = [f"Executed first: {', '.join(released.executed)}."] if released.executed else []
     back = f", again with {names_text(released.returned, escaped=False)}" if released.returned else ""
     changed = f"The released model is that of {released.clients} clients now{back}."
@@ -183,7 +181,6 @@ def join(
         Path, option("Data file of the format the run was trained from: CSV, Parquet or .npz.", metavar="FILE")
     ],
     client: Annotated[str | None, option("Name of the client, unless the file names it.")] = None,
-    data: DataOption = None,
 ) -> Answer:
     """Add clients to a head in closed form: each sends its statistics once, and the head is solved again.
 
@@ -192,7 +189,7 @@ def join(
     name; to remove records, use sifu forget --records. Run the same command again after an interruption.
     """
     with RoundsProgress() as progress:
-        joined = sifu.open_run(run, data_folder=data).join(progress, file=file, name=client)
+        joined = sifu.open_run(run).join(progress, file=file, name=client)
     who = names_text(joined, escaped=False) if joined else "No new client"
     return Answer({"joined": joined}, f"{who} joined {run}; the head was solved again." if joined else f"{who} joined.")
 
@@ -202,7 +199,6 @@ def evaluate(
     on: Annotated[
         MeasuredOn | None, option("Rows to evaluate on; held-out ones if there are any.", "--on", show_default=False)
     ] = None,
-    data: DataOption = None,
     device: DeviceOption = "auto",
 ) -> Answer:
     """Measure the accuracy of the current model on held-out rows or on the active clients' training data.
@@ -210,7 +206,7 @@ def evaluate(
     sifu train and sifu forget measure it as well. If a network computes the features, sifu forget does not, because
     this would take longer than the request. sifu status shows the latest figures.
     """
-    opened = sifu.open_run(run, data_folder=data, device=device)
+    opened = sifu.open_run(run, device=device)
     found = opened.evaluate(on)
     return Answer({"run": str(run)} | found.to_mapping(), f"{run}: {found.words}")
 

@@ -11,7 +11,6 @@ from sifu.choices import TermsGiven
 from sifu.cli.options import (
     ActorOption,
     AllOption,
-    DataOption,
     DeviceOption,
     RecordsOption,
     RunArgument,
@@ -41,7 +40,6 @@ def plan(
     *,
     terms: TermsGiven,
     settings: SetOption = None,
-    data: DataOption = None,
     everything: AllOption = False,
 ) -> Answer:
     """Show what a request would do: method, node, noise, rounds, level. Changes nothing.
@@ -56,7 +54,7 @@ def plan(
 
         if clients is not None or records is not None or terms:
             raise InputError("a spec is planned without clients and terms: set them with --set privacy.KEY=VALUE")
-        return show_spec_plan(run, plan_spec(sifu.load_spec(run, settings or []), data))
+        return show_spec_plan(run, plan_spec(sifu.load_spec(run, settings or [])))
     if clients is None:
         raise InputError("name the clients to forget: --clients A,B")
     opened = sifu.Run(run)
@@ -140,7 +138,6 @@ def forget(
     request: Annotated[str | None, option("Queued request to execute, instead of all.", metavar="ID")] = None,
     *,
     terms: TermsGiven,
-    data: DataOption = None,
     device: DeviceOption = "auto",
     metrics: MetricsOption = None,
 ) -> Answer:
@@ -165,7 +162,7 @@ def forget(
         )
     nonces = new_nonces(terms.get("records") or ())
     with RoundsProgress(MetricsLog(run, metrics, warn) if metrics else None) as progress:
-        opened = open_run(run, data_folder=data, device=device)
+        opened = open_run(run, device=device)
         if not solved_from_files(opened.spec) and importlib.util.find_spec("torch") is None:
             raise ModuleNotFoundError(name="torch")  # fail before a request is recorded
         outcomes = opened.forget(

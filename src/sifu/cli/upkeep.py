@@ -22,7 +22,6 @@ PACKAGES = ("numpy", "scipy", "torch", "safetensors", "cryptography", "matplotli
 
 def doctor() -> Answer:
     """Show what is installed, and which engines and devices work here."""
-    from sifu.data.sources import search_folders
     from sifu.run.devices import why_no_gpu
 
     packages = {"sifu": sifu.__version__} | {name: _version_of(name) for name in PACKAGES}
@@ -46,7 +45,6 @@ def doctor() -> Answer:
         "packages": packages,
         "engines": engines,
         "devices": devices,
-        "data_folders": [str(folder) for folder in search_folders(None)],
     }
     facts = table("", "")
     facts.add_row("python", f"{values['python']} on {values['platform']}, {values['cores']} cores")
@@ -56,7 +54,6 @@ def doctor() -> Answer:
     facts.add_row("flower engine", escape(engines["flower"]))
     facts.add_row("on a gpu", engines["gpu"])
     facts.add_row("devices", ", ".join(values["devices"]))
-    facts.add_row("data looked for in", ", ".join(values["data_folders"]))
     return Answer(values, facts)
 
 

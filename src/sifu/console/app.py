@@ -44,7 +44,6 @@ class Settings:
 
     folders: Sequence[Path]
     state: Path
-    data_folder: Path | None = None
     hosts: Collection[str] = ()
     secure_cookie: bool = False
     webhooks: Sequence[str] = ()
@@ -56,7 +55,7 @@ class Settings:
 def make_app(settings: Settings) -> ASGIApp:
     """Return the application, ready for a server."""
     tokens = TokenFile(settings.state)
-    service = ConsoleService(settings.folders, settings.state, settings.data_folder)
+    service = ConsoleService(settings.folders, settings.state)
     logins = RateLimit(LOGINS_PER_SECOND, LOGINS_AT_ONCE)
     console = Console(service, tokens, Sessions(tokens), settings.secure_cookie, logins, settings.provider)
 

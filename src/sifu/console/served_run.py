@@ -54,8 +54,8 @@ class ServedRun:
     names of its clients have a separate lock, so that they never wait for a slow plan.
     """
 
-    def __init__(self, folder: Path, jobs: Jobs, nonces: KeptNonces, data_folder: Path | None = None) -> None:
-        self.folder, self.jobs, self._nonces, self._data = folder, jobs, nonces, data_folder
+    def __init__(self, folder: Path, jobs: Jobs, nonces: KeptNonces) -> None:
+        self.folder, self.jobs, self._nonces = folder, jobs, nonces
         self.key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
         self.name = folder.resolve().name
         self.lock = threading.RLock()
@@ -340,7 +340,6 @@ class ServedRun:
         if elsewhere:
             raise InputError(elsewhere)
         arguments = ["forget", str(self.folder), "--request", request]
-        arguments += ["--data", str(self._data)] if self._data else []
         return self.jobs.start("carry out", self.key, arguments, who.name, request)
 
     def start(self, who: Token, kind: Literal["verify", "report"]) -> Job:

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 class ConsoleService:
     """All runs under the console's folders, and the operations that span them."""
 
-    def __init__(self, folders: Sequence[Path], state: Path, data_folder: Path | None = None) -> None:
-        self.folders, self.state, self._data = tuple(folders), state, data_folder
+    def __init__(self, folders: Sequence[Path], state: Path) -> None:
+        self.folders, self.state = tuple(folders), state
         private_folder(state, parents=True)
         self.jobs, self._nonces = Jobs(state), KeptNonces(state)
         self._runs: dict[str, ServedRun] = {}
@@ -48,7 +48,7 @@ class ConsoleService:
                 runs: list[ServedRun] = []
                 for folder in find_runs(*self.folders):
                     try:
-                        runs.append(here.get(folder) or ServedRun(folder, self.jobs, self._nonces, self._data))
+                        runs.append(here.get(folder) or ServedRun(folder, self.jobs, self._nonces))
                     except SifuError as error:  # unsupported version, unfinished run or changed key
                         if str(error) not in self._told:
                             log.warning("%s is not shown: %s", folder, error)

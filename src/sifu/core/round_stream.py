@@ -39,29 +39,9 @@ def should_stop(stop: StopSpec, rounds: int, accuracy: float | None) -> bool:
     return bool(stop.target > 0 and rounds >= stop.min_rounds and accuracy is not None and accuracy >= stop.target)
 
 
-AUTHORS_INTERVALS = ((0.005, 1), (0.01, 2), (0.025, 5), (0.05, 10))
-"""Rule in the code of the paper's authors: (largest distance to the target, rounds between evaluations)."""
-AUTHORS_LONGEST_INTERVAL = 20
-
-
-def evaluation_interval(stop: StopSpec, accuracy: float | None) -> int:
-    """Return the number of rounds between evaluations, given the latest accuracy (None before the first evaluation).
-
-    >>> rule = StopSpec(target=0.9, evaluation="authors")
-    >>> [evaluation_interval(rule, accuracy) for accuracy in (None, 0.5, 0.86, 0.88, 0.892, 0.897, 0.95)]
-    [20, 20, 10, 5, 2, 1, 1]
-    """
-    if stop.evaluation == "fixed":
-        return stop.evaluate_every
-    if accuracy is None or stop.target == 0.0:
-        return AUTHORS_LONGEST_INTERVAL
-    missing = round(stop.target - accuracy, 12)  # 0.9 - 0.89 is slightly less than 0.01 in float64
-    return next((rounds for within, rounds in AUTHORS_INTERVALS if missing <= within), AUTHORS_LONGEST_INTERVAL)
-
-
-def is_evaluated(stop: StopSpec, rounds: int, accuracy: float | None = None) -> bool:
-    """Return whether the model after `rounds` rounds is evaluated, given the latest accuracy."""
-    return rounds % evaluation_interval(stop, accuracy) == 0 or rounds >= stop.max_rounds
+def is_evaluated(stop: StopSpec, rounds: int) -> bool:
+    """Return whether the model after `rounds` rounds is evaluated."""
+    return rounds % stop.evaluate_every == 0 or rounds >= stop.max_rounds
 
 
 @dataclass(frozen=True)
@@ -73,7 +53,6 @@ class RoundsWanted:
         origin: Model from which distances are measured.
         want_gram: True if every round includes its Gram matrix.
         updates_every: Interval, in rounds, at which results include the clients' updates, or 0 for never.
-        accuracy: Latest accuracy known before the first round of the stream.
         evaluated: Clients to evaluate models on. None means the active clients, and no clients means no evaluation.
     """
 
@@ -81,7 +60,6 @@ class RoundsWanted:
     origin: Floats
     want_gram: bool = False
     updates_every: int = 0
-    accuracy: float | None = None
     evaluated: ClientIndices | None = None
 
     def wants_updates(self, position: int) -> bool:
@@ -236,7 +214,7 @@ def rounds_one_by_one(
     active = np.array(active)
     active.flags.writeable = False  # an engine may rely on the same clients in all rounds
     looked_at = active if wanted.evaluated is None else wanted.evaluated
-    accuracy, stop, start = wanted.accuracy, wanted.stop, position.round
+    stop, start = wanted.stop, position.round
     while start < stop.max_rounds:
         result = engine.run_round(
             model,
@@ -251,9 +229,8 @@ def rounds_one_by_one(
         if lost:
             stop = stop_without(stop, 1)
         start += 1
-        looks = looked_at.size > 0 and is_evaluated(stop, start, accuracy)
+        looks = looked_at.size > 0 and is_evaluated(stop, start)
         evaluation = evaluate(model, looked_at) if looks else None
-        accuracy = accuracy if evaluation is None else evaluation.accuracy
         yield _streamed(result, wanted, evaluation, lost)
 
 

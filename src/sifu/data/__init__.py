@@ -5,17 +5,15 @@ Importing this package loads only numpy; the functions that need torch import it
 
 from sifu.data.client_data import ClientData, from_arrays, from_dataset, from_torch
 from sifu.data.dataset import Dataset, Scale, scale_features
+from sifu.data.digits import load
 from sifu.data.held_out import contents_of, held_out_rows
 from sifu.data.npz import dataset_of, read_arrays
 from sifu.data.partition import KINDS, given_names, partition
-from sifu.data.sources import NamedData, load, search_folders
-from sifu.data.watermarks import watermarked
 
 __all__ = [
     "KINDS",
     "ClientData",
     "Dataset",
-    "NamedData",
     "Scale",
     "contents_of",
     "dataset_of",
@@ -28,6 +26,4 @@ __all__ = [
     "partition",
     "read_arrays",
     "scale_features",
-    "search_folders",
-    "watermarked",
 ]

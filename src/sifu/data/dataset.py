@@ -21,28 +21,20 @@ import numpy as np
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Integers
 
-Normalise = Literal["unit", "standard", "authors"]
+Normalise = Literal["unit", "standard"]
 Split = Literal["train", "test"]
 
-NORMALISATIONS: tuple[Normalise, ...] = ("unit", "standard", "authors")
+NORMALISATIONS: tuple[Normalise, ...] = ("unit", "standard")
 FEATURE_TYPES = ("float32", "float64")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Constants that normalise a data set: `unit` is x / largest, `standard` is (x / largest - mean) / deviation.
-
-    `authors` holds the constants in the code of the paper's authors, if they are different.
-    """
+    """Constants that normalise a data set: `unit` is x / largest, `standard` is (x / largest - mean) / deviation."""
 
     largest: float
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
-    authors: Scale | None = None
-
-    def of(self, normalise: Normalise) -> Scale:
-        """Return the constants for a normalisation."""
-        return self.authors or self if normalise == "authors" else self
 
 
 @dataclass(frozen=True)
@@ -138,8 +130,7 @@ def scale_features(
         dtype: Type of the inputs, float32 or float64.
         flat: True to flatten each image to one row, in torch's order (C, H, W).
         normalise: `unit` divides by the largest value that can be stored. `standard` then subtracts the published mean
-            and divides by the published deviation, channel by channel. `authors` is like `standard`, with the constants
-            in the code of the paper's authors.
+            and divides by the published deviation, channel by channel.
 
     Returns:
         One row of inputs per sample, or images (N, C, H, W) if `flat` is False.
@@ -157,8 +148,7 @@ def scale_features(
         raise InputError(f"feature type {dtype!r} is not supported: write {' or '.join(FEATURE_TYPES)}")
     if normalise not in NORMALISATIONS:
         raise InputError(
-            f"normalisation {normalise!r} is unknown: write unit (x / largest), standard (published mean and "
-            "deviation) or authors (those in the code of the paper's authors)"
+            f"normalisation {normalise!r} is unknown: write unit (x / largest) or standard (mean and deviation)"
         )
     if scale is None and normalise != "unit":
         raise InputError(
@@ -167,7 +157,7 @@ def scale_features(
         )
     images = channels_first(x)
     if images.dtype == np.uint8:
-        features = _scale_bytes(images, (scale or Scale(255.0)).of(normalise), np.dtype(dtype), normalise)
+        features = _scale_bytes(images, scale or Scale(255.0), np.dtype(dtype), normalise)
     elif scale is None:
         with np.errstate(over="ignore"):  # values that overflow float32 become Inf, which a later check refuses
             features = np.ascontiguousarray(images.astype(dtype))

@@ -13,14 +13,30 @@ from pathlib import Path
 import numpy as np
 
 from sifu.data.dataset import Dataset, Scale
-from sifu.data.npz import read_arrays
+from sifu.data.npz import read_arrays, read_npz
+from sifu.errors import InputError
 from sifu.theory.arrays import Array, Integers
 
+DIGITS = "digits"
 FILE = Path(__file__).with_name("digits.npz")
-SAMPLES, TRAIN_SAMPLES = 1797, 1600
+SAMPLES, TRAIN_SAMPLES, SHAPE = 1797, 1600, (8, 8)
 CLASSES = tuple(str(digit) for digit in range(10))
 SCALE = Scale(16.0, (0.5,), (0.5,))
 """Constants of the digits. No mean was published, so they are the middle and half of the range."""
+
+
+def load(name: str | Path) -> Dataset:
+    """Return the digits, by their name, or the data set of an npz file, by its path."""
+    if name == DIGITS:
+        return read_digits()
+    if not Path(name).expanduser().is_file():
+        raise InputError(f"there is no file {name}: give {DIGITS!r}, or the path of an npz file with arrays x and y")
+    return read_npz(Path(name).expanduser())
+
+
+def scale_of(name: str) -> Scale | None:
+    """Return the constants for the bytes of the data set that a spec names, or None."""
+    return SCALE if name == DIGITS else None
 
 
 def read_digits() -> Dataset:

@@ -19,7 +19,7 @@ from sifu.theory.arrays import Array, Floats, Integers
 
 Indices = Integers
 
-KINDS = ("iid", "one_class", "dirichlet", "identity", "given")
+KINDS = ("iid", "one_class", "dirichlet", "given")
 
 
 def partition(
@@ -30,7 +30,6 @@ def partition(
     generator: np.random.Generator,
     *,
     alpha: float | None = None,
-    identity: ArrayLike | None = None,
     given: ArrayLike | None = None,
 ) -> list[Indices]:
     """Split the samples with these `labels` among `clients`.
@@ -38,7 +37,6 @@ def partition(
     * `iid`: samples at random.
     * `one_class`: client k holds only class number k * classes // clients, so classes are spread evenly.
     * `dirichlet`: each client's class proportions are drawn from Dirichlet(alpha) (Hsu, Qi and Brown 2019).
-    * `identity`: each client gets whole people, in the order of their numbers, until it has enough samples.
     * `given`: each client gets the samples with its id in `given`; `clients` must be the number of ids.
 
     Args:
@@ -49,7 +47,6 @@ def partition(
             (`one_class`: only samples of classes that have a client).
         generator: Source of all random choices.
         alpha: Concentration of `dirichlet`.
-        identity: Person of each sample, for `identity`.
         given: Client id of each sample, for `given`.
 
     Returns:
@@ -74,8 +71,6 @@ def partition(
     if kind == "given":
         return _by_given(given, targets.shape[0], count, samples_per_client)
     wanted = None if samples_per_client is None else _whole_number("samples_per_client", samples_per_client)
-    if kind == "identity":
-        return _by_identity(identity, targets.shape[0], count, wanted)
     if kind == "one_class":
         return _by_class(_class_numbers(kind, targets), count, wanted, generator)
     sizes = _sizes(count, wanted, targets.shape[0], "samples")
@@ -152,42 +147,6 @@ def _draw_counts(proportions: Floats, size: int, left: Indices, generator: np.ra
         more = generator.multinomial(missing, weights / weights.sum())
         taken = np.minimum(taken + more, left)  # every pass fills the client or empties a class
     return taken
-
-
-def _by_identity(identity: ArrayLike | None, samples: int, clients: int, wanted: int | None) -> list[Indices]:
-    if identity is None:
-        raise InputError(
-            "an identity partition needs the person of each sample, which this data set does not have; celeba has it"
-        )
-    people = _one_per_sample("identity", identity, samples)
-    order = np.argsort(people, kind="stable")
-    _, starts, counts = np.unique(people[order], return_index=True, return_counts=True)
-    if clients > counts.size:
-        raise InputError(f"{clients} clients of whole people are requested, but there are {counts.size} people")
-    ends = np.append(starts, samples)
-    parts, person = [], 0
-    for client in range(clients):
-        later = clients - client - 1
-        first = person
-        if wanted is not None:
-            while person < counts.size and ends[person] - ends[first] < wanted:
-                person += 1
-            if ends[person] - ends[first] < wanted:
-                raise InputError(
-                    f"{clients * wanted} samples of whole people are requested by {clients} clients, but the {samples} "
-                    f"available ({counts.size} people) ran out at client {client}; request fewer"
-                )
-        else:
-            target = (samples - ends[first]) / (later + 1)
-            person += 1
-            # Add people while this brings the client closer to an even share and leaves one person for each later
-            # client.
-            while person < counts.size - later and (
-                later == 0 or abs(ends[person + 1] - ends[first] - target) < abs(ends[person] - ends[first] - target)
-            ):
-                person += 1
-        parts.append(np.sort(order[ends[first] : ends[person]]).astype(np.int64))
-    return parts
 
 
 def _by_given(given: ArrayLike | None, samples: int, clients: int, samples_per_client: int | None) -> list[Indices]:

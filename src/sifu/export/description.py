@@ -16,8 +16,8 @@ from sifu.core.operator_words import NPZ, PYTHON, TABLE
 from sifu.core.spec import Spec
 from sifu.core.spec.sections import RIDGE
 from sifu.data.dataset import channels_first
+from sifu.data.digits import DIGITS, SHAPE, scale_of
 from sifu.data.npz import MOST_CLASSES, stored_samples
-from sifu.data.sources import find_data, scale_of
 from sifu.data.table import column_names
 from sifu.data.table_coding import TableCoding
 from sifu.data.table_keys import split_names
@@ -143,9 +143,8 @@ def _stored(spec: Spec) -> dict[str, Any] | None:
 
     A table is described by its columns instead.
     """
-    named = find_data(spec.data.name)
-    if named is not None and named.shape is not None:
-        return {"shape": list(named.shape), "bytes": named.scale is not None}
+    if spec.data.name == DIGITS:
+        return {"shape": list(SHAPE), "bytes": True}
     if spec.data.name != NPZ:
         return None
     try:
@@ -166,10 +165,9 @@ def _input_shape(spec: Spec, stored: dict[str, Any] | None) -> list[int] | None:
 
 def _normalisation(spec: Spec) -> dict[str, Any] | None:
     """Return the divisor of bytes and each channel's mean and deviation, or None if numbers are used unchanged."""
-    constants = scale_of(spec.data.name)
-    if constants is None:
+    scale = scale_of(spec.data.name)
+    if scale is None:
         return {"divide_bytes_by": 255.0, "mean": None, "deviation": None} if spec.data.name == NPZ else None
-    scale = constants.of(spec.data.normalise)
     centred = spec.data.normalise != "unit"
     return {
         "divide_bytes_by": scale.largest,

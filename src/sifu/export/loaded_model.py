@@ -17,11 +17,11 @@ from sifu.core.operator_words import PYTHON
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, Spec
 from sifu.core.spec.sections import HEAD_KINDS, ROW_KINDS, FeaturesSpec
 from sifu.data.dataset import scale_features
+from sifu.data.digits import scale_of
 from sifu.data.feature_maps import FeatureMap
 from sifu.data.feature_maps.build import texts_as_tokens
 from sifu.data.feature_maps.row_maps import LARGEST_INPUT
 from sifu.data.npz import REAL_KINDS, read_arrays
-from sifu.data.sources import scale_of
 from sifu.data.table import read_features
 from sifu.data.table_coding import TableCoding
 from sifu.engines.sim.models import TORCH_TYPES, Model, evaluated_module, make_model

@@ -20,10 +20,10 @@ from torch.torch_version import TorchVersion
 
 from sifu.core.operator_words import PYTHON
 from sifu.data.dataset import scale_features
+from sifu.data.digits import scale_of
 from sifu.data.feature_maps import FeatureMap, PlainInputs, RandomFourier
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.data.feature_maps.row_maps import FREQUENCY_BITS, INPUT_BITS, LARGEST_INPUT, LARGEST_WHOLE, TURN_BITS
-from sifu.data.sources import scale_of
 from sifu.engines.sim.models import TORCH_TYPES, Model
 from sifu.errors import InputError, install_extra
 from sifu.export.loaded_model import LoadedModel, described_map

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sifu.core.operator_words import FLOWER, LOOP, OWN_FILES, PYTHON, way_to_go_on
+from sifu.core.operator_words import OWN_FILES, PYTHON, way_to_go_on
 from sifu.core.spec import Spec
 from sifu.errors import NotCertifiableError, RunDamagedError
 from sifu.store.last_failure import last_failure, note_failure, remove_failure
@@ -87,8 +87,6 @@ def _command(spec: Spec, folder: str) -> str:
 
 def _data_hint(spec: Spec) -> str:
     """Return a hint on where the clients' data files must be, or an empty string if the run reads no data files."""
-    if spec.data.name in (PYTHON, FLOWER, LOOP, "digits"):
-        return ""
     if spec.data.name in OWN_FILES:
         return " (a missing data file must be back at the path that the run was trained from)"
-    return " (add --data FOLDER if the data files are in another folder)"
+    return ""

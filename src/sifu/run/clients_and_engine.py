@@ -22,7 +22,7 @@ from sifu.core.spec import IMAGE_FEATURES, DataSpec, Spec
 from sifu.core.spec.regime import ClosedForm, Regime, by_regime, penalty_of
 from sifu.core.spec.sections import ROW_KINDS
 from sifu.data.client_data import ClientData
-from sifu.data.sources import find_data, has_fixed_constants
+from sifu.data.digits import CLASSES, DIGITS
 from sifu.data.table_keys import parse_classes
 from sifu.errors import InputError
 from sifu.run.features import map_of, with_features
@@ -68,9 +68,7 @@ def executed_elsewhere(spec: Spec) -> str:
 
 def clients_from_spec(
     spec: Spec,
-    data_folder: str | Path | None = None,
     *,
-    fresh_marks: bool = False,
     dataset: Any = None,
     device: str = "cpu",
     tested: bool = True,
@@ -79,19 +77,17 @@ def clients_from_spec(
 
     Args:
         spec: Spec of the run.
-        data_folder: Folder of a named data set.
-        fresh_marks: True to draw new watermarks.
         dataset: The spec's data set, if it is already loaded.
         device: Device that features are computed on.
         tested: False to ignore a data.test_file that cannot be read; no client trains on its rows.
     """
-    from sifu.data import from_dataset, given_names, partition, watermarked
+    from sifu.data import from_dataset, given_names, partition
 
     data = spec.data
     if data.name in WITHOUT_FILES:
         raise InputError(WITHOUT_FILES[data.name])
     if dataset is None:
-        dataset = _dataset(spec, data_folder, tested=tested)
+        dataset = _dataset(spec, tested=tested)
     given, kind = dataset.client_train, data.partition
     names, count, samples = None, data.clients, data.samples_per_client or None
     if given is not None:
@@ -110,16 +106,13 @@ def clients_from_spec(
         samples,
         keyed_generator(spec.seed, "partition"),
         alpha=data.alpha,
-        identity=dataset.identity_train,
         given=given,
     )
-    if data.watermark:
-        dataset = watermarked(dataset, indices, data.watermark, spec.seed, fresh=fresh_marks)
     clients = from_dataset(dataset, indices, spec.model.array_dtype, takes_rows(spec), data.normalise, names=names)
     return with_features(spec, clients, device)
 
 
-def _dataset(spec: Spec, data_folder: str | Path | None, *, tested: bool = True) -> Any:
+def _dataset(spec: Spec, *, tested: bool = True) -> Any:
     """Return the data set of a spec; without `tested`, a test file that cannot be read is ignored."""
     from sifu.data import load
     from sifu.data.read_once import read_again
@@ -127,11 +120,11 @@ def _dataset(spec: Spec, data_folder: str | Path | None, *, tested: bool = True)
 
     data = spec.data
     if data.name not in OWN_FILES:
-        return load(data.name, data_folder or data.folder or None)
+        return load(data.name)
     if not data.file:
         raise InputError(f'data.name = "{data.name}" needs data.file, the path of the file')
     if data.name == NPZ:
-        return load(NPZ, Path(data.file))
+        return load(data.file)
     coding = TableCoding.from_spec(data, spec.features, regression=not spec.regime.has_accuracy)
     file, testing = Path(data.file).expanduser(), _testing(data, spec.seed)
     try:
@@ -179,10 +172,7 @@ def columns_of_features(data: DataSpec, frame: Any) -> str:
 
 def is_table(data: DataSpec) -> bool:
     """Return whether the data are rows of a table, which names the client of each row."""
-    if data.columns or data.name == TABLE:
-        return True
-    named = find_data(data.name)
-    return named is not None and named.is_table
+    return bool(data.columns) or data.name == TABLE
 
 
 def takes_rows(spec: Spec) -> bool:
@@ -206,25 +196,20 @@ class HeldOutRows:
         return HeldOutRows(self.x[chosen], self.y[chosen], self.clients[chosen])
 
 
-def held_out_from_spec(
-    spec: Spec, data_folder: str | Path | None = None, *, dataset: Any = None
-) -> tuple[Any, Any] | None:
+def held_out_from_spec(spec: Spec, *, dataset: Any = None) -> tuple[Any, Any] | None:
     """Return the test samples (x, y) of a spec's data set as model inputs, or None if there are none.
 
     No client trains on them.
 
     Args:
         spec: Spec of the run.
-        data_folder: Folder of a named data set.
         dataset: The spec's data set, if it is already loaded.
     """
-    rows = held_out_rows_from_spec(spec, data_folder, dataset=dataset)
+    rows = held_out_rows_from_spec(spec, dataset=dataset)
     return None if rows is None else (rows.x, rows.y)
 
 
-def held_out_rows_from_spec(
-    spec: Spec, data_folder: str | Path | None = None, *, dataset: Any = None
-) -> HeldOutRows | None:
+def held_out_rows_from_spec(spec: Spec, *, dataset: Any = None) -> HeldOutRows | None:
     """Return the test rows with the client of each. The arguments are those of `held_out_from_spec`."""
     data = spec.data
     if data.name in WITHOUT_FILES:
@@ -232,7 +217,7 @@ def held_out_rows_from_spec(
     if data.name == TABLE and not data.held_out and not data.test_file:
         return None  # the table has no held-out rows, so it need not be read
     if dataset is None:
-        dataset = _dataset(spec, data_folder)
+        dataset = _dataset(spec)
     if dataset.x_test.shape[0] == 0:
         return None
     x = dataset.features("test", dtype=spec.model.array_dtype, flat=takes_rows(spec), normalise=data.normalise)
@@ -244,7 +229,7 @@ def held_out_rows_from_spec(
 
 def preprocessing_of(spec: Spec) -> str:
     """Return the status of preprocessing: fixed for sifu's data sets, otherwise the operator's declaration."""
-    if has_fixed_constants(spec.data.name):
+    if spec.data.name == DIGITS:
         return FIXED_CONSTANTS
     return DECLARED_FIXED if spec.data.preprocessing == "fixed" else "done before the data were handed over"
 
@@ -260,8 +245,7 @@ def known_outputs(spec: Spec) -> int:
         return spec.model.outputs
     if listed:
         return listed
-    named = find_data(spec.data.name)
-    return named.classes if named else 0
+    return len(CLASSES) if spec.data.name == DIGITS else 0
 
 
 def closed_form_engine(

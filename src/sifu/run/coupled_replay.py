@@ -94,7 +94,7 @@ def retrain_unrecorded(
 
     rounds, accuracy = 0, math.nan
     evaluated = engine.evaluate(first, active).accuracy if is_evaluated(stop, 0) else None
-    wanted = RoundsWanted(stop, first.astype(np.float64), accuracy=evaluated)
+    wanted = RoundsWanted(stop, first.astype(np.float64))
     stream = stream_rounds(engine, first, Position(branch, 0), active, wanted)
     while True:
         accuracy = accuracy if evaluated is None else evaluated

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,11 @@ BINS = 10
 """Number of equally wide bins for the calibration error."""
 
 
-def held_out_rows(spec: Spec, data_folder: str | Path | None, clients: Any = None) -> HeldOutRows | None:
+def held_out_rows(spec: Spec, clients: Any = None) -> HeldOutRows | None:
     """Return the held-out rows of a spec's data, or of the frame in `clients`, or None if there are none.
 
     Args:
         spec: Spec of the run.
-        data_folder: Folder of a named data set.
         clients: Clients that the run was opened with, if any.
 
     Raises:
@@ -40,7 +38,7 @@ def held_out_rows(spec: Spec, data_folder: str | Path | None, clients: Any = Non
             warnings.simplefilter("ignore", SifuWarning)  # training has already warned
             if clients is not None:
                 return held_out_rows_from_spec(**framed(spec, clients))
-            return held_out_rows_from_spec(spec, data_folder)
+            return held_out_rows_from_spec(spec)
     except OSError as error:
         raise InputError(f"their file cannot be read: {error}") from error
 

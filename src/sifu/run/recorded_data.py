@@ -175,7 +175,7 @@ def _joining_data(spec: Spec, file: Path, owner: str) -> Any:
             raise InputError(
                 f"{file} is a table, but this run was not trained from one: give an .npz file with x and y"
             )
-        return load("npz", file)
+        return load(file)
     if file.suffix.lower() not in ENDINGS:
         raise InputError(f"{file} is not a table: this run was trained from one, give a {', '.join(ENDINGS)} file")
     coding = TableCoding.from_spec(spec.data, spec.features, regression=not spec.regime.has_accuracy)
@@ -187,11 +187,11 @@ def _joining_data(spec: Spec, file: Path, owner: str) -> Any:
     return dataset if names_clients else replace(dataset, client_train=None)
 
 
-def clients_again(spec: Spec, data_folder: str | Path | None = None, device: str = "cpu") -> tuple[Any, ...]:
+def clients_again(spec: Spec, device: str = "cpu") -> tuple[Any, ...]:
     """Return the clients of a run, without repeating warnings about their data."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SifuWarning)
-        return clients_from_spec(spec, data_folder, device=device, tested=False)
+        return clients_from_spec(spec, device=device, tested=False)
 
 
 def rows_of_identities(reader: RunReader, client: str, identities: Sequence[str], given: Sequence[Any]) -> list[int]:

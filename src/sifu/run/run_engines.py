@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,10 +52,8 @@ def _embedded_engine(spec: Spec, arrange: Arrange, numbers: Numbers, trainer: st
 class RunEngines:
     """Holder of a run's engine, which is built when it is first needed."""
 
-    def __init__(
-        self, open_reader: Callable[[], RunReader], make_engine: MakeEngine | None, data_folder: str | Path | None
-    ) -> None:
-        self._open_reader, self._data_folder = open_reader, data_folder
+    def __init__(self, open_reader: Callable[[], RunReader], make_engine: MakeEngine | None) -> None:
+        self._open_reader = open_reader
         self._make_engine = make_engine or _embedded_engine
         self.model: ModelGiven | None = None
         self.clients: Callable[[], Sequence[Any]] | None = None
@@ -150,7 +147,7 @@ class RunEngines:
         spec, tip = Spec.from_mapping(writer.spec), writer.tip
         if read_held_out(writer.folder, tip) is not None or released_node(writer) != tip:
             return None
-        rows = held_out_rows(spec, self._data_folder, self.frame)
+        rows = held_out_rows(spec, self.frame)
         if rows is None:
             return None
         stay = {plain_name(writer, client) for client in RunView(writer).active.tolist()}

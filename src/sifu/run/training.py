@@ -142,10 +142,8 @@ class RecordedTraining:
         self._protected |= {depth for depth, node in enumerate(view.path.nodes) if node.kind == "merge"}
         here = {node.node for node in view.nodes if node.branch == self._tip.branch}
         evaluated = [row for row in writer.evaluations() if row.node in here and row.subset == ACTIVE]
-        self._latest_accuracy = evaluated[-1].accuracy if evaluated else None
-        """Latest accuracy on this branch, which determines when the next evaluation takes place."""
         on_tip = bool(evaluated) and evaluated[-1].node == self._tip.node
-        self._accuracy: float | None = self._latest_accuracy if on_tip else None
+        self._accuracy: float | None = evaluated[-1].accuracy if on_tip else None
         self._pending = _Pending()
         self._committed = time.monotonic()
         self._thin()
@@ -171,13 +169,13 @@ class RecordedTraining:
         return ended
 
     def _until_stopped(self, phase: str, progress: ProgressCallback | None, pause: Callable[[], bool] | None) -> bool:
-        if self._accuracy is None and is_evaluated(self._stop, self._tip.position, self._latest_accuracy):
+        if self._accuracy is None and is_evaluated(self._stop, self._tip.position):
             self._record_evaluation(evaluate_present(self.engine, self.model, self.active))
         if should_stop(self._stop, self._tip.position, self._accuracy):
             return True
         spec, position = self.view.spec, Position(self._tip.branch, self._tip.position)
         every = spec.round_extras.updates_every
-        wanted = RoundsWanted(self._stop, self._root, spec.keep.gram_clients > 0, every, self._latest_accuracy)
+        wanted = RoundsWanted(self._stop, self._root, spec.keep.gram_clients > 0, every)
         for done in stream_rounds(self.engine, self.model, position, self.active, wanted):
             # An interrupt between two of these steps would leave half a round to be committed.
             with uninterrupted():
@@ -280,7 +278,7 @@ class RecordedTraining:
         if not evaluation.samples.any():  # no client evaluates, or none may be asked
             return
         row = evaluation_row(self._tip.node, ACTIVE, evaluation)
-        self._accuracy = self._latest_accuracy = row.accuracy
+        self._accuracy = row.accuracy
         self._pending.evaluations.append(row)
 
     def commit(self) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from sifu import InputError
-from sifu.data import Dataset, NamedData, Scale, search_folders
+from sifu.data import Dataset
 from sifu_paper.data import celeba, cifar, hospitals, idx
 from sifu_paper.data.download import Opener, Progress, download_official
 from sifu_paper.data.subset import read_subset
@@ -28,6 +29,12 @@ BY_HAND = {
     "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
     "hospitals": "get them at https://archive.ics.uci.edu/dataset/45/heart+disease",
 }
+
+
+def search_folders(folder: Path | None) -> list[Path]:
+    """Return the folders to search for data files: `folder`, SIFU_DATA, ~/.cache/sifu/data."""
+    named = [folder, os.environ.get("SIFU_DATA"), "~/.cache/sifu/data"]
+    return list(dict.fromkeys(Path(os.path.expanduser(place)) for place in named if place))
 
 
 def read_public(name: str, folder: Path | None, held_out_by: str) -> Dataset:
@@ -93,31 +100,3 @@ def _find_official(name: str, place: Path, held_out_by: str) -> Callable[[], Dat
         complete = all((place / file).is_file() for file in hospitals.FILES)
         return partial(hospitals.read_hospitals, place, held_out_by) if complete else None
     return partial(celeba.read_celeba, place) if celeba.find(place) else None
-
-
-# PyTorch's MNIST example.
-MNIST = NamedData(partial(read_public, "mnist"), 10, Scale(255.0, (0.1307,), (0.3081,)), (28, 28))
-# The pair in common use for the 60,000 training images of Xiao et al. 2017.
-FASHION_MNIST = NamedData(
-    partial(read_public, "fashion_mnist"),
-    10,
-    Scale(255.0, (0.2860,), (0.3530,), authors=Scale(255.0, (0.5,), (0.5,))),
-    (28, 28),
-)
-# The triples in common use for the 50,000 training images of Krizhevsky 2009.
-_AUTHORS = Scale(255.0, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
-CIFAR10 = NamedData(
-    partial(read_public, "cifar10"),
-    10,
-    Scale(255.0, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), authors=_AUTHORS),
-    (32, 32, 3),
-)
-CIFAR100 = NamedData(
-    partial(read_public, "cifar100"),
-    100,
-    Scale(255.0, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), authors=_AUTHORS),
-    (32, 32, 3),
-)
-# PyTorch's DCGAN tutorial: the middle and half of the range.
-CELEBA = NamedData(partial(read_public, "celeba"), 2, Scale(255.0, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)))
-HOSPITALS = NamedData(partial(read_public, "hospitals"), 2, is_table=True)

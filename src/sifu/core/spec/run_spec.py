@@ -56,7 +56,6 @@ def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
     yield "seed", spec.seed >= 0, "0 or more"
     yield "data.clients", data.clients >= 2, "at least 2"
     yield "data.samples_per_client", data.samples_per_client >= 0, "0 or more"
-    yield "data.watermark", data.watermark >= 0, "0 or more"
     yield "data.alpha", data.alpha > 0, "positive"
     yield "data.held_out", 0 <= data.held_out <= 0.9, "in 0 to 0.9"
     yield "data.held_out", not (data.held_out > 0 and data.test_file), "0 where data.test_file is given"

@@ -37,17 +37,16 @@ def key(default: Any, comment: str) -> Any:
 class DataSpec:
     """The data, and their distribution over clients."""
 
-    name: str = key("digits", "digits, npz, table, or a data set that an installed package provides")
+    name: Literal["digits", "npz", "table", "python", "flower", "server loop"] = key(
+        "digits", "digits, npz or table; sifu writes the others where clients come from a program or from Flower"
+    )
     clients: int = key(160, "how many clients the data is spread over")
     samples_per_client: int = key(10, "samples of each client; 0 spreads everything evenly")
-    partition: Literal["auto", "given", "iid", "one_class", "dirichlet", "identity"] = key(
-        "auto", "given (by your file), iid, one_class, dirichlet (see alpha), identity; auto: given or iid"
+    partition: Literal["auto", "given", "iid", "one_class", "dirichlet"] = key(
+        "auto", "given (by your file), iid, one_class, dirichlet (see alpha); auto: given or iid"
     )
     alpha: float = key(0.1, "concentration of the dirichlet partition; small is unequal")
-    normalise: Literal["unit", "standard", "authors"] = key(
-        "unit", "unit scales to [0, 1]; standard also centres, by published constants; authors by those of their code"
-    )
-    folder: str = key("", "folder of the data files; empty searches $SIFU_DATA and the cache")
+    normalise: Literal["unit", "standard"] = key("unit", "digits: unit scales to [0, 1]; standard also centres")
     file: str = key("", "the file of npz; of table a CSV or Parquet file, or a folder with one file per client")
     label: str = key("label", "table: the column of the label")
     text: str = key("", "table: the column of texts, for features.kind = transformers; other columns are left out")
@@ -66,7 +65,6 @@ class DataSpec:
     columns: str = key("", "table: filled in by training, the columns that are features in their order")
     held_out: float = key(0.0, "table: share of each client's rows that is kept for testing, by data.id or content")
     test_file: str = key("", "table: a file with rows for testing instead")
-    watermark: int = key(0, "pixels set to the maximum in every image of a client, at places specific to the client")
     preprocessing: Literal["unknown", "fixed"] = key(
         "unknown", "own data only: fixed declares that no client's data shaped it (no mean or scale of the data)"
     )
@@ -206,9 +204,6 @@ class StopSpec:
     min_rounds: int = key(1, "never stop before this many rounds")
     max_rounds: int = key(2000, "always stop after this many rounds")
     evaluate_every: int = key(1, "rounds between evaluations")
-    evaluation: Literal["fixed", "authors"] = key(
-        "fixed", "fixed: every evaluate_every rounds; authors: every 20, and more often close to the target"
-    )
 
 
 @dataclass(frozen=True)
