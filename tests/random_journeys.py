@@ -211,8 +211,6 @@ def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[di
         spec["server"] |= {"update_bound": dice.choice([0.1, 1.0]), "rejected": dice.choice(["reply", "round"])}
     elif special in (9, 10):
         spec["features"] = {"kind": dice.choice(["random_fourier", "projection"]), "count": 8}
-    elif special == 11:
-        spec["privacy"]["noise"] = "seeded"
     elif special == 12:
         spec["data"]["preprocessing"] = "unknown"
 

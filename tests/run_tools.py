@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.numpy
 import typer.main
@@ -75,6 +76,14 @@ def build_run_with_requests(folder: Path) -> None:
     run.forget(["client-002", "client-003"], "both-together", sigma=1.0, unit="joint", epsilon=20.0)
     run.forget(["client-004"], "strictly", sigma=0.12, retention="strict")
     run.request(["client-005"], "waits", epsilon=3.0, reserve=0.25, max_rounds=5, target=0.5)
+
+
+class SameNoise:
+    """Source of noise with the same draws in every process, so that runs can be compared."""
+
+    def standard_normal(self, size: int) -> np.ndarray[Any, Any]:
+        """Return the draw for this size."""
+        return np.random.default_rng(size).standard_normal(size)
 
 
 def copy_run(source: Path, target: Path) -> Path:

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import sifu
-from run_tools import query
+from run_tools import SameNoise, query
+from secret_draws import fix_groups
 from sifu.api import verify_run
 from sifu.core.spec import Spec
 from sifu.run.clients_and_engine import clients_from_spec
@@ -39,6 +42,7 @@ def work(folder: Path, job: dict[str, Any], begin: int = 0, end: int | None = No
         os.environ.pop(name, None)
     os.environ.update(outside)
     sifu.allow_code(*job.get("allow", []))
+    fix_groups(pytest.MonkeyPatch())
     run = None
     for step in steps_of(job)[begin:end]:
         run = step(folder, run)
@@ -60,7 +64,7 @@ def steps_of(job: dict[str, Any]) -> list[Step]:
 
 
 def _training(job: dict[str, Any]) -> Step:
-    return lambda folder, run: sifu.train(job["spec"], run=folder)
+    return lambda folder, run: sifu.train(job["spec"], run=folder, noise=SameNoise())
 
 
 def _everybody(job: dict[str, Any]) -> list[Any]:
@@ -72,8 +76,8 @@ def _training_without_the_last(job: dict[str, Any]) -> Step:
         clients = _everybody(job)
         spec = {section: values for section, values in job["spec"].items() if section != "data"}
         if not (folder / "run.db").exists() or sifu.open_run(folder, clients=clients).status().phase == "training":
-            sifu.train(spec, run=folder, clients=clients[: -job["joining"]])
-        return sifu.open_run(folder, clients=clients)
+            sifu.train(spec, run=folder, clients=clients[: -job["joining"]], noise=SameNoise())
+        return sifu.open_run(folder, clients=clients, noise=SameNoise())
 
     return step
 
@@ -108,7 +112,8 @@ def _on(job: dict[str, Any], command: Callable[[sifu.Run], object]) -> Step:
 
     def step(folder: Path, run: sifu.Run | None) -> sifu.Run:
         if run is None:
-            run = sifu.open_run(folder, clients=_everybody(job)) if job.get("joining") else sifu.open_run(folder)
+            clients = _everybody(job) if job.get("joining") else None
+            run = sifu.open_run(folder, clients=clients, noise=SameNoise())
         command(run)
         return run
 

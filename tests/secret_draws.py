@@ -15,6 +15,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from run_tools import SameNoise
+
 KEYS: tuple[Any, ...] = (Ed25519PrivateKey, X25519PrivateKey)
 """Classes of private keys that the library draws, from 32 bytes each."""
 
@@ -36,6 +38,23 @@ def fixed_secrets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     """Fix the secret draws of a test by its name, unless it is marked `system_secrets`."""
     if request.node.get_closest_marker("system_secrets") is None:
         fix_draws(monkeypatch, request.node.nodeid)
+
+
+def fix_groups(patch: pytest.MonkeyPatch) -> None:
+    """Assign clients to the same groups in every run."""
+    patch.setattr("sifu.store.unfinished.new_group_key", lambda: "07" * 32)
+
+
+def repeat_draws(patch: pytest.MonkeyPatch) -> None:
+    """Assign clients to the same groups, and draw the same noise from the system, in every run and process."""
+    fix_groups(patch)
+    patch.setattr("sifu.core.round.SystemNormals.standard_normal", SameNoise.standard_normal)
+
+
+@pytest.fixture
+def same_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assign clients to the same groups in every run of a test."""
+    fix_groups(monkeypatch)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -255,12 +255,12 @@ def test_what_an_engine_does_not_say_is_not_known(tmp_path: Path) -> None:
         sifu.open_run(run.folder, engine=own_engine).forget(["client-001"], sigma=9.0)
 
 
-def test_seeded_training_noise_under_a_spec_that_says_system_is_refused(tmp_path: Path) -> None:
-    base = small_spec(server={"clip": 0.3, "noise": 3.0})
-    seeded = Spec.from_mapping(base | {"privacy": {"noise": "seeded"}})
-    engine, _ = engine_from_spec(seeded, clients_from_spec(seeded))
-    with pytest.raises(InputError, match=r"privacy\.noise"):
-        sifu.train(base, run=tmp_path / "run", engine=engine)
+def test_seeded_training_noise_is_refused(tmp_path: Path) -> None:
+    spec = Spec.from_mapping(small_spec(server={"clip": 0.3, "noise": 3.0}))
+    engine, _ = engine_from_spec(spec, clients_from_spec(spec))
+    engine.facts = replace(engine.facts, noise_source="seeded")
+    with pytest.raises(InputError, match="source of the noise"):
+        sifu.train(spec, run=tmp_path / "run", engine=engine)
 
 
 # -- 6: restored backups -------------------------------------------------------------------------------------

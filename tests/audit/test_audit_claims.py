@@ -167,14 +167,3 @@ def test_one_draw_a_replay_has_the_law_of_whole_models() -> None:
     assert stats.ks_2samp(ratios, short).pvalue > 1e-3
     # negative control: a shift by a tenth of a deviation is found
     assert stats.ks_2samp(ratios, short + 0.1 * mu).pvalue < 1e-3
-
-
-def test_recorded_noise_is_found_again_by_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeded noise can be read off the model or drawn again; both give the same distances."""
-    run = sifu.train(small_spec(privacy={"noise": "seeded"}), run=tmp_path / "run")
-    run.forget(["client-000"], sigma=0.2, level="none")
-    from_disk = audit_run(run, QUICK)
-    monkeypatch.setattr("sifu.store.reader.RunReader.models", lambda self: {})
-    drawn_again = audit_run(run, QUICK)
-    pairs = zip(from_disk.subjects[0].nodes, drawn_again.subjects[0].nodes, strict=True)
-    assert all(a.distance == pytest.approx(b.distance, rel=1e-9, abs=1e-12) for a, b in pairs)

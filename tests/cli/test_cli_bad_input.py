@@ -465,12 +465,11 @@ def test_divergence_is_rejected_and_the_last_good_state_stays(cli: Command, tmp_
         ({"model": {"dtype": "float32"}}, ["--level", "proven"], "float32"),
         ({"server": {"participation": "fixed(6)"}}, ["--level", "proven"], "fixed number"),
         ({"privacy": {"accounting": "population"}}, [], "Population accounting"),
-        ({"privacy": {"noise": "seeded"}}, [], "seeded"),
         ({"privacy": {"calibration": "classical"}}, [], "classical calibration"),
         ({"regularity": {"kind": "assumed"}}, ["--level", "proven"], "assumed to expand"),
         ({}, ["--level", "exact"], "exact"),
     ],
-    ids=["float32", "fixed", "population", "seeded", "classical", "assumed", "exact"],
+    ids=["float32", "fixed", "population", "classical", "assumed", "exact"],
 )
 def test_what_cannot_be_certified_as_asked_changes_nothing(
     cli: Command, tmp_path: Path, sections: dict[str, Any], arguments: list[str], reason: str

@@ -66,7 +66,7 @@ CAPS_AT_CONDITIONAL = {
 }
 CAPS_AT_NONE = {
     "population accounting": {"accounting": "population"},
-    "seeded noise": {"noise": "seeded"},
+    "given noise": {"noise": "given"},
     "classical at epsilon 1": {"calibration": "classical", "epsilon": 1.0},
     "classical at epsilon 10": {"calibration": "classical", "epsilon": 10.0},
 }
@@ -142,7 +142,7 @@ def test_a_failed_premise_is_none_whatever_else_holds(name: str) -> None:
 
 def test_exact_rests_on_preprocessing_and_hyper_parameters_alone() -> None:
     everything_wrong = replace(BEST_FACTS, dtype="float32", smooth_model=False, outside=("dropout",))
-    worst = {"accounting": "population", "calibration": "classical", "epsilon": 10.0, "noise": "seeded"}
+    worst = {"accounting": "population", "calibration": "classical", "epsilon": 10.0, "noise": "given"}
     worst = BEST | worst | {"largest_psi": math.inf, "rate_source": "others"}
     premises = collect_premises(everything_wrong, MEASURED, **worst)
     assert level_of(premises, exact=True) == "exact"

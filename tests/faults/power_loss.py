@@ -27,7 +27,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import pytest
+
 from run_tools import query, scalars
+from secret_draws import repeat_draws
 from sifu.api import verify_run
 from sifu.cli.main import main as sifu_command
 from sifu.run import training
@@ -222,6 +225,7 @@ def called(root: Path, arguments: list[str], log: Path | None = None, fault: tup
             if log is not None:
                 ctypes.CDLL(None).io_log_start(str(log).encode(), str(root).encode())
                 ctypes.CDLL(None).io_log_fault(*fault or (-1, 0))
+            repeat_draws(pytest.MonkeyPatch())
             sifu_command()
             code = 0
         except SystemExit as ended:

@@ -50,7 +50,6 @@ UNTRIED = "untried"
 """First word of a command that is never interrupted: it draws secret noise, so another attempt differs."""
 NOISE = small_spec(
     local={"rate": 0.05, "steps": 3},
-    privacy={"noise": "seeded"},
     keep={"models": 4, "updates_every": 2},
     stop={"target": 0.0, "max_rounds": 2},
 )
@@ -155,11 +154,11 @@ SCENARIOS: dict[str, list[str]] = {
 
 def write_inputs(root: Path) -> None:
     """Write the specs, tables and keys that the commands read."""
-    groups = spec_for("groups", data={"clients": 6, "samples_per_client": 10}, privacy={"noise": "seeded"},
+    groups = spec_for("groups", data={"clients": 6, "samples_per_client": 10},
                       groups={"count": 3, "rounds": 2, "rebuild": "later"},
                       stop={"target": 0.0, "max_rounds": 3})  # fmt: skip
     ridge = spec_for("closed_form", data={"clients": 6, "samples_per_client": 10})
-    specs = {"small": NOISE, "secret": NOISE | {"privacy": {}}, "ridge": ridge, "groups": groups}
+    specs = {"small": NOISE, "secret": NOISE, "ridge": ridge, "groups": groups}
     for name, spec in specs.items():
         lines = [
             f"{section}.{key} = {json.dumps(value)}" for section, keys in spec.items() for key, value in keys.items()

@@ -20,9 +20,7 @@ pytestmark = pytest.mark.long
 
 PROGRAM = Path(__file__).with_name("faulty_runs.py")
 JOB: dict[str, Any] = {
-    "spec": small_spec(
-        privacy={"noise": "seeded"}, keep={"models": 4, "updates_every": 2}, stop={"target": 0.0, "max_rounds": 2}
-    ),
+    "spec": small_spec(keep={"models": 4, "updates_every": 2}, stop={"target": 0.0, "max_rounds": 2}),
     "requests": [
         {"id": "first", "clients": ["client-000"], "terms": {"sigma": 0.05}},
         {"id": "second", "clients": ["client-001"], "terms": {"sigma": 0.5}},
@@ -72,7 +70,6 @@ GROUPS: dict[str, Any] = {
         "groups",
         data={"clients": 6, "samples_per_client": 10},
         groups={"count": 3, "rounds": 2, "rebuild": "later"},
-        privacy={"noise": "seeded"},
         stop={"target": 0.0, "max_rounds": 3},
     ),
     "requests": [

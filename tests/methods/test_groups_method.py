@@ -22,16 +22,14 @@ from sifu.store.reader import JOINED
 from sifu.store.writer import RunWriter
 from sifu.theory.merging import members_by_group, merge, move_on
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("same_groups")]
 
 COUNT, SEPARATE, COMMON = 4, 3, 5
 SPEC = small_spec(
     groups={"count": COUNT, "rounds": SEPARATE},
     local={"steps": 3, "rate": 0.05},
     stop={"target": 0.0, "max_rounds": COMMON},
-    privacy={"noise": "seeded"},
 )
-"""Spec with a group key derived from the seed, so that two runs have the same groups; it has no other noise."""
 
 Clients = dict[str, tuple[np.ndarray, np.ndarray]]
 

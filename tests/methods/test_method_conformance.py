@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import sifu
-from run_tools import copy_run, query, scalars, sigma_for, spec_for, state
+from run_tools import SameNoise, copy_run, query, scalars, sigma_for, spec_for, state
+from secret_draws import fix_groups
 from sifu.errors import InputError
 from sifu.methods.registry import METHODS, method_named
 from sifu.run.training import Progress
@@ -23,11 +24,11 @@ def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def train_for_each(root: Path, **sections: Any) -> dict[str, Path]:
+def train_for_each(root: Path, noise: Any = None) -> dict[str, Path]:
     """Train a run for each method; methods without special needs share one."""
     folders = {name: root / name for name in ("sifu", "dp", "closed_form", "groups") if name in METHODS}
     for name, folder in folders.items():
-        sifu.train(spec_for(name, **sections), run=folder)
+        sifu.train(spec_for(name), run=folder, noise=noise)
     return {name: folders.get(name, folders["sifu"]) for name in METHODS}
 
 
@@ -39,8 +40,10 @@ def trained_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def seeded_pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
-    """Return two runs of the same seed for each method; tests only read them."""
-    pairs = [train_for_each(tmp_path_factory.mktemp("seeded"), privacy={"noise": "seeded"}) for _ in range(2)]
+    """Return two runs of the same seed, noise and groups for each method; tests only read them."""
+    with pytest.MonkeyPatch.context() as patch:
+        fix_groups(patch)
+        pairs = [train_for_each(tmp_path_factory.mktemp("seeded"), SameNoise()) for _ in range(2)]
     return {name: [runs[name] for runs in pairs] for name in METHODS}
 
 
@@ -159,7 +162,7 @@ class TestEveryMethod:
     ) -> None:
         recorded: list[Any] = []
         for trained, name in zip(seeded_pairs[method], ("one", "two"), strict=True):
-            run = sifu.open_run(copy_run(trained, tmp_path / name))
+            run = sifu.open_run(copy_run(trained, tmp_path / name), noise=SameNoise())
             run.forget(["client-001"], method=method, sigma=sigma_for(method, 0.1), level="none")
             recorded.append(scalars(tmp_path / name))
         assert recorded[0] == recorded[1]

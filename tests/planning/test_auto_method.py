@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import sifu
 from forged_runs import rebuild_chain
-from run_tools import Command, copy_run, query, small_spec, spec_for
+from run_tools import Command, SameNoise, copy_run, query, small_spec, spec_for
 from sifu.api import verify_run
 from sifu.choices import LEVELS
 from sifu.errors import InputError, NotCertifiableError
@@ -136,7 +136,7 @@ def test_a_sigma_of_the_request_is_honoured(trained: dict[str, Path], tmp_path: 
 
 def test_nothing_reaches_the_level(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run = sifu.train(small_spec(privacy={"noise": "seeded"}), run=folder)
+    run = sifu.train(small_spec(), run=folder, noise=SameNoise())
     with pytest.raises(NotCertifiableError, match="below the required level 'proven'"):
         run.forget(["client-003"], sigma=0.5, level="proven")
     assert "no method reaches" in run.plan(["client-003"], sigma=0.5, level="proven").auto.reason  # type: ignore[union-attr]

@@ -204,12 +204,11 @@ def test_records_and_then_the_client_after_it(erased: sifu.Run) -> None:
 @pytest.mark.parametrize(
     ("spec", "terms", "why"),
     [
-        (ROUNDS | {"privacy": {"noise": "seeded"}}, {"level": "none"}, "follow from the seed"),
         (ROUNDS | {"keep": {"gram_clients": 5}}, {"retention": "paper"}, "Gram matrices"),
         (ROUNDS, {"method": "go_on", "sigma": "auto"}, "without a guarantee"),
         (ROUNDS | {"local": {"rate": "auto", "steps": 2}}, {}, "local rate follows from"),
     ],
-    ids=["seeded", "Gram", "no promise", "rate"],
+    ids=["Gram", "no promise", "rate"],
 )
 def test_it_is_refused_where_it_cannot_be_whole(
     tmp_path: Path, spec: dict[str, Any], terms: dict[str, Any], why: str

@@ -15,6 +15,7 @@ import pytest
 
 import sifu
 import sifu_verifier
+from secret_draws import repeat_draws
 from sifu.errors import InputError
 from sifu.requests.roll_back import RollBack
 
@@ -25,7 +26,6 @@ SMALL: dict[str, Any] = {
     "data": {"clients": 12, "samples_per_client": 6},
     "local": {"rate": 0.05, "steps": 2},
     "stop": {"target": 0.0, "max_rounds": 4},
-    "privacy": {"noise": "seeded"},
     "seed": 4,
 }
 RIDGE = {"data": SMALL["data"], "model": {"kind": "ridge"}, "seed": 4}
@@ -38,6 +38,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "records": (SMALL, {"method": "scratch", "records": [1, 3]}),
     "records, closed form": (RIDGE, {"records": [1, 3]}),
 }
+
+
+@pytest.fixture(autouse=True)
+def same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the same noise in every run."""
+    repeat_draws(monkeypatch)
 
 
 class Steps:

@@ -6,7 +6,6 @@ every figure and digest that follows from the guess.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sqlite3
 from pathlib import Path
@@ -68,21 +67,6 @@ def test_a_purged_closed_form_run_confirms_no_guess_of_a_record(tmp_path: Path, 
     assert verification.holds
     assert any("erased by the purge" in note for note in verification.notes)
     assert sifu_verifier.verify(run.folder) == []
-
-
-def test_a_seed_for_the_noise_does_not_give_the_salts_of_a_closed_form_run_away(tmp_path: Path) -> None:
-    """Closed-form runs draw no noise and stay exact; if the spec's seed gave the salts, an adversary could compute
-    them.
-    """
-    spec = RIDGE | {"privacy": {"noise": "seeded"}}
-    with_salts = {}
-    for label in range(3):
-        folder = sifu.train(spec, run=tmp_path / f"guess-{label}", clients=federation(label)).folder
-        files = [*folder.glob("statistics/*"), *folder.glob("models/*")]
-        with_salts[label] = {hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-    run = purged(spec, tmp_path / "run")
-    assert run.status().requests[0].level == "exact"
-    assert confirmed(run.folder, with_salts) == set()
 
 
 def test_a_later_leaver_is_not_in_what_an_earlier_request_left(tmp_path: Path, guesses: dict[int, set[str]]) -> None:
@@ -236,7 +220,6 @@ def test_where_a_method_rests_on_bounds_what_differs_is_in_the_list(tmp_path: Pa
 
 GRAM = ROUNDS | {"keep": {"gram_clients": 5}}
 REMAINS = {
-    "seeded": (ROUNDS | {"privacy": {"noise": "seeded"}}, {"method": "scratch"}, "events.rounds.models.digest"),
     "noise": (ROUNDS, {"method": "sifu", "sigma": 0.05}, "certificates.content.body.psi"),
     "automatic rate": (AUTOMATIC, {"method": "sifu", "sigma": 0.05}, "run.local_rates.0"),
     "Gram matrices": (GRAM, {"method": "scratch", "retention": "paper"}, "grams.matrix"),

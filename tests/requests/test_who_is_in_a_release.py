@@ -11,11 +11,12 @@ import pytest
 import sifu
 import sifu_verifier
 from release_journeys import release_journey
-from run_tools import Command, spec_for
+from run_tools import Command, SameNoise, spec_for
 from sifu.data import ClientData
 from sifu.run.owed_rounds import owed_rounds
 from sifu.run.run_view import RunView
 
+pytestmark = pytest.mark.usefixtures("same_groups")
 METHODS = ("closed_form", "scratch", "sifu", "groups")
 
 
@@ -30,7 +31,7 @@ def table_clients(count: int = 6) -> list[ClientData]:
 
 
 def spec_of(method: str, approval: str = "none", **keep: Any) -> dict[str, Any]:
-    """Return the spec of a small run for requests by `method`, with seeded noise."""
+    """Return the spec of a small run for requests by `method`."""
     common: dict[str, Any] = {"data": {"preprocessing": "fixed"}, "requests": {"approval": approval}}
     if method == "closed_form":
         ridge = {"model": {"kind": "ridge", "outputs": 3}, "ridge": {"regularisation": 0.01}}
@@ -39,13 +40,12 @@ def spec_of(method: str, approval: str = "none", **keep: Any) -> dict[str, Any]:
         "model": {"kind": "softmax", "outputs": 3},
         "local": {"rate": 0.05, "steps": 2},
         "stop": {"max_rounds": 4, "target": 0.0},
-        "privacy": {"noise": "seeded"},
     }
     return spec | {"groups": {"count": 2, "rounds": 2, "rebuild": "never"}} if method == "groups" else spec
 
 
 def started(folder: Path, method: str, approval: str = "none", **keep: Any) -> sifu.Run:
-    return sifu.train(spec_of(method, approval, **keep), run=folder, clients=table_clients())
+    return sifu.train(spec_of(method, approval, **keep), run=folder, clients=table_clients(), noise=SameNoise())
 
 
 def terms_of(method: str) -> dict[str, Any]:

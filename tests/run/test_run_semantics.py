@@ -160,7 +160,7 @@ def test_a_rollback_starts_from_the_node_plus_the_stated_noise(own_trained: Path
     assert abs(noise.mean()) < 0.1 * 5 / np.sqrt(noise.size)
 
 
-def test_noise_differs_from_run_to_run_unless_it_is_seeded(trained_run: Path, tmp_path: Path) -> None:
+def test_noise_differs_from_run_to_run(trained_run: Path, tmp_path: Path) -> None:
     digests = set()
     for name in ("one", "two"):
         run = sifu.open_run(copy_run(trained_run, tmp_path / name))
@@ -306,7 +306,6 @@ KINDS: dict[str, tuple[dict[str, Any], str, str]] = {
         "conditional",
     ),
     "population": ({"privacy": {"accounting": "population"}}, "convex", "none"),
-    "seeded": ({"privacy": {"noise": "seeded"}}, "convex", "none"),
     "classical at 10": ({"privacy": {"calibration": "classical"}}, "convex", "none"),
     "classical at 0.9": ({"privacy": {"calibration": "classical", "epsilon": 0.9}}, "convex", "conditional"),
     "one class a client": ({"data": {"partition": "one_class", "samples_per_client": 8}}, "convex", "proven"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import sifu
-from run_tools import scalars, small_spec
+from run_tools import SameNoise, scalars, small_spec
 from sifu.run.training import Progress
 from sifu.store.files import uninterrupted
 from sifu.store.projection import NewEvent
@@ -29,8 +29,6 @@ SPECS: dict[str, dict[str, Any]] = {
     "expanding": small_spec(local={"steps": 3, "momentum": 0.9, "rate": 0.05}),
     "until a target": small_spec(stop={"target": 0.6, "max_rounds": 50, "evaluate_every": 2}),
 }
-for _spec in SPECS.values():
-    _spec["privacy"] = {"noise": "seeded"}
 
 
 class StopAfterEachRound:
@@ -59,13 +57,13 @@ def test_a_run_interrupted_after_every_round_records_the_same(tmp_path: Path, na
         (["client-000"], "first", {"sigma": 0.08}),
         (["client-001", "client-002"], "second", {"method": "sifu"}),
     ]
-    whole = sifu.train(spec, run=tmp_path / "whole")
+    whole = sifu.train(spec, run=tmp_path / "whole", noise=SameNoise())
     for clients, number, terms in requests:
         whole.forget(clients, number, level="none", **terms)
     stopped = tmp_path / "stopped"
-    interruptions = until_done(lambda: sifu.train(spec, run=stopped, progress=StopAfterEachRound()))
+    interruptions = until_done(lambda: sifu.train(spec, run=stopped, progress=StopAfterEachRound(), noise=SameNoise()))
     assert interruptions >= 2
-    run = sifu.open_run(stopped)
+    run = sifu.open_run(stopped, noise=SameNoise())
     for clients, number, terms in requests:
         until_done(
             lambda clients=clients, number=number, terms=terms: run.forget(

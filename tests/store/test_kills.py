@@ -22,9 +22,8 @@ REQUESTS = [
     {"id": "second", "clients": ["client-002", "client-003"], "terms": {"unit": "joint", "retention": "strict"}},
 ]
 SPECS = {
-    "everyone": small_spec(privacy={"noise": "seeded"}, keep={"models": 5}),
+    "everyone": small_spec(keep={"models": 5}),
     "poisson, strongly convex": small_spec(
-        privacy={"noise": "seeded"},
         server={"participation": "poisson(0.4)"},
         local={"steps": 3, "weight_decay": 0.05},
         stop={"target": 0.0, "max_rounds": 12, "evaluate_every": 3},
@@ -40,9 +39,9 @@ MERGES = [
     {"id": "first", "clients": ["client-000"], "terms": {"method": "groups"}},
     {"id": "second", "clients": ["client-002", "client-003"], "terms": {"method": "groups", "retention": "strict"}},
 ]
-SEPARATE = small_spec(privacy={"noise": "seeded"}, groups={"count": 4, "rounds": 3})
-LATER = small_spec(privacy={"noise": "seeded"}, groups={"count": 4, "rounds": 3, "rebuild": "later"})
-KEEPING_UPDATES = small_spec(privacy={"noise": "seeded"}, keep={"updates_every": 2})
+SEPARATE = small_spec(groups={"count": 4, "rounds": 3})
+LATER = small_spec(groups={"count": 4, "rounds": 3, "rebuild": "later"})
+KEEPING_UPDATES = small_spec(keep={"updates_every": 2})
 
 
 def kill_repeatedly(folder: Path, **job: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "multiplier": lambda body: body.update(noise_multiplier=body["noise_multiplier"] * 1.001),
     "attacker": lambda body: body.update(attacker_true_positive_rate_at_1_percent=0.02),
     "level": lambda body: body.update(level="exact", untouched=False),
-    "noise": lambda body: body.update(noise_source="seeded"),
+    "noise": lambda body: body.update(noise_source="given"),
     "head": lambda body: body["ledger"].update(seq=body["ledger"]["seq"] + 1),
 }
 

@@ -87,12 +87,12 @@ FALSE: dict[str, tuple[str, Change]] = {
     "fixed rounds as if they were independent": (
         "premise counterfactual", lambda b: b | {"participation": "fixed(5)"}
     ),
-    "seeded noise as if it were drawn": ("premise noise", lambda b: b | {"noise_source": "seeded"}),
+    "given noise as if the system drew it": ("premise noise", lambda b: b | {"noise_source": "given"}),
     "population accounting as if it were proven": ("premise accounting", lambda b: b | {"accounting": "population"}),
     "a premise of no status": ("premises", premise("regularity", status="sure")),
     "a premise in its own words": ("premises", premise("noise", statement="The noise is perfect.")),
     "a premise of no case": ("means nothing", premise("regularity", case="perfect")),
-    "a premise of another case": ("premise noise", premise("noise", case="seeded")),
+    "a premise of another case": ("premise noise", premise("noise", case="given")),
     "a premise without its values": ("means nothing", premise("regularity", case="assumed")),
     "a heuristic that promises": ("protection", lambda b: b | {"method": "go_on"}),
     "no noise": ("no noise was added", lambda b: b | {"sigma": 0.0}),

@@ -28,9 +28,7 @@ Content = dict[str, Any]
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run with four groups, one client forgotten by their merge, and its group rebuilt; tests only read it."""
     folder = tmp_path_factory.mktemp("groups") / "run"
-    spec = small_spec(
-        groups={"count": 4, "rounds": 3}, stop={"target": 0.0, "max_rounds": 5}, privacy={"noise": "seeded"}
-    )
+    spec = small_spec(groups={"count": 4, "rounds": 3}, stop={"target": 0.0, "max_rounds": 5})
     sifu.train(spec, run=folder).forget(["client-001"], "gone", method="groups")
     return folder
 

@@ -62,7 +62,7 @@ FACTS: dict[str, list[Any]] = {
     "participation": ["all", "poisson(0.5)", "fixed(3)"],
     "preprocessing": [fact.FIXED_CONSTANTS, fact.DECLARED_FIXED, fact.UNKNOWN],
     "shape_from_labels": [False, True],
-    "noise_source": ["system", "seeded", fact.NO_NOISE],
+    "noise_source": ["system", "given", fact.NO_NOISE],
     "identity": [fact.IN_PROCESS, fact.AUTHENTICATED, fact.BY_OPERATOR, fact.CLAIMED, fact.UNKNOWN],
     "initial": [fact.DRAWN_FROM_SEED, fact.MADE_BY_OPERATOR, fact.UNKNOWN],
     "features": ["", "ab" * 32],

@@ -86,7 +86,7 @@ class _Audit(Audited):
         attacked = attacked_request(self)
         if erased := not_recomputed(self.reader):
             self.notes.append(f"the figures of {', '.join(erased)} were erased, so these requests were not audited")
-        if self.view.facts.noise > 0.0 and self.spec.privacy.noise == "system":
+        if self.view.facts.noise > 0.0:
             self.notes.append(
                 "training added noise from the operating system to every update, which cannot be drawn again: no round "
                 "can be replayed, so distances and releases were not audited"

@@ -125,7 +125,6 @@ SENTENCES: dict[str, dict[str, str]] = {
     "noise": {
         "trusted": "It is trusted that the operator drew the noise from the operating system's entropy, added it in "
         "float64, and released no model or head without it.",
-        "seeded": "The noise came from a seeded generator, so anyone who has the seed can remove it.",
         "given": "The noise came from a generator that the caller gave, so anyone who repeats its draws can remove it.",
         "failed": "The source of the noise is not known.",
     },

@@ -242,7 +242,7 @@ def noise_premise(noise: str) -> Premise:
     """Return the premise that the operator drew the noise; it fails for any other source than the system."""
     if noise == "system":
         return Premise("noise", "trusted")
-    return Premise("noise", "failed", noise if noise in ("seeded", "given") else "")
+    return Premise("noise", "failed", "given" if noise == "given" else "")
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ def collect_premises(
         accounting: Accounting rule (`privacy.accounting`).
         calibration: Rule that calibrated the noise (`privacy.calibration`).
         epsilon: Epsilon of the request's budget.
-        noise: Source of the noise's randomness (`privacy.noise`).
+        noise: Source of the noise's randomness.
         largest_psi: Largest Psi of any subject on the path to the node with noise.
         rate_source: Source of the local learning rate.
         left_out: Number of clients' replies that were refused on that path.

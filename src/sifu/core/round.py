@@ -6,8 +6,8 @@ and a client's batches must not depend on the other participants (the counterfac
 branch, a round and often a client) has a generator of its own, keyed by both.
 
 Certified noise never comes from these generators but from the operating system's entropy, drawn and added in float64.
-Each certified draw requests its own bytes, uses them once and never logs them. A seeded generator is for experiments
-only and caps a certificate at `none`.
+Each certified draw requests its own bytes, uses them once and never logs them. Any other source, which a caller can
+give, caps a certificate at `none`.
 
 The steps of a round (docs/theory.md, section 2.1):
 
@@ -58,8 +58,8 @@ def keyed_generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.frombuffer(digest[:16], dtype="<u8").copy()))
 
 
-NoiseSource = Literal["system", "seeded", "given"]
-"""Where noise comes from: the operating system, the seed, or a generator that the caller gave."""
+NoiseSource = Literal["system", "given"]
+"""Where noise comes from: the operating system, or a generator that the caller gave."""
 
 
 class NormalSource(Protocol):
@@ -81,15 +81,6 @@ class SystemNormals:
         angle = raw[pairs:].astype(np.float64) * (2.0**-53 * 2.0 * np.pi)
         radius = np.sqrt(-2.0 * np.log(radius_uniform))
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
-
-
-def noise_source(source: NoiseSource, seed: int, branch: int, given: NormalSource | None = None) -> NormalSource:
-    """Return the source of a request's noise: `given` if there is one; only the source `seeded` uses `seed`."""
-    if given is not None:
-        return given
-    if source == "seeded":
-        return keyed_generator(seed, "seeded noise", branch)
-    return SystemNormals()
 
 
 def add_noise(model: Vector, noise_std: float, normals: NormalSource) -> Vector:

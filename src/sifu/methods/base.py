@@ -26,7 +26,7 @@ from sifu.core.premises import (
     record_premises,
 )
 from sifu.core.request_terms import RequestTerms
-from sifu.core.round import add_noise, noise_source
+from sifu.core.round import SystemNormals, add_noise
 from sifu.errors import NotCertifiableError
 from sifu.planning.plan import Plan, PlannedCharge
 from sifu.planning.rounds import FirstTraining
@@ -108,9 +108,7 @@ def noised_model(view: RunView, plan: Plan, model: Vector) -> Vector:
     """Return the model plus noise N(0, sigma^2 I) drawn from the run's noise source, with sigma from the plan."""
     if plan.noise_std == 0.0:
         return model
-    return add_noise(
-        model, plan.noise_std, noise_source(view.noise_source, view.spec.seed, plan.order, view.reader.noise)
-    )
+    return add_noise(model, plan.noise_std, view.reader.noise or SystemNormals())
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,6 @@ def _why_never_purged(first: Mapping[str, Any], run: Collection[str]) -> str:
     spec = first["run"]["spec"]
     if SEALED not in first:
         return "the run was made when digests of rounds had no salt"
-    if spec["privacy"]["noise"] == "seeded":
-        return "the salts of erased models follow from the seed (privacy.noise = seeded)"
     if first["run"]["asked"].get("local", {}).get("rate", "auto") == "auto" != spec["local"]["rate"]:
         return "the run was made when automatic local rates, found from everyone's data, were recorded in the open"
     if spec["keep"]["gram_clients"]:

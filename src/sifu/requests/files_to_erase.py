@@ -169,6 +169,6 @@ def write_sum_left(writer: RunWriter, view: RunView, gone: Collection[int], node
     for client in sorted(set(left.made_of.clients) & set(gone)):
         running.subtract(own.read(writer.folder, client))
     statistics = running.statistics()
-    row = write_sum(writer.folder, node, left.clients, statistics, seed=writer.salt_seed())
+    row = write_sum(writer.folder, node, left.clients, statistics)
     writer.written_sum = row["digest"], statistics
     return [row]

@@ -157,7 +157,7 @@ class RecordedSolve(RecordedTraining):
     def _solve(self) -> None:
         own = own_statistics(self.view)
         whole = next((row for row in self.writer.statistics().values() if row.is_sum), None)
-        gathered, seed = _Gathered(), self.writer.salt_seed()
+        gathered = _Gathered()
         statistics = self._sum(own, whole, gathered)
         refused = {self.view.index_of[rejection.client] for rejection in gathered.rejections}
         left_out = refused | gathered.absent
@@ -175,7 +175,7 @@ class RecordedSolve(RecordedTraining):
         if whole is not None and list(whole.clients) == taken.tolist() and statistics == gathered.stored:
             digest = whole.digest
         else:
-            row = write_sum(self.writer.folder, self._next, taken.tolist(), statistics, seed=seed)
+            row = write_sum(self.writer.folder, self._next, taken.tolist(), statistics)
             digest = row["digest"]
             gathered.rows.append(row)
             if whole is not None:
@@ -283,7 +283,7 @@ class RecordedSolve(RecordedTraining):
         self, clients: list[int], own: OwnStatistics, gathered: _Gathered
     ) -> Iterator[Statistics | Rows]:
         """Yield the statistics of each client: read from disk if they are stored, otherwise requested and written."""
-        engine, seed, folder = cast("StatisticsEngine", self.engine), self.writer.salt_seed(), self.writer.folder
+        engine, folder = cast("StatisticsEngine", self.engine), self.writer.folder
         for client in clients:
             if client in own.rows:
                 yield own.read(folder, client)
@@ -303,7 +303,7 @@ class RecordedSolve(RecordedTraining):
                 continue
             gathered.bytes_sent += sent.nbytes
             if self._keeps:
-                gathered.rows.append(own.write(folder, self._next, client, sent, seed))
+                gathered.rows.append(own.write(folder, self._next, client, sent))
             yield sent
 
 

@@ -13,9 +13,8 @@ import numpy as np
 from sifu.core.closed_form_engine import StatisticsEngine
 from sifu.core.engine import Engine, Position, RoundResult
 from sifu.core.layout import Vector
-from sifu.core.round import add_noise, noise_source
 from sifu.core.round_stream import RoundsWanted, is_evaluated, should_stop, stream_rounds
-from sifu.core.spec import Spec, StopSpec
+from sifu.core.spec import StopSpec
 from sifu.errors import RunDamagedError
 from sifu.run.run_view import RunView
 from sifu.run.training import Progress, ProgressCallback
@@ -137,22 +136,17 @@ class ReplayedNode:
 
 
 def recorded_noise(reader: RunReader) -> NoisedModel:
-    """Return a function that reads a noised model from disk, or recomputes it if its noise was seeded.
+    """Return a function that reads a noised model from disk.
 
     Certified noise is drawn once from the operating system and exists only in the model it made. If a later request cut
     off and erased that model, its descendants cannot be replayed.
     """
     on_disk = reader.models()
-    spec = Spec.from_mapping(reader.spec)
 
     def noised(node: PathNode, source: Vector) -> Vector | None:
-        if math.isinf(node.noise_std):  # a purge erased the source
+        if math.isinf(node.noise_std) or node.node not in on_disk:  # infinite: a purge erased the source
             return None
-        if node.node in on_disk:
-            return reader.load_model(node.node)
-        if spec.privacy.noise == "seeded":
-            return add_noise(source, node.noise_std, noise_source("seeded", spec.seed, node.order))
-        return None
+        return reader.load_model(node.node)
 
     return noised
 

@@ -51,7 +51,7 @@ MEANING = {
     "dtype": "model.dtype",
     "clip": "the bound on updates",
     "noise": "the noise on updates",
-    "noise_source": "privacy.noise",
+    "noise_source": "the source of the noise on updates",
     "local_clip": "local.clip",
     "module": "a module of yours that is",
     "trainer": "the trainer",
@@ -246,7 +246,7 @@ def check_as_specified(spec: Spec, facts: TrainingFacts) -> None:
     if spec.local.rate != "auto":
         said["local_rate"] = spec.local.rate
     if facts.noise > 0.0:
-        said["noise_source"] = spec.privacy.noise
+        said["noise_source"] = "system"
     for name, wanted in said.items():
         fact = _plain(getattr(facts, name))
         if fact != wanted:

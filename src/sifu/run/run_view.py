@@ -96,8 +96,7 @@ class RunView(ClientsView):
             self.requests: list[RequestRow] = reader.requests()
             self._first_rate = self.facts.local_rate
             rate = reader.local_rate_at(self.nodes[-1].node)
-            given = reader.value(NOISE_GIVEN, "")
-            self.noise_source: NoiseSource = "given" if given else self.spec.privacy.noise
+            self.noise_source: NoiseSource = "given" if reader.value(NOISE_GIVEN, "") else "system"
         if rate is not None:
             self.spec = replace(self.spec, local=replace(self.spec.local, rate=rate))
             self.facts = replace(self.facts, local_rate=rate)

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import re
-import secrets
 import signal
 import stat
 import threading
@@ -155,16 +154,6 @@ def model_bytes(layout: ModelLayout, vector: Vector, salt: str | None = None) ->
 
     tensors = {name: np.ascontiguousarray(array) for name, array in layout.unflatten(vector).items()}
     return save(tensors, metadata=None if salt is None else {SALT: salt})
-
-
-def new_salt(seed: int | None, place: str) -> bytes:
-    """Return a salt from the operating system, or from the seed of an experiment with reproducible files.
-
-    Args:
-        seed: Seed of the experiment, or None for the operating system's generator.
-        place: String that distinguishes the salts of one seed.
-    """
-    return secrets.token_bytes(SALT_BYTES) if seed is None else hashlib.sha256(f"{seed}:salt:{place}".encode()).digest()
 
 
 def model_salt(content: bytes) -> str:

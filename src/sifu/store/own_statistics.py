@@ -57,9 +57,9 @@ class OwnStatistics:
         return rows
 
     @staticmethod
-    def write(folder: Path, node: int, client: int, statistics: Statistics | Rows, seed: int | None) -> dict[str, Any]:
+    def write(folder: Path, node: int, client: int, statistics: Statistics | Rows) -> dict[str, Any]:
         """Write the statistics or rows that a client sent, and return the row of the file; see `write_file`."""
         if isinstance(statistics, Rows):
             numbers = np.concatenate([statistics.features.ravel(), statistics.targets.ravel()])
-            return write_file(folder, f"{node}.{client}.rows", node, [client], statistics, numbers, seed)
-        return write_file(folder, f"{node}.{client}", node, [client], statistics, statistics.words, seed)
+            return write_file(folder, f"{node}.{client}.rows", node, [client], statistics, numbers)
+        return write_file(folder, f"{node}.{client}", node, [client], statistics, statistics.words)

@@ -12,6 +12,7 @@ process is killed at any of these steps.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
-from sifu.store.files import SALT_BYTES, new_salt, read_tensors, stored_path
+from sifu.store.files import SALT_BYTES, read_tensors, stored_path
 from sifu.store.packed_numbers import Numbers, pack, unpack
 from sifu.theory.closed_form import FixedPoint, Rows, Statistics
 from sifu.theory.closed_form.rows import ROW_TYPE
@@ -61,18 +62,17 @@ class NewUpdates:
         """Name of the file; a rewritten file gets a new name."""
         return f"{self.node}.{self.part}.{self.order}.safetensors"
 
-    def write(self, folder: Path, seed: int | None) -> dict[str, Any]:
+    def write(self, folder: Path) -> dict[str, Any]:
         """Write the file and return its row; equal updates and salts give equal bytes.
 
-        Call it before recording the event that names the file. New updates get salts from the operating system, or from
-        the seed of an experiment.
+        Call it before recording the event that names the file. New updates get new salts.
         """
         from safetensors.numpy import save
 
         clients, salts = self.clients.tolist(), self.salts
         if salts is None:
-            new = [new_salt(seed, f"{self.node}:{self.part}:{client}") for client in clients]
-            salts = np.frombuffer(b"".join(new), dtype=np.uint8).reshape(len(new), SALT_BYTES)
+            new = secrets.token_bytes(SALT_BYTES * len(clients))
+            salts = np.frombuffer(new, dtype=np.uint8).reshape(len(clients), SALT_BYTES)
         tensors = {str(client): np.ascontiguousarray(row) for client, row in zip(clients, self.values, strict=True)}
         digests = {name: salted_digest(row, salt) for (name, row), salt in zip(tensors.items(), salts, strict=True)}
         content = save(tensors | {SALTS: np.ascontiguousarray(salts[np.argsort(self.clients)])})
@@ -159,11 +159,9 @@ class StatisticsRow:
         return self.file.endswith(".rows.statistics")
 
 
-def write_sum(
-    folder: Path, node: int, clients: Sequence[int], statistics: Statistics, *, seed: int | None
-) -> dict[str, Any]:
+def write_sum(folder: Path, node: int, clients: Sequence[int], statistics: Statistics) -> dict[str, Any]:
     """Write the file with the sum from which a head is solved, and return its row; see `write_file`."""
-    return write_file(folder, f"{node}.sum", node, clients, statistics, statistics.words, seed)
+    return write_file(folder, f"{node}.sum", node, clients, statistics, statistics.words)
 
 
 def write_file(
@@ -173,7 +171,6 @@ def write_file(
     clients: Sequence[int],
     of: Statistics | Rows,
     numbers: Numbers,
-    seed: int | None,
 ) -> dict[str, Any]:
     """Write a file of statistics or rows, before the event that names it, and return its row of `statistics`.
 
@@ -184,10 +181,9 @@ def write_file(
         clients: Indices of the clients.
         of: The statistics or rows from which the numbers are taken.
         numbers: Numbers of the file.
-        seed: Seed of the salt, or None for the operating system's generator.
     """
     row = StatisticsRow(f"{name}.statistics", node, tuple(map(int, clients)), of.samples, 0, "")
-    content = pack(numbers, heading(row, of.fixed), new_salt(seed, f"statistics:{row.file}"))
+    content = pack(numbers, heading(row, of.fixed), secrets.token_bytes(SALT_BYTES))
     files.write_atomically(stored_path(folder, "statistics", row.file), content)
     return asdict(row) | {"bytes": len(content), "digest": sha256(content).hexdigest()}
 

@@ -11,7 +11,6 @@ Every command that writes to a run deletes abandoned copies: the recorded copy, 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import logging
 import os
 import re
@@ -127,7 +126,7 @@ class NewRun:
             "phase": "training",
         }
         if spec["groups"]["count"]:
-            values[GROUP_KEY] = _group_key(spec).hex()
+            values[GROUP_KEY] = new_group_key()
         if self.noise_given:
             values[NOISE_GIVEN] = "given"
         return values
@@ -138,11 +137,9 @@ class NewRun:
         return {LOCAL_RATES: {"0": self.facts.local_rate}} if automatic else {}
 
 
-def _group_key(spec: Mapping[str, Any]) -> bytes:
-    """Return the key of the hash that assigns clients to groups; derived from the seed if noise is seeded."""
-    if spec["privacy"]["noise"] == "seeded":
-        return hashlib.sha256(f"{spec['seed']}:groups".encode()).digest()
-    return secrets.token_bytes(KEY_BYTES)
+def new_group_key() -> str:
+    """Return a new key of the hash that assigns clients to groups."""
+    return secrets.token_hex(KEY_BYTES)
 
 
 COPYING_FILE = "copying"

@@ -12,7 +12,7 @@ import json
 import secrets
 import shutil
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 from sifu.core.allowed_code import allowed_code
 from sifu.core.layout import ModelLayout
 from sifu.core.ledger import FIGURES_SALT, GENESIS, LOCAL_RATES, NONCE_BYTES, Event, seal
-from sifu.core.spec import Spec
 from sifu.errors import RunBusyError, RunDamagedError
 from sifu.store import files, unfinished, witnesses
 from sifu.store.checkpoints import Signer, uncovered, unsigned_tail
@@ -76,8 +75,6 @@ class RunWriter(RunReader):
         self._signer: Signer | None = None
         self._witnesses = witnesses.WitnessPost()
         self._recorded = False
-        self._new_spec: Mapping[str, Any] | None = None
-        """Spec of a run that is being created, while its table of values is still empty."""
         self.copies_removed: tuple[str, ...] = ()
         """Unfinished copies of a run that were deleted when this run was opened."""
         self.written_sum: tuple[str, Statistics] | None = None
@@ -135,7 +132,6 @@ class RunWriter(RunReader):
     def _begin(self, new: unfinished.NewRun, values: dict[str, Any], sealed: dict[str, Any]) -> None:
         """Record the first event in an empty database."""
         salted = list(add_salts(self.folder, dict(enumerate(new.sample_digests))).values())
-        self._new_spec = values["spec"]
         code = values["spec"].get("features", {}).get("module", "")
         consent = {"allowed_code": code} if code in allowed_code() else {}
         with transaction(self.connection):
@@ -245,7 +241,7 @@ class RunWriter(RunReader):
                     client = int(payload["run"]["client_count"]) - 1
                     payload["sample_digest"] = add_salts(self.folder, {client: new.joined_digest})[client]
                 if new.updates:
-                    payload["updates"] = [updates.write(self.folder, self.salt_seed()) for updates in new.updates]
+                    payload["updates"] = [updates.write(self.folder) for updates in new.updates]
                 before = self.value("head")
                 event = self._record(new.kind, payload, new.rows, new.models, layout)
                 announce_head(self.folder, before, event)
@@ -403,7 +399,7 @@ class RunWriter(RunReader):
         if stored:  # the model exists and is now marked as kept: its bytes never change
             content = files.read_content(path, f"the model file {path.name}", stored[0][0])
         else:
-            salt = files.new_salt(self.salt_seed(), f"model:{model.node}").hex()
+            salt = secrets.token_hex(files.SALT_BYTES)
             content = files.model_bytes(layout, model.vector, salt)
             files.write_atomically(path, content)
         return {
@@ -413,16 +409,6 @@ class RunWriter(RunReader):
             "digest": hashlib.sha256(content).hexdigest(),
             "nonce": secrets.token_hex(NONCE_BYTES),
         }
-
-    def salt_seed(self) -> int | None:
-        """Return the seed from which salts of files are drawn, or None for the operating system's generator.
-
-        A closed-form head draws no noise, so it is certified as exact even in a seeded run. Digests of its erased files
-        must reveal nothing, so its salts never follow from the spec.
-        """
-        spec = self._new_spec or self.spec
-        is_experiment = spec["privacy"]["noise"] == "seeded" and Spec.from_mapping(spec).regime.draws_noise
-        return int(spec["seed"]) if is_experiment else None
 
     def export_certificates(self) -> None:
         """Write each certificate to its file unless the file exists."""

@@ -28,7 +28,6 @@ from sifu.core.premises import (
     noise_premise,
 )
 from sifu.core.request_terms import AUTO, RequestTerms
-from sifu.core.round import NoiseSource
 from sifu.errors import InputError, MissingExtensionError
 from sifu.requests.certification import CERTIFICATE, COMMON_FIELDS, FIELDS, OPTIONAL_FIELDS
 from sifu.store.checkpoints import Checkpoint
@@ -133,7 +132,7 @@ def _check_body(body: dict[str, Any], public_key: str) -> Iterator[str]:
         yield f"protection says {body['protection']!r}, method {body['method']} rests on {protection!r}"
         return
     of_training = (NO_NOISE, UNKNOWN) if protection == "training noise" else ()
-    if body["noise_source"] not in (*get_args(NoiseSource), *of_training):
+    if body["noise_source"] not in ("system", "given", *of_training):
         yield f"noise_source says {body['noise_source'][:80]!r}, which no noise of method {body['method']} comes from"
     yield from _unlike(body, noise_multiplier=multiplier)
     if protection == "training noise":

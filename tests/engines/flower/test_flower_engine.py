@@ -35,7 +35,6 @@ PROBLEMS = {
         "local": {"rate": 0.1, "batch": 4, "momentum": 0.9, "clip": 0.2},
     },
     "network": {"model": {"kind": "mlp", "outputs": 10}, "local": {"rate": 0.1, "batch": 4}},
-    "clipped": {"server": {"clip": 0.5, "noise": 1.0}, "privacy": {"noise": "seeded"}},
 }
 
 

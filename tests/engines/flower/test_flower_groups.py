@@ -100,11 +100,10 @@ def test_a_masked_group_that_loses_somebody_is_dropped_alone() -> None:
     np.testing.assert_array_equal(results[1].model, models[1])
 
 
-def test_a_run_with_groups_records_the_events_of_the_embedded_engine(tmp_path: Path) -> None:
+def test_a_run_with_groups_records_the_events_of_the_embedded_engine(tmp_path: Path, same_groups: None) -> None:
     spec = small_spec(
         groups={"count": 3, "rounds": 3},
         stop={"max_rounds": 6, "target": 0.0, "evaluate_every": 3},
-        privacy={"noise": "seeded"},
         data={"preprocessing": "fixed"},
     )
     fed = Federation(tmp_path, spec)
@@ -137,8 +136,7 @@ def test_masked_groups_of_fewer_than_three_are_refused_before_training(
     tmp_path: Path, count: int, enough: bool
 ) -> None:
     """A masked round of two is dropped, so such a group would learn nothing and yet count in the merge."""
-    spec = small_spec(groups={"count": count, "rounds": 1}, stop={"max_rounds": 2, "target": 0.0},
-                      privacy={"noise": "seeded"})  # fmt: skip
+    spec = small_spec(groups={"count": count, "rounds": 1}, stop={"max_rounds": 2, "target": 0.0})
     fed = Federation(tmp_path, spec, masked_updates=True)
     if enough:
         fed.serve()

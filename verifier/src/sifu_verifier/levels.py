@@ -44,14 +44,14 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, nois
         engine = facts.get("engine", "")
         bits = "computed on a GPU" in engine
         return "conditional" if any((*before, chosen, bits, not fresh and any(rounds))) else "exact"
-    seeded = (run.noise_source if noise is None else facts["noise_source"]) != "system"
+    given = (run.noise_source if noise is None else facts["noise_source"]) != "system"
     if noise is not None:
         replayed = any(run.nodes[n]["kind"] == "heuristic" for n in path_to(run, request["noise_node"]))
         above = noise["epsilon_composed"] > request["epsilon"] * (1 + RELATIVE)
-        if replayed or seeded or above or noise["counted"] > 0:
+        if replayed or given or above or noise["counted"] > 0:
             return "none"
         return "conditional" if any((*before, *rounds)) else "proven"
-    if privacy["accounting"] == "population" or seeded or (classical and request["epsilon"] >= 1):
+    if privacy["accounting"] == "population" or given or (classical and request["epsilon"] >= 1):
         return "none"
     doubts = (run.spec["regularity"]["kind"] == "assumed", not facts["smooth_model"], bool(facts["outside"]),
               classical, facts["dtype"] != "float64", not facts["rounding_bounded"], highest > 1000,

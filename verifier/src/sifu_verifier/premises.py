@@ -203,4 +203,4 @@ def _arithmetic(run: RunFolder, request: Row, highest: float) -> Row:
 def _source(noise: str) -> Row:
     if noise == "system":
         return premise("noise", "trusted")
-    return premise("noise", "failed", noise if noise in ("seeded", "given") else "")
+    return premise("noise", "failed", "given" if noise == "given" else "")

@@ -41,7 +41,7 @@ class RunFolder:
         self.entries = {row["key"]: row["value"] for row in self.tables["run"]}
         self.sealed = {row["seq"]: row for row in self.tables["sealed"]}
         self.spec, self.facts = json.loads(self.entries["spec"]), json.loads(self.entries["facts"])
-        self.noise_source = "given" if self.entries.get("noise") else self.spec["privacy"]["noise"]
+        self.noise_source = "given" if self.entries.get("noise") else "system"
         self.nodes = {row["node"]: row for row in self.tables["nodes"]}
         self.clients = {row["client"]: row for row in self.tables["clients"]}
         self.rounds: dict[int, dict[int, Row]] = {node: {} for node in self.nodes}

@@ -42,8 +42,6 @@ class Regime:
     """Name of the method that can execute every request; `auto` always considers it."""
     solves: ClassVar[bool] = False
     """True if clients send statistics from which the model is solved."""
-    draws_noise: ClassVar[bool] = True
-    """True if a run may draw noise; with seeded noise, such a run is an experiment."""
     needs_data: ClassVar[bool] = True
     """True if requests need clients' data even if the run keeps their statistics."""
     records_figures: ClassVar[bool] = True
@@ -191,7 +189,6 @@ class ClosedForm(Regime):
     name = "closed form"
     exact_method = "closed_form"
     solves = True
-    draws_noise = False
     needs_data = False
     records_figures = False
     ends_early = False

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from sifu.choices import Approval, Calibration, Retention, Scope, Unit
 from sifu.core.replies import OnRejection
-from sifu.core.round import NoiseSource
 from sifu.theory.history import Accounting
 
 RIDGE = "ridge"
@@ -233,7 +232,6 @@ class PrivacySpec:
     accounting: Accounting = key("round", "round; population reproduces the paper's figures, certifies nothing")
     retention: Retention = key("paper", "paper keeps models from before the rollback; strict erases them too")
     reserve: float = key(0.0, "fraction of a budget kept back for later requests")
-    noise: NoiseSource = key("system", "system entropy; seeded is for experiments, certifies nothing")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sifu.core.engine import Position
-from sifu.core.round import Average, NoiseSource, NormalSource, SystemNormals, keyed_generator
+from sifu.core.round import Average, NormalSource, SystemNormals, keyed_generator
 from sifu.core.spec import Spec
 from sifu.engines.sim.client_blocks import Part, PartPlaces
 from sifu.theory.arrays import Floats, Integers
@@ -285,7 +286,7 @@ class Clipping:
 
     clip: float
     noise: float
-    source: NoiseSource
+    source: Literal["system", "seeded"]
     seed: int
 
     @staticmethod
@@ -294,7 +295,7 @@ class Clipping:
         extras = spec.round_extras
         if extras.update_clip == 0.0:
             return None
-        return Clipping(extras.update_clip, extras.update_noise, spec.privacy.noise, spec.seed)
+        return Clipping(extras.update_clip, extras.update_noise, "system", spec.seed)
 
     def average(
         self,
