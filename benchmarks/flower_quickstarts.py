@@ -4,7 +4,7 @@
         [--logs FOLDER]
 
 EXAMPLE is a copy of `examples/quickstart-pytorch` or `examples/quickstart-sklearn` of Flower's repository; the program
-changes only a copy of it. The copy gets the lines of docs/flower-app.md, which are printed as a diff and counted. One
+changes only a copy of it. The copy gets the lines of docs/flower.md, which are printed as a diff and counted. One
 SuperLink and four SuperNodes then run on loopback, each node with its own key, as Flower's documentation starts them.
 
 `--data` is for machines that cannot reach the Hugging Face hub; without it, the script first checks that the hub
@@ -63,7 +63,7 @@ class Preloaded(Deployment):
 
 
 def forgetting(name: str, text: str, run: Path, declared: bool) -> str:
-    """Return a file of a quickstart with the lines of docs/flower-app.md added."""
+    """Return a file of a quickstart with the lines of docs/flower.md added."""
     if name == "pyproject.toml":
         assert text.count(TABLE) == 1, f"{name} has no {TABLE}"
         lines = [TABLE, f'run = "{run}"', *(['preprocessing = "fixed"'] if declared else [])]

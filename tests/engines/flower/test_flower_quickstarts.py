@@ -1,5 +1,5 @@
 """Apps like Flower's quickstarts (PyTorch with BatchNorm, a Lightning loop, scikit-learn), unchanged or with the diff
-of docs/flower-app.md.
+of docs/flower.md.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def test_what_cannot_be_served_is_refused(initial: Callable, config: dict, sente
         make(own_spec(), [], identity="claimed", preprocessing="")
 
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "flower-app.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "flower.md"
 PYPROJECT = """[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -381,7 +381,7 @@ def test_a_quickstart_forgets_with_at_most_five_changed_lines(
 def test_scratch_is_exact_with_keys_and_declared_preprocessing_only(
     tmp_path: Path, cli: Command, with_spec: bool, preprocessing: str, keyed: bool, level: str
 ) -> None:
-    """The conditions for an exact Scratch in docs/flower-app.md are necessary and sufficient."""
+    """The conditions for an exact Scratch in docs/flower.md are necessary and sufficient."""
     run, grid = tmp_path / "run", grid_with(torch_app)
     config: dict[str, object] = {"run": str(run), "wait": 0.2, "insecure-identity": not keyed}
     if with_spec:
