@@ -17,8 +17,6 @@ Calibration = Literal["exact", "classical"]
 """Formula that computes noise from a budget (docs/theory.md, sections 7.1 and 7.2)."""
 Retention = Literal["paper", "strict"]
 """Treatment of models from before the rollback: `paper` keeps them, `strict` erases them."""
-Release = Literal["healed", "now"]
-"""End of a request: when its model reaches the target, or at once with the starting model, before retraining."""
 Level = Literal["exact", "proven", "conditional", "none"]
 """Levels of a certificate, strongest first."""
 LEVELS: tuple[Level, ...] = ("none", "conditional", "proven", "exact")
@@ -89,13 +87,6 @@ class TermsGiven(TypedDict, total=False):
     ]
     reserve: Annotated[float | None, Term("Fraction of the budget kept back for later requests.")]
     max_rounds: Annotated[int | None, Term("Maximum number of retraining rounds; 0 is the spec's limit.")]
-    release: Annotated[
-        Release | None,
-        Term(
-            "healed waits for the target; now releases the starting model, then retrains.",
-            words={"healed": "released once the target is reached", "now": "released at once, then retrained"},
-        ),
-    ]
     target: Annotated[float | None, Term("Accuracy to stop at, 0 for none; by default the spec's.")]
     before_after: Annotated[
         str | None,

@@ -221,8 +221,7 @@ class RequestCalls(RunFolder):
 
         Without a `method`, each request is executed by the method that `auto` chooses among the methods that reach at
         least `level` (by default `conditional`). `level` is the only term that also applies to queued requests. A plan
-        below this level is refused, and nothing is changed. With `release = "now"`, the model that retraining starts
-        from is released first; the rounds to the target follow in this call.
+        below this level is refused, and nothing is changed.
 
         Args:
             clients: Names of the clients of a new request.

@@ -99,9 +99,7 @@ def execute(
                 "requests of this run need approval before they are executed (requests.approval in its spec): file "
                 "the request with sifu request and have it approved with sifu requests decide"
             )
-    elif request is None and not any(
-        (row.is_open and row.request not in lacking) or row.terms.release == "now" for row in view.requests
-    ):
+    elif request is None and not any(row.is_open and row.request not in lacking for row in view.requests):
         return []
     keys.load_key(writer.folder, writer.value("public_key"))  # fail before the work if the key is missing
     leaving = () if wanted is None or wanted.records else wanted.clients
@@ -140,10 +138,8 @@ def execute(
         if measured:
             engines.measure_held_out(writer)
         raise NotCertifiableError(f"{refusals[0]} Executed: {', '.join(done)}")
-    worker.recover()
     before = engines.measure_held_out(writer, earlier) if measured else None
-    if view.spec.groups.rebuild == "now":
-        worker.rebuild_groups()
+    worker.rebuild_groups()
     rows = {row.request: row for row in writer.requests()}
     outcomes = [outcome_of(writer, rows[name]) for name in done]
     return [*outcomes[:-1], *(replace(outcome, held_out_before=before) for outcome in outcomes[-1:])]

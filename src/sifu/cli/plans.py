@@ -165,5 +165,4 @@ def _retraining_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     noise = f"sigma {number(plan.noise_std)}, hides an influence Psi up to {number(plan.psi_star)}"
     yield "add noise", noise if plan.noise_std else WITHOUT_NOISE[plan.protection]
     yield "their Psi there", number(plan.psi) if math.isfinite(plan.psi) else "unknown"
-    when = "released at once, then " if plan.terms.release == "now" else ""
-    yield "rounds", f"{when}{rounds_words(plan.rounds)}"
+    yield "rounds", rounds_words(plan.rounds)

@@ -20,7 +20,7 @@ from sifu.store.clock import current_time
 from sifu.store.files import is_locked
 from sifu.store.known_keys import check_known_key
 from sifu.store.projection import RequestRow
-from sifu.store.reader import RunReader, joined_remainders, unused_clients
+from sifu.store.reader import RunReader, joined_remainders
 
 MOST_POINTS = 60
 """Maximum number of points of a curve that are sent; a longer curve is thinned."""
@@ -133,7 +133,7 @@ class LiveView:
         so_far = self._read_on(reader, int(branch), seq, spec.regime.has_accuracy, int(clients) <= COUNTED_UP_TO)
         expected = _expected(reader, running, int(position), so_far.points, stop)
         # A client that rejoined is counted under both indices.
-        again = len(joined_remainders(reader)) + len(unused_clients(reader))
+        again = len(joined_remainders(reader))
         pending = pending_requests(reader, current_time())
         is_current = bool(so_far.points) and (so_far.last_point == tip or reader.phase != "ready")
         measured = so_far.points[-1] if is_current else None

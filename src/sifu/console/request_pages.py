@@ -19,7 +19,7 @@ from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError
 from sifu.requests.filing import usual_terms
-from sifu.requests.request_record import can_be_undone, plain_answer
+from sifu.requests.request_record import plain_answer
 from sifu.run.clients_and_engine import executed_elsewhere
 from sifu.store.actors import same_person
 
@@ -70,14 +70,7 @@ def show_request(visit: Visit) -> Response:
         own=same_person(who.name) == same_person(status.filed_by),
         approval=spec.requests.approval,
         elsewhere=executed_elsewhere(spec),
-        undoable=numbered.state == "failed" and status.status == "running" and _is_undoable(run, status.request),
     )
-
-
-def _is_undoable(run: ServedRun, request: str) -> bool:
-    """Return whether a request that failed in execution can still be refused or withdrawn."""
-    with run.run.reader() as reader:
-        return any(can_be_undone(reader, row) for row in reader.requests() if row.request == request)
 
 
 def _other_options(run: ServedRun, who: Token, terms: RequestTerms) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args
 
-from sifu.choices import Calibration, Level, Release, Retention, Scope, SigmaChoice, Unit, terms_on_offer
+from sifu.choices import Calibration, Level, Retention, Scope, SigmaChoice, Unit, terms_on_offer
 from sifu.core.ledger import canonical_json
 from sifu.core.operator_words import rows_words
 from sifu.core.spec import StopSpec
@@ -49,7 +49,6 @@ class RequestTerms:
         max_rounds: Value used instead of `stop.max_rounds` in retraining; 0 keeps the spec's value.
         target: Value used instead of `stop.target`; None keeps the spec's value. If it is 0, exactly `max_rounds`
             rounds run.
-        release: `now` to release the model before retraining starts, `healed` to release it once retraining has ended.
         records: Rows of the client's data to forget, counted from 0 in the data it first joined with. The client keeps
             its other rows. If empty, clients are forgotten completely.
         before_after: Required budget "EPSILON,DELTA" against observers who kept earlier releases (`release.noise`), or
@@ -69,7 +68,6 @@ class RequestTerms:
     level: Level | None = None
     max_rounds: int = 0
     target: float | None = None
-    release: Release = "healed"
     records: tuple[int, ...] = ()
     before_after: str | None = None
 
@@ -193,7 +191,7 @@ TERMS: tuple[str, ...] = tuple(term.name for term in fields(RequestTerms))
 
 BUDGET_TERMS = ("epsilon", "delta", "sigma", "unit", "scope", "calibration", "reserve")
 """Terms of the budget; they have no meaning if the client did not influence the model and no noise was added."""
-ROUND_TERMS = ("retention", "max_rounds", "target", "release")
+ROUND_TERMS = ("retention", "max_rounds", "target")
 """Terms of training in rounds; they have no meaning for a head in closed form."""
 
 
@@ -204,8 +202,8 @@ def terms_words(terms: Mapping[str, Any], *, without: Collection[str] = ()) -> s
         terms: Terms of a request, by name.
         without: Names of further terms to leave out.
 
-    >>> terms_words({"release": "now", "epsilon": 10.0, "target": None, "clients": ["hospital-3"]})
-    'epsilon 10, target default, released at once, then retrained'
+    >>> terms_words({"epsilon": 10.0, "target": None, "clients": ["hospital-3"]})
+    'epsilon 10, target default'
     """
     offered = terms_on_offer()
 

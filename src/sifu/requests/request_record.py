@@ -23,10 +23,8 @@ from sifu.errors import InputError
 from sifu.requests.deadlines import deadline_of, is_overdue
 from sifu.store.actors import actor_name, same_person
 from sifu.store.given_approvals import APPROVED, approvals_of, restored_requests
-from sifu.store.last_failure import remove_failure
-from sifu.store.projection import ENDED, STATUS_AFTER, UNDONE, WAITING, NewEvent, RequestRow
-from sifu.store.reader import RunReader, joined_remainders
-from sifu.store.salts import read_salts, recorded_digests
+from sifu.store.projection import ENDED, STATUS_AFTER, WAITING, NewEvent, RequestRow
+from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
 
 LONGEST_REASON = 1000
@@ -36,8 +34,8 @@ MAY_FOLLOW = {
     "planned": ("received", "verified"),
     "running": WAITING,
     "done": ("running",),
-    "refused": (*WAITING, "running"),
-    "withdrawn": (*WAITING, "running"),
+    "refused": WAITING,
+    "withdrawn": WAITING,
 }
 """Statuses from which each status can be reached."""
 STEPS = STATUS_AFTER | {APPROVED: "approved"}
@@ -86,23 +84,8 @@ def decide(
     content = {"request": request, "actor": name, "reason": reason}
     if decision == "approved":
         content["terms"] = approvals_of(writer)[request].terms
-    row = row_of(writer, request)
-    running = row.status == "running"
-    writer.record(NewEvent(f"request {decision}", content | (_undoing(writer, row) if running else {})))
-    if running:
-        remove_failure(writer.folder)
+    writer.record(NewEvent(f"request {decision}", content))
     return True
-
-
-def _undoing(reader: RunReader, row: RequestRow) -> dict[str, Any]:
-    """Return the payload of the event that ends a running request, so that its clients take part again.
-
-    Files that the rollback erased stay erased; the clients send their statistics again for the next solve.
-    """
-    subjects = [subject.subject for subject in reader.subjects() if subject.request == row.request]
-    unused = [item.client for item in joined_remainders(reader) if item.request == row.request]
-    undone = {"noise_node": row.noise_node, "subjects": subjects, "unused": unused}
-    return {"run": {"phase": "ready"}, UNDONE: undone}
 
 
 def check_decision(reader: RunReader, request: str, decision: str, reason: str, actor: str, terms: str | None) -> bool:
@@ -115,7 +98,7 @@ def check_decision(reader: RunReader, request: str, decision: str, reason: str, 
         return _check_approval(reader, request, status, actor)
     if status == decision:
         return False
-    if status not in MAY_FOLLOW[decision] or (status == "running" and not can_be_undone(reader, row)):
+    if status not in MAY_FOLLOW[decision]:
         raise InputError(f"request {request} is {status}: it can no longer be {decision}")
     if decision in ENDED and request in restored_requests(reader):
         raise InputError(
@@ -125,22 +108,6 @@ def check_decision(reader: RunReader, request: str, decision: str, reason: str, 
     if decision == "refused" and not reason.strip():
         raise InputError("a refusal needs a reason: give one with --reason")
     return True
-
-
-def can_be_undone(reader: RunReader, row: RequestRow) -> bool:
-    """Return whether a request that was rolled back can still be refused or withdrawn.
-
-    Its closed-form head must not be solved yet, no purge may have erased anything since its rollback, and the salts of
-    its clients must exist: without salts, the clients' samples cannot be compared with the recorded digests.
-    """
-    if not row.awaits_head(reader.tip):
-        return False
-    rolled_back = reader.steps()["rolled back", row.request]
-    purged = reader.query("SELECT 1 FROM events WHERE kind = 'purged' AND seq > ?", (rolled_back,))
-    leaving = {client for subject in reader.subjects() if subject.request == row.request for client in subject.clients}
-    before = {item.before for item in joined_remainders(reader) if item.client in leaving}
-    recorded = leaving - before & recorded_digests(reader).keys()
-    return not purged and recorded <= read_salts(reader.folder).keys()
 
 
 def check_digest(request: str, current: str, given: str | None) -> None:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from typing import Protocol
 
 from sifu.choices import Level
 from sifu.core.engine import Engine
 from sifu.core.method_info import method_info
 from sifu.core.request_terms import RequestTerms
-from sifu.core.round_stream import should_stop
 from sifu.core.spec import StopSpec
 from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
 from sifu.methods.registry import method_for, plan_request
@@ -31,7 +29,7 @@ from sifu.run.few_clients import consequences, staying_without
 from sifu.run.group_state import groups_to_build, has_groups
 from sifu.run.group_training import GroupTraining
 from sifu.run.regimes import behaviour_of
-from sifu.run.run_view import ACTIVE, RunView
+from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback, RecordedTraining
 from sifu.store.actors import actor_name
 from sifu.store.given_approvals import approvals_needed, approved_requests
@@ -97,8 +95,8 @@ class Worker:
     def step(self, level: Level | None = None) -> bool:
         """Ingest inbox messages, then do the most urgent work.
 
-        A request is executed at this `level` or above. First training, recovery, owed rounds and group rebuilds stop
-        when a message arrives; a running request continues.
+        A request is executed at this `level` or above. First training and group rebuilds stop when a message arrives; a
+        running request continues.
 
         Returns:
             False if there was nothing to do.
@@ -110,11 +108,7 @@ class Worker:
         if self.writer.phase == "training":
             self.train(until_message=True)
             return True
-        if self._complete_head() or self.recover(until_message=True):
-            return True
-        if self._run_more("release", behaviour_of(RunView(self.writer)).owed_stop(), until_message=True):
-            return True
-        return RunView(self.writer).spec.groups.rebuild != "never" and self.rebuild_groups(until_message=True) > 0
+        return self._complete_head() or self.rebuild_groups(until_message=True) > 0
 
     def _complete_head(self) -> bool:
         """Solve a closed-form head again with missing clients that are reachable now; return whether it was solved.
@@ -166,19 +160,6 @@ class Worker:
                     break
             view = RunView(self.writer)
         return count
-
-    def recover(self, until_message: bool = False) -> int:
-        """Train to the target if the last request released its model at once; return the number of rounds."""
-        done = [row for row in self.writer.requests() if row.request_order is not None]
-        last = max(done, key=lambda row: row.request_order or 0, default=None)
-        if self.writer.phase != "ready" or last is None or last.terms.release != "now":
-            return 0
-        view = RunView(self.writer)
-        tip, stop = view.path.nodes[-1], last.terms.stop(view.spec.stop)
-        evaluated = {row.node: row.accuracy for row in self.writer.evaluations() if row.subset == ACTIVE}
-        if should_stop(stop, tip.position, evaluated.get(tip.node)):
-            return 0
-        return self._run_more(f"recovering {last.request}", stop, until_message)
 
     def finish_running(self) -> list[str]:
         """Continue requests that were interrupted; return their ids."""
@@ -238,20 +219,17 @@ class Worker:
     def bring_up_to_date(self) -> int:
         """Bring the released model up to date with the clients that should be in it.
 
-        A closed-form head is solved again unless it already covers exactly the active clients. Other models are
-        trained for the rounds that they lack.
+        A closed-form head is solved again unless it already covers exactly the active clients. Other models are up to
+        date.
 
         Returns:
             The rounds or solves that were recorded, or 0 if the model was up to date.
         """
-        return self._run_more("release", behaviour_of(RunView(self.writer)).release_stop())
-
-    def _run_more(self, phase: str, stop: StopSpec | None, until_message: bool = False) -> int:
-        """Run rounds or a solve until `stop` holds, and return how many were recorded. If `stop` is None, run none."""
+        stop = behaviour_of(RunView(self.writer)).release_stop()
         if stop is None:
             return 0
         before = RunView(self.writer).path.nodes[-1].position
-        self._run_rounds(phase, stop, until_message)
+        self._run_rounds("release", stop)
         return RunView(self.writer).path.nodes[-1].position - before
 
     def _check_level_approved(self, row: RequestRow, level: Level | None) -> None:
@@ -355,8 +333,6 @@ class Worker:
         """Retrain without the request's clients, then issue the certificate."""
         row = row_of(self.writer, request)
         stop = row.terms.stop(RunView(self.writer).spec.stop)
-        if row.terms.release == "now":
-            stop = replace(stop, min_rounds=0, max_rounds=0)
         try:
             self._run_rounds(f"retraining {request}", stop)
         except RoundRejectedError as error:

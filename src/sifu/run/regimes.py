@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from typing import cast
 
 from sifu.core.closed_form_engine import StatisticsEngine
@@ -13,7 +12,6 @@ from sifu.core.spec.regime import ClosedForm, Groups, Regime, by_regime
 from sifu.run.closed_form_round import RecordedSolve
 from sifu.run.group_state import are_separate
 from sifu.run.group_training import record_first_merge
-from sifu.run.owed_rounds import owed_rounds
 from sifu.run.run_view import RunView
 from sifu.run.training import RecordedTraining
 from sifu.store.writer import RunWriter
@@ -46,19 +44,13 @@ class RunInRounds:
     def after_groups(self, writer: RunWriter) -> None:
         """Record the events that follow the separate rounds of groups, by default none."""
 
-    def owed_stop(self) -> StopSpec | None:
-        """Return the stop rule of rounds owed to clients whose request was refused or withdrawn, or None."""
-        owed = owed_rounds(self.view)[0] if self.view.reader.phase == "ready" else 0
-        before = self.view.path.nodes[-1].position
-        return replace(self.view.spec.stop, target=0.0, min_rounds=0, max_rounds=before + owed) if owed else None
-
     def release_stop(self) -> StopSpec | None:
         """Return the stop rule of the training that a release needs, or None if the model is up to date."""
-        return self.owed_stop()
+        return None
 
     def returning(self, engine: Engine, writer: RunWriter) -> Collection[int]:
         """Return the clients that the next release contains and the current model lacks."""
-        return owed_rounds(self.view)[1]
+        return ()
 
 
 class RunInGroups(RunInRounds):
@@ -70,7 +62,7 @@ class RunInGroups(RunInRounds):
 
 
 class RunInClosedForm(RunInRounds):
-    """Behaviour of a run whose head is solved from statistics: a round is a solve, and no rounds are owed."""
+    """Behaviour of a run whose head is solved from statistics: a round is a solve."""
 
     def training(self, engine: Engine, writer: RunWriter, stop: StopSpec | None = None) -> RecordedSolve:
         """Return the solve for the head of the active clients."""
@@ -93,10 +85,6 @@ class RunInClosedForm(RunInRounds):
             return None
         tried |= there
         return solve
-
-    def owed_stop(self) -> StopSpec | None:
-        """Return None: a closed-form head owes no rounds."""
-        return None
 
     def release_stop(self) -> StopSpec | None:
         """Return the stop rule of a solve, which is skipped if the head already covers exactly the active clients."""

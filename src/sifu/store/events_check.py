@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from sifu.core.ledger import LOCAL_RATES, Event
-from sifu.core.method_info import CLOSED_FORM
 from sifu.core.request_terms import is_request_id
 from sifu.store.files import FORMS, STORED
 from sifu.store.given_approvals import RESTORED
-from sifu.store.projection import ENDINGS, LISTED, UNDONE
+from sifu.store.projection import ENDINGS, LISTED
 from sifu.store.reader import GROUP_KEY, JOINED, NOISE_GIVEN, RELEASED, RunReader
 from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.theory.history import PathNode
@@ -66,8 +65,8 @@ KINDS: Mapping[str, AllowedChanges] = {
     "request verified": AllowedChanges(),
     "request approved": AllowedChanges(),
     "request planned": AllowedChanges(),
-    "request refused": AllowedChanges(("phase",), (), "ready"),
-    "request withdrawn": AllowedChanges(("phase",), (), "ready"),
+    "request refused": AllowedChanges(),
+    "request withdrawn": AllowedChanges(),
     "rolled back": AllowedChanges(
         ("tip", "phase"),
         ("rows", *STORED, *(f"dropped_{kind}" for kind in STORED), "merges", "evaluations", LOCAL_RATES),
@@ -158,7 +157,7 @@ def _beyond_its_kind(event: Event, content: dict[str, Any]) -> Iterator[str]:
     wrong = sorted(set(values) - set(may.run)) + sorted(set(content) & set(EFFECTS) - set(may.effects))
     if wrong:
         yield f"changes {', '.join(wrong)[:200]}, which such an event never does"
-    if ("phase" in values or event.kind not in ENDINGS) and values.get("phase") != may.phase:
+    if values.get("phase") != may.phase:
         yield f"sets the phase to {str(values.get('phase'))[:40]!r}"
 
 
@@ -192,7 +191,8 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
     if event.kind == RESTORED:
         past.restored.update(map(str, content["requests"]))
     if event.kind in ENDINGS:
-        yield from _badly_undone(content, before, past)
+        if before.rows["requests"].get((str(content["request"]),), {}).get("status") == "running":
+            yield f"ends request {str(content['request'])[:80]}, which was running"
         if str(content["request"]) in past.restored:
             yield (
                 f"ends request {str(content['request'])[:80]}, which was executed before the run was restored: its "
@@ -241,22 +241,6 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
         yield "records a file of updates or statistics twice"
     if any(row["node"] != tip_after for row in content.get("statistics", [])):
         yield "records statistics that do not belong to its last node"
-
-
-def _badly_undone(content: dict[str, Any], before: ReplayedTables, past: _EarlierFacts) -> Iterator[str]:
-    """Yield a problem if a decision undoes a request that is not running or whose head is already solved."""
-    request = str(content["request"])
-    row = before.rows["requests"].get((request,), {})
-    if row.get("status") != "running":
-        if UNDONE in content or "run" in content:
-            yield f"undoes request {request}, which was not running"
-        return
-    subjects = [subject.subject for subject in before.read("subjects") if subject.request == request]
-    unused = [past.rejoined[request]] if request in past.rejoined else []
-    expected = {"noise_node": before.tip, "subjects": subjects, "unused": unused}
-    unsolved = (row["method"], row["noise_node"]) == (CLOSED_FORM, before.tip)
-    if not unsolved or content.get(UNDONE) != expected or "phase" not in content.get("run", {}):
-        yield f"ends running request {request}, but undoes {content.get(UNDONE)} instead of {expected}"
 
 
 def check_recorded_nodes(reader: RunReader) -> Iterator[str]:

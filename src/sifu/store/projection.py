@@ -231,9 +231,6 @@ ENDINGS = ("request refused", "request withdrawn")
 STATUS_AFTER = {f"request {status}": status for status in (*WAITING, "done", *ENDED)} | {"rolled back": "running"}
 """New status of a request, by the kind of event that changes it."""
 
-UNDONE = "undone"
-"""Payload key of a refusal or withdrawal that ends a running request."""
-
 Key = tuple[Any, ...]
 Tables = dict[str, dict[Key, dict[str, Any]]]
 
@@ -283,30 +280,6 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
         yield Change("requests", (payload["request"],), values)
     elif kind in STATUS_AFTER:
         yield Change("requests", (payload["request"],), {"status": STATUS_AFTER[kind]})
-        yield from _undo(payload)
-
-
-_EMPTIED = ("carried_out", "noise_std", "source_node", "wanted_node", "noise_node")
-"""Columns of a request that the rollback fills, and that are cleared if the request is undone."""
-
-
-def _undo(payload: dict[str, Any]) -> Iterator[Change]:
-    """Yield the changes of a decision that ends a running request: its clients are no longer forgotten.
-
-    The request keeps its `request_order`, so that no other request gets the same number. A client that had joined again
-    with its remaining records returns under its former index; the later index stays the subject of the request and is
-    never used again.
-    """
-    if UNDONE not in payload:
-        return
-    undone, emptied = payload[UNDONE], dict.fromkeys(_EMPTIED)
-    yield Change("requests", (payload["request"],), emptied)
-    for subject in undone["subjects"]:
-        yield Change("subjects", (subject,), None)
-        yield Change("charges", (undone["noise_node"], subject), None)
-    if undone["unused"]:
-        values = {"request": payload["request"], "clients": canonical_json(undone["unused"]).decode()}
-        yield Change("subjects", (undone["subjects"][0],), values)
 
 
 _ROWS_TOGETHER = 200

@@ -343,15 +343,9 @@ def clients_now(reader: RunReader) -> list[int]:
     return list(numbers)
 
 
-def unused_clients(reader: RunReader) -> set[int]:
-    """Return the indices under which clients joined again for a request that was later refused or withdrawn."""
-    ended = {row.request for row in reader.requests() if row.records and row.was_ended}
-    return {client for row in reader.subjects() if row.request in ended for client in row.clients}
-
-
 def _last_of_each(reader: RunReader) -> list[int]:
     last = {item.first: item.client for item in joined_remainders(reader)}
-    again = {item.client for item in joined_remainders(reader)} | unused_clients(reader)
+    again = {item.client for item in joined_remainders(reader)}
     return [last.get(client, client) for client in range(len(reader.clients())) if client not in again]
 
 

@@ -80,22 +80,10 @@ def obsolete_clients(reader: RunReader) -> set[int]:
     return forgotten - ({waiting.before} if waiting else set())
 
 
-def salts_to_erase(reader: RunReader) -> set[int]:
-    """Return the clients whose salts must be erased: `obsolete_clients`, except for requests that await their head.
-
-    A running request whose closed-form head is not solved may still be refused or withdrawn. Its clients then take part
-    again, with the samples they had.
-    """
-    returning = {row.request for row in reader.requests() if row.awaits_head(reader.tip)}
-    return obsolete_clients(reader) - {
-        client for subject in reader.subjects() if subject.request in returning for client in subject.clients
-    }
-
-
 def erase_salts(reader: RunReader) -> None:
-    """Erase the salts of the clients in `salts_to_erase`, and of clients that were never recorded."""
+    """Erase the salts of the clients in `obsolete_clients`, and of clients that were never recorded."""
     salts = read_salts(reader.folder)
-    gone = salts_to_erase(reader) if salts else set()
+    gone = obsolete_clients(reader) if salts else set()
     stay = {client: salt for client, salt in salts.items() if client not in gone and client < len(reader.clients())}
     if stay != salts:
         _write(reader.folder, stay)

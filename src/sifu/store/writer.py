@@ -40,7 +40,6 @@ from sifu.store.keys import KEY_LOST, create_key, finish_rotation
 from sifu.store.known_keys import check_known_key, remember_key
 from sifu.store.last_failure import remove_failure
 from sifu.store.projection import (
-    UNDONE,
     Change,
     NewEvent,
     NewModel,
@@ -263,7 +262,7 @@ class RunWriter(RunReader):
             remember_key(self)
         dropped = ((kind, key) for kind in files.STORED for key in payload.get(f"dropped_{kind}", ()))
         files.remove_files([files.stored_path(self.folder, kind, key) for kind, key in dropped])
-        if new.joined is not None or not payload.keys().isdisjoint(("subjects", "solve", UNDONE)):
+        if new.joined is not None or not payload.keys().isdisjoint(("subjects", "solve")):
             erase_salts(self)
         for (request, form), content in certificates.items():
             files.write_atomically(files.certificate_path(self.folder, request, form), content.encode())

@@ -9,7 +9,7 @@ from sifu.run.run_view import RunView
 from sifu.store.projection import ENDINGS
 from sifu.store.reader import JOINED, RunReader, joined_remainders, next_name
 from sifu.store.replayed_ledger import ReplayedLedger
-from sifu.store.salts import SALTS_FILE, WITHOUT_SALTS, obsolete_clients, read_salts, recorded_digests, salts_to_erase
+from sifu.store.salts import SALTS_FILE, WITHOUT_SALTS, obsolete_clients, read_salts, recorded_digests
 
 
 def check_history(reader: RunReader) -> Iterator[str]:
@@ -56,7 +56,7 @@ def check_sample_digests(reader: RunReader) -> Iterator[str]:
     except InputError as error:
         yield str(error)
         return
-    left = sorted(salts_to_erase(reader) & salts.keys())
+    left = sorted(obsolete_clients(reader) & salts.keys())
     (last,) = reader.query("SELECT kind FROM events ORDER BY seq DESC LIMIT 1")[0]
     if left and last not in ERASING:
         names = ", ".join(reader.clients()[client].name for client in left[:5])

@@ -19,7 +19,7 @@ from sifu.requests.files_to_erase import statistics_to_erase, sum_left
 from sifu.run.run_view import RunView
 from sifu.store.files import is_locked
 from sifu.store.own_statistics import OwnStatistics
-from sifu.store.projection import ENDINGS, UNDONE
+from sifu.store.projection import ENDINGS
 from sifu.store.reader import RunReader
 from sifu.store.replayed_ledger import ReplayedTables
 from sifu.store.statistics_files import StatisticsRow, read_statistics
@@ -94,7 +94,7 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
     """
     recorded, everyone, client_count = solves(reader), reader.everyone(), 0
     named_by: dict[str, set[int]] = {}
-    rolled_back, unused = set[str](), set[int]()
+    rolled_back = set[str]()
     left_out = {
         (rejection.branch, rejection.round, rejection.client) for rejection in reader.rejections() if rejection.left_out
     }
@@ -106,8 +106,6 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
             named_by[request["request"]] = {view.index_of[name] for name in request["clients"]}
         if event.kind in ENDINGS:
             named_by.pop(content["request"], None)
-            rolled_back.discard(content["request"])
-            unused.update(content.get(UNDONE, {}).get("unused", []))
         if event.kind == "rolled back":
             rolled_back.add(content["request"])
         if event.kind != "rounds":
@@ -126,7 +124,7 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
         names = {(node.branch, node.position - 1, view.clients[client].name) for client in range(client_count)}
         refused = {view.index_of[name] for _, _, name in names & left_out}
         absent = set(recorded[last].get("absent", []))
-        gone = set(recorded[last]["left_out"]).union(unused, *(named_by[request] for request in rolled_back))
+        gone = set(recorded[last]["left_out"]).union(*(named_by[request] for request in rolled_back))
         if taken & (gone | absent) or taken | refused | absent != set(range(client_count)) - gone:
             yield f"statistics: node {last} was solved from the wrong clients, not from those that remain"
         samples = sum(view.clients[client].samples for client in taken)

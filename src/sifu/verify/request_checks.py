@@ -248,7 +248,7 @@ def _check_rounds(request: RequestRow, recorded: RecordedRequest) -> Iterator[st
     if request.final_node is None:
         return
     start = recorded.view.path.nodes[-1].position
-    limit = spec.regime.most_rounds(request.terms.release, request.terms.stop(spec.stop).max_rounds)
+    limit = spec.regime.most_rounds(request.terms.stop(spec.stop).max_rounds)
     rounds = recorded.reader.nodes_by_number()[request.final_node].position
     if rounds > max(limit, start):
         yield f"its terms allow {limit} rounds, and it took {rounds}"

@@ -10,7 +10,7 @@ from sifu_verifier.canonical import Row, canonical, parsed, sha256
 from sifu_verifier.erased_figures import check_rest
 from sifu_verifier.nodes import rows_digest
 from sifu_verifier.releases import take_release
-from sifu_verifier.request_steps import STEPS, person, take_rejoining, take_step, take_undoing, was_restored
+from sifu_verifier.request_steps import STEPS, person, take_rejoining, take_step, was_restored
 from sifu_verifier.run_folder import RunFolder, with_terms
 from sifu_verifier.sealed import is_erased, unsealed
 from sifu_verifier.signatures import check_signature, take_key
@@ -182,8 +182,6 @@ def check_ledger(run: RunFolder) -> None:
             run.done[name], result = moment, {k: payload[k] for k in ("request", "final_node", "level")}
             put("requests", result | {"status": "done", "finished": event["time"]})
         elif event["kind"] in DECIDED:
-            if "undone" in payload:
-                take_undoing(run, event, payload, replayed, moment["tip"])
             put("requests", {"request": name, "status": event["kind"].split()[1]})
     check_rest(run)
     head = f"{len(run.tables['events'])}:{previous.hex()}"
@@ -211,7 +209,7 @@ def take_solve(run: RunFolder, event: Row, moment: Row, asking: list[str]) -> No
     run.agree(f"{at}: rounds of a solve", [event["kind"], first], ["rounds", node])
     run.solves[node] = payload["solve"] | {"relative_penalty": payload.get("relative_penalty")}
     refused = {row["client"] for row in payload.get("rejections", []) if row["left_out"]}
-    run.solvers[node] = (moment["clients"], {*asking, *run.unused, *refused})
+    run.solvers[node] = (moment["clients"], {*asking, *refused})
 
 
 def take_approval(run: RunFolder, event: Row, payload: Row, name: Any) -> None:

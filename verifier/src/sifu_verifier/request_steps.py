@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 
-from sifu_verifier.canonical import Row, canonical
+from sifu_verifier.canonical import Row
 from sifu_verifier.run_folder import RunFolder
 
 INVISIBLE = ((0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F),
@@ -18,7 +18,7 @@ STEPS = {"request received": 1, "request verified": 2, "request planned": 3, "ro
 
 
 def take_step(run: RunFolder, event: Row, payload: Row, request: str) -> None:
-    """Check the order of a request's steps: a refusal or withdrawal precedes or undoes its execution (section 6)."""
+    """Check the order of a request's steps: a refusal or withdrawal precedes its execution (section 6)."""
     before, new = run.steps.get(request, 0), STEPS[event["kind"]]
     good = {
         1: before == 0,
@@ -26,7 +26,7 @@ def take_step(run: RunFolder, event: Row, payload: Row, request: str) -> None:
         3: before in (1, 2),
         4: before in (1, 2, 3),
         5: before == 4,
-        6: 0 < before < 4 or (before == 4 and "undone" in payload),
+        6: 0 < before < 4,
     }
     run.check(good[new], f"event {event['seq']}: {event['kind']} of {request} is out of order")
     ends_restored = new == 6 and was_restored(run, request)
@@ -55,26 +55,6 @@ def take_rejoining(run: RunFolder, event: Row, payload: Row) -> None:
         run.rejoins = None
     elif kind in ("rounds", "request done"):
         run.check(run.rejoins is None, f"{at}: comes before the client of {run.rejoins} joined again")
-
-
-def take_undoing(run: RunFolder, event: Row, payload: Row, replayed: dict[str, dict], tip: str) -> None:
-    """Check a refusal or withdrawal that undoes a running request, and replay it (section 4e)."""
-    name, undone = payload["request"], payload["undone"]
-    at, request = f"event {event['seq']}: undoing {name}", replayed["requests"][(name,)]
-    own = sorted(i for (i,), row in replayed["subjects"].items() if row["request"] == name)
-    unused = [run.rejoined.pop(name)] if name in run.rejoined else []
-    run.agree(at, undone, {"noise_node": int(tip), "subjects": own, "unused": unused})
-    wanted = ["running", "closed_form", int(tip), {"phase": "ready"}]
-    run.agree(at, [request["status"], request["method"], request["noise_node"], payload.get("run")], wanted)
-    for i in own:
-        replayed["subjects"].pop((i,))
-        replayed["charges"].pop((request["noise_node"], i), None)
-    if unused:
-        row = {"subject": own[0], "request": name, "clients": canonical(unused)}
-        replayed["subjects"][(own[0],)] = row
-        run.unused |= {run.clients[client]["name"] for client in unused}
-    columns = ("carried_out", "noise_std", "source_node", "wanted_node", "noise_node")
-    request |= dict.fromkeys(columns)
 
 
 def person(name: str) -> str:

@@ -113,9 +113,9 @@ class Regime:
         """True if training from a fresh model can choose an automatic local rate from the remaining clients."""
         return not self.solves and self.spec.groups.count == 0
 
-    def most_rounds(self, release: str, max_rounds: int) -> float:
+    def most_rounds(self, max_rounds: int) -> float:
         """Return the largest number of rounds that a request with these terms may take."""
-        return 0 if release == "now" else max_rounds
+        return max_rounds
 
     def settled(self, rate: float, keep: Literal["clients", "sum"] = "clients", features: int = 0) -> dict[str, Any]:
         """Return the sections of the spec with the settings that the engine determines.
@@ -236,7 +236,7 @@ class ClosedForm(Regime):
         """Relative penalty r in the spec, or None for cross-validation."""
         return None if self.spec.ridge.regularisation == "auto" else self.spec.ridge.regularisation
 
-    def most_rounds(self, release: str, max_rounds: int) -> float:
+    def most_rounds(self, max_rounds: int) -> float:
         """Return infinity: the terms do not limit a request, because a solve is always one round."""
         return math.inf
 
