@@ -20,7 +20,6 @@ from sifu.core.identity import check_lookalikes, check_names
 from sifu.core.operator_words import PYTHON
 from sifu.core.round import NormalSource
 from sifu.core.spec import Spec
-from sifu.core.spec.run_spec import with_groups_by_rule
 from sifu.data.client_data import is_frame
 from sifu.data.dataset import sample_digest
 from sifu.data.read_once import reading_once
@@ -196,8 +195,6 @@ def create_run(
 ) -> RunWriter:
     """Create an untrained run with the clients of an engine.
 
-    Automatic values of `groups.count` and `groups.rounds` are computed from the number of clients.
-
     Args:
         folder: The run folder.
         given: The spec as given.
@@ -206,7 +203,6 @@ def create_run(
         sample_digests: Digests of the clients' samples.
         noise: Source of noise, by default the operating system.
     """
-    resolved = with_groups_by_rule(resolved, len(engine.clients))
     check_names([client.name for client in engine.clients])
     check_lookalikes(client.name for client in engine.clients)
     Regularities.of(engine.clients, engine.facts, resolved)  # fail if Psi can never be tracked

@@ -23,7 +23,7 @@ from sifu.planning.rounds import FirstTraining
 from sifu.run import group_state
 from sifu.run.group_state import parts_without
 from sifu.run.run_view import RunView
-from sifu.theory.merging import expected_groups_left
+from sifu.theory.merging import STRETCH
 
 
 class Groups(Method):
@@ -87,22 +87,19 @@ class Groups(Method):
 
 
 def _notes(view: RunView, merged: Sequence[int], hit: Sequence[int]) -> list[str]:
-    count, rebuild, stretch = view.spec.groups.count, view.spec.groups.rebuild, view.spec.groups.stretch
+    count = view.spec.groups.count
     notes = []
     if group_state.are_separate(view):
         notes.append("the groups still train separately: the request is executed when they are done")
     if merged:
-        moved = "" if stretch == 1.0 else f", their mean moved on from the fresh model by {stretch:g}"
         notes.append(
-            f"the models of {_listed(merged)} of {count} are merged{moved}; they never included a forgotten client"
+            f"the models of {_listed(merged)} of {count} are merged, and their mean moved on from the fresh model by "
+            f"{STRETCH:g}; they never included a forgotten client"
         )
     else:
         notes.append("every group held a forgotten client: nothing is left to merge, this is Scratch")
     if hit:
-        notes.append(f"the model of {_listed(hit)} is erased, and {group_state.REBUILT[rebuild]}")
-    if rebuild == "never" and len(merged) > 1:
-        left = expected_groups_left(len(merged), 1)
-        notes.append(f"the next request of one client would find {left:.3g} groups, in expectation")
+        notes.append(f"the model of {_listed(hit)} is erased, and trained again afterwards")
     return notes
 
 

@@ -206,7 +206,7 @@ class ReplayedGroups:
         self._engine, self._runs, self._dtype = engine, runs, reader.layout.dtype
         self._rows, self._merges = reader.group_models(), reader.merges()
         self._samples = [client.samples for client in reader.clients()]
-        self._stretch, self._fresh = float(reader.spec["groups"]["stretch"]), engine.initial_model(0)
+        self._fresh = engine.initial_model(0)
         self._replayed: dict[int, ReplayedNode] = {}
 
     def replay(self, node: PathNode) -> ReplayedNode:
@@ -243,7 +243,7 @@ class ReplayedGroups:
             ]
             if there:
                 merged = merge([model for model, _ in there], [count for _, count in there])
-                models[key] = move_on(merged, self._fresh.astype(np.float64), self._stretch).astype(self._dtype)
+                models[key] = move_on(merged, self._fresh.astype(np.float64)).astype(self._dtype)
             elif key is ACTUAL:
                 return None
             else:

@@ -22,13 +22,6 @@ from sifu.theory.history import PathNode
 from sifu.theory.merging import members_by_group, merge, move_on
 from sifu.theory.regularity import RoundRegularity
 
-REBUILT = {
-    "now": "built again right after the request, if anybody stays in it",
-    "later": "built again when sifu rebuild is called, if anybody stays in it",
-    "never": "not built again",
-}
-"""Description of what happens to a group after its model was erased, by value of `groups.rebuild`."""
-
 
 @dataclass(frozen=True)
 class Merged:
@@ -122,17 +115,16 @@ FRESH_NODE = 0
 
 
 def nodes_always_kept(reader: RunReader) -> frozenset[int]:
-    """Return the nodes that no request erases: the fresh model if merges are stretched from it, otherwise none."""
+    """Return the nodes that no request erases: the fresh model if groups merge, otherwise none."""
     groups = reader.spec["groups"]
-    return frozenset({FRESH_NODE} if groups["count"] and groups["stretch"] != 1.0 else ())
+    return frozenset({FRESH_NODE} if groups["count"] else ())
 
 
 def merged_model(reader: RunReader, parts: Sequence[GroupModelRow]) -> Merged:
     """Return the weighted mean of stored group models, stretched in float64, then cast to the run's number format."""
     models = [reader.load_model(part.node).astype(np.float64) for part in parts]
-    mean, stretch = merge(models, [part.samples for part in parts]), float(reader.spec["groups"]["stretch"])
-    if stretch != 1.0:
-        mean = move_on(mean, reader.load_model(FRESH_NODE).astype(np.float64), stretch)
+    mean = merge(models, [part.samples for part in parts])
+    mean = move_on(mean, reader.load_model(FRESH_NODE).astype(np.float64))
     return Merged(mean.astype(reader.layout.dtype), tuple(parts))
 
 

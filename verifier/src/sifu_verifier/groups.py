@@ -10,6 +10,8 @@ import numpy as np
 
 from sifu_verifier.run_folder import RunFolder
 
+STRETCH = 1.25  # by which a merge is moved further from the fresh model (section 1b)
+
 
 def check_groups(run: RunFolder) -> None:
     """Check the members of each group, and the group models of every merge (section 1b)."""
@@ -57,11 +59,10 @@ def check_merged_model(run: RunFolder, node: int, vectors: dict[int, Any], numbe
         for part, weight in zip(parts, weights, strict=True):
             total = total + weight * vectors[part["source_node"]]
         mean = total / sum(weights)
-        if (stretch := run.spec["groups"].get("stretch", 1.0)) != 1.0:
-            if not run.check(0 in vectors, f"node {node}: the fresh model that it was stretched from is missing"):
-                return
-            moved = vectors[0] + stretch * (mean - vectors[0])
-            below = (moved < 0) & (mean >= 0) & (vectors[0] >= 0)
-            mean = np.array([m if stays else v for m, v, stays in zip(mean, moved, below, strict=True)])
+        if not run.check(0 in vectors, f"node {node}: the fresh model that it was stretched from is missing"):
+            return
+        moved = vectors[0] + STRETCH * (mean - vectors[0])
+        below = (moved < 0) & (mean >= 0) & (vectors[0] >= 0)
+        mean = np.array([m if stays else v for m, v, stays in zip(mean, moved, below, strict=True)])
         mean = mean.astype(number).astype(float)
         run.check(np.array_equal(mean, vectors[node]), f"node {node}: it is not the merge of the groups' models")

@@ -6,6 +6,7 @@ import json
 import math
 
 from sifu_verifier.canonical import Row
+from sifu_verifier.groups import STRETCH
 from sifu_verifier.levels import COUPLES, from_initial, groups_depend, is_steep, was_left_out
 from sifu_verifier.methods import PROTECTION
 from sifu_verifier.paths import path_to
@@ -125,10 +126,8 @@ def _record(run: RunFolder, request: Row) -> list[Row]:
 def _groups(run: RunFolder, request: Row) -> list[Row]:
     """Return the premises on groups that trained separately."""
     groups = run.spec["groups"]
-    stretch = groups.get("stretch", 1.0)
     grouping = premise("grouping", "assumed" if groups_depend(run, request) else "met", count=groups["count"])
-    case, more = ("moved on", {"stretch": stretch}) if stretch != 1 else ("met", {})
-    return [grouping, premise("rounds apart", "met", case, rounds=groups["rounds"], **more)]
+    return [grouping, premise("rounds apart", "met", "moved on", rounds=groups["rounds"], stretch=STRETCH)]
 
 
 def _path(run: RunFolder, request: Row) -> tuple[Row, list[Row], list[Row]]:

@@ -118,7 +118,7 @@ def check_request(run: RunFolder, request: Row, spent: dict[int, float]) -> None
     held = {n for i, h in hidden.items() for n in h if strict and run.owner[i] is request and h[n] > 0}
     hit = {n for n, row in run.groups.items() if set(forgotten) & set(row["members"])}
     groups = run.spec.get("groups", {"count": 0})
-    fresh = {0} if groups["count"] and groups.get("stretch", 1.0) != 1.0 else set()
+    fresh = {0} if groups["count"] else set()
     erased = [n for n in available if n in hit or (n not in run.groups and n not in fresh
               and (source is None or n > source or n in held))]  # fmt: skip
     remaining = [n for n in available if n not in erased]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from sifu.core.spec.sections import NETWORK_FEATURES, RIDGE, FeaturesSpec, RidgeSpec, Sections
 from sifu.errors import InputError
+from sifu.theory.merging import STRETCH
 
 Demand = tuple[str, bool, str]
 """Condition on a key of the spec: the key's name, whether its value is valid, and a description of valid values."""
@@ -75,8 +76,7 @@ class Regime:
     def separate_rounds(self) -> tuple[str, dict[str, Any]]:
         """Return the case and the values of the premise on the groups' separate rounds."""
         groups = self.spec.groups
-        moved = {"stretch": groups.stretch} if groups.stretch != 1.0 else {}
-        return "moved on" if moved else "", {"rounds": groups.rounds} | moved
+        return "moved on", {"rounds": groups.rounds, "stretch": STRETCH}
 
     @property
     def has_accuracy(self) -> bool:
@@ -180,7 +180,7 @@ class Groups(Regime):
     @classmethod
     def is_for(cls, spec: Sections) -> bool:
         """Return whether clients train in groups at first."""
-        return spec.groups.count > 0 or spec.groups.rounds > 0
+        return spec.groups.count > 0
 
 
 class ClosedForm(Regime):

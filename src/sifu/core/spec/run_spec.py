@@ -36,7 +36,7 @@ from sifu.core.extensions import RoundExtras, SpecKey, required_key, spec_key
 from sifu.core.ledger import LARGEST_INTEGER
 from sifu.core.replies import ReplyRules, Wait
 from sifu.core.spec.regime import Demand, Regime, regime_of
-from sifu.core.spec.sections import HEAD_KINDS, IMAGE_FEATURES, GroupsSpec, Sections
+from sifu.core.spec.sections import HEAD_KINDS, IMAGE_FEATURES, Sections
 from sifu.errors import InputError
 from sifu.theory.calibration import check_deliverable, check_noise
 from sifu.theory.participation import Participation
@@ -105,10 +105,9 @@ def _demands_of_groups(spec: Spec) -> Iterator[Demand]:
     groups, server, most = spec.groups, spec.server, spec.stop.max_rounds
     if groups.count == 0 and groups.rounds == 0:
         return
-    yield "groups.count", groups.count == 0 or 2 <= groups.count <= MOST_GROUPS, f"0 or in 2 to {MOST_GROUPS}"
-    common_follow = f"at least 1 (0: by rule) and below stop.max_rounds = {most}, so that common rounds follow"
-    yield "groups.rounds", 0 <= groups.rounds < most, common_follow
-    yield "groups.stretch", 1 <= groups.stretch <= 2, "in 1 to 2, and fixed before training"
+    yield "groups.count", 2 <= groups.count <= MOST_GROUPS, f"in 2 to {MOST_GROUPS}"
+    common_follow = f"at least 1 and below stop.max_rounds = {most}, so that common rounds follow"
+    yield "groups.rounds", 1 <= groups.rounds < most, common_follow
     if not Participation.parse(server.participation).independent:
         raise InputError(
             f"server.participation = {server.participation} cannot be combined with groups, each of which would draw "
@@ -354,17 +353,3 @@ def separate_rounds(max_rounds: int, taking_part: float) -> int:
     (150, 335, 26)
     """
     return max(1, min(round(SEPARATE_ROUNDS / math.sqrt(taking_part)), int(LARGEST_SHARE * max_rounds)))
-
-
-def with_groups_by_rule(spec: Spec, clients: int) -> Spec:
-    """Return the spec with the number of groups and of separate rounds filled in, if at least one of them is given."""
-    groups: GroupsSpec = spec.groups
-    if groups.count == 0 and groups.rounds == 0:
-        return spec
-    rate = Participation.parse(spec.server.participation).rate
-    filled = replace(
-        groups,
-        count=groups.count or number_of_groups(clients, rate),
-        rounds=groups.rounds or separate_rounds(spec.stop.max_rounds, rate),
-    )
-    return replace(spec, groups=filled)

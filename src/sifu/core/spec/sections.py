@@ -209,14 +209,8 @@ class StopSpec:
 class GroupsSpec:
     """Groups of clients that train separately before they merge (method groups: exact forgetting for any model)."""
 
-    count: int = key(0, "how many groups train separately at first; 0: none, or where only rounds are given, by rule")
-    rounds: int = key(
-        0, "rounds that groups train separately, fixed beforehand; 0: by rule; they count towards stop.max_rounds"
-    )
-    rebuild: Literal["now", "later", "never"] = key(
-        "now", "a group whose model was erased is built again after the request, by sifu rebuild, or never"
-    )
-    stretch: float = key(1.25, "factor by which a merge is moved further from the fresh model; 1 is the plain mean")
+    count: int = key(0, "how many groups train separately at first; 0: none")
+    rounds: int = key(0, "rounds that groups train separately, fixed beforehand; they count towards stop.max_rounds")
 
 
 @dataclass(frozen=True)
