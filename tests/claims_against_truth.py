@@ -483,7 +483,6 @@ def kinds_of(truth: Truth, request: dict[str, Any]) -> Iterable[str]:
         "records of a head in closed form": journey.family == "closed form" and bool(json.loads(request["records"])),
         "approved": journey.approvals > 0,
         "after a join": any(event["kind"] == "client joined" for event in truth.record.tables["events"]),
-        "groups with stretch": journey.spec.get("groups", {}).get("stretch", 1.0) != 1.0,
         "after groups were built again": "rebuilt" in journey.steps,
         "timestamped": "timestamped" in journey.steps,
         "refused replies": bool(truth.record.tables["rejections"]),

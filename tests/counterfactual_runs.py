@@ -199,11 +199,11 @@ class CounterfactualRuns:
         return self._moved_on(engine, total / weight).astype(dtype) if weight else before
 
     def _moved_on(self, engine: Engine | Smaller, mean: Vector) -> Vector:
-        """Scale a merge beyond the mean of its groups by the spec's factor (docs/theory.md, section 15.4)."""
-        stretch, fresh = self.spec.groups.stretch, engine.initial_model(0).astype(np.float64)
-        moved = fresh + stretch * (mean - fresh)
+        """Scale a merge beyond the mean of its groups by a fixed factor (docs/theory.md, section 15.4)."""
+        fresh = engine.initial_model(0).astype(np.float64)
+        moved = fresh + 1.25 * (mean - fresh)
         stays = (moved < 0.0) & (mean >= 0.0) & (fresh >= 0.0)
-        return mean if stretch == 1.0 else np.where(stays, mean, moved)
+        return np.where(stays, mean, moved)
 
     def _round(self, engine: Engine | Smaller, model: Vector, position: Position, there: list[int]) -> Vector:
         if not there:

@@ -98,7 +98,7 @@ def grouped(folder: Path) -> Path:
 
 def moved_groups(folder: Path) -> Path:
     """Make a run with merges scaled from the first model, and rebuilt groups."""
-    spec = small_spec(**TINY, groups={"count": 3, "rounds": 2, "stretch": 1.25, "rebuild": "later"})
+    spec = small_spec(**TINY, groups={"count": 3, "rounds": 2})
     run = sifu.train(spec, run=folder)
     run.forget(["client-001"], "merged", method="groups")
     run.rebuild()

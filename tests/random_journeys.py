@@ -233,8 +233,6 @@ def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[di
         spec["groups"] = {
             "count": dice.randint(2, 4),
             "rounds": dice.randint(1, 2),
-            "rebuild": dice.choice(["now", "later", "never"]),
-            "stretch": dice.choice([1.0, 1.25, 2.0]),
         }
         spec["stop"]["max_rounds"] = dice.randint(3, 5)
         if spec["server"]["participation"] == "fixed(3)":
@@ -509,7 +507,4 @@ def go_on(journey: Journey, observer: Observer, most_requests: int = 6) -> None:
             journey.clients = [*journey.clients, journey.newcomers.pop(0)]
             journey.open().join()
             journey.steps.append("joined")
-        elif chance < 0.55 and journey.spec.get("groups", {}).get("rebuild") == "later":
-            journey.open().rebuild()
-            journey.steps.append("rebuilt")
     observer.left(journey)

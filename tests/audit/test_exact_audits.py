@@ -85,7 +85,7 @@ def test_another_sum_than_that_of_those_who_stay_is_a_contradiction(tmp_path: Pa
 
 
 def test_groups_are_replayed_with_and_without_the_client(tmp_path: Path) -> None:
-    spec = small_spec(groups={"count": 3, "rounds": 2, "rebuild": "now"}, stop={"max_rounds": 4, "target": 0.0})
+    spec = small_spec(groups={"count": 3, "rounds": 2}, stop={"max_rounds": 4, "target": 0.0})
     run = sifu.train(spec, run=tmp_path / "run")
     run.forget(["client-001"], method="groups")
     run.forget(["client-004"], method="groups")
@@ -103,7 +103,7 @@ def test_a_hit_group_left_in_is_a_contradiction(tmp_path: Path, monkeypatch: pyt
     """Negative control: a merge that keeps the model of the client's own group is contradicted."""
     from sifu.run import group_state
 
-    spec = small_spec(groups={"count": 3, "rounds": 2, "rebuild": "never"}, stop={"max_rounds": 4, "target": 0.0})
+    spec = small_spec(groups={"count": 3, "rounds": 2}, stop={"max_rounds": 4, "target": 0.0})
     run = sifu.train(spec, run=tmp_path / "run")
     monkeypatch.setattr(group_state, "contains_any", lambda row, clients: False)
     run.forget(["client-001"], method="groups")

@@ -84,7 +84,7 @@ SCENARIOS: dict[str, list[str]] = {
         "requests decide run w withdrawn",
         "release run",
         "forget run --clients client-004 --records 0,1 --request d --method scratch --level none",
-        "forget run --clients client-005 --request n --release now --level none",
+        "forget run --clients client-005 --request n --level none",
         "evaluate run",
         "purge run",
         "export run --model model.safetensors",
@@ -129,18 +129,6 @@ SCENARIOS: dict[str, list[str]] = {
         "backup run backup.zip",
         "restore backup.zip again",
     ],
-    "undone": [
-        "train ridge.toml --run run",
-        f"{INTERRUPTED} forget run --clients client-000 --request a",
-        "requests decide run a withdrawn",
-        "release run",
-        f"{INTERRUPTED} forget run --clients client-001 --records 0,1 --request b",
-        "requests decide run b refused --reason no",
-        "forget run --clients client-000 --request c",
-        "purge run",
-        "backup run backup.zip",
-        "restore backup.zip again",
-    ],
     "groups": [
         "train groups.toml --run run",
         "forget run --client client-000 --method groups --request a",
@@ -155,7 +143,7 @@ SCENARIOS: dict[str, list[str]] = {
 def write_inputs(root: Path) -> None:
     """Write the specs, tables and keys that the commands read."""
     groups = spec_for("groups", data={"clients": 6, "samples_per_client": 10},
-                      groups={"count": 3, "rounds": 2, "rebuild": "later"},
+                      groups={"count": 3, "rounds": 2},
                       stop={"target": 0.0, "max_rounds": 3})  # fmt: skip
     ridge = spec_for("closed_form", data={"clients": 6, "samples_per_client": 10})
     specs = {"small": NOISE, "secret": NOISE, "ridge": ridge, "groups": groups}

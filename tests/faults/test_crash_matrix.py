@@ -69,7 +69,7 @@ GROUPS: dict[str, Any] = {
     "spec": spec_for(
         "groups",
         data={"clients": 6, "samples_per_client": 10},
-        groups={"count": 3, "rounds": 2, "rebuild": "later"},
+        groups={"count": 3, "rounds": 2},
         stop={"target": 0.0, "max_rounds": 3},
     ),
     "requests": [

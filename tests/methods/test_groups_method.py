@@ -11,8 +11,7 @@ import pytest
 
 import sifu
 import sifu_verifier
-from forged_runs import execute
-from run_tools import copy_run, query, small_spec, spec_for
+from run_tools import copy_run, query, small_spec
 from sifu.core.certificate_words import words_of
 from sifu.core.engine import Engine, Position
 from sifu.errors import InputError
@@ -82,7 +81,6 @@ PASSES: dict[str, dict[str, Any]] = {
         "local": {"steps": 3, "rate": 0.05, "momentum": 0.9},
         "model": {"kind": "softmax", "outputs": 3, "dtype": "float32"},
     },
-    "linear, plain mean": {"groups": {"count": COUNT, "rounds": SEPARATE, "stretch": 1.0}},
     "network": {
         "model": {"kind": "mlp", "outputs": 3, "dtype": "float32"},
         "regularity": {"kind": "assumed"},
@@ -129,7 +127,7 @@ def never_had_them(run: sifu.Run, spec: dict[str, Any], clients: Clients, leavin
         models.append(rounds(engine, engine.initial_model(0), members, 0, SEPARATE).astype(np.float64))
         samples.append(sum(len(rest[names[k]][1]) for k in members))
     mean, fresh = merge(models, samples), engine.initial_model(0).astype(np.float64)
-    merged = move_on(mean, fresh, run.spec.groups.stretch).astype(engine.layout.dtype)
+    merged = move_on(mean, fresh).astype(engine.layout.dtype)
     return rounds(engine, merged, np.arange(len(rest)), 1, COMMON)
 
 
@@ -181,25 +179,6 @@ def test_grouping_and_rounds_must_not_follow_from_data(tmp_path: Path, rule: str
             samples.append(sum(len(clients[names[client]][1]) for client in members))
         models.append(merge(parts, samples))
     assert np.array_equal(*models) == (rule == "hash of names")
-
-
-def test_a_sequence_until_nothing_is_left(tmp_path: Path) -> None:
-    """Without rebuilding, the groups run out; then the method starts from a fresh model and says so."""
-    run = sifu.train(SPEC | {"groups": {"count": 3, "rounds": 2, "rebuild": "never"}}, run=tmp_path / "run")
-    told = []
-    for number in range(10):
-        name = f"client-{number:03d}"
-        plan = run.plan([name], method="groups")
-        (outcome,) = run.forget([name], method="groups")
-        assert (outcome.level, plan.level) == ("exact", "exact")
-        told.append("this is Scratch" in " ".join(plan.notes))
-        statement = "SELECT kind FROM nodes JOIN requests ON node = noise_node WHERE request = ?"
-        kind = query(run.folder, statement, (outcome.request,))
-        assert kind == [("initial" if told[-1] else "merge",)]
-    assert told == sorted(told)
-    assert told[-1]
-    assert not told[0]
-    assert run.verify().problems == []
 
 
 def test_hit_groups_are_erased_and_built_again_without_the_leavers(own: sifu.Run) -> None:
@@ -257,16 +236,6 @@ def test_a_merge_can_be_released_at_once(own: sifu.Run) -> None:
     assert (outcome.rounds, outcome.level) == (1, "exact")
 
 
-def test_rebuilding_later_is_a_command_of_its_own(tmp_path: Path) -> None:
-    run = sifu.train(SPEC | {"groups": {"count": COUNT, "rounds": SEPARATE, "rebuild": "later"}}, run=tmp_path / "run")
-    run.forget(["client-001"], method="groups")
-    assert query(run.folder, "SELECT COUNT(*) FROM nodes WHERE kind = 'group' AND branch < 0") == [(0,)]
-    assert run.rebuild() == 1
-    assert query(run.folder, "SELECT COUNT(*) FROM nodes WHERE kind = 'group' AND branch < 0") == [(1,)]
-    assert run.rebuild() == 0
-    assert run.verify().problems == []
-
-
 def test_a_client_that_joins_belongs_to_the_group_of_its_name(tmp_path: Path) -> None:
     """A newcomer takes part in common rounds at once, and in its group's model when the group is next built."""
     everyone = some_clients(13)
@@ -288,11 +257,10 @@ def test_a_client_that_joins_belongs_to_the_group_of_its_name(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("groups", "more", "words"),
     [
-        ({"count": 1, "rounds": 2}, {}, "groups.count must be 0 or in 2"),
+        ({"count": 1, "rounds": 2}, {}, "groups.count must be in 2"),
         ({"count": 2, "rounds": 8}, {}, "below stop.max_rounds"),
         ({"count": 2, "rounds": 2}, {"server": {"participation": "fixed(3)"}}, "poisson"),
-        ({"count": 2, "rounds": 2, "rebuild": "soon"}, {}, "groups.rebuild must be one of"),
-        ({"count": 2, "rounds": 2, "stretch": 2.5}, {}, "groups.stretch must be in 1 to 2"),
+        ({"count": 2}, {}, "groups.rounds must be at least 1"),
     ],
 )
 def test_specs_that_cannot_be_are_refused(groups: dict[str, Any], more: dict[str, Any], words: str) -> None:
@@ -321,85 +289,7 @@ def test_the_fresh_model_outlasts_scratch_and_a_purge(own: sifu.Run, tmp_path: P
     assert sum("was multiplied by 1.25, which was also fixed before training" in statement for statement in said) == 1
 
 
-def test_runs_from_before_the_stretch_merged_by_the_plain_mean(trained: Path, tmp_path: Path) -> None:
-    run = sifu.train(SPEC | {"groups": {"count": COUNT, "rounds": SEPARATE, "stretch": 1.0}}, run=tmp_path / "run")
-    with run.reader() as reader:
-        old = {**reader.spec, "groups": {k: v for k, v in reader.spec["groups"].items() if k != "stretch"}}
-        rows = reader.group_models().values()
-        mean = merge([reader.load_model(row.node) for row in rows], [row.samples for row in rows])
-        merged = reader.load_model(reader.merges()[0].node)
-    assert np.array_equal(merged, mean)
-    execute(run.folder, f"UPDATE run SET value = '{json.dumps(old)}' WHERE key = 'spec'")
-    with sifu.open_run(run.folder).reader() as reader:
-        assert reader.spec["groups"]["stretch"] == 1.0
-
-
 def test_a_run_without_groups_refuses_the_method(tmp_path: Path) -> None:
     run = sifu.train(small_spec(stop={"target": 0.0, "max_rounds": 1}), run=tmp_path / "run")
     with pytest.raises(InputError, match="this run has none"):
         run.forget(["client-000"], method="groups")
-
-
-@pytest.mark.parametrize(("clients", "level"), [(15, "conditional"), (16, "exact"), (16, "conditional")])
-def test_groups_by_rule_are_a_premise_where_the_leaver_decides_their_number(
-    tmp_path: Path, clients: int, level: str
-) -> None:
-    """The number of groups is a premise if the leaver changes it: 15 clients make three groups, 14
-    two, and 16 three.
-    """
-    spec = small_spec(data={"clients": clients}, groups={"rounds": 2}, stop={"max_rounds": 4}, local={"rate": 0.05})
-    run = sifu.train(spec, run=tmp_path / "run")
-    without = sifu.train(
-        small_spec(**spec | {"data": spec["data"] | {"clients": clients - 1}}), run=tmp_path / "without"
-    )
-    assert (len(run.status().groups), len(without.status().groups)) == (3, 2 if clients == 15 else 3)
-    leaving = ["client-001"] if (clients, level) != (16, "conditional") else ["client-001", "client-002"]
-    (outcome,) = run.forget(leaving, "leaves", method="groups")
-    assert outcome.level == level
-    (grouping,) = [row for row in run.certificate("leaves").body["premises"] if row["name"] == "grouping"]
-    assert grouping["status"] == ("met" if level == "exact" else "assumed")
-    assert run.verify().problems == []
-    assert sifu_verifier.verify(run.folder) == []
-
-
-def test_what_a_spec_leaves_open_is_filled_in_by_a_rule_that_sees_no_data(tmp_path: Path) -> None:
-    for given in ({"count": 3}, {"rounds": 2}):
-        run = sifu.train(small_spec(groups=given), run=tmp_path / next(iter(given)))
-        groups = run.spec.groups
-        assert (groups.count, groups.rounds) == {"count": (3, 5), "rounds": (2, 2)}[next(iter(given))]
-        assert sifu.train(small_spec(groups=given), run=run.folder).verify().problems == []
-
-
-def test_a_merge_is_released_at_once_and_heals_after(tmp_path: Path) -> None:
-    spec = spec_for("groups", stop={"target": 0.9, "max_rounds": 40}, groups={"rebuild": "never"})
-    run = sifu.train(spec, run=tmp_path / "run")
-    (outcome,) = run.forget(["client-003"], "at-once", method="groups", release="now")
-    assert (outcome.rounds, outcome.level) == (0, "exact")
-    recovered = run.status()
-    assert recovered.rounds > 0, "rounds follow in the same call"
-    assert recovered.accuracy is not None
-    assert recovered.accuracy >= 0.9 > (outcome.accuracy or 0.0)
-    kinds = [kind for (kind,) in query(run.folder, "SELECT kind FROM events ORDER BY seq")]
-    assert kinds.index("request done") < len(kinds) - 1 - kinds[::-1].index("rounds")
-    assert run.forget() == [], "nothing is left to heal"
-    assert run.status().rounds == recovered.rounds
-    (later,) = run.forget(["client-004"], "healed", method="groups")
-    assert later.rounds > 0
-    assert run.verify().problems == []
-    assert sifu_verifier.verify(run.folder) == []
-
-
-def test_healing_goes_on_after_an_interruption(tmp_path: Path) -> None:
-    spec = spec_for("groups", stop={"target": 0.9, "max_rounds": 40}, groups={"rebuild": "never"})
-    run = sifu.train(spec, run=tmp_path / "run")
-
-    def stop(update: Any) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run.forget(["client-003"], "at-once", release="now", progress=stop)
-    begun = run.status()
-    assert begun.requests[0].status == "done"
-    run.forget()
-    assert run.status().rounds > begun.rounds
-    assert run.verify().problems == []

@@ -172,27 +172,6 @@ def test_an_ordinary_purge_after_a_fresh_start_leaves_numbers_of_things(erased: 
     assert problems(erased) == []
 
 
-def test_rounds_after_it_bound_no_one_either(tmp_path: Path) -> None:
-    """Every later Psi contains the rounding of erased rounds, so noise hides nobody before a fresh start."""
-    spec = ROUNDS | {"stop": {"max_rounds": 4, "target": 0.99}}
-
-    def stop(*_: Any) -> None:
-        raise InterruptedError
-
-    run = sifu.train(spec, run=tmp_path / "run", clients=federation(TRUTH))
-    with pytest.raises(InterruptedError):  # the request is done, but more rounds would follow to its target
-        run.forget([f"c{GONE}"], "gone", method="sifu", sigma=0.05, release="now", progress=stop)
-    run.purge(figures=True)
-    nodes = query(run.folder, "SELECT COUNT(*) FROM nodes")[0][0]
-    run.forget()
-    assert query(run.folder, "SELECT COUNT(*) FROM nodes")[0][0] > nodes
-    for client in ("c0", "c1", "c3", "c4"):
-        plan = run.plan([client], method="sifu", sigma=100.0)
-        assert (plan.source_node, plan.noise_std, plan.level) == (0, 0.0, "exact")
-    assert {psi for (psi,) in query(run.folder, "SELECT psi_max FROM models")} <= {0.0, 1e300}
-    assert problems(run) == []
-
-
 def test_records_and_then_the_client_after_it(erased: sifu.Run) -> None:
     (outcome,) = erased.forget(["c1"], records=[0], method="sifu", sigma=0.05)
     assert (outcome.level, outcome.sigma) == ("exact", 0.0)

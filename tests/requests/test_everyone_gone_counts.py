@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import sifu
-from sifu.core.spec.run_spec import number_of_groups
 from sifu_verifier import verify
 
 SMALL: dict[str, Any] = {
@@ -30,28 +29,6 @@ def status_of(body: dict[str, Any], name: str) -> str:
     return next((premise["status"] for premise in body["premises"] if premise["name"] == name), "met")
 
 
-def grouped(folder: Path, clients: int) -> sifu.Run:
-    spec = SMALL | {"data": {"clients": clients, "samples_per_client": 4}, "groups": {"rounds": 2}}
-    return sifu.train(spec, run=folder)
-
-
-@pytest.mark.parametrize("method", ["groups", "sifu"])
-def test_leavers_one_after_another_are_certified_as_together(tmp_path: Path, method: str) -> None:
-    names = [f"client-{number:03d}" for number in (1, 5, 9)]
-    together, separate = grouped(tmp_path / "together", 27), grouped(tmp_path / "apart", 27)
-    assert number_of_groups(27) == number_of_groups(25) != number_of_groups(24)
-    (outcome,) = together.forget(names, method="groups")
-    levels = [separate.forget([name], method=method, sigma=3.0)[0] for name in names]
-    assert outcome.level == "conditional"
-    assert levels[-1].level == "conditional"
-    if method == "groups":
-        assert [one.level for one in levels] == ["exact", "exact", "conditional"]
-    assert status_of(body_of(separate, levels[-1].request), "grouping") == "assumed"
-    for run in (together, separate):
-        assert run.verify().problems == []
-        assert verify(Path(run.folder)) == []
-
-
 def steep(seed: int) -> dict[str, Any]:
     """Return clients of whom two share the steepest loss, so that both determine the automatic rate."""
     generator = np.random.default_rng(seed)
@@ -68,18 +45,6 @@ def test_an_automatic_rate_of_two_who_left_is_no_rate_of_those_who_stay(tmp_path
     assert found == ["met", "assumed", "assumed"]
     assert run.verify().problems == []
     assert verify(Path(run.folder)) == []
-
-
-def test_random_sequences_are_as_strong_as_one_request_for_all(tmp_path: Path) -> None:
-    generator = np.random.default_rng(7)
-    for case in range(4):
-        clients = int(generator.integers(21, 32))
-        run = grouped(tmp_path / str(case), clients)
-        for gone, client in enumerate(generator.permutation(clients)[:6], start=1):
-            (outcome,) = run.forget([f"client-{client:03d}"], method="groups")
-            expected = number_of_groups(clients - gone) != number_of_groups(clients)
-            assert (outcome.level == "conditional") is expected, (clients, gone)
-        assert run.verify().problems == []
 
 
 NETWORK: dict[str, Any] = SMALL | {

@@ -114,48 +114,6 @@ def test_the_same_command_finishes_after_any_exception(
     assert raised >= 5  # most exceptions reach the caller
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "closed form" in case])
-def test_after_any_exception_the_request_is_withdrawn_or_another_one_executed(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before its head is solved, a request can be withdrawn; afterwards the same command finishes it."""
-    spec, terms = CASES[case]
-    sifu.train(spec, run=tmp_path / "trained").request(["client-005"], "other")
-    heads = {}
-    for case_of_head, gone in (("other", ["client-005"]), ("both", ["client-003", "client-005"])):
-        shutil.copytree(tmp_path / "trained", tmp_path / case_of_head)
-        run = sifu.open_run(tmp_path / case_of_head)
-        if len(gone) > 1:
-            run.forget(["client-003"], "failing", **terms)
-        run.forget()
-        heads[case_of_head] = final_model(run)
-    steps = Steps()
-    shutil.copytree(tmp_path / "trained", tmp_path / "whole")
-    with traced_after_rollback(steps, monkeypatch):
-        sifu.open_run(tmp_path / "whole").forget(["client-003"], "failing", **terms)
-    generator, undone = np.random.default_rng([ord(letter) for letter in case]), 0
-    for turn, at in enumerate(generator.integers(1, steps.count + 1, 12).tolist()):
-        failed, fault = tmp_path / f"failed-{turn}", FAULTS[int(generator.integers(len(FAULTS)))]
-        shutil.copytree(tmp_path / "trained", failed)
-        with suppress(Exception), traced_after_rollback(Steps(at, fault), monkeypatch):
-            sifu.open_run(failed).forget(["client-003"], "failing", **terms)
-        withdrawn, expected = sifu.open_run(failed), "both"
-        with withdrawn.reader() as reader:
-            (row,) = (row for row in reader.requests() if row.request == "failing")
-            unsolved = row.awaits_head(reader.tip)
-        shutil.copytree(failed, tmp_path / f"other-{turn}")
-        if unsolved:
-            withdrawn.decide("failing", "withdrawn")
-            expected, undone = "other", undone + 1
-        for run, head in ((withdrawn, expected), (sifu.open_run(tmp_path / f"other-{turn}"), "both")):
-            with suppress(InputError):  # both were done before the exception
-                run.forget()
-            assert {row.status for row in run.status().requests} <= {"done", "withdrawn"}, (case, at, fault)
-            np.testing.assert_array_equal(final_model(run), heads[head], err_msg=f"{case} {at} {fault}")
-            assert run.verify().problems == sifu_verifier.verify(run.folder) == [], (case, at, fault)
-    assert undone >= 2
-
-
 ZERO = np.zeros((4, 3))
 LEFT: dict[str, tuple[dict[str, Any], Any]] = {
     "features are zero": ({}, (ZERO, np.array([0, 1, 0, 1]))),

@@ -157,7 +157,7 @@ def test_negative_control_float64_sums_remember_records() -> None:
         ("sifu", {}),
         ("scratch", {}),
         ("go_on", {}),
-        ("groups", {"groups": {"count": 3, "rounds": 2, "rebuild": "now"}}),
+        ("groups", {"groups": {"count": 3, "rounds": 2}}),
     ],
 )
 def test_other_methods_forget_the_client_and_let_it_join_again(

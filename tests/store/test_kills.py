@@ -40,7 +40,7 @@ MERGES = [
     {"id": "second", "clients": ["client-002", "client-003"], "terms": {"method": "groups", "retention": "strict"}},
 ]
 SEPARATE = small_spec(groups={"count": 4, "rounds": 3})
-LATER = small_spec(groups={"count": 4, "rounds": 3, "rebuild": "later"})
+LATER = small_spec(groups={"count": 4, "rounds": 3})
 KEEPING_UPDATES = small_spec(keep={"updates_every": 2})
 
 

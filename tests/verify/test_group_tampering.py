@@ -153,24 +153,9 @@ def merge_with_another_stretch(folder: Path) -> None:
     merge = request_merge(folder)
     with RunReader(folder) as reader:
         fresh, moved = (reader.load_model(node).astype(np.float64) for node in (0, merge))
-        other = fresh + 1.5 / reader.spec["groups"]["stretch"] * (moved - fresh)
+        other = fresh + 1.5 / 1.25 * (moved - fresh)
         content = model_bytes(reader.layout, other.astype(reader.layout.dtype))
     forge_model(folder, merge, content)
-
-
-def another_stretch_in_the_spec(folder: Path) -> None:
-    """Change the stretch in the spec to one that was not used."""
-
-    (text,) = query(folder, "SELECT value FROM run WHERE key = 'spec'")[0]
-    forged = text.replace('"stretch":1.25', '"stretch":1.5')
-    assert forged != text
-    execute(folder, f"UPDATE run SET value = '{forged}' WHERE key = 'spec'")
-
-    def edit(kind: str, content: Content) -> None:
-        if kind == "run created":
-            content["run"]["spec"] = json.loads(forged)
-
-    rebuild_chain(folder, edit)
 
 
 def know_a_drift(folder: Path) -> None:
@@ -196,7 +181,6 @@ FORGERIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "the forgotten client is in the group built again": (put_the_forgotten_back, "forgotten before"),
     "another model takes the place of the merge": (forge_the_merged_model, "is not the merge"),
     "a merge made with another stretch": (merge_with_another_stretch, "is not the merge"),
-    "a spec with another stretch": (another_stretch_in_the_spec, "is not the merge"),
     "a merge with a known drift": (know_a_drift, "its participants are not the members"),
     "another key of the hash": (another_key, "into another group"),
 }

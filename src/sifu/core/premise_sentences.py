@@ -67,11 +67,7 @@ SENTENCES: dict[str, dict[str, str]] = {
     },
     "grouping": {
         "met": "A keyed hash of its name assigned each client to one of {count} groups. The key was fixed when the run "
-        "was created, no client's data influenced it, and without the forgotten clients the number of groups would be "
-        "the same.",
-        "assumed": "The number of groups, {count}, follows by a rule from the number of clients, and would differ "
-        "without the forgotten clients. The certificate compares with a federation that has the same number of "
-        "groups.",
+        "was created; no client's data influenced the key or the number of groups.",
     },
     "history": {
         "met": "Every step of the history is an accounted round, or was made only from such rounds.",
@@ -170,8 +166,6 @@ SENTENCES: dict[str, dict[str, str]] = {
         "which the same replies were left out.",
     },
     "rounds apart": {
-        "met": "Every merged group trained separately for {rounds} rounds, a number fixed before training; its model "
-        "took part in no common round.",
         "moved on": "Every merged group trained separately for {rounds} rounds, a number fixed before training; its "
         "model took part in no common round. The difference of the mean from the fresh model was multiplied by "
         "{stretch:g}, which was also fixed before training.",

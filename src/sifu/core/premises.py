@@ -357,24 +357,11 @@ def closed_form_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
     return (*before_training_premises(facts, "fixed"), Premise("statistics", "trusted", masked))
 
 
-def grouping_premise(count: int, depends: bool) -> Premise:
-    """Return the premise on the assignment of clients to groups.
-
-    Args:
-        count: Number of groups.
-        depends: True if the number of groups would differ without the forgotten clients.
-    """
-    return Premise("grouping", "assumed" if depends else "met", values={"count": count})
-
-
-def group_premises(spec: Spec, *, depends: bool) -> tuple[Premise, ...]:
-    """Return the premises of a merge of group models, in a fixed order.
-
-    See docs/theory.md, section 15.2, and `grouping_premise` for `depends`.
-    """
+def group_premises(spec: Spec) -> tuple[Premise, ...]:
+    """Return the premises of a merge of group models, in a fixed order (docs/theory.md, section 15.2)."""
     case, values = spec.regime.separate_rounds()
     return (
-        grouping_premise(spec.groups.count, depends),
+        Premise("grouping", "met", values={"count": spec.groups.count}),
         Premise("rounds apart", "met", case, values=values),
     )
 

@@ -20,7 +20,6 @@ from sifu.core.premises import (
     Premise,
     before_training_premises,
     collect_premises,
-    grouping_premise,
     heuristic_premise,
     level_of,
     record_premises,
@@ -88,9 +87,7 @@ def noised_premises(claim: Claim) -> tuple[Premise, ...]:
     if claim.is_initial:
         before = before_training_premises(view.facts, view.rate_source(claim.gone))
         return (*record_premises(view.record_history), *before)
-    # The path to the rollback target may contain a merge. The number of groups matters only if it depends on `gone`.
-    grouping = (grouping_premise(view.spec.groups.count, depends=True),) if view.groups_depend_on(claim.gone) else ()
-    return grouping + collect_premises(
+    return collect_premises(
         view.facts,
         view.regularities.measured,
         accounting=view.spec.privacy.accounting,

@@ -67,7 +67,7 @@ class Groups(Method):
         view = claim.view
         return (
             *record_premises(view.record_history, merge=True),
-            *group_premises(view.spec, depends=view.groups_depend_on(claim.gone)),
+            *group_premises(view.spec),
             *before_training_premises(view.facts, view.rate_source(claim.gone)),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -19,7 +19,6 @@ from sifu.core.request_terms import RequestTerms
 from sifu.core.round import NoiseSource
 from sifu.core.spec import Spec
 from sifu.core.spec.regime import Regime
-from sifu.core.spec.run_spec import number_of_groups
 from sifu.errors import InputError, RoundRejectedError
 from sifu.run.clients_view import ClientsView
 from sifu.run.regularities import Regularities
@@ -196,14 +195,6 @@ class RunView(ClientsView):
         the client has rejoined.
         """
         return not terms.records and self._recomputes_rate
-
-    def groups_depend_on(self, gone: Iterable[int]) -> bool:
-        """Return whether the number of groups was automatic and would differ without `gone`."""
-        count = self.spec.groups.count
-        if count == 0 or self.reader.asked.get("groups", {}).get("count", count) != 0:
-            return False
-        left = self.founders - sum(1 for client in set(gone) if client < self.founders)
-        return number_of_groups(left, Participation.parse(self.spec.server.participation).rate) != count
 
     @cached_property
     def regime(self) -> Regime:

@@ -38,7 +38,7 @@ GROUPS = {
     "model": {"kind": "python"},
     "local": {"rate": 0.1, "steps": 1},
     "regularity": {"kind": "assumed", "factor": 1.0},
-    "groups": {"count": 2, "rounds": 2, "rebuild": "never"},
+    "groups": {"count": 2, "rounds": 2},
     "server": {"rejected": "reply"},
     "data": {"preprocessing": "fixed"},
     "stop": {"max_rounds": 3, "target": 0.0, "evaluate_every": 100},

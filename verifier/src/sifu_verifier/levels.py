@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 from sifu_verifier.canonical import Row
 from sifu_verifier.methods import PROTECTION
 from sifu_verifier.paths import path_to
 from sifu_verifier.rates import rate_depends, rate_since
 from sifu_verifier.restores import restored_before
 from sifu_verifier.run_folder import RunFolder
-from sifu_verifier.subjects import forgotten_by, founding_clients, names_gone
+from sifu_verifier.subjects import forgotten_by
 from sifu_verifier.tolerances import RELATIVE
 
 COUPLES = ("a minimum of", "dropping a masked round in which one client fails", "closing a round before")
@@ -35,7 +33,7 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, nois
               request["method"] != "closed_form"
               and facts["initial"] not in ("drawn from the seed", "made by the operator's program"),
               facts["identity"] not in ("in process", "node keys", "authenticated by the operator's program"),
-              rate_depends(run, request), groups_depend(run, request), facts["module"] == "not declared",
+              rate_depends(run, request), facts["module"] == "not declared",
               facts.get("engine", "not known") == "not known")  # fmt: skip
     rounds = (facts["participation"].startswith("fixed"), was_left_out(run, request), restored_before(run, request),
               any(what.startswith(COUPLES) for what in facts["outside"]))  # fmt: skip
@@ -81,15 +79,3 @@ def was_left_out(run: RunFolder, request: Row, names: list[str] | None = None) -
               if run.nodes[n]["kind"] == "round"}  # fmt: skip
     return any(row["left_out"] and (row["branch"], row["round"]) in rounds
                and (names is None or row["client"] in names) for row in run.tables["rejections"])  # fmt: skip
-
-
-def groups_depend(run: RunFolder, request: Row) -> bool:
-    """Return whether the rule would have made a different number of groups without the clients of the request."""
-    count, given = run.spec["groups"]["count"], json.loads(run.entries["asked"]).get("groups", {})
-    afresh = request["method"] in ("scratch", "noisy_scratch") or from_initial(run, request)
-    if count == 0 or given.get("count", count) or afresh:
-        return False
-    names, part = names_gone(run, request), run.facts["participation"]
-    rate = float(part[len("poisson(") : -1]) if part.startswith("poisson") else 1.0
-    left = sum(run.clients[client]["name"] not in names for client in founding_clients(run))
-    return count != max(2, min(10, left // 5, int(left * rate) // 4))

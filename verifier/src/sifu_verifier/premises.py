@@ -7,7 +7,7 @@ import math
 
 from sifu_verifier.canonical import Row
 from sifu_verifier.groups import STRETCH
-from sifu_verifier.levels import COUPLES, from_initial, groups_depend, is_steep, was_left_out
+from sifu_verifier.levels import COUPLES, from_initial, is_steep, was_left_out
 from sifu_verifier.methods import PROTECTION
 from sifu_verifier.paths import path_to
 from sifu_verifier.rates import is_recomputed, rate_depends, rate_since
@@ -126,7 +126,7 @@ def _record(run: RunFolder, request: Row) -> list[Row]:
 def _groups(run: RunFolder, request: Row) -> list[Row]:
     """Return the premises on groups that trained separately."""
     groups = run.spec["groups"]
-    grouping = premise("grouping", "assumed" if groups_depend(run, request) else "met", count=groups["count"])
+    grouping = premise("grouping", "met", count=groups["count"])
     return [grouping, premise("rounds apart", "met", "moved on", rounds=groups["rounds"], stretch=STRETCH)]
 
 
@@ -145,9 +145,7 @@ def _by_noise(run: RunFolder, request: Row) -> list[Row]:
     """Return the premises on the bound Psi."""
     counterfactual, outside, replies = _path(run, request)
     accounting = premise("accounting", "met" if run.spec["privacy"]["accounting"] == "round" else "failed")
-    count = run.spec["groups"]["count"]
-    grouping = [premise("grouping", "assumed", count=count)] if groups_depend(run, request) else []
-    return [*grouping, _regularity(run, request), *outside, accounting, counterfactual, *replies]
+    return [_regularity(run, request), *outside, accounting, counterfactual, *replies]
 
 
 def _trained_with_noise(run: RunFolder, request: Row, noise: Row) -> list[Row]:

@@ -51,7 +51,7 @@ def check_request(run: RunFolder, request: Row, spent: dict[int, float]) -> None
     run.agree(f"{at}: sigma", sigma, float(request["sigma"]) if sigma and request["sigma"] != "auto" else sigma)
     if request["final_node"] is not None and run.spec["model"]["kind"] != "ridge":
         limit = request["max_rounds"] or run.spec["stop"]["max_rounds"]
-        limit = max(noise["position"], 0 if request["release"] == "now" else limit)
+        limit = max(noise["position"], limit)
         rounds = run.nodes[request["final_node"]]["position"]
         run.check(rounds <= limit, f"{at}: {rounds} rounds, where the terms allow {limit}")
     heuristic = request["method"] in REPLAYING
