@@ -25,11 +25,9 @@ import difflib
 import functools
 import itertools
 import json
-import math
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, asdict, dataclass, fields, is_dataclass, replace
-from fractions import Fraction
 from typing import Any, Literal
 
 from sifu.core.extensions import RoundExtras, SpecKey, required_key, spec_key
@@ -42,12 +40,6 @@ from sifu.theory.calibration import check_deliverable, check_noise
 from sifu.theory.participation import Participation
 
 MOST_GROUPS = 1000
-USUAL_GROUPS, LEAST_MEMBERS = 10, 5
-LEAST_PARTICIPANTS = 4
-"""Smallest average number of participants in a group's round."""
-SEPARATE_ROUNDS = 150
-LARGEST_SHARE = Fraction(2, 3)
-"""Largest fraction of `stop.max_rounds` that groups may train separately; the rest is for training together."""
 
 
 def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
@@ -335,21 +327,3 @@ def _toml_value(value: object) -> str:
         # JSON escapes are valid in TOML; only DEL must be escaped as well.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
-
-
-def number_of_groups(clients: int, taking_part: float = 1.0) -> int:
-    """Return the number S of groups, given the number of clients and the share of clients per round.
-
-    >>> [number_of_groups(clients) for clients in (4, 20, 50, 1000)], number_of_groups(100, 0.2)
-    ([2, 4, 10, 10], 5)
-    """
-    return max(2, min(USUAL_GROUPS, clients // LEAST_MEMBERS, int(clients * taking_part) // LEAST_PARTICIPANTS))
-
-
-def separate_rounds(max_rounds: int, taking_part: float) -> int:
-    """Return the number R of separate rounds, given the largest number of rounds and the share of clients per round.
-
-    >>> separate_rounds(2000, 1.0), separate_rounds(2000, 0.2), separate_rounds(40, 1.0)
-    (150, 335, 26)
-    """
-    return max(1, min(round(SEPARATE_ROUNDS / math.sqrt(taking_part)), int(LARGEST_SHARE * max_rounds)))
