@@ -60,7 +60,7 @@ KINDS: Mapping[str, AllowedChanges] = {
     GROUP_ROUNDS: AllowedChanges((), ("rows", "models", "dropped_models", "group_models")),
     "merged": AllowedChanges(("tip",), ("rows", "models", "merges")),
     "evaluation": AllowedChanges((), ("models", "dropped_models", "evaluations")),
-    "training done": AllowedChanges(("phase",), ("evaluations",), "ready"),
+    "training done": AllowedChanges(("phase",), (), "ready"),
     "request received": AllowedChanges(),
     "request verified": AllowedChanges(),
     "request approved": AllowedChanges(),
