@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from noise_choice_tasks import SMOKE, TASKS, Task, clients_of, folder_name
+from choices.noise_choice_tasks import SMOKE, TASKS, Task, clients_of, folder_name
 
 from sifu.api import open_run, train
 from sifu.core.engine import Engine

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         verify_certificate,
         verify_run,
     )
-    from sifu.audit import AuditOptions, AuditReport, audit_client, audit_run
+    from sifu.audit import AuditOptions, AuditReport, audit_run
     from sifu.choices import TermsGiven
     from sifu.core.allowed_code import allow_code
     from sifu.core.extensions import SpecKey, register_key
@@ -116,7 +116,6 @@ __all__ = [
     "__version__",
     "allow_code",
     "audit",
-    "audit_client",
     "audit_run",
     "find_runs",
     "load_model",
@@ -136,7 +135,7 @@ __all__ = [
 _MODULES = ("audit", "report")
 """Packages that are also attributes of `sifu`; their main functions are `sifu.audit_run` and `sifu.write_report`."""
 _HOMES = {
-    "sifu.audit": ("AuditOptions", "AuditReport", "audit_client", "audit_run"),
+    "sifu.audit": ("AuditOptions", "AuditReport", "audit_run"),
     "sifu.choices": ("TermsGiven",),
     "sifu.core.allowed_code": ("allow_code",),
     "sifu.core.extensions": ("SpecKey", "register_key"),

@@ -211,7 +211,7 @@ def test_the_audit_of_a_whole_client_says_so_for_people(head_run: dict[str, Path
 
 
 def test_a_whole_audit_compares_releases_too(head_run: dict[str, Path]) -> None:
-    options = AuditOptions(trials=5, shadows=0, relearn_rounds=1, seed=1)
+    options = AuditOptions(trials=5, seed=1)
     assert {found.what for found in audit_run(head_run["run"], options).before_after} == {"record", "client"}
     assert audit_run(head_run["run"], AuditOptions(attacks=False, seed=1)).before_after == ()
 

@@ -8,14 +8,12 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 from runtime_environment import ROOT, declared, make_environment
 
 import sifu
 from forged_runs import execute
 from run_tools import copy_run, small_spec
-from sifu.run.clients_and_engine import clients_from_spec
 
 CLIENT = "client-000"
 KINDS = {"noise": ({}, {"method": "sifu", "sigma": 0.5}), "closed form": ({"model": {"kind": "ridge"}}, {})}
@@ -71,7 +69,6 @@ def test_a_run_a_certificate_and_a_bundle_are_verified(bare: Environment, finish
         ["certificate", "show", run, "gone", "--bundle", "bundle.json"],
         ["verify", "bundle.json"],
         ["anchor", run],
-        ["client-audit", "--client", CLIENT, "--certificate", certificate],
     ):
         answer = bare(*arguments)
         assert answer.returncode == 0, f"{arguments}: {answer.stdout}{answer.stderr}"
@@ -89,21 +86,6 @@ def test_control_a_changed_run_and_a_changed_certificate_are_noticed(bare: Envir
     content["body"]["epsilon"] /= 2
     (bare.folder / "changed.json").write_text(json.dumps(content))
     assert bare("verify", "changed.json").returncode == 3
-
-
-def test_a_client_measures_linear_models_on_its_data(bare: Environment, finished: Path) -> None:
-    opened = sifu.open_run(finished)
-    mine = next(client for client in clients_from_spec(opened.spec) if client.name == CLIENT)
-    np.savez(bare.folder / "data.npz", x=np.asarray(mine.x), y=np.asarray(mine.y))
-    models = sorted((finished / "models").iterdir(), key=lambda path: int(path.stem))
-    answer = bare(
-        *("client-audit", "--client", CLIENT, "--certificate", finished / "certificates" / "gone.public.json"),
-        *("--after", models[-1], "--own-data", "data.npz", "--format", "json"),
-    )
-    assert answer.returncode == 0, answer.stderr
-    after = json.loads(answer.stdout)["after"]
-    assert 0.0 <= after["accuracy"] <= 1.0
-    assert after["loss"] > 0.0
 
 
 @pytest.mark.parametrize(

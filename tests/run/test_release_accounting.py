@@ -143,18 +143,6 @@ def test_a_purge_of_figures_leaves_distances_and_says_so(tmp_path: Path) -> None
     assert [*sifu.verify_run(run.folder).problems, *second_opinion(run.folder)] == []
 
 
-def test_a_client_is_told_why_its_release_does_not_match_the_commitment(tmp_path: Path) -> None:
-    from sifu.audit import audit_client
-
-    run = sifu.train(_spec(), run=tmp_path / "run")
-    run.forget(["client-001"])
-    after, certificate = run.export(tmp_path / "after.safetensors"), run.folder / "certificates" / "r1.public.json"
-    nonce = run.certificate("r1", "auditor").body["models"]["final_model"]["nonce"]
-    audit = audit_client("client-001", certificate, after=after, nonce=nonce)
-    assert audit.problems == []
-    assert any("a release with noise cannot be matched" in statement for statement in audit.statements)
-
-
 @pytest.mark.parametrize("noise", [0.0, NOISE])
 def test_a_certificate_does_not_contradict_what_it_states(tmp_path: Path, noise: float) -> None:
     run = sifu.train(_spec(noise=noise), run=tmp_path / "run")

@@ -1,7 +1,7 @@
 """False certificates that the operator's key signed, checked without their run, as a client would.
 
 The holder of the key can sign anything. The statements of a certificate follow from its terms, method and premises, so
-a client without the run can find inconsistencies; `sifu client-audit` names what it cannot check.
+a client without the run can find inconsistencies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import pytest
 import sifu
 from run_tools import Command, query, sigma_for, spec_for
 from sifu.api import verify_certificate
-from sifu.audit import audit_client
 from sifu.errors import InputError
 from sifu.methods.registry import METHODS
 from sifu.requests.certification import FIELDS
@@ -38,7 +37,6 @@ def test_every_honest_certificate_holds_by_itself(tmp_path: Path, method: str, r
         assert verify_certificate(path).problems == []
         body = json.loads(path.read_bytes())["body"]
         assert set(body) == FIELDS[body["form"]]
-    assert audit_client("client-003", certificate_path(run.folder, "each", "public")).holds
 
 
 def without(*names: str) -> Change:
@@ -166,27 +164,14 @@ def test_control_a_certificate_signed_again_holds(run_with_requests: Path, tmp_p
         assert verify_certificate(reissued(run_with_requests, tmp_path / "signed.json", form, dict)).problems == []
 
 
-def test_a_text_names_nobody(run_with_requests: Path, tmp_path: Path) -> None:
-    """A string instead of a list of clients names nobody: "client-0007" contains "client-000"."""
-    path = reissued(run_with_requests, tmp_path / "signed.json", "public", lambda b: b | {"clients": "client-0007"})
-    assert any("does not name 'client-000'" in problem for problem in audit_client("client-000", path).problems)
-
-
-def test_a_certificate_that_does_not_hold_promises_nothing(run_with_requests: Path, tmp_path: Path) -> None:
-    path = reissued(run_with_requests, tmp_path / "signed.json", "public", lambda b: b | {"level": "exact"})
-    audited = audit_client("client-000", path)
-    assert not audited.holds
-    assert "promises nothing" in audited.statements[0]
-
-
 @pytest.mark.parametrize("values", [{"epsilon": None}, {"epsilon": "ten"}, {"commitments": 3}, {"level": []}])
 def test_what_is_no_certificate_is_a_sentence(
     run_with_requests: Path, tmp_path: Path, values: dict[str, Any], cli: Command
 ) -> None:
     path = reissued(run_with_requests, tmp_path / "signed.json", "public", lambda b: b | values)
     with pytest.raises(InputError, match="not a sifu certificate"):
-        audit_client("client-000", path)
-    assert cli("client-audit", "--client", "client-000", "--certificate", path).code == 2
+        verify_certificate(path)
+    assert cli("verify", path).code == 2
 
 
 @pytest.mark.parametrize("digits", [400, 5000])

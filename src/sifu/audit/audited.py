@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from sifu.api.run import Run
-from sifu.audit.audit_report import AuditOptions, AuditProgress
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.core.operator_words import PYTHON
@@ -21,6 +21,36 @@ from sifu.run.releases import with_noise
 from sifu.run.run_view import RunView
 from sifu.store.reader import RunReader
 from sifu.store.release_files import released_model, released_node
+
+AuditProgress = Callable[[str, int, int], None]
+"""Callback with the name of the current step, the work done, and the total work."""
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """Options of an audit.
+
+    Attributes:
+        subjects: Maximum number of forgotten subjects to replay.
+        replays: Number of replays of a release, with and without the client.
+        mistake: Probability that any of the bounds on epsilon is wrong.
+        attacks: True to attack the released model, and to compare two releases.
+        request: Id of the request whose release is attacked, or None for the last one.
+        seed: Seed of the audit's own draws; None draws from the operating system, as certified noise does.
+        public: File of public samples for the comparison of two releases, or None for the run's held-out rows.
+        trials: Number of deletions that the audit makes itself and compares.
+        only_before_after: True to run the comparison of two releases only.
+    """
+
+    subjects: int = 16
+    replays: int = 100_000
+    mistake: float = 0.001
+    attacks: bool = True
+    request: str | None = None
+    seed: int | None = None
+    public: str | Path | None = None
+    trials: int = 50
+    only_before_after: bool = False
 
 
 @dataclass(eq=False)

@@ -1,211 +1,120 @@
-"""Attacks on released models: membership inference, relearning, and their results."""
+"""Membership attack on a released model: samples with a small loss are called members.
+
+It informs, but contradicts no certificate: one model is one sample.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sifu.core.engine import Engine, Position
-from sifu.core.layout import Vector
-from sifu.core.round import NormalSource, add_noise
+from sifu.audit.audited import Audited
+from sifu.audit.replay_evidence import Evidence
+from sifu.core.method_info import attacker_rate
+from sifu.core.round import keyed_generator
+from sifu.errors import InputError
+from sifu.requests.outcome import node_before
+from sifu.store.erased_figures import not_recomputed
+from sifu.store.projection import RequestRow
+from sifu.store.reader import RunReader, joined_remainders, plain_names
 from sifu.theory.arrays import Floats
-from sifu.theory.calibration import true_positive_rate
-from sifu.theory.participation import ClientIndices
 
 if TYPE_CHECKING:
-    from sifu.engines.sim.scorers import Samples, Scorer
+    from sifu.engines.sim.scorers import Samples
 
-LOW_RATES = (0.01, 0.10)
-
-
-@dataclass(frozen=True)
-class AttackRates:
-    """Success of an attack: true-positive rates at 1 % and 10 % false positives, and the area under the curve."""
-
-    at_1_percent: float
-    at_10_percent: float
-    area: float
+MOST_HELD_OUT = 2000
+FALSE_ALARMS = 0.01
+"""Share of held-out samples that the attack may call members."""
 
 
 @dataclass(frozen=True)
 class MembershipAudit:
-    """Membership attacks on the forgotten clients' samples.
+    """Success of the attack on the models before and after a request.
 
-    `loss` holds the loss-threshold attack on each model by name (before, released, scratch), or None without held-out
-    samples. `lira` attacks shadows of the release; `lira_released` and `lira_scratch` are the shares of samples that
-    the same attack calls members in the released model and in Scratch, at 10 % false positives.
+    `before` and `released` are the shares of the forgotten samples that are called members, at 1 % false alarms on the
+    `held_out` samples; `bound` is what the certificate allows for the release.
     """
 
+    request: str
+    clients: tuple[str, ...]
     samples: int
     held_out: int
-    loss: dict[str, AttackRates] | None
-    bound: AttackRates | None
-    shadow_rounds: int
-    lira_client: str = ""
-    lira: AttackRates | None = None
-    lira_released: float | None = None
-    lira_scratch: float | None = None
-    shadows: int = 0
+    before: float | None
+    released: float
+    bound: float | None
 
 
-def attack_rates(members: Floats, others: Floats) -> AttackRates:
-    """Return the rates of an attack that calls large values members.
+def attacked_request(audited: Audited) -> RequestRow | None:
+    """Return the request whose release is attacked, or None if there is nothing to attack."""
+    reader, wanted = audited.reader, audited.options.request
+    erased = not_recomputed(reader)
+    done = {row.request: row for row in reader.requests() if row.status == "done" and row.request not in erased}
+    if wanted in erased:
+        raise InputError(
+            f"the figures of request {wanted} were erased on {erased[wanted]}: it can no longer be audited"
+        )
+    if wanted is not None and wanted not in done:
+        raise InputError(f"there is no finished request {wanted!r} in this run; it has {', '.join(done) or 'none'}")
+    if not audited.options.attacks or not done:
+        return None
+    return done[wanted] if wanted is not None else max(done.values(), key=lambda row: row.request_order or 0)
 
-    A tie counts as a miss in the true-positive rates, and as half a hit in the area.
 
-    >>> attack_rates(np.array([2.0, 3.0]), np.array([0.0, 1.0])).area
-    1.0
+def models_wanted(reader: RunReader, row: RequestRow | None) -> set[int]:
+    """Return the nodes whose models the attacks need."""
+    if row is None:
+        return set()
+    return {node for node in (node_before(reader, row), row.final_node) if node is not None}
+
+
+def attack_rate(members: Floats, others: Floats, alarms: float = FALSE_ALARMS) -> float:
+    """Return the share of members above the threshold that at most this share of the others exceed.
+
+    >>> attack_rate(np.array([0.5, 2.0, 3.0]), np.array([0.0, 1.0]))
+    0.6666666666666666
     """
     ordered = np.sort(others)
-    allowed = (int(np.floor(rate * ordered.size)) for rate in LOW_RATES)
-    rates = [float(np.mean(members > ordered[ordered.size - 1 - count])) for count in allowed]
-    below = np.searchsorted(ordered, members, side="left")
-    ties = np.searchsorted(ordered, members, side="right") - below
-    area = float(np.mean((below + 0.5 * ties) / ordered.size))
-    return AttackRates(rates[0], rates[1], area)
+    return float(np.mean(members > ordered[ordered.size - 1 - int(alarms * ordered.size)]))
 
 
-def bound_rates(multiplier: float) -> AttackRates:
-    """Return the best rates of any test against a fully used budget: the Gaussian trade-off curve of mu = 1/s."""
-    from scipy.special import ndtr
+def attack_release(audited: Audited, row: RequestRow, evidence: Evidence) -> MembershipAudit | None:
+    """Attack the models before and after a request, or return None and add a note if data or models are missing."""
+    from sifu.engines.sim.scorers import Samples, scorer_of
 
-    mu = 1.0 / multiplier
-    low, high = (true_positive_rate(mu, rate) for rate in LOW_RATES)
-    return AttackRates(low, high, float(ndtr(mu / np.sqrt(2.0))))
+    reader, on_disk = audited.reader, audited.reader.models()
+    data, scorer, held = audited.data(), scorer_of(audited.engine), audited.held_out()
+    if data is None or scorer is None or held is None:
+        audited.notes.append("membership was not attacked: the audit has no samples, or none that were held out")
+        return None
 
+    def rate(node: int | None) -> float | None:
+        model = evidence.models.get(node) if node is not None else None
+        if model is None and node in on_disk:
+            model = reader.load_model(node)
+        if model is None:
+            return None
+        released = audited.as_released(model, node)
+        return attack_rate(*(-scorer.losses(released, samples) for samples in (forgotten, others)))
 
-RecordedRounds = Sequence[tuple[Position, ClientIndices]]
-"""Recorded rounds of a request's retraining: each position with the clients that took part."""
-
-
-ShadowScores = tuple[Floats, Floats]
-"""Confidence of every sample (columns) in every shadow (rows), with and without the client."""
-
-
-def shadow_scores(
-    engine: Engine,
-    scorer: Scorer,
-    counterfactuals: tuple[Vector, Vector],
-    noise_std: float,
-    rounds: RecordedRounds,
-    samples: Samples,
-    shadows: int,
-    normals: NormalSource,
-    progress: Callable[[int, int], None],
-) -> ShadowScores:
-    """Retrain shadow federations and return the confidence of the samples in them.
-
-    Each shadow starts from one of the two source models, adds fresh noise, and repeats the recorded rounds.
-
-    Args:
-        engine: Engine of the run.
-        scorer: Scorer that computes the confidences.
-        counterfactuals: Source models with and without the client.
-        noise_std: Standard deviation of the noise that starts each shadow.
-        rounds: Recorded rounds of the retraining.
-        samples: Samples whose membership is attacked.
-        shadows: Number of shadows for each source model.
-        normals: Generator of standard normals for the noise.
-        progress: Callback that receives the number of shadows done and their total.
-    """
-    by_counterfactual: list[list[Floats]] = [[], []]
-    for shadow in range(shadows):
-        for scores, source in zip(by_counterfactual, counterfactuals, strict=True):
-            model = add_noise(source, noise_std, normals)
-            for position, participants in rounds:
-                model = engine.run_round(model, position, participants).model
-            scores.append(scorer.confidences(model, samples))
-        progress(shadow + 1, shadows)
-    return np.stack(by_counterfactual[0]), np.stack(by_counterfactual[1])
+    forgotten = _forgotten(audited, row, data)
+    rows = keyed_generator(audited.spec.seed, "audit held out").permutation(len(held[0]))[:MOST_HELD_OUT]
+    others = Samples(held[0][rows], held[1][rows])
+    after = rate(row.final_node)
+    if after is None:
+        audited.notes.append(f"the model that request {row.request} released is gone: it was not attacked")
+        return None
+    names, before = plain_names(reader, row.clients), rate(node_before(reader, row))
+    bound = attacker_rate(row.level or "none", row.multiplier) if row.multiplier else None
+    return MembershipAudit(row.request, names, forgotten.count, others.count, before, after, bound)
 
 
-def lira(scores: ShadowScores, targets: Sequence[Floats]) -> tuple[AttackRates, list[float]]:
-    """Run the likelihood-ratio attack (LiRA) on shadows.
+def _forgotten(audited: Audited, row: RequestRow, data: object) -> Samples:
+    from sifu.engines.sim.scorers import Samples, stacked
 
-    The distributions are fitted on the first half of the shadows, and the rates are counted on the second half.
-
-    Args:
-        scores: Confidences in shadows with and without the client.
-        targets: Confidences of the same samples in other models.
-
-    Returns:
-        The rates, and for each target the share of samples called members at 10 % false positives.
-    """
-    half = len(scores[0]) // 2
-    fits = [_fit(counterfactual[:half]) for counterfactual in scores]
-
-    def ratios(values: Floats) -> Floats:
-        (mean_in, std_in), (mean_out, std_out) = fits
-        inside = -0.5 * ((values - mean_in) / std_in) ** 2 - np.log(std_in)
-        outside = -0.5 * ((values - mean_out) / std_out) ** 2 - np.log(std_out)
-        return inside - outside
-
-    members, others = (ratios(counterfactual[half:]).ravel() for counterfactual in scores)
-    threshold = np.sort(others)[others.size - 1 - int(0.1 * others.size)]
-    return attack_rates(members, others), [float(np.mean(ratios(target) > threshold)) for target in targets]
-
-
-def _fit(values: Floats) -> tuple[Floats, Floats]:
-    """Return each sample's mean and one common spread, which suits few shadows (Carlini et al. 2022, section VI.A)."""
-    spread = float(np.sqrt(np.mean(values.var(axis=0, ddof=1))))
-    return values.mean(axis=0), np.full(values.shape[1], max(spread, 1e-12))
-
-
-RELEARN_BRANCH = 1 << 40
-"""Branch number that no run uses, so that relearning draws its own participants and batches."""
-
-
-@dataclass(frozen=True)
-class ForgettingAudit:
-    """Comparison of the released model with the earlier model and with Scratch; dictionaries are keyed by model.
-
-    Accuracy and loss before the request are read from the record or, if they are not recorded, measured again.
-
-    `relearn` counts the rounds with the clients until the model is as good on their data as before. None means that
-    `relearn_limit` rounds are not enough. `disagreement` is the share of samples for which the released model and
-    Scratch predict different labels.
-    """
-
-    accuracy: dict[str, float]
-    loss: dict[str, float]
-    scratch_rounds: int
-    relearn: dict[str, int | None]
-    relearn_limit: int
-    distance_to_scratch: float
-    distance_from_start: float
-    disagreement: dict[str, float]
-
-
-def relearn_rounds(
-    engine: Engine,
-    model: Vector,
-    goal: tuple[float, float],
-    forgotten: ClientIndices,
-    everyone: ClientIndices,
-    order: int,
-    limit: int,
-) -> int | None:
-    """Count the rounds with the forgotten clients until the model is as good on their data as before.
-
-    Args:
-        engine: Engine of the run.
-        model: Model that the first round starts from.
-        goal: Accuracy and loss before the request; the loss counts if the accuracy is 0 (regression).
-        forgotten: The forgotten clients.
-        everyone: Participants of each round, including the forgotten clients.
-        order: Order of the request, which selects the random draws.
-        limit: Maximum number of rounds.
-
-    Returns:
-        The number of rounds, or None if `limit` rounds are not enough.
-    """
-    accuracy, loss = goal
-    for rounds in range(limit + 1):
-        evaluation = engine.evaluate(model, forgotten)
-        if evaluation.accuracy >= accuracy if accuracy > 0.0 else evaluation.loss <= loss * (1.0 + 1e-9):
-            return rounds
-        model = engine.run_round(model, Position(RELEARN_BRANCH + order, rounds), everyone).model
-    return None
+    if row.records:  # the client's remaining records are not forgotten
+        turns = {item.request: item for item in joined_remainders(audited.reader)}
+        first, gone = data[turns[row.request].first], list(row.records)  # type: ignore[index]
+        return Samples(np.asarray(first.x)[gone], np.asarray(first.y)[gone])
+    return stacked(data, [audited.view.index_of[name] for name in row.clients])

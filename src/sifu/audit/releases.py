@@ -24,8 +24,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from sifu.audit.replay_evidence import Evidence, NoiseEdge, Watched
-from sifu.core.engine import Engine
-from sifu.core.layout import Vector
 from sifu.core.round import NormalSource
 from sifu.errors import InputError
 from sifu.theory.arrays import Floats, Integers
@@ -38,13 +36,12 @@ FEWEST_REPLAYS = 20
 
 @dataclass(frozen=True)
 class EpsilonBound:
-    """Empirical lower bound on epsilon from one statistic, with its confidence.
+    """Empirical lower bound on epsilon, with its confidence.
 
     `true_positive_rate` is a lower and `false_positive_rate` an upper confidence limit on the measuring half. If the
     chosen `side` is "without", a positive is the verdict that the client was absent.
     """
 
-    statistic: str
     epsilon: float
     confidence: float
     replays: int
@@ -71,7 +68,7 @@ def clopper_pearson(hits: Integers, trials: int, mistake: float) -> tuple[Floats
 
 
 def epsilon_lower_bound(
-    with_client: Floats, without_client: Floats, delta: float, mistake: float = 0.01, statistic: str = "statistic"
+    with_client: Floats, without_client: Floats, delta: float, mistake: float = 0.01
 ) -> EpsilonBound:
     """Return a lower bound on epsilon from the best threshold on a statistic.
 
@@ -80,7 +77,6 @@ def epsilon_lower_bound(
         without_client: Values in independent replays without the client.
         delta: The delta of the privacy budget.
         mistake: Maximum probability that the bound is wrong.
-        statistic: Name of the statistic, for the report.
     """
     if min(with_client.size, without_client.size) < FEWEST_REPLAYS:
         raise InputError(
@@ -99,7 +95,6 @@ def epsilon_lower_bound(
     measure_p, measure_q = np.sort(sign * with_client[1::2]), np.sort(sign * without_client[1::2])
     epsilon, rates, alarms = _bounds(measure_p, measure_q, np.array([threshold]), side, delta, mistake)
     return EpsilonBound(
-        statistic,
         max(0.0, float(epsilon[0])),
         1.0 - mistake,
         int(with_client.size),
@@ -135,24 +130,8 @@ def _bounds(
     return shown, rate, alarm
 
 
-STATISTICS = ("likelihood ratio", "projection", "loss")
-FULL_NORMALS = 5_000_000
-"""Maximum number of normals drawn for replays of whole models, for each of the two counterfactuals."""
-CHUNK_NORMALS = 2_000_000
 FARTHEST = 4e4
 """Distance, in units of the noise, beyond which a release hides nothing: epsilon is of the order of its square."""
-
-
-@dataclass(frozen=True)
-class Replays:
-    """Numbers of replays by kind of statistic, and the maximum probability `mistake` that a bound is wrong.
-
-    `replays` applies to one-dimensional statistics, `losses` to evaluations of whole noised models.
-    """
-
-    replays: int = 100_000
-    losses: int = 400
-    mistake: float = 0.001
 
 
 @dataclass(frozen=True)
@@ -160,8 +139,8 @@ class ReleaseAudit:
     """Leakage of the releases that are charged to one subject.
 
     `gaussian_mu` is the true distance of the models with and without the client in units of the noise, over all
-    releases in scope; `epsilon_true` follows from it exactly. `bounds` holds the lower bounds on epsilon from tests
-    that use the releases alone. `missed` counts releases in scope that could not be replayed; including them, epsilon
+    releases in scope; `epsilon_true` follows from it exactly. `bound` is the lower bound on epsilon from the best test
+    that uses the releases alone. `missed` counts releases in scope that could not be replayed; including them, epsilon
     may be larger.
     """
 
@@ -169,54 +148,37 @@ class ReleaseAudit:
     delta: float
     gaussian_mu: float
     epsilon_true: float
-    bounds: tuple[EpsilonBound, ...]
+    bound: EpsilonBound | None
     missed: int = 0
 
     @property
     def epsilon_shown(self) -> float:
-        """Best of the empirical bounds, which hold jointly with the stated confidence."""
-        return max((bound.epsilon for bound in self.bounds), default=0.0)
-
-
-@dataclass(frozen=True)
-class _Release:
-    """One noised release: its source models with and without the client, and the noise that was added."""
-
-    with_client: Vector
-    without_client: Vector
-    noise_std: float
-
-    @property
-    def difference(self) -> Floats:
-        return self.with_client.astype(np.float64) - self.without_client.astype(np.float64)
-
-    @property
-    def gaussian_mu(self) -> float:
-        return float(np.linalg.norm(self.difference)) / self.noise_std
+        """Empirical bound on epsilon, or 0 if there is none."""
+        return 0.0 if self.bound is None else self.bound.epsilon
 
 
 def audit_releases(
-    engine: Engine,
     watched: Watched,
     edges: Sequence[NoiseEdge],
     evidence: Evidence,
     normals: NormalSource,
-    how_many: Replays,
+    replays: int,
+    mistake: float,
 ) -> ReleaseAudit | None:
     """Replay the noised releases that are charged to a subject; return None if none of them can be replayed.
 
     Args:
-        engine: Engine of the run.
         watched: Subject whose releases are replayed.
         edges: Noise edges that are charged to the subject.
         evidence: Models from the replay of the run.
         normals: Generator of standard normals for the audit's noise.
-        how_many: Numbers of replays, and the allowed probability of a wrong bound.
+        replays: Number of replays with and without the client.
+        mistake: Maximum probability that the bound is wrong.
     """
     request = watched.request
     if request is None:
         return None
-    releases, missed = [], 0
+    ratios, missed = [], 0
     for edge in (edge for edge in edges if edge.noise_std > 0.0):
         counterfactuals = evidence.sources.get((watched.subject, edge.source))
         if counterfactuals is None:
@@ -225,25 +187,17 @@ def audit_releases(
         drawn = evidence.noise.get(edge.node)
         # If the noise contradicts its record, the measured deviation is replayed, not the recorded one.
         noise_std = edge.noise_std if drawn is None or drawn.as_recorded else drawn.measured_std
-        releases.append(_Release(*counterfactuals, noise_std))
-    if not releases:
+        with_client, without = (model.astype(np.float64) for model in counterfactuals)
+        ratios.append(float(np.linalg.norm(with_client - without)) / noise_std)
+    if not ratios:
         return None
-    strongest = max(releases, key=lambda release: release.gaussian_mu)
     terms = request.terms
-    in_scope = releases if terms.scope == "all" else [strongest]
-    mu = math.sqrt(sum(release.gaussian_mu**2 for release in in_scope))
-    bounds: list[EpsilonBound] = []
+    mu = math.hypot(*ratios) if terms.scope == "all" else max(ratios)
+    bound = None
     if mu > 0.0:
-        share = how_many.mistake / len(STATISTICS)
-        delta = terms.delta
-        scores = _likelihood_ratios(mu, normals, how_many.replays)
-        bounds.append(epsilon_lower_bound(*scores, delta, share, STATISTICS[0]))
-        projections, losses = _whole_models(engine, watched, strongest, normals, how_many)
-        bounds.append(epsilon_lower_bound(*projections, delta, share, STATISTICS[1]))
-        if losses is not None:
-            bounds.append(epsilon_lower_bound(*losses, delta, share, STATISTICS[2]))
+        bound = epsilon_lower_bound(*_likelihood_ratios(mu, normals, replays), terms.delta, mistake)
     true = gaussian_epsilon(mu, terms.delta) if mu < FARTHEST else math.inf
-    return ReleaseAudit(terms.epsilon, terms.delta, mu, true, tuple(bounds), missed)
+    return ReleaseAudit(terms.epsilon, terms.delta, mu, true, bound, missed)
 
 
 def _likelihood_ratios(mu: float, normals: NormalSource, replays: int) -> tuple[Floats, Floats]:
@@ -252,39 +206,7 @@ def _likelihood_ratios(mu: float, normals: NormalSource, replays: int) -> tuple[
     With u_k = (theta_k - phi_k) / sigma_k, z_k = (release_k - phi_k) / sigma_k and mu^2 = sum_k |u_k|^2, the logarithm
     is sum_k <u_k, z_k> - mu^2/2. With the client, z_k is u_k plus standard normals; without the client, it is standard
     normals alone. The inner product of standard normals with a unit vector is standard normal, so sum_k <u_k, normals>
-    / mu is one standard normal exactly. One draw per replay is enough here; `_whole_models` draws whole noise vectors.
+    / mu is one standard normal exactly. One draw per replay is enough here.
     """
     drawn = normals.standard_normal(2 * replays)
     return mu * drawn[:replays] + 0.5 * mu**2, mu * drawn[replays:] - 0.5 * mu**2
-
-
-def _whole_models(
-    engine: Engine, watched: Watched, release: _Release, normals: NormalSource, how_many: Replays
-) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats] | None]:
-    """Return statistics of whole noised models, each with and without the client.
-
-    The statistics are projections on theta - phi, and negative losses on the clients' data (None if there are too few).
-    """
-    size = release.with_client.size
-    replays = int(min(how_many.replays, max(200, FULL_NORMALS // size)))
-    difference = release.difference
-    direction = difference / np.linalg.norm(difference)
-    origin = release.without_client.astype(np.float64)
-    clients = np.array(watched.clients, dtype=np.int64)
-    rows = max(1, CHUNK_NORMALS // size)
-    projections: list[Floats] = []
-    losses: list[Floats] = []
-    for model in (release.with_client, release.without_client):
-        exact = model.astype(np.float64)
-        projected, lost = np.empty(replays), np.empty(min(how_many.losses, replays))
-        for start in range(0, replays, rows):
-            count = min(rows, replays - start)
-            noise = normals.standard_normal(count * size).reshape(count, size)
-            projected[start : start + count] = (exact - origin) @ direction + release.noise_std * (noise @ direction)
-            for row in range(start, min(start + count, lost.size)):
-                released = (exact + release.noise_std * noise[row - start]).astype(model.dtype)
-                lost[row] = -engine.evaluate(released, clients).loss
-        projections.append(projected)
-        losses.append(lost)
-    enough = how_many.losses >= 20 and all(np.isfinite(loss).all() for loss in losses)
-    return (projections[0], projections[1]), (losses[0], losses[1]) if enough else None

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sifu.api.run import Run
-from sifu.audit.attack_release import attack_release, attacked_request, models_wanted
-from sifu.audit.audit_report import AuditOptions, AuditProgress, AuditReport, SubjectAudit
-from sifu.audit.audited import Audited
+from sifu.audit.audit_report import AuditReport, SubjectAudit
+from sifu.audit.audited import Audited, AuditOptions, AuditProgress
 from sifu.audit.compare_releases import RunComparison
 from sifu.audit.exact_releases import ExactAudit, exact_audits
+from sifu.audit.membership import attack_release, attacked_request, models_wanted
 from sifu.audit.releases import audit_releases
 from sifu.audit.replay_evidence import (
     RARE,
@@ -65,6 +65,11 @@ def audit_run(
         return audit.compare() if options.only_before_after else audit.execute()
 
 
+def _claims(level: str | None) -> bool:
+    """Return whether a request of this level promises something."""
+    return level not in (None, "none")
+
+
 @dataclass(eq=False)
 class _Audit(Audited):
     """One audit with its findings."""
@@ -113,7 +118,7 @@ class _Audit(Audited):
             subjects.append(self._subject(subject, len(watched), rows[subject.subject], evidence))
             self.progress("replaying releases", number + 1, len(watched))
         exact = tuple(self._exact(watched, evidence))
-        attacks = attack_release(self, attacked, watched, evidence) if attacked is not None else None
+        attacks = attack_release(self, attacked, evidence) if attacked is not None else None
         compared = tuple(RunComparison(self).execute(attacked, evidence)) if self.options.attacks else ()
         return AuditReport(
             self.reader.value("run"),
@@ -154,7 +159,7 @@ class _Audit(Audited):
                 self.notes.append(f"the head of node {node} is from a GPU, audit it there: on this CPU {off}")
             elif gap > tolerance:
                 self._say(
-                    any(self.options.claims(request.level) for request in self.reader.requests()),
+                    any(_claims(request.level) for request in self.reader.requests()),
                     f"the model of node {node} is not what the recorded rounds give: {off}",
                 )
 
@@ -172,7 +177,7 @@ class _Audit(Audited):
                     f"noise {draw.noise_std:.6g} is recorded, {draw.measured_std:.6g} was added (so little has "
                     f"probability {draw.p_small:.1e})"
                 )
-            self._say(self.options.claims(level), f"request {request}: {what}")
+            self._say(_claims(level), f"request {request}: {what}")
 
     def _exact(self, watched: list[Watched], evidence: Evidence) -> Iterator[ExactAudit]:
         """Yield the digests of exact releases and of their counterfactuals, and record contradicted claims."""
@@ -198,12 +203,14 @@ class _Audit(Audited):
     def _subject(self, watched: Watched, subjects: int, rows: list[NodeDistance], evidence: Evidence) -> SubjectAudit:
         edges = charged_edges(self.reader, watched)
         findings = list(self._findings(watched, rows, edges, evidence))
-        share = replace(self.options.replays, mistake=self.options.replays.mistake / max(subjects, 1))
-        releases = audit_releases(self.engine, watched, edges, evidence, self.normals, share)
+        options = self.options
+        releases = audit_releases(
+            watched, edges, evidence, self.normals, options.replays, options.mistake / max(subjects, 1)
+        )
         if releases is not None and releases.epsilon_shown > releases.epsilon_certified:
             findings.append(
                 f"its releases show an epsilon of at least {releases.epsilon_shown:.4g} (confidence "
-                f"{1.0 - self.options.replays.mistake:.1%}), {releases.epsilon_certified:g} is the budget"
+                f"{1.0 - options.mistake:.1%}), {releases.epsilon_certified:g} is the budget"
             )
         if releases is not None and releases.missed:
             self.notes.append(
@@ -211,9 +218,7 @@ class _Audit(Audited):
                 "replayed; its true and shown epsilon cover the others only"
             )
         # Psi also bounds the influence of a client without a request, unless the run's accounting gives no bounds.
-        certified = self.options.claims(watched.level) or (
-            watched.request is None and self.spec.privacy.accounting == "round"
-        )
+        certified = _claims(watched.level) or (watched.request is None and self.spec.privacy.accounting == "round")
         request = watched.request.request if watched.request else None
         who = f"request {request}, " if request else ""
         for sentence in findings:

@@ -1,9 +1,9 @@
-"""Output of `sifu audit` and `sifu client-audit`: verdict first, then the evidence."""
+"""Output of `sifu audit`: verdict first, then the evidence."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,11 @@ from sifu.cli.output import Answer, ShownBar, level_text, names_text, number, ou
 from sifu.core.ledger import plain_values
 
 if TYPE_CHECKING:
-    from sifu.audit import AuditReport, BeforeAfterAttack, ClientAudit, Control, FileComparison
+    from sifu.audit import AuditReport, BeforeAfterAttack, FileComparison
     from sifu.audit.exact_releases import ExactAudit
+    from sifu.audit.membership import MembershipAudit
 
 MOST_SUBJECTS = 12
-MODELS = ("before", "released", "scratch")
 
 
 class AuditProgress(ShownBar):
@@ -34,36 +34,22 @@ class AuditProgress(ShownBar):
         self.update(done, total)
 
 
-def show_audit(
-    report: AuditReport | None, controls: Sequence[Control], output: Path | None, *, compared_only: bool = False
-) -> Answer:
-    """Return the answer of `sifu audit DIR`; exit code 3 for a contradicted claim or a failed control."""
-    values: dict[str, Any] = {"holds": True} if report is None else report.values()
-    printed = print_compared if compared_only else print_report
-    shown: list[Callable[[], None]] = [] if report is None else [partial(printed, report)]
-    if controls:
-        values["controls"] = [asdict(control) | {"passed": control.passed} for control in controls]
-        values["holds"] = values["holds"] and all(control.passed for control in controls)
-        shown.append(partial(_print_controls, controls))
-    files = [] if report is None or output is None else write_audit(report, values, output)
-    shown += [partial(out.print, f"Wrote {path}", markup=False) for path in files]
-    return Answer(values | {"files": [str(path) for path in files]}, *shown, code=0 if values["holds"] else 3)
+def show_audit(report: AuditReport, output: Path | None) -> Answer:
+    """Return the answer of `sifu audit DIR`, written to `output` if given; exit code 3 for a contradicted claim."""
+    values = report.values()
+    shown: list[Any] = [partial(print_compared if output is None else print_report, report)]
+    if output is not None:
+        shown.append(partial(out.print, f"Wrote {write_audit(values, output)}", markup=False))
+    return Answer(values, *shown, code=0 if report.holds else 3)
 
 
-def write_audit(report: AuditReport, values: dict[str, Any], output: Path) -> list[Path]:
-    """Write the audit as JSON and as a figure; both are confidential, because they show distances and nodes."""
-    from sifu.audit.audit_report import draw_audit
-    from sifu.plots.style import figure_bytes
+def write_audit(values: dict[str, Any], output: Path) -> Path:
+    """Write the audit as JSON, which is confidential, because it shows distances and nodes."""
     from sifu.store.files import private_folder, write_atomically
 
     private_folder(output, parents=True)
-    content = {
-        output / "audit.json": (json.dumps(plain_values(values), indent=2) + "\n").encode(),
-        output / "audit.png": figure_bytes(draw_audit(report), "png"),
-    }
-    for path, data in content.items():
-        write_atomically(path, data)
-    return list(content)
+    write_atomically(output / "audit.json", (json.dumps(plain_values(values), indent=2) + "\n").encode())
+    return output / "audit.json"
 
 
 def show_comparison(compared: Sequence[FileComparison]) -> Answer:
@@ -132,8 +118,8 @@ def print_report(report: AuditReport) -> None:
         out.print(f"{sound} of {len(report.noise)} noise edges contain the recorded noise")
     for release in report.exact[:MOST_SUBJECTS]:
         out.print(f"Request {release.request}, {names_text(release.clients, 1)}: the release {exact_words(release)}")
-    if report.attacks is not None:
-        _print_attacks(report)
+    if report.membership is not None:
+        _print_membership(report.membership)
     print_compared(report)
 
 
@@ -173,89 +159,10 @@ def _print_subjects(report: AuditReport) -> None:
         )
 
 
-def _print_attacks(report: AuditReport) -> None:
-    attacks = report.attacks
-    assert attacks is not None
-    forgetting, membership = attacks.forgetting, attacks.membership
-    shown = table(
-        "", "-before", "-released", "-Scratch", title=f"\nRequest {attacks.request}: {names_text(attacks.clients)}"
-    )
-    labels = any(value > 0.0 for value in forgetting.accuracy.values())
-    figures = forgetting.accuracy if labels else forgetting.loss
-    row = [percent(figures.get(name)) if labels else number(figures.get(name)) for name in MODELS]
-    shown.add_row(f"{'accuracy' if labels else 'loss'} on their data", *row)
-    if membership is not None and membership.loss is not None:
-        for title, pick in (("1 %", "at_1_percent"), ("10 %", "at_10_percent")):
-            rates = [
-                percent(getattr(shown_by, pick)) if (shown_by := membership.loss.get(name)) else "-" for name in MODELS
-            ]
-            shown.add_row(f"spotted by loss at {title} false alarms", *rates)
-    if forgetting.relearn:
-        rounds = [forgetting.relearn.get(name) for name in ("released", "scratch")]
-        limit = f"> {forgetting.relearn_limit}"
-        shown.add_row("rounds to relearn them", "-", *(limit if count is None else str(count) for count in rounds))
-    out.print(shown)
-    if membership is not None and membership.lira is not None:
-        found_by, limits = membership.lira, membership.bound
-        out.print(
-            f"Shadow federations ({membership.shadows} with and {membership.shadows} without the client) against "
-            f"{escape(membership.lira_client)}:"
-        )
-        for title, pick in (("1 %", "at_1_percent"), ("10 %", "at_10_percent")):
-            most = f", at most {percent(getattr(limits, pick))} by the certificate" if limits else ""
-            out.print(f"  at {title} false alarms they spot {percent(getattr(found_by, pick))}{most}")
-        out.print(
-            f"  at 10 % they flag {percent(membership.lira_released)} of the samples in the released model, "
-            f"{percent(membership.lira_scratch)} in Scratch"
-        )
-    parts = [f"{percent(value)} of the {name} samples" for name, value in forgetting.disagreement.items()]
-    if parts:
-        out.print(f"Released model and Scratch predict different classes on {' and '.join(parts)}.")
+def _print_membership(found: MembershipAudit) -> None:
+    before, allowed = (percent(value) if value is not None else "unknown" for value in (found.before, found.bound))
     out.print(
-        f"Their distance is {number(forgetting.distance_to_scratch)}; Scratch moved "
-        f"{number(forgetting.distance_from_start)} from its start in {forgetting.scratch_rounds} rounds."
+        f"Request {escape(found.request)}, {names_text(found.clients, 1)}: a threshold on the loss calls "
+        f"{percent(found.released)} of {found.samples} forgotten samples members, {before} before the request, at 1 % "
+        f"false alarms among {found.held_out} held-out samples; the certificate allows {allowed}."
     )
-
-
-def _print_controls(controls: Sequence[Control]) -> None:
-    shown = table("control", "-eps certified", "-eps true", "-eps shown", "caught", "as expected", title="\nControls")
-    for control in controls:
-        shown.add_row(
-            control.name,
-            number(control.epsilon_certified, 3),
-            number(control.epsilon_true, 3),
-            number(control.epsilon_shown, 3),
-            "yes" if control.caught else "no",
-            "[green]yes[/]" if control.passed else "[bold red]no[/]",
-        )
-    out.print(shown)
-
-
-def show_client_audit(audit: ClientAudit) -> Answer:
-    """Return the answer of `sifu client-audit`; exit code 3 if there is a problem."""
-    values = {"holds": audit.holds, **asdict(audit)}
-    return Answer(values, partial(_print_client_audit, audit), code=0 if audit.holds else 3)
-
-
-def _print_client_audit(audit: ClientAudit) -> None:
-    verdict = "[bold green]No problem found[/]" if audit.holds else "[bold red]Problems found[/]"
-    out.print(f"{verdict} in the files of {escape(audit.client)} for request {escape(audit.request)}.")
-    for sentence in audit.problems:
-        out.print(f"  [red]![/] {escape(sentence)}")
-    pair = (audit.before, audit.after)
-    if any(pair):
-        facts = table("", "-before", "-after")
-        facts.add_row(
-            "accuracy on your data", *(percent(evaluation.accuracy) if evaluation else "-" for evaluation in pair)
-        )
-        facts.add_row("loss on your data", *(number(evaluation.loss) if evaluation else "-" for evaluation in pair))
-        out.print(facts)
-    if audit.distance is not None:
-        out.print(
-            f"The distance of the two models is {number(audit.distance)}; noise of {number(audit.sigma)} was added in "
-            "between."
-        )
-    if audit.committed:
-        out.print("The later model is the one the certificate commits to.")
-    for sentence in audit.statements:
-        out.print(f"* {escape(sentence)}")

@@ -16,7 +16,7 @@ from sifu.cli.console_commands import serve, token
 from sifu.cli.federation_commands import clients, flower
 from sifu.cli.options import answering, option, runs_of_this_command
 from sifu.cli.output import Answer, Format, harmless, print_json
-from sifu.cli.proof import audit, client_audit, verify
+from sifu.cli.proof import audit, verify
 from sifu.cli.request_commands import certificate, requests
 from sifu.cli.runs import (
     demo,
@@ -25,7 +25,6 @@ from sifu.cli.runs import (
     init,
     join,
     methods,
-    metrics,
     predict,
     rebuild,
     release,
@@ -50,9 +49,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 PANELS: dict[str, tuple[typer.Typer | Callable[..., Answer | None], ...]] = {
-    "Start here": (demo, init, train, join, status, evaluate, metrics, report, export, predict),
+    "Start here": (demo, init, train, join, status, evaluate, report, export, predict),
     "Forget a client": (plan, request, requests, forget, release, certificate, methods, rebuild),
-    "Prove it": (verify, audit, client_audit, anchor, timestamp),
+    "Prove it": (verify, audit, anchor, timestamp),
     "Keep the run safe": (purge, backup, restore, key, sign),
     "Console": (serve, token),
     "Federations": (clients, flower, doctor),

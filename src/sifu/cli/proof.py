@@ -1,4 +1,4 @@
-"""The commands `sifu verify|audit|client-audit`, which check certified claims."""
+"""The commands `sifu verify|audit`, which check certified claims."""
 
 from __future__ import annotations
 
@@ -104,14 +104,10 @@ def verify(
 def audit(
     folder: Annotated[Path | None, argument("DIR", "The run folder.", callback=collect_run)] = None,
     request: Annotated[str | None, option("Request whose release is attacked.", show_default="the last")] = None,
-    attacks: Annotated[bool, option("Run membership inference, Scratch and relearning too; they retrain.")] = True,
+    attacks: Annotated[bool, option("Also attack the release, and compare it with the one before.")] = True,
     subjects: Annotated[int, option("Maximum number of forgotten clients to replay.", min=1)] = 16,
     replays: Annotated[int, option("Replays of a release with and without the client.", min=20)] = 100_000,
-    shadows: Annotated[int, option("Shadow federations with and without the client, 0 for none.", min=0)] = 16,
     seed: Annotated[int | None, option("Seed of the audit's own draws, to repeat it.")] = None,
-    controls: Annotated[
-        bool, option("Also run the negative controls: cheating operators, each of whom must be caught.", "--controls")
-    ] = False,
     before_after: Annotated[
         bool, option("Only compare two releases, as an observer who kept the earlier one could.", "--before-after")
     ] = False,
@@ -125,16 +121,16 @@ def audit(
         str | None, option("With --before and --after: module to run, which computes the features.", metavar="MODULE")
     ] = None,
     trials: Annotated[int, option("Trial deletions to compare, 0 for none.", min=0)] = 50,
-    output: Annotated[Path | None, option("Folder for audit.json and audit.png.", show_default="DIR/audit")] = None,
+    output: Annotated[Path | None, option("Folder for audit.json.", show_default="DIR/audit")] = None,
 ) -> Answer:
     """Attack the certified claims. Exit code 3 if any of them is contradicted.
 
     Replays the run with and without the forgotten clients (all data must be available), compares true distances
     with Psi and noise with its record, bounds epsilon from below by replaying releases, and attacks the released
     model. It also compares releases before and after a deletion, which no certificate covers; two exported files are
-    compared without the run. A leaving client, who does not have the run, uses sifu client-audit.
+    compared without the run.
     """
-    from sifu.audit import AuditOptions, Replays, compare_files, run_controls
+    from sifu.audit import AuditOptions, compare_files
     from sifu.cli.audit import AuditProgress, show_audit, show_comparison
 
     if before is not None or after is not None:
@@ -143,72 +139,19 @@ def audit(
                 "comparing two files needs --before, --after, --public and --candidates, and no run folder"
             )
         return show_comparison(compare_files(before, after, public, candidates, module))
-    if folder is None and not controls:
-        raise InputError("no run folder to audit: give DIR, or --controls")
+    if folder is None:
+        raise InputError("no run folder to audit: give DIR")
     options = AuditOptions(
         subjects,
-        Replays(replays=replays),
-        attacks,
-        shadows,
+        replays,
+        attacks=attacks,
         request=request,
         seed=seed,
         public=public,
         trials=trials,
         only_before_after=before_after,
     )
-    report = None
     with AuditProgress() as progress:
-        if folder is not None:
-            opened = sifu.open_run(folder)
-            report = sifu.audit_run(opened, options, progress=progress)
-        checked = run_controls(seed=seed, progress=progress) if controls else []
-    place = output if output is not None or folder is None or before_after else folder / "audit"
-    return show_audit(report, checked, place, compared_only=before_after)
-
-
-def client_audit(
-    client: Annotated[str, option("Name of the client that left.", metavar="NAME")],
-    folder: Annotated[Path | None, argument("DIR", "Folder with the client's files, by their usual names.")] = None,
-    certificate: Annotated[Path | None, option("Its public certificate.")] = None,
-    before: Annotated[Path | None, option("Model released before (safetensors).")] = None,
-    after: Annotated[Path | None, option("Model released after (safetensors).")] = None,
-    own_data: Annotated[Path | None, option("Its data, an npz file with x and y.")] = None,
-    public_key: PublicKeyOption = None,
-    nonce: Annotated[str | None, option("Nonce that opens the commitment to the model after.")] = None,
-    witness: Annotated[list[Path] | None, option("Checkpoints kept by this node or another one; repeatable.")] = None,
-) -> Answer:
-    """Check a leaving client's certificate and models without the run. Exit code 3 if something is wrong.
-
-    The client needs its public certificate; the two released models and its own data allow more checks. The usual names
-    in DIR are certificate.json, before.safetensors, after.safetensors, data.npz and checkpoints.jsonl.
-    """
-    from sifu.cli.audit import show_client_audit
-    from sifu.store.database import DATABASE
-
-    if folder is not None and (folder / DATABASE).exists():
-        raise InputError(
-            f"{folder} is the operator's run, which a client does not have: give --certificate, --before, --after and "
-            "--own-data, or a folder with certificate.json, before.safetensors, after.safetensors and data.npz"
-        )
-    if folder is not None and not folder.is_dir():
-        raise InputError(f"folder {folder} does not exist: give the folder with the client's files")
-
-    def given_or_usual(given: Path | None, name: str) -> Path | None:
-        usual = None if folder is None else folder / name
-        return given if given is not None else usual if usual is not None and usual.is_file() else None
-
-    chosen = given_or_usual(certificate, "certificate.json")
-    if chosen is None:
-        raise InputError("no public certificate of the client found: give --certificate FILE")
-    kept = given_or_usual(None, "checkpoints.jsonl")
-    checked = sifu.audit_client(
-        client,
-        chosen,
-        before=given_or_usual(before, "before.safetensors"),
-        after=given_or_usual(after, "after.safetensors"),
-        data=given_or_usual(own_data, "data.npz"),
-        public_key=public_key,
-        nonce=nonce,
-        witnesses=witness or ([kept] if kept else []),
-    )
-    return show_client_audit(checked)
+        opened = sifu.open_run(folder)
+        report = sifu.audit_run(opened, options, progress=progress)
+    return show_audit(report, None if before_after else output or folder / "audit")

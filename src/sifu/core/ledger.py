@@ -36,7 +36,7 @@ The rates are stored by node of the fresh model from which training at each rate
 RELEASE_DISTANCES = "release_distances"
 """Sealed key of the distances between a released head and the heads without each client or one of its records."""
 SEALED_KEYS = (
-    "evaluations", "forgotten_accuracy", "relative_penalty", "auto", "psi_max", FIGURES_SALT, LOCAL_RATES,
+    "evaluations", "relative_penalty", "auto", "psi_max", FIGURES_SALT, LOCAL_RATES,
     RELEASE_DISTANCES,
 )  # fmt: skip
 """Keys stored only in the sealed part: their figures could confirm a guess about a client's data."""

@@ -13,11 +13,8 @@ import numpy as np
 from sifu.core.closed_form_engine import StatisticsEngine
 from sifu.core.engine import Engine, Position, RoundResult
 from sifu.core.layout import Vector
-from sifu.core.round_stream import RoundsWanted, is_evaluated, should_stop, stream_rounds
-from sifu.core.spec import StopSpec
 from sifu.errors import RunDamagedError
 from sifu.run.run_view import RunView
-from sifu.run.training import Progress, ProgressCallback
 from sifu.store.reader import RunReader
 from sifu.theory.closed_form import FixedPoint, Rows, Statistics, total
 from sifu.theory.history import PathNode
@@ -63,47 +60,6 @@ class EngineWithout:
 
     def _places(self, clients: ClientIndices) -> ClientIndices:
         return np.flatnonzero(np.isin(self._there, clients))
-
-
-def retrain_unrecorded(
-    engine: Engine,
-    active: ClientIndices,
-    stop: StopSpec,
-    branch: int,
-    progress: ProgressCallback | None = None,
-    start: Vector | None = None,
-) -> tuple[Vector, int, float, bool]:
-    """Train among `active` from a fresh model, like the method Scratch, without recording anything.
-
-    Args:
-        engine: Engine of the run.
-        active: Clients that take part.
-        stop: Stop rule.
-        branch: Branch that keys the random draws.
-        progress: Callback invoked after each round.
-        start: Starting model, by default a fresh one.
-
-    Returns:
-        The model, the number of rounds, the last accuracy, and whether the target was reached.
-    """
-    first = engine.initial_model(branch) if start is None else start
-
-    def fetch_model() -> Vector:
-        return first
-
-    rounds, accuracy = 0, math.nan
-    evaluated = engine.evaluate(first, active).accuracy if is_evaluated(stop, 0) else None
-    wanted = RoundsWanted(stop, first.astype(np.float64))
-    stream = stream_rounds(engine, first, Position(branch, 0), active, wanted)
-    while True:
-        accuracy = accuracy if evaluated is None else evaluated
-        if should_stop(stop, rounds, evaluated):
-            return fetch_model(), rounds, accuracy, bool(stop.target > 0 and accuracy >= stop.target)
-        done = next(stream)
-        fetch_model, rounds = done.fetch_model, rounds + 1
-        evaluated = done.evaluation.accuracy if done.evaluation is not None else None
-        if progress:
-            progress(Progress("Scratch", rounds, accuracy, stop.target, stop.max_rounds))
 
 
 RunsRounds = Engine | EngineWithout

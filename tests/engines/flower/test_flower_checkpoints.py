@@ -138,20 +138,6 @@ def test_a_fork_shown_to_two_clients_is_found_by_either(federation: Federation, 
         assert any(problem.startswith("fork: ") for problem in sifu.open_run(run).verify(witnesses=[theirs]).problems)
     heads = [(path, head) for path in (shown_to_first, shown_to_second) for head in read_witness(path)]
     assert any("the operator signed two heads" in problem for problem in check_heads(heads))
-    # A client that was shown the first branch leaves, with a certificate of it.
-    sifu.open_run(federation.run).request(["client-000"], "leaves", method="scratch")
-    federation.settings = replace(federation.settings, run=str(federation.run))
-    federation.grid.contexts.clear()
-    for node, file in federation.files.items():
-        federation.grid.configs[node] = {"checkpoints": str(file)}
-    federation.serve()
-    certificate = federation.run / "certificates" / "leaves.public.json"
-    arguments = ("client-audit", "--client", "client-000", "--certificate", certificate, "--format", "json")
-    honest = cli(*arguments, "--witness", shown_to_first)
-    assert honest.code == 0, honest.out
-    forked = cli(*arguments, "--witness", shown_to_first, "--witness", shown_to_second)
-    assert forked.code == 3
-    assert "fork: " in forked.out
 
 
 def signed(key: object, seq: int, head: str = "a", time: str = "2026-01-01T00:00:00Z", run: str = "run") -> Checkpoint:
