@@ -95,7 +95,7 @@ EXTRAS = {
     "torch": "train",
     "matplotlib": "report",
     "flwr": "flower",
-    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client", "authlib", "joserfc", "httpx"), "console"),
+    **dict.fromkeys(("starlette", "uvicorn", "authlib", "joserfc", "httpx"), "console"),
 }
 """Packages that only an extra installs, with the name of that extra."""
 

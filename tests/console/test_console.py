@@ -71,8 +71,6 @@ def test_verification_and_report_at_a_click(service: Any) -> None:
     assert "Forgetting report" in report.text
     assert "script-src" not in report.headers["content-security-policy"]
     assert report.headers["content-security-policy"].startswith("default-src 'none'")
-    metrics = service.program("eve").get("/metrics").text
-    assert f'sifu_last_verification_holds{{name="south",run="{south}"}} 1' in metrics
 
 
 def test_a_run_that_was_signed_again_is_not_shown_but_named(service: Any) -> None:
@@ -93,7 +91,6 @@ def test_a_run_that_was_signed_again_is_not_shown_but_named(service: Any) -> Non
     assert listed["north"]["clients"] > 0
     assert service.browser("rita").get("/").status_code == 200
     assert program.get("/api/v1/pending").status_code == 200
-    assert f'sifu_readable{{name="south",run="{south}"}} 0.0' in program.get("/metrics").text
 
 
 def test_filing_is_idempotent_by_id(service: Any) -> None:
@@ -184,20 +181,8 @@ def test_the_openapi_document_says_what_the_routes_do(service: Any) -> None:
         path = route.path.removeprefix(json_api.API).replace(":int", "")
         for method in (route.methods or set()) - {"HEAD"}:
             served.add((method, path, route.endpoint.__name__))
-    assert described == served - {("GET", "/openapi.json", "openapi"), ("GET", "/metrics", "metrics")}
+    assert described == served - {("GET", "/openapi.json", "openapi")}
     assert json.dumps(document)
-
-
-def test_metrics_are_what_prometheus_reads(service: Any) -> None:
-    south = service.key("south")
-    lines = service.program("eve").get("/metrics").text.splitlines()
-    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    label = f'name="south",run="{south}"'
-    assert values[f'sifu_requests{{{label},state="done"}}'] == "4.0"
-    assert values[f'sifu_requests{{{label},state="received"}}'] == "1.0"
-    assert float(values[f"sifu_rounds_total{{{label}}}"]) > 8
-    assert float(values[f"sifu_seconds_to_deadline{{{label}}}"]) > 86400
-    assert all(line.startswith(("# HELP ", "# TYPE ")) for line in lines if line.startswith("#"))
 
 
 def test_webhooks_tell_each_thing_once_also_after_a_restart(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:

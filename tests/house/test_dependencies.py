@@ -16,7 +16,6 @@ SOURCES = ROOT / "src"
 # These packages import an extra's package at module level, because they are useless without it.
 NEEDS_AN_EXTRA = (
     "sifu.audit.compare_releases",
-    "sifu.audit.controls",
     "sifu.audit.run_audit",
     "sifu.console",
     "sifu.data.feature_maps.deep_network",
@@ -58,7 +57,7 @@ def undeclared(sources: Path) -> set[tuple[str, str]]:
     """Return imports of packages that neither the runtime dependencies nor an extra for users declare."""
     allowed = declared(*(set(PROJECT["optional-dependencies"]) - {"dev", "docs"}))
     # Import names of packages that the tests do not need; flwr provides ray.
-    allowed |= {"flwr", "ray", "mlflow", "pyarrow"}
+    allowed |= {"flwr", "ray", "pyarrow"}
     providers = importlib.metadata.packages_distributions()
     return {
         (file, package)
@@ -86,5 +85,5 @@ def test_every_module_is_imported_with_the_runtime_dependencies_alone(tmp_path: 
     missing = [line.split() for line in answer.stdout.splitlines()]
     assert missing, "the environment has more than the runtime dependencies: flwr or starlette was imported"
     assert [line for line in missing if not line[0].startswith(NEEDS_AN_EXTRA)] == []
-    extras = {"flwr", "ray", "starlette", "uvicorn", "prometheus_client", "authlib", "httpx", "joserfc", "torch"}
+    extras = {"flwr", "ray", "starlette", "uvicorn", "authlib", "httpx", "joserfc", "torch"}
     assert {line[1] for line in missing} <= extras

@@ -31,7 +31,6 @@ MEASURE = {
     "evaluate on training data",
     "forget",
     "audit",
-    "metrics",
     "console /api/v1/runs/{run}",
 }
 """Outputs that contain an accuracy."""
@@ -79,7 +78,7 @@ def _pages(run: Path) -> Iterator[tuple[str, bytes]]:
     key = program.get("/api/v1/runs").json()["runs"][0]["run"]
     routes = [*pages.ROUTES, *request_pages.ROUTES, *finding.ROUTES, *json_api.ROUTES]
     for path in [route.path for route in routes if route.methods and "GET" in route.methods]:
-        client = program if path.startswith(("/api", "/metrics")) else browser
+        client = program if path.startswith("/api") else browser
         answer = client.get(path.replace("{run}", key).replace("{number:int}", "1"))
         assert answer.status_code in (200, 404), (path, answer.text)
         yield f"console {path}", answer.content
@@ -103,12 +102,11 @@ def _ways_out(run: sifu.Run, folder: Path, command: Command) -> dict[str, bytes]
         "evaluate on training data": ("evaluate", here, "--on", "training"),
         "plan": ("plan", here, "--clients", "client-002", "--all"),
         "report": ("report", here, "--output", out / "report.html"),
-        "metrics": ("metrics", here, "--output", out / "metrics.jsonl"),
         "verify": ("verify", here, "--all"),
         "certificate": ("certificate", "show", here, "r1", "--public"),
         "auditor's certificate": ("certificate", "show", here, "r1", "--all"),
         "evidence": ("evidence", here, "r1", "--output", out / "evidence.zip"),
-        "audit": ("audit", here, "--output", out / "audit", "--replays", "20", "--shadows", "4"),
+        "audit": ("audit", here, "--output", out / "audit", "--replays", "20"),
         "release": ("release", here),
     }
     for name, words in calls.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sifu.api.evaluation import Evaluated, evaluate
+from sifu.api.history import HistoryRow, history_of
 from sifu.api.operator_key import rotate_key, vouch
 from sifu.api.request_calls import RequestCalls
 from sifu.api.run_requests import Released, bring_up_to_date
@@ -158,6 +159,11 @@ class Run(RequestCalls):
             Worker(writer, engine, progress, engines=self._engines).execute_records()
             self.measure_held_out(writer)
         return names
+
+    def history(self) -> list[HistoryRow]:
+        """Return accuracy and loss on training data of every evaluation, in order."""
+        with self.snapshot() as reader:
+            return history_of(reader)
 
     def status(self) -> RunStatus:
         """Return clients, rounds, Psi, kept models and requests."""

@@ -37,7 +37,7 @@ def serve(
     ] = "sifu",
     webhooks: Annotated[list[str] | None, option("URL to notify of requests; repeatable.", "--webhook")] = None,
 ) -> None:
-    """Serve the console: runs in the browser, requests with approval, a JSON API, metrics. Needs the extra console.
+    """Serve the console: runs in the browser, requests with approval, a JSON API. Needs the extra console.
 
     By default it accepts connections from this machine only; other machines need TLS. People log in with tokens, see
     sifu token. Ctrl-C stops only the console: requests in execution continue.

@@ -19,8 +19,6 @@ from sifu.core.operator_words import forgotten_words
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from sifu.report.metrics_log import MetricsLog
-
 
 def harmless(text: str) -> str:
     """Return text without terminal control characters, because names, reasons and files are not trusted."""
@@ -161,11 +159,11 @@ LINE_EVERY = 30.0
 
 
 class RoundsProgress(ShownBar):
-    """Progress bar for rounds, with the target and the remaining time; it also keeps `metrics` up to date."""
+    """Progress bar for rounds, with the target and the remaining time."""
 
-    def __init__(self, metrics: MetricsLog | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__("{task.fields[text]}")
-        self._metrics, self._told = metrics, time.monotonic()
+        self._told = time.monotonic()
         self._seen: list[tuple[int, float]] = []
         self._started = 0.0
 
@@ -173,8 +171,6 @@ class RoundsProgress(ShownBar):
         """Show a `sifu.run.training.Progress`."""
         from sifu.run.training import expected_rounds
 
-        if self._metrics is not None:
-            self._metrics.update()
         phase, rounds = update.phase, update.rounds  # type: ignore[attr-defined]
         accuracy, target, most = update.accuracy, update.target, update.max_rounds  # type: ignore[attr-defined]
         if self.begin(phase, most):
@@ -192,11 +188,6 @@ class RoundsProgress(ShownBar):
         elif time.monotonic() - self._told >= LINE_EVERY:
             self._told = time.monotonic()
             err.print(f"{phase}: {text}{left}", markup=False, highlight=False, soft_wrap=True)
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        if self._metrics is not None:
-            self._metrics.update(now=True)
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Commands that create and read runs: `init`, `train`, `status`, `metrics`, `export`, `predict` and others."""
+"""Commands that create and read runs: `init`, `train`, `status`, `export`, `predict` and others."""
 
 from __future__ import annotations
 
@@ -21,38 +21,6 @@ from sifu.cli.options import (
 )
 from sifu.cli.output import Answer, RoundsProgress, err, names_text, table
 from sifu.errors import InputError, SifuWarning
-
-TARGETS = "FILE.csv, FILE.jsonl or mlflow:EXPERIMENT"
-MetricsOption = Annotated[
-    str | None, option(f"Target for accuracy and loss during training: {TARGETS}.", "--metrics", metavar="TARGET")
-]
-
-
-def metrics(
-    run: RunArgument,
-    output: Annotated[str | None, option(f"{TARGETS}; missing lines are added.", "--out", "--output")] = None,
-    follow: Annotated[bool, option("Continue until no process writes to the run.", "--follow")] = False,
-) -> Answer:
-    """Write the accuracy and loss of every evaluation, for a spreadsheet, a program or MLflow.
-
-    All lines come from the ledger. Existing lines are not written again, and a file left incomplete by a killed process
-    is completed. Without --out, CSV goes to the standard output.
-    """
-    import sys
-
-    from sifu.report.metrics_log import csv_text, rows_after, write_metrics
-    from sifu.store.known_keys import check_known_key
-    from sifu.store.reader import RunReader
-
-    if output is not None:
-        count = write_metrics(run, output, follow=follow)
-        return Answer({"lines": count, "target": output}, f"Added {count} lines to {output}")
-    if follow:
-        raise InputError(f"--follow needs a target for the metrics: add --out {TARGETS}")
-    with RunReader(run) as reader:
-        check_known_key(reader)
-        rows = rows_after(reader, -1)
-    return Answer({"metrics": [asdict(row) for row in rows]}, lambda: sys.stdout.write(csv_text(rows)))
 
 
 def warn(sentence: str) -> None:
@@ -121,7 +89,6 @@ def train(
     run: Annotated[Path, option("Folder of the run; an unfinished run is continued.", callback=collect_run)],
     settings: SetOption = None,
     device: DeviceOption = "auto",
-    metrics: MetricsOption = None,
 ) -> Answer:
     """Train with FedAvg and track every client's influence; continues an unfinished run.
 
@@ -129,11 +96,10 @@ def train(
     Ctrl-C loses nothing: run the same command again.
     """
     from sifu.cli.run_output import show_status
-    from sifu.report.metrics_log import MetricsLog
     from sifu.run.run_view import RunView
 
     merged = sifu.load_spec(spec, settings or [])
-    with RoundsProgress(MetricsLog(run, metrics, warn) if metrics else None) as progress:
+    with RoundsProgress() as progress:
         trained = sifu.train(merged, run=run, progress=progress, device=device)
     with trained.reader() as reader:
         if RunView(reader).facts.shape_from_labels:

@@ -24,7 +24,6 @@ from sifu.cli.options import (
     takes_terms,
 )
 from sifu.cli.output import Answer, Format, RoundsProgress, err, names_text, out
-from sifu.cli.runs import MetricsOption, warn
 from sifu.core.operator_words import approvals_words
 from sifu.core.record_commitments import new_nonces
 from sifu.errors import InputError
@@ -139,7 +138,6 @@ def forget(
     *,
     terms: TermsGiven,
     device: DeviceOption = "auto",
-    metrics: MetricsOption = None,
 ) -> Answer:
     """Execute the queued requests, one of them, or a new one.
 
@@ -149,7 +147,6 @@ def forget(
     """
     from sifu.api import open_run
     from sifu.cli.run_output import show_outcomes
-    from sifu.report.metrics_log import MetricsLog
     from sifu.run.run_engines import solved_from_files
 
     _add_records(terms, clients, records, run)
@@ -161,7 +158,7 @@ def forget(
             f"{'them' if several else 'it'} out; queued requests keep the terms they were filed with"
         )
     nonces = new_nonces(terms.get("records") or ())
-    with RoundsProgress(MetricsLog(run, metrics, warn) if metrics else None) as progress:
+    with RoundsProgress() as progress:
         opened = open_run(run, device=device)
         if not solved_from_files(opened.spec) and importlib.util.find_spec("torch") is None:
             raise ModuleNotFoundError(name="torch")  # fail before a request is recorded

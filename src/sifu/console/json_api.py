@@ -25,7 +25,6 @@ from sifu.console.asking import (
     terms_given,
     visitor_of,
 )
-from sifu.console.metrics import metrics
 from sifu.console.request_lines import NumberedRequest
 from sifu.console.request_pages import bundle
 from sifu.console.schema import check_body
@@ -279,5 +278,4 @@ ROUTES = [
         Route(API + path.replace("{number}", "{number:int}"), answering(operation, success), methods=[method.upper()])
         for method, path, operation, success in OPERATIONS
     ),
-    Route("/metrics", answering(metrics)),
 ]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from sifu.api.history import csv_of, history_of
 from sifu.core import certificate_words
 from sifu.core.held_out_figures import TRAINING_DATA
 from sifu.core.operator_words import forgotten_words
@@ -21,6 +22,7 @@ from sifu.report.figures import figures_of
 from sifu.report.run_data import ReportData, ReportedRequest
 from sifu.store.files import private_folder, write_atomically
 from sifu.store.projection import ModelRow
+from sifu.store.reader import RunReader
 from sifu.theory.history import PathNode
 from sifu.version import __version__
 
@@ -155,7 +157,7 @@ PAGE = "index.html"
 
 
 def write_report(run_folder: str | Path, output: str | Path | None = None) -> Path:
-    """Write a self-contained HTML page about a run, with its figures as PNG and SVG files.
+    """Write a self-contained HTML page about a run, with its figures as PNG and SVG files, and the evaluations as CSV.
 
     The run is only read, within one snapshot, so this also works while another process writes to it.
 
@@ -167,10 +169,13 @@ def write_report(run_folder: str | Path, output: str | Path | None = None) -> Pa
         The path of the page.
     """
     data = collect(run_folder)
+    with RunReader(Path(run_folder)) as reader:
+        history = csv_of(history_of(reader))
     page = page_path(Path(run_folder), None if output is None else Path(output))
     prefix = "" if page.name == PAGE else f"{page.stem}-"
     try:
         private_folder(page.parent, parents=True)
+        write_atomically(page.parent / f"{prefix}history.csv", history.encode())
         drawings = {}
         for kind in figures_of(data):
             figure = kind.draw(data)
