@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 import tempfile
@@ -35,6 +36,8 @@ from sifu_paper.provenance import commit
 GRID, CAP = 12, 1.5
 CONTENDERS = 4
 """Number of the grid's best points that are repeated, because the best of twelve single draws would mostly be luck."""
+PRECISION, MOST_REPEATS = 0.1, 3
+"""Repeats continue until the standard error is below this share of the mean, up to this multiple of `--repeats`."""
 RESULTS = Path(__file__).resolve().parent / "results" / "noise_choice.json"
 
 
@@ -55,16 +58,26 @@ def measure(task: Task, folder: Path, data: Path | None, repeats: int, result: d
     status = run.status()
     noised = {"method": "sifu", "max_rounds": int(CAP * status.rounds)}
     scratch = result.get("scratch") or rounds_of(task, trained, engine, method="scratch")
-    auto = [rounds_of(task, trained, engine, sigma="auto", **noised) for _ in range(repeats)]
+    auto = list(result.get("auto", []))
+    while needs_more(auto, repeats):
+        auto.append(rounds_of(task, trained, engine, sigma="auto", **noised))
     needed = max(client.sigma_needed_now for client in status.clients if client.name in task.requested_clients()[0])
     top = 3.0 if task.requests > 1 else 1.6
     sigmas = np.geomspace(needed / 40.0, needed * top, GRID).tolist()
     grid = result.get("grid") or {repr(s): [rounds_of(task, trained, engine, sigma=s, **noised)] for s in sigmas}
     for sigma in sorted(grid, key=lambda sigma: statistics.mean(grid[sigma]))[:CONTENDERS]:
-        while len(grid[sigma]) < repeats:
+        while needs_more(grid[sigma], repeats):
             grid[sigma].append(rounds_of(task, trained, engine, sigma=float(sigma), **noised))
     sigma = run.plan(task.requested_clients()[0], method="sifu", sigma="auto").noise_std
     return {"training": status.rounds, "scratch": scratch, "sigma": sigma, "auto": auto, "grid": grid}
+
+
+def needs_more(rounds: Sequence[int], repeats: int) -> bool:
+    """Return whether another draw is needed: there are fewer than `repeats`, or their mean is too uncertain."""
+    if len(rounds) < repeats or repeats == 1:
+        return len(rounds) < repeats
+    error = statistics.stdev(rounds) / math.sqrt(len(rounds))
+    return len(rounds) < MOST_REPEATS * repeats and error > PRECISION * statistics.mean(rounds)
 
 
 def judged_best(grid: Mapping[str, Sequence[int]]) -> tuple[float, float]:
