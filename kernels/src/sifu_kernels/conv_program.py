@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sifu.engines.sim.gpu.device_queue import CapturedRounds
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.networks import ConvNet
 from sifu_kernels import convolution_kernels, round_kernels, weight_gradient_kernels
@@ -29,7 +28,7 @@ from sifu_kernels.conv_plan import (
     power_of_two,
     stored_channels,
 )
-from sifu_kernels.lane_stream import ProgramPlan
+from sifu_kernels.lane_stream import CapturedRounds, ProgramPlan
 from sifu_kernels.schedule import Packing, Schedule
 
 BLOCK = 1024

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from sifu.core.engine import Position
 from sifu.core.round_stream import RoundsWanted
-from sifu.engines.sim.gpu.device_queue import Mark
+from sifu.engines.sim.gpu.device_queue import Mark, capture
 from sifu.engines.sim.local_training import LocalTraining
 from sifu_kernels.schedule import Drawing
 
@@ -103,3 +104,47 @@ class LaneStream:
     def wants(self, ahead: int) -> bool:
         """Return whether to compute another chunk, so that at most `ahead` chunks wait for the consumer."""
         return self.left > 0 and self.error is None and len(self.chunks) + self.held < ahead
+
+
+SEVERAL = 5
+"""Number of rounds per graph if enough rounds are left; fewer launches reduce the work of the host."""
+
+
+class CapturedRounds:
+    """Runner of rounds that increment a device counter and write history[counter]; on a GPU it replays graphs.
+
+    `one_round` is passed to every call and not stored. It is a method of the object that owns this runner. Storing it
+    would create a reference cycle, which would keep both objects and their graphs alive until a garbage collection.
+    """
+
+    def __init__(self, counter: torch.Tensor, history: torch.Tensor) -> None:
+        self._counter, self._history = counter, history
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def run(self, one_round: Callable[[], None], rounds: int) -> None:
+        """Run `rounds` rounds from history[0]; afterwards history[k] is the model after k rounds."""
+        if self._counter.device.type != "cuda":
+            self._counter.zero_()
+            for _ in range(rounds):
+                one_round()
+            return
+        several, single = divmod(rounds, SEVERAL)
+        wanted = ((SEVERAL, several), (1, single))
+        for length, times in wanted:
+            if times and length not in self._graphs:
+                self._capture(one_round, length)
+        self._counter.zero_()
+        for length, times in wanted:
+            for _ in range(times):
+                self._graphs[length].replay()
+
+    def _capture(self, one_round: Callable[[], None], length: int) -> None:
+        saved = self._history[:2].clone()
+        self._counter.zero_()
+
+        def work() -> None:
+            for _ in range(length):
+                one_round()
+
+        self._graphs[length] = capture(self._counter.device, work, one_round)
+        self._history[:2] = saved

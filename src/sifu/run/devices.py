@@ -54,7 +54,8 @@ def features_device(spec: Spec, device: str) -> str:
 def on_device(engine: Engine, clients: Any, spec: Spec, device: str, trainer: str | None = None) -> Engine:
     """Return the embedded engine itself, or a GPU engine with its model and clients.
 
-    `auto` uses a GPU for networks that compute features and for `model.dtype = "tf32"`, which needs one.
+    `auto` uses a GPU for networks that compute features, for convolutional networks whose training can be captured, and
+    for `model.dtype = "tf32"`, which needs one.
 
     Args:
         engine: The embedded engine.
@@ -79,15 +80,26 @@ def on_device(engine: Engine, clients: Any, spec: Spec, device: str, trainer: st
 
 def _rounds_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, trainer: str | None) -> Engine:
     """Return a GPU engine with the engine's model and clients, or the same engine if `auto` decides against a GPU."""
+    from sifu.engines.sim.gpu.branches import is_captured
+    from sifu.engines.sim.gpu.graph_engine import GraphEngine
     from sifu.engines.sim.simulator import FederationOnDevice
     from sifu.engines.sim.trainers import who_trains
 
     federation = cast("SimulatedFederation", engine)
-    by = who_trains(getattr(federation.model, "conv_net", None), spec.model.dtype, GPU, trainer)
+    network, captured = getattr(federation.model, "conv_net", None), is_captured(federation.model)
+    if device == "auto" and spec.model.dtype != TF32 and not (network and captured and _plain(spec)):
+        return engine
+    by = who_trains(network, spec.model.dtype, GPU, trainer)
     if by.kernels is not None:
         made: Engine = by.kernels.gpu_engine(federation, clients, GPU)
         return made
-    return engine if device == "auto" else FederationOnDevice.of(federation, GPU)
+    return GraphEngine(federation, GPU) if captured else FederationOnDevice.of(federation, GPU)
+
+
+def _plain(spec: Spec) -> bool:
+    """Return whether rounds need nothing but the mean of models, so that a GPU can run them."""
+    server = spec.server
+    return server.rejected == "stop" and not server.update_bound and not spec.keep.gram_clients
 
 
 def _head_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, trainer: str | None) -> Engine:
@@ -108,6 +120,7 @@ OWN_ENGINES = {
     "sifu.engines.sim.embedded_heads.ClosedFormFederation": BY_PARTICIPANTS,
     "sifu.engines.sim.embedded_heads.HeadsOnDevice": ON_A_REPEATING_GPU,
     "sifu.run.kept_statistics.KeptStatistics": BY_PARTICIPANTS,
+    "sifu.engines.sim.gpu.graph_engine.GraphEngine": ON_A_REPEATING_GPU,
     "sifu.engines.sim.simulator.FederationOnDevice": ON_A_GPU,
     "sifu_kernels.lane_engine.LaneEngine": ON_A_GPU,
     "sifu.engines.outside.OutsideFederation": ON_NODES,

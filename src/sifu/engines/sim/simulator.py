@@ -223,7 +223,7 @@ class SimulatedFederation(LacksData, ShowsSamples, EvaluatesSeveral):
         outputs = linear.outputs if linear else count_outputs(clients, model.objective)
         checked = check_clients(clients, model.objective, outputs, dtype, flat=linear is not None)
         self.samples = np.array([client.samples for client in checked], dtype=np.int64)
-        plan = TrainingPlan(self.samples, self._numbers, outputs, training, dtype, self.seed)
+        self.plan = plan = TrainingPlan(self.samples, self._numbers, outputs, training, dtype, self.seed)
         network = model.conv_net if isinstance(model, ModuleModel) and settings.strategy == "auto" else None
         if settings.dtype == TF32:
             self._trained_by, self._trainer = Trainer(UNKNOWN), NotHere()

@@ -19,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sifu.errors import InputError
+
 Mark = torch.cuda.Event | SimpleNamespace
 """Position in a queue: `query` returns whether all earlier work is done, `synchronize` waits for it."""
 DONE = SimpleNamespace(query=lambda: True, synchronize=lambda: None)
@@ -29,7 +31,7 @@ class DeviceQueue:
     """Stream of a GPU; the queues of one device run in parallel."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @contextmanager
@@ -61,7 +63,7 @@ class DeviceQueue:
     def upload(self, values: NDArray[np.generic]) -> Tensor:
         """Return a copy of `values` on the device; call this inside `here`."""
         host = torch.from_numpy(np.ascontiguousarray(values))
-        return host.clone() if self._stream is None else host.pin_memory().to(self._device, non_blocking=True)
+        return host.clone() if self._stream is None else host.pin_memory().to(self.device, non_blocking=True)
 
     def download(self, values: Tensor) -> NDArray[Any]:
         """Return a copy of `values` that is valid once a later mark is reached; call this inside `here`."""
@@ -100,8 +102,32 @@ def without_collector() -> Iterator[None]:
                 gc.enable()
 
 
+@contextmanager
+def _fixed_kernels(device: torch.device) -> Iterator[None]:
+    """Choose kernels by shapes alone inside the block, with products in full precision.
+
+    Raises:
+        InputError: If the device has too little memory. A library may catch such an error and choose another algorithm,
+            so errors that the allocator counted are refused as well.
+    """
+    products, failed = torch.get_float32_matmul_precision(), torch.cuda.memory_stats(device).get("num_ooms", 0)
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
+    except torch.OutOfMemoryError as error:
+        raise InputError(f"{_FULL} ({str(error).splitlines()[0]})") from error
+    finally:
+        torch.set_float32_matmul_precision(products)
+    if torch.cuda.memory_stats(device).get("num_ooms", 0) != failed:
+        raise InputError(_FULL)
+
+
+_FULL = "the GPU has too little free memory for this run: free some, or use --device cpu"
+
+
 def capture(
-    device: torch.device, work: Callable[[], None], first: Callable[[], None] | None = None
+    device: torch.device, work: Callable[[], None], first: Callable[[], None] | None = None, pool: Any = None
 ) -> torch.cuda.CUDAGraph:
     """Record `work` as a graph and return the graph.
 
@@ -112,58 +138,17 @@ def capture(
     Args:
         device: The GPU.
         work: Function that submits the work.
-        first: Function that runs once before the capture, to compile kernels, by default `work`.
+        first: Function that runs once before the capture, to choose kernels and workspaces, by default `work`.
+        pool: Memory for temporary tensors, shared by graphs that never run in parallel.
     """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        (first or work)()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with without_collector(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        work()
+    with _fixed_kernels(device):
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            (first or work)()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        torch.cuda.synchronize(device)
+        graph = torch.cuda.CUDAGraph()
+        with without_collector(), torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+            work()
     return graph
-
-
-SEVERAL = 5
-"""Number of rounds per graph if enough rounds are left; fewer launches reduce the work of the host."""
-
-
-class CapturedRounds:
-    """Runner of rounds that increment a device counter and write history[counter]; on a GPU it replays graphs.
-
-    `one_round` is passed to every call and not stored. It is a method of the object that owns this runner. Storing it
-    would create a reference cycle, which would keep both objects and their graphs alive until a garbage collection.
-    """
-
-    def __init__(self, counter: torch.Tensor, history: torch.Tensor) -> None:
-        self._counter, self._history = counter, history
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-
-    def run(self, one_round: Callable[[], None], rounds: int) -> None:
-        """Run `rounds` rounds from history[0]; afterwards history[k] is the model after k rounds."""
-        if self._counter.device.type != "cuda":
-            self._counter.zero_()
-            for _ in range(rounds):
-                one_round()
-            return
-        several, single = divmod(rounds, SEVERAL)
-        wanted = ((SEVERAL, several), (1, single))
-        for length, times in wanted:
-            if times and length not in self._graphs:
-                self._capture(one_round, length)
-        self._counter.zero_()
-        for length, times in wanted:
-            for _ in range(times):
-                self._graphs[length].replay()
-
-    def _capture(self, one_round: Callable[[], None], length: int) -> None:
-        saved = self._history[:2].clone()
-        self._counter.zero_()
-
-        def work() -> None:
-            for _ in range(length):
-                one_round()
-
-        self._graphs[length] = capture(self._counter.device, work, one_round)
-        self._history[:2] = saved
