@@ -5,6 +5,7 @@ Without a GPU the same functions run without a graph. `make test-gpu` runs them 
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from sifu.engines.sim import (
 from sifu.engines.sim.gpu import branches, graph_engine
 from sifu.engines.sim.gpu.branches import is_captured
 from sifu.engines.sim.gpu.graph_engine import GraphEngine
+from sifu.engines.sim.networks import CONV_NETS
 from sifu.errors import InputError, RoundRejectedError
 from sifu.theory.participation import Participation
 
@@ -247,3 +249,35 @@ def test_what_a_graph_cannot_replay_is_not_captured(model: Any) -> None:
 
 def test_every_model_above_is_captured() -> None:
     assert all(map(is_captured, MODELS.values()))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_with_nearly_full_memory_bits_are_the_same_or_the_run_is_refused() -> None:
+    """An allocation that fails is an error, never another algorithm."""
+    network = ModuleModel(CONV_NETS["cnn_cifar10"]((3, 32, 32), 10))
+    generator = np.random.default_rng(1)
+    clients = [
+        ClientData(f"{number}", generator.standard_normal((100, 3, 32, 32)), generator.integers(0, 10, 100))
+        for number in range(8)
+    ]
+
+    def bits() -> list[bytes]:
+        settings = SimulationSettings(dtype="float32", seed=3, strategy="loop")
+        engine = GraphEngine(SimulatedFederation(clients, network, LocalTraining(0.01, 5, 20, 0.9), settings), DEVICE)
+        return bits_of(rounds_of(engine, 3, [np.arange(8)]))
+
+    expected, refused = bits(), []
+    for left in (2**26, 2**28, 2**29, 2**30, 2**31, 2**32, 2**33):
+        gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        filling = torch.empty(torch.cuda.mem_get_info()[0] - left, dtype=torch.uint8, device=DEVICE)
+        try:
+            assert bits() == expected
+            refused.append(False)
+        except (InputError, torch.OutOfMemoryError):
+            refused.append(True)
+        del filling
+    print(f"refused with 64 MiB to 8 GiB left: {refused}")
+    assert refused[0]
+    assert not refused[-1]

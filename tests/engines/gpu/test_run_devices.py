@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 import sifu
 from run_tools import small_spec
+from sifu.engines.sim.gpu.graph_engine import GraphEngine
 from sifu.engines.sim.simulator import FederationOnDevice
 from sifu.errors import InputError
 from sifu.run import devices
@@ -27,6 +29,14 @@ NETWORK = small_spec(
 )
 
 
+GROUPS = NETWORK | {
+    "data": {"clients": 8, "samples_per_client": 10},
+    "local": {"steps": 3, "rate": 0.05, "batch": 5, "momentum": 0.9},
+    "groups": {"count": 3, "rounds": 2},
+    "stop": {"target": 0.0, "max_rounds": 4},
+}
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Provide a GPU, or the CPU in its place."""
@@ -42,8 +52,8 @@ def psi_of(run: sifu.Run) -> np.ndarray:
 @pytest.mark.usefixtures("gpu")
 def test_a_run_on_the_gpu_is_the_run_on_the_cpu_to_rounding(tmp_path: Path) -> None:
     runs = {device: sifu.train(SPEC, run=tmp_path / device, device=device) for device in ("cuda", "cpu")}
-    assert isinstance(runs["cuda"].engine(), FederationOnDevice)
-    assert not isinstance(runs["cpu"].engine(), FederationOnDevice)
+    assert isinstance(runs["cuda"].engine(), GraphEngine)
+    assert not isinstance(runs["cpu"].engine(), GraphEngine)
     np.testing.assert_allclose(psi_of(runs["cuda"]), psi_of(runs["cpu"]), rtol=1e-9)
     plans = {device: run.plan(["client-003"], sigma=0.3) for device, run in runs.items()}
     assert plans["cuda"].source_rounds == plans["cpu"].source_rounds
@@ -62,13 +72,22 @@ def test_a_run_may_be_continued_on_the_other_device(tmp_path: Path) -> None:
     assert sifu.open_run(tmp_path / "run").verify().holds
 
 
+def exported(run: sifu.Run, path: Path) -> bytes:
+    """Return the values of the released model, without the salt of its file."""
+    return b"".join(tensor.tobytes() for _, tensor in sorted(load_file(run.export(path)).items()))
+
+
+def statuses(run: sifu.Run, request: str) -> dict[str, str]:
+    """Return the status of each premise of a certificate."""
+    return {premise["name"]: premise["status"] for premise in run.certificate(request).body["premises"]}
+
+
 @pytest.mark.usefixtures("gpu")
-def test_bits_of_a_gpu_are_not_called_exact(tmp_path: Path) -> None:
+def test_exact_on_a_gpu_trusts_that_it_repeats_its_bits(tmp_path: Path) -> None:
     run = sifu.train(SPEC, run=tmp_path / "gpu", device="cuda")
     (outcome,) = run.forget(["client-003"], "case", method="scratch")
-    assert outcome.level == "conditional"
-    premises = {premise["name"]: premise["status"] for premise in run.certificate("case").body["premises"]}
-    assert premises["layout"] == "assumed"
+    assert outcome.level == "exact"
+    assert statuses(run, "case")["deterministic device"] == "trusted"
     assert run.verify().problems == []
     assert verify(tmp_path / "gpu") == []
     # A run whose certificates promise more cannot be continued there; `auto` keeps the device on which the run began.
@@ -77,6 +96,34 @@ def test_bits_of_a_gpu_are_not_called_exact(tmp_path: Path) -> None:
         sifu.open_run(tmp_path / "cpu", device="cuda").forget(["client-003"], method="scratch")
     (outcome,) = sifu.open_run(tmp_path / "cpu").forget(["client-003"], method="scratch")
     assert outcome.level == "exact"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_network_that_no_graph_replays_is_conditional(tmp_path: Path) -> None:
+    """Dropout trains by the plain loop on the device, whose bits are not known to repeat."""
+    spec = NETWORK | {"model": {"kind": "cnn_fashion_mnist", "dtype": "float32"}}
+    run = sifu.train(spec, run=tmp_path / "run", device="cuda")
+    assert isinstance(run.engine(), FederationOnDevice)
+    (outcome,) = run.forget(["client-003"], "case", method="scratch")
+    assert (outcome.level, statuses(run, "case")["layout"]) == ("conditional", "assumed")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_groups_on_a_gpu_forget_exactly_and_repeat_their_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same run twice has the same models, before and after a request; another seed does not."""
+    models = []
+    for name, seed in (("first", 5), ("again", 5), ("control", 6)):
+        monkeypatch.setattr("sifu.store.unfinished.new_group_key", lambda: "00" * 32)
+        spec = GROUPS | {"seed": seed}
+        run = sifu.train(spec, run=tmp_path / name, device="cuda")
+        assert isinstance(run.engine(), GraphEngine)
+        before = exported(run, tmp_path / f"{name}-before.safetensors")
+        (outcome,) = run.forget(["client-004"], "case", method="groups")
+        assert (outcome.level, statuses(run, "case")["deterministic device"]) == ("exact", "trusted")
+        assert run.verify().problems == []
+        models.append((before, exported(run, tmp_path / f"{name}-after.safetensors")))
+    assert models[0] == models[1]
+    assert models[0][0] != models[2][0]
 
 
 @pytest.mark.usefixtures("gpu")

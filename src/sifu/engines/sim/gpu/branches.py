@@ -29,6 +29,8 @@ STEPS = 10
 """Maximum number of steps of a graph."""
 FILLED = 32
 """Smallest batch of a client's whole data, in rows."""
+CHANNELS_LAST = True
+"""True if images are stored with channels last."""
 CHUNK = 128
 """Number of rows that a branch evaluates at a time; they belong to one client, and missing rows do not count."""
 LAYERS = (
@@ -145,6 +147,7 @@ class Branches:
         parts = torch.autograd.grad(scores, list(module.parameters()), residual)
         with torch.no_grad():
             torch.cat([part.reshape(-1) for part in parts], out=gradient)
+            self._training.clip_gradient(gradient)
             self._training.descend_in_place(self._models[branch], gradient, self._velocities[branch], step=1)
 
     def _score(self, branch: int) -> None:
@@ -159,7 +162,7 @@ class Branches:
     def _batch(self, rows: Tensor) -> Tensor:
         """Return samples; images are stored with channels last, which convolutions on a GPU prefer."""
         samples = self._samples.index_select(0, rows)
-        return samples.permute(0, 3, 1, 2) if samples.ndim == 4 else samples
+        return samples.permute(0, 3, 1, 2) if samples.ndim == 4 and CHANNELS_LAST else samples
 
     def _captured(self, branches: Sequence[Callable[[], None]]) -> Callable[[], None]:
         """Return a function that runs all branches in parallel: as a graph on a GPU, one by one on a CPU."""

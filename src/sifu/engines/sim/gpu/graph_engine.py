@@ -24,6 +24,7 @@ from sifu.core.round import RoundSetup, draw
 from sifu.core.round_stream import RoundsWanted, RunsAhead, StreamedRound, StreamsGroupRounds, is_evaluated
 from sifu.core.spec import StopSpec
 from sifu.engines.sim.embedded_clients import check_clients
+from sifu.engines.sim.gpu import branches
 from sifu.engines.sim.gpu.branches import CHUNK, FILLED, Branches
 from sifu.engines.sim.gpu.device_queue import DeviceQueue, Mark
 from sifu.engines.sim.local_training import draw_batches
@@ -77,7 +78,7 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         with torch.no_grad():
             outputs = model.build(plan.dtype)(torch.from_numpy(samples[:1])).flatten(1).shape[1]
         encoded = model.objective.encode(torch.from_numpy(targets), outputs, getattr(torch, plan.dtype))
-        if samples.ndim == 4:
+        if samples.ndim == 4 and branches.CHANNELS_LAST:
             samples = samples.transpose(0, 2, 3, 1)
         self._sizes, self._firsts = plan.samples, np.cumsum(plan.samples) - plan.samples
         self._queue = DeviceQueue(torch.device(device))
@@ -169,28 +170,21 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         tips, at = [different[id(model)] for model in models], position.round
         looked_at = [group if wanted.evaluated is None else wanted.evaluated for group in groups]
         waiting: deque[list[_Submitted]] = deque()
-        accuracy = None if models_stay else wanted.accuracy  # groups are evaluated at fixed intervals
         while True:
             while at < wanted.stop.max_rounds and len(waiting) < AHEAD:
                 here = Position(position.branch, at)
                 drawn = [self._draw(group, here, absent) for group in places]
-                looks = [
-                    clients if len(clients) and is_evaluated(wanted.stop, at + 1, accuracy) else NONE
-                    for clients in looked_at
-                ]
+                looks = [clients if is_evaluated(wanted.stop, at + 1) else NONE for clients in looked_at]
                 with self._queue.here():
                     tips, submitted = self._submit(tips, here, drawn, origin, looks, models_stay)
                 waiting.append(submitted)
                 at += 1
             if not waiting:
                 return
-            finished = [
-                self._finished(submitted, clients, wanted, accuracy)
+            yield [
+                self._finished(submitted, clients)
                 for submitted, clients in zip(waiting.popleft(), looked_at, strict=True)
             ]
-            if not models_stay and finished[0].evaluation is not None:
-                accuracy = finished[0].evaluation.accuracy
-            yield finished
 
     def _draw(self, active: Places, position: Position, absent: ClientIndices | None) -> ClientIndices:
         setup = RoundSetup(np.zeros(0), position, active, False, False, absent)
@@ -235,9 +229,7 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         ways = (shift, model.to(torch.float64) - origin, exact)
         return model, torch.cat([*away, torch.stack([torch.linalg.vector_norm(way) for way in ways])])
 
-    def _finished(
-        self, done: _Submitted, clients: ClientIndices, wanted: RoundsWanted, accuracy: float | None
-    ) -> StreamedRound:
+    def _finished(self, done: _Submitted, clients: ClientIndices) -> StreamedRound:
         """Return a round once its results are there, with all norms rounded up."""
         done.ready.synchronize()
         who, size, at = done.participants, self.layout.size, done.position.round
@@ -248,13 +240,6 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
                 f"({self.facts.local_rate:g}); the last good state stays"
             )
         error = (len(who) + 2) * UNIT_ROUNDOFF * (length + shift + drifts.max(initial=0.0)) * 1.01
-        evaluation = None
-        if len(clients) and is_evaluated(wanted.stop, at + 1, accuracy):
-            evaluation = (
-                self.evaluate(self._fetched(done.model), clients)
-                if done.evaluated is None
-                else self._evaluation(done.evaluated, clients)
-            )
         return StreamedRound(
             who,
             self._sizes[who],
@@ -263,7 +248,7 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
             self._federation.rounding_allowance(length * enlargement(size), who),
             distance,
             partial(self._fetched, done.model),
-            evaluation,
+            None if done.evaluated is None else self._evaluation(done.evaluated, clients),
         )
 
     def _fetched(self, model: NDArray[Any] | Tensor) -> Vector:
