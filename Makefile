@@ -96,7 +96,7 @@ docs: $(VENV)/.docs      ## the site with the API reference, in build/site; a wa
 # `make lock UPGRADE=--upgrade` resolves the newest. The public index is named, so that no other index appears in the files.
 UPGRADE ?=
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11.5 --default-index https://pypi.org/simple $(UPGRADE)
-CONSOLE := $(addprefix --extra ,console onnx parquet timestamps)
+CONSOLE := $(addprefix --extra ,console onnx parquet)
 USERS := $(CONSOLE) $(addprefix --extra ,flower pretrained report train transformers)
 HASHED := --generate-hashes --no-emit-package torch --config-file requirements/cpu-torch.toml --constraint constraints.txt
 lock: | $(BIN)/python    ## write constraints.txt (every extra) and requirements/*.txt (hashed, for users) from pyproject.toml

@@ -436,9 +436,8 @@ class Truth(CounterfactualRuns):
 
     def check_files(self) -> None:
         """Check that both verifiers accept the run, and every certificate by itself."""
-        stamped = self.journey.authority if "timestamped" in self.journey.steps else None
         seen = [file for file in [self.journey.witness] if file.exists()]
-        checked = sifu.verify_run(self.journey.folder, witnesses=seen, authority=stamped)
+        checked = sifu.verify_run(self.journey.folder, heads=seen)
         problems = checked.problems + verify(self.journey.folder)
         for file in sorted((self.journey.folder / "certificates").glob("*.json")):
             problems += sifu.verify_certificate(file).problems
@@ -484,7 +483,6 @@ def kinds_of(truth: Truth, request: dict[str, Any]) -> Iterable[str]:
         "approved": journey.approvals > 0,
         "after a join": any(event["kind"] == "client joined" for event in truth.record.tables["events"]),
         "after groups were built again": "rebuilt" in journey.steps,
-        "timestamped": "timestamped" in journey.steps,
         "refused replies": bool(truth.record.tables["rejections"]),
     }
     return [kind for kind, applies in kinds.items() if applies]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,19 +20,11 @@ PROTECTION.update(go_on="nothing", noise_here="noise")
 ERASABLE.add("noise_here")
 
 
-@pytest.fixture(scope="session")
-def folders_of_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return an endless series of folders, one for each test; `mktemp` would search all earlier ones every time."""
-    root = tmp_path_factory.mktemp("known-keys")
-    return (root / str(number) for number in itertools.count())
-
-
-@pytest.fixture(autouse=True)
-def known_keys(folders_of_keys: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return this test's own empty file of known keys."""
-    path = next(folders_of_keys) / "known_keys"
-    path.parent.mkdir()
-    monkeypatch.setenv("SIFU_KNOWN_KEYS", str(path))
+@pytest.fixture
+def heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a test its own memory of heads, and return the file."""
+    path = tmp_path / "memory" / "heads"
+    monkeypatch.setenv("SIFU_HEADS", str(path))
     return path
 
 
@@ -73,12 +63,8 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     """Return a function that calls `sifu ARGUMENTS` in this process and returns exit code and output."""
     from sifu.cli.main import main
 
-    for variable in (
-        "SIFU_KNOWN_KEYS",
-        "SIFU_TIMESTAMP",
-        "SIFU_WITNESS",
-        "SIFU_ALLOW_CODE",
-    ):  # command options set these variables for the whole process
+    # Options set these variables for the whole process.
+    for variable in ("SIFU_WITNESS", "SIFU_NEW_RUN", "SIFU_ALLOW_CODE"):
         monkeypatch.setenv(variable, os.environ.get(variable, ""))
         if not os.environ[variable]:
             monkeypatch.delenv(variable)

@@ -89,7 +89,6 @@ def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = Tr
         )
         previous = event.hash
     connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (f"{seq}:{previous.hex()}",))
-    (folder / "head").write_text(f"{seq}:{previous.hex()}\n")
     connection.close()
     reader.close()
 
@@ -203,5 +202,4 @@ def add_event(folder: Path, kind: str, payload: dict[str, Any]) -> None:
             erase_sealed(connection, reader.events())
     head = f"{event.seq}:{event.hash.hex()}"
     connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (head,))
-    (folder / "head").write_text(head + "\n")
     connection.close()

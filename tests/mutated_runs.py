@@ -2,8 +2,8 @@
 
 Together they fill every table: sampling, momentum, stored updates, new keys, restored backups, Gram matrices, refused
 replies, scaled merges, rebuilt groups, statistics of closed-form heads, clients that join, forgotten records of clients
-that stay, approvals, messages, incidents, a lost key, a witness, timestamps if openssl is installed, and masked rounds
-if Flower is installed. The changes are enumerated from the folder itself, so that a new column, field or file is tried
+that stay, approvals, messages, incidents, requests filed without the key, a witness, and masked rounds if Flower is
+installed. The changes are enumerated from the folder itself, so that a new column, field or file is tried
 at once.
 """
 
@@ -29,19 +29,18 @@ from forged_runs import rebuild_chain
 from mutations import CRASH, Pristine, caught, changed, leaves, other_values, spread, with_leaf
 from random_journeys import tables as table_clients
 from run_tools import build_run_with_requests, columns, connect, small_spec, tables
-from scripted_job import AUTHORITY, NOWHERE, kept_by_witness, witnesses_of
+from scripted_job import kept_by_witness, witnesses_of
 from sifu.api import verify_certificate
 from sifu.data import ClientData
-from sifu.errors import InputError, SifuError
+from sifu.errors import SifuError
 from sifu.requests.messages import ingest
-from sifu.store import timestamps
+from sifu.store.checkpoints import UNSIGNED
 from sifu.store.inbox import post
+from sifu.store.kept_heads import WITNESSES
 from sifu.store.keys import KEY_FILE
 from sifu.store.projection import NewEvent
-from sifu.store.witnesses import WITNESSES
 from sifu.store.writer import RunWriter
 from sifu_verifier import verify
-from timestamp_authority import make_authority, stamp
 
 TINY: dict[str, Any] = {
     "data": {"clients": 8, "samples_per_client": 6},
@@ -107,7 +106,7 @@ def moved_groups(folder: Path) -> Path:
 
 
 def approved(folder: Path) -> Path:
-    """Make a run with two approvals, messages (one refused), incidents, and a key that was lost and restored."""
+    """Make a run with two approvals, messages (one refused), incidents, and a request filed without the key."""
     spec = small_spec(**TINY, requests={"approval": "two"})
     run = sifu.train(spec, run=folder)
     post(folder, "request", "strange", {"clients": "nobody"})
@@ -129,7 +128,6 @@ def approved(folder: Path) -> Path:
     (folder / KEY_FILE).unlink()
     run.request(["client-004"], "without-the-key", actor="rita")
     (folder / KEY_FILE).write_bytes(key)
-    run.sign()
     run.decide("posted", "approved", actor="bob")
     run.forget(sigma=1.0)
     return folder
@@ -149,25 +147,11 @@ def with_records(folder: Path) -> Path:
 
 
 def witnessed(folder: Path) -> Path:
-    """Make a run with a witness of every event; with openssl, all requests but the second get timestamps."""
-    named = {WITNESSES: f"file:{kept_by_witness(folder)}"}
-    if shutil.which("openssl") and importlib.util.find_spec("rfc3161_client"):
-        (folder.parent / AUTHORITY).mkdir(parents=True)
-        make_authority(folder.parent / AUTHORITY)
-        named[timestamps.AUTHORITY] = NOWHERE
-    silent = False
-
-    def ask(address: str, content: bytes) -> bytes:
-        if silent:
-            raise InputError(f"{address} did not answer")
-        return stamp(folder.parent / AUTHORITY, content)
-
-    with mock.patch.dict(os.environ, named), mock.patch.object(timestamps, "ask_authority", ask):
+    """Make a run with a witness of every event."""
+    with mock.patch.dict(os.environ, {WITNESSES: str(kept_by_witness(folder))}):
         run = sifu.train(small_spec(**TINY), run=folder)
         run.forget(["client-001"], "first", sigma=1.0)
-        silent = True
         run.forget(["client-002"], "second", sigma=1.0)
-        silent = False
         run.request(["client-003"], "waits")
     return folder
 
@@ -232,8 +216,7 @@ def uncaught(
 ) -> tuple[collections.Counter[str], list[str]]:
     """Return the number of mutations of each kind, and a list of those missed by a verifier or ending in a traceback.
 
-    The second verifier, which shares no code with sifu, checks one in `second_every`. It accepts no witnesses and reads
-    only the digest of a timestamp.
+    The second verifier, which shares no code with sifu, checks one in `second_every`. It accepts no witnesses.
     """
     tried: collections.Counter[str] = collections.Counter()
     wrong = []
@@ -251,8 +234,7 @@ def uncaught(
                 findings = caught(pristine.folder, **against)
                 if not any(word in finding for finding in findings) or any(CRASH in finding for finding in findings):
                     wrong.append(f"{mutation.kind} not caught: {mutation.name}: {findings[:2]}")
-            beyond_it = mutation.kind == "older" or mutation.name.startswith("timestamps")
-            if number % second_every == 0 and not beyond_it and not verify(pristine.folder):
+            if number % second_every == 0 and mutation.kind != "older" and not verify(pristine.folder):
                 wrong.append(f"{mutation.kind} not caught by the second verifier: {mutation.name}")
         pristine.restore()
     return tried, wrong
@@ -299,9 +281,8 @@ def every_mutation(folder: Path) -> list[Mutation]:
 
 
 def held_against(folder: Path) -> dict[str, Any]:
-    """Return a run's witness and its timestamp authority's certificate, as arguments for verification."""
-    roots = folder.parent / AUTHORITY / "root.pem"
-    return {"witnesses": witnesses_of(folder), "authority": roots if roots.exists() else None}
+    """Return a run's witness as arguments for verification."""
+    return {"heads": witnesses_of(folder)}
 
 
 def _statement(sql: str, values: tuple[Any, ...]) -> Callable[[Path], bool]:
@@ -415,8 +396,6 @@ def _of_files(folder: Path) -> Iterator[Mutation]:
                 continue  # bytes of free pages mean nothing; test_tampering flips others
             if what == "deleted" and name.name in last:
                 continue  # an interrupted command leaves it missing, and the next one writes it
-            if what == "deleted" and name.parts[0] == "timestamps":
-                continue  # no claim depends on a timestamp, but existing ones must be valid
             if what == "other line ends" and name.suffix != ".json":
                 continue
             yield Mutation("file", f"{name} {what}", _file(name, change))
@@ -446,9 +425,11 @@ def _certificates_of_the_last_event(folder: Path) -> set[str]:
 def _of_events_without_the_key(folder: Path) -> Iterator[Mutation]:
     """Yield changes of payload values, with all hashes and tables rebuilt but without the key for signatures."""
     connection = connect(folder)
-    rows = connection.execute("SELECT seq, payload FROM events ORDER BY seq").fetchall()
+    rows = connection.execute("SELECT seq, kind, payload FROM events ORDER BY seq").fetchall()
     connection.close()
-    for seq, payload in rows:
+    while rows[-1][1] in UNSIGNED and not witnesses_of(folder):
+        rows.pop()  # whoever may write to the folder may file, decide and restore after the last signature
+    for seq, _, payload in rows:
         content = json.loads(payload)
         for place, value in spread(list(leaves(content)), seq, 12):
             for new in changed(value)[:1]:
@@ -489,7 +470,6 @@ def _cut_off(seq: int) -> Callable[[Path], bool]:
         (digest,) = connection.execute("SELECT hash FROM events WHERE seq = ?", (seq,)).fetchone()
         connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (f"{seq}:{digest.hex()}",))
         connection.close()
-        (folder / "head").write_text(f"{seq}:{digest.hex()}\n")
         return True
 
     return apply

@@ -3,17 +3,15 @@
 A journey is a federation of a few clients with one of five kinds of training (a linear model, a network, groups, a head
 in closed form, noise in training) and two to five requests of any method and terms. Some requests are for single
 records, some come from clients with forgotten records, and some need approvals. Between them there are new keys,
-purges, timestamps, restored backups, newcomers and rebuilt groups. A witness is notified of every command. One seed
+purges, restored backups, newcomers and rebuilt groups. A witness is notified of every command. One seed
 determines everything except the operator's keys; `replayable_noise` also derives certified noise from it, so that a run
 can be executed again.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
-import shutil
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -37,10 +35,8 @@ from sifu.engines.sim.client_updates import Clipping
 from sifu.errors import InputError, SifuError
 from sifu.run.clients_and_engine import engine_from_spec
 from sifu.run.given import as_model
-from sifu.store import timestamps
 from sifu.store.given_approvals import NEEDED
-from sifu.store.witnesses import WITNESSES
-from timestamp_authority import make_authority, stamp
+from sifu.store.kept_heads import WITNESSES
 
 FAMILIES = (*["linear"] * 6, *["closed form"] * 2, *["groups"] * 3, *["network"] * 2, *["training noise"] * 3)
 """Families, weighted by their frequency."""
@@ -97,7 +93,7 @@ class Journey:
     gone: dict[str, set[int]] = field(default_factory=dict)
     """Forgotten rows, by the first name of their client."""
     small: bool = False
-    """True for few rounds and no timestamps, so that thousands of requests take an hour."""
+    """True for few rounds, so that thousands of requests take an hour."""
 
     @property
     def approvals(self) -> int:
@@ -108,11 +104,6 @@ class Journey:
     def witness(self) -> Path:
         """File of this folder's witness; a restored run gets another witness, because both runs may continue."""
         return self.folder.with_name(f"{self.folder.name}.witness")
-
-    @property
-    def authority(self) -> Path:
-        """Certificate of the timestamp authority."""
-        return self.folder.with_name("root.pem")
 
     @property
     def can_forget_records(self) -> bool:
@@ -152,7 +143,7 @@ def without_rows(client: ClientData, rows: Collection[int], name: str) -> Client
 @contextmanager
 def witnessed(folder: Path) -> Iterator[None]:
     """Notify a witness, a file next to the run, of every command; a restored run has its own witness."""
-    with mock.patch.dict(os.environ, {WITNESSES: f"file:{folder / 'run.witness'}"}):
+    with mock.patch.dict(os.environ, {WITNESSES: str(folder / "run.witness")}):
         yield
 
 
@@ -437,28 +428,11 @@ def approve_and_execute(dice: random.Random, journey: Journey, name: str) -> Seq
     return run.forget()
 
 
-def can_be_timestamped() -> bool:
-    """Return whether an authority can be made here and its answers can be read."""
-    return importlib.util.find_spec("rfc3161_client") is not None and shutil.which("openssl") is not None
-
-
-def timestamp(journey: Journey) -> None:
-    """Let an outside authority sign that the head and the certificates existed."""
-    folder = journey.authority.parent
-    if not journey.authority.exists():
-        make_authority(folder)
-    with mock.patch.object(timestamps, "ask_authority", lambda address, content: stamp(folder, content)):
-        journey.open().timestamp("http://localhost/timestamps")
-    journey.steps.append("timestamped")
-
-
 def restore_in_the_middle(dice: random.Random, journey: Journey, observer: Observer) -> None:
-    """Back up, perhaps forget another client, and continue from the backup, with or without the certificate issued
-    since.
-    """
+    """Back up, perhaps forget another client, and continue from the backup; what the backup lacks is filed again."""
     number = len(journey.steps)
     file, back = journey.folder.with_name(f"backup-{number}.zip"), journey.folder.with_name(f"back-{number}")
-    anchor = journey.open().backup(file)
+    journey.open().backup(file)
     issued: list[Path] = []
     if dice.random() < 0.4:
         done = random_request(dice, journey)
@@ -468,19 +442,11 @@ def restore_in_the_middle(dice: random.Random, journey: Journey, observer: Obser
     observer.left(journey)
     given = issued if dice.random() < 0.7 else []
     journey.folder = back
-    os.environ[WITNESSES] = f"file:{journey.witness}"  # the old witness knows what came after the backup
-    sifu.restore(file, back, anchor if dice.random() < 0.5 else None, certificates=given, whole_clients=True)
+    os.environ[WITNESSES] = str(journey.witness)  # the old witness knows what came after the backup
+    lost = sifu.restore(file, back, certificates=given).requests
     journey.steps.append("restored" + (" with a certificate issued since" if given else ""))
-    if given:
-        try:
-            run = journey.open()
-            for row in run.status().requests if journey.approvals else ():
-                for person in PEOPLE[: journey.approvals] if row.status == "received" else ():
-                    run.decide(row.request, "approved", actor=person)
-            observer.executed(journey, [outcome.request for outcome in run.forget()])
-        except SifuError as error:
-            journey.refused += 1
-            journey.steps.append(f"refused after a restore: {error}"[:120])
+    if len(lost) != len(given):
+        raise AssertionError(f"{len(given)} certificates were given, and the restored run lacks {lost}")
 
 
 def go_on(journey: Journey, observer: Observer, most_requests: int = 6) -> None:
@@ -501,8 +467,6 @@ def go_on(journey: Journey, observer: Observer, most_requests: int = 6) -> None:
         elif chance < 0.28:
             journey.open().rotate_key()
             journey.steps.append("new key")
-        elif chance < 0.33 and not journey.small and can_be_timestamped():
-            timestamp(journey)
         elif chance < 0.55 and journey.family == "closed form" and journey.newcomers:
             journey.clients = [*journey.clients, journey.newcomers.pop(0)]
             journey.open().join()

@@ -187,9 +187,9 @@ def look_after(journey: ReleaseJourney) -> None:
         journey.run.purge()
         return
     file = journey.folder.with_name(f"{journey.folder.name}.zip")
-    anchor = journey.run.backup(file)
+    journey.run.backup(file)
     journey.folder = journey.folder.with_name(f"{journey.folder.name}-again")
-    sifu.restore(file, journey.folder, anchor=anchor)
+    sifu.restore(file, journey.folder)
 
 
 STEPS = (*[file_request] * 5, *[approve] * 3, *[settle] * 2, *[execute] * 3, *[release] * 2, join, look_after)

@@ -15,32 +15,16 @@ from secret_draws import fix_groups
 from sifu.api import verify_run
 from sifu.core.spec import Spec
 from sifu.run.clients_and_engine import clients_from_spec
-from sifu.store import timestamps, witnesses
-from timestamp_authority import make_authority, stamp
+from sifu.store.kept_heads import WITNESSES
 
 Step = Callable[[Path, "sifu.Run | None"], sifu.Run]
 """One command of a job: the folder, and the run if an earlier step of this process opened it."""
-AUTHORITY = "authority"
-"""Folder of the timestamp authority, next to the runs."""
-NOWHERE = "http://127.0.0.1:9/"
-"""Address that is never contacted, because the authority is called directly."""
-
-
-def prepare(base: Path, job: dict[str, Any]) -> None:
-    """Make the files that the runs in a folder share."""
-    if job.get("timestamps"):
-        (base / AUTHORITY).mkdir()
-        make_authority(base / AUTHORITY)
-        timestamps.ask_authority = lambda address, content: stamp(base / AUTHORITY, content)
 
 
 def work(folder: Path, job: dict[str, Any], begin: int = 0, end: int | None = None) -> None:
     """Execute some or all steps of the job; after a fault they continue."""
-    outside = {witnesses.WITNESSES: f"file:{kept_by_witness(folder)}"} if job.get("witness") else {}
-    outside |= {timestamps.AUTHORITY: NOWHERE} if job.get("timestamps") else {}
-    for name in (witnesses.WITNESSES, timestamps.AUTHORITY):
-        os.environ.pop(name, None)
-    os.environ.update(outside)
+    os.environ.pop(WITNESSES, None)
+    os.environ.update({WITNESSES: str(kept_by_witness(folder))} if job.get("witness") else {})
     sifu.allow_code(*job.get("allow", []))
     fix_groups(pytest.MonkeyPatch())
     run = None
@@ -58,8 +42,6 @@ def steps_of(job: dict[str, Any]) -> list[Step]:
         steps.append(_on(job, _purge_once))
     if job.get("backup"):
         steps.append(_on(job, _back_up_once))
-    if job.get("timestamps"):
-        steps.append(_on(job, lambda run: run.timestamp()))
     return steps
 
 
@@ -135,18 +117,12 @@ def witnesses_of(folder: Path) -> list[Path]:
     return [kept_by_witness(folder)] if kept_by_witness(folder).exists() else []
 
 
-def problems_of(folder: Path, authority: Path | None = None) -> list[str]:
-    """Return the problems that verification finds in a run, with its witness and optionally a timestamp authority."""
-    os.environ.pop(witnesses.WITNESSES, None)  # set by the previous run
-    return list(verify_run(folder, witnesses=witnesses_of(folder), authority=authority).problems)
+def problems_of(folder: Path) -> list[str]:
+    """Return the problems that verification finds in a run, with its witness."""
+    os.environ.pop(WITNESSES, None)  # set by the previous run
+    return list(verify_run(folder, heads=witnesses_of(folder)).problems)
 
 
 def problems_outside(folder: Path) -> list[str]:
-    """Return the problems of a finished run, against its witness and timestamps, and of the files next to it."""
-    roots = folder.parent / AUTHORITY / "root.pem"
-    problems = problems_of(folder, roots if roots.exists() else None)
-    if roots.exists():
-        done = {f"{request}.public.json.tsr" for (request,) in query(folder, "SELECT request FROM requests")}
-        there = {path.name for path in (folder / "timestamps").iterdir()}
-        problems += [f"{name} is missing" for name in sorted(done - there)]
-    return problems + [f"{path.name} was left next to the run" for path in folder.parent.glob(".tmp-*")]
+    """Return the problems of a finished run, against its witness, and of the files next to it."""
+    return problems_of(folder) + [f"{path.name} was left next to the run" for path in folder.parent.glob(".tmp-*")]

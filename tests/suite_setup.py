@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import signal
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -45,10 +43,8 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 
-# The real file of known keys is never touched: shared fixtures use this one, and every test has its own.
-KNOWN_KEYS = Path(tempfile.mkdtemp(prefix="sifu-known-keys-")) / "known_keys"
-os.environ["SIFU_KNOWN_KEYS"] = str(KNOWN_KEYS)
-atexit.register(shutil.rmtree, KNOWN_KEYS.parent, ignore_errors=True)
+# The real memory of heads is never touched, and tests copy and forge runs: only tests of the memory have one.
+os.environ["SIFU_HEADS"] = os.devnull
 
 MEMORY = Path("/dev/shm")
 ROOM = 1 << 30

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import sifu
+from forged_runs import rebuild_chain
 from random_journeys import tables as table_clients
-from run_tools import query, small_spec
+from run_tools import Command, small_spec
 from sifu_verifier import verify
 
 GROUPS = small_spec(
@@ -34,56 +35,81 @@ def assert_verifies(folder: Path) -> None:
         assert sifu.verify_certificate(file).problems == []
 
 
-def test_groups_in_a_restored_run_trust_the_record(tmp_path: Path) -> None:
-    """After a restore with the certificate, the erased models of the client's group stay erased and the request is open
-    again.
-    """
+def test_premises_on_the_record_of_a_restored_run(tmp_path: Path) -> None:
     run = sifu.train(GROUPS, run=tmp_path / "run")
-    anchor = run.backup(tmp_path / "backup.zip")
+    run.backup(tmp_path / "backup.zip")
     run.forget(["client-001"], "gone", method="groups")
     assert "record" not in premises(run, "gone")
-    issued = tmp_path / "run" / "certificates" / "gone.auditor.json"
-    done = sifu.restore(tmp_path / "backup.zip", tmp_path / "back", anchor, certificates=[issued])
+    sifu.restore(tmp_path / "backup.zip", tmp_path / "back")
     back = sifu.open_run(tmp_path / "back")
-    assert all(step.actor for step in back.request_record("gone").steps)
-    held = {node for node, members in query(tmp_path / "back", "SELECT node, members FROM group_models")
-            if 1 in json.loads(members)}  # fmt: skip
-    assert held
-    assert held.isdisjoint(node for (node,) in query(tmp_path / "back", "SELECT node FROM models"))
-    assert set(done.erased) >= held & {node for (node,) in query(tmp_path / "run", "SELECT node FROM nodes")} - {0}
-    (outcome,) = back.forget()
+    (outcome,) = back.forget(["client-001"], "gone", method="groups")
     assert (outcome.request, outcome.level) == ("gone", "exact")
-    back.forget(["client-002"], "later", method="groups")
     back.forget(["client-003"], "noised", sigma=1.0, level="none")
-    assert premises(back, "gone")["record"] == premises(back, "later")["record"] == "trusted"
+    assert premises(back, "gone")["record"] == "trusted"
     assert premises(back, "noised").get("record") == "assumed"
     assert_verifies(tmp_path / "back")
 
 
 @pytest.mark.parametrize("keep", ["clients", "sum"])
-def test_statistics_of_a_forgotten_client_do_not_come_back(tmp_path: Path, keep: str) -> None:
+def test_a_head_solved_after_a_restore_is_exact(tmp_path: Path, keep: str) -> None:
     clients = table_clients(np.random.default_rng(5), 6, 0, 3, (4,))
     spec = RIDGE | {"keep": {"statistics": keep}}
     run = sifu.train(spec, run=tmp_path / "run", clients=clients)
-    anchor = run.backup(tmp_path / "backup.zip")
+    run.backup(tmp_path / "backup.zip")
     run.forget(["client-002"], "gone")
-    issued = tmp_path / "run" / "certificates" / "gone.public.json"
-    sifu.restore(tmp_path / "backup.zip", tmp_path / "back", anchor, certificates=[issued])
-    listed = query(tmp_path / "back", "SELECT file, clients FROM statistics")
-    assert all(2 not in json.loads(members) for _, members in listed)
-    assert {path.name for path in (tmp_path / "back" / "statistics").iterdir()} == {file for file, _ in listed}
+    sifu.restore(tmp_path / "backup.zip", tmp_path / "back")
     back = sifu.open_run(tmp_path / "back", clients=clients)
-    (outcome,) = back.forget()
-    assert (outcome.request, outcome.level) == ("gone", "exact")
-    # this premise does not lower the level, because the head is a fresh one
-    assert premises(back, "gone")["record"] == "assumed"
-    sifu.train(spec, run=tmp_path / "never", clients=[client for client in clients if client.name != "client-002"])
+    (outcome,) = back.forget(["client-002"], "gone")
+    # This premise does not lower the level, because the head is a fresh one.
+    assert (outcome.level, premises(back, "gone")["record"]) == ("exact", "assumed")
     heads = []
-    for folder in ("back", "never"):
+    for folder in ("back", "run"):
         with sifu.open_run(tmp_path / folder).reader() as reader:
             heads.append(reader.load_model(reader.tip))
     np.testing.assert_array_equal(*heads)
     assert_verifies(tmp_path / "back")
+
+
+@pytest.mark.parametrize("records", [None, [0]])
+def test_requests_that_a_restored_run_lacks_are_named_until_they_are_filed(
+    tmp_path: Path, records: list[int] | None, cli: Command
+) -> None:
+    clients = table_clients(np.random.default_rng(5), 6, 0, 3, (4,))
+    run = sifu.train(RIDGE, run=tmp_path / "run", clients=clients)
+    run.forget(["client-001"], "before")
+    run.backup(tmp_path / "backup.zip")
+    terms: dict[str, Any] = {} if records is None else {"records": records}
+    run.forget(["client-002"], "gone", **terms)
+    issued = sorted((tmp_path / "run" / "certificates").glob("*.json"))
+    assert len(issued) == 4
+    given = [word for file in issued for word in ("--certificate", file)]
+    answer = cli("restore", tmp_path / "backup.zip", tmp_path / "back", *given, "--format", "json")
+    assert answer.code == 0, answer.err
+    (lost,) = answer.json["requests"]
+    assert "request gone for" in lost
+    assert "sifu forget DIR --clients client-002" in lost
+    back = sifu.open_run(tmp_path / "back", clients=clients)
+    assert lost in back.status().warnings
+    assert lost in back.verify().notes
+    assert cli("status", tmp_path / "back").code == 0
+    back.forget(["client-002"], "again", **terms)
+    assert lost not in (*back.status().warnings, *back.verify().notes)
+    assert_verifies(tmp_path / "back")
+
+
+def test_a_forged_restoration_is_found(tmp_path: Path) -> None:
+    run = sifu.train(small_spec(), run=tmp_path / "run")
+    run.backup(tmp_path / "backup.zip")
+    sifu.restore(tmp_path / "backup.zip", tmp_path / "back")
+
+    def from_nowhere(kind: str, content: dict[str, Any]) -> None:
+        if kind == "restored":
+            content["backup_head"] = f"1:{'0' * 64}"
+
+    assert sifu.verify_run(tmp_path / "back").problems == verify(tmp_path / "back") == []
+    rebuild_chain(tmp_path / "back", from_nowhere)
+    assert any(problem.startswith("restored: ") for problem in sifu.verify_run(tmp_path / "back").problems)
+    assert any("head of the backup" in problem for problem in verify(tmp_path / "back"))
 
 
 def test_events_that_were_signed_late_are_trusted_at_best(tmp_path: Path) -> None:
@@ -93,7 +119,6 @@ def test_events_that_were_signed_late_are_trusted_at_best(tmp_path: Path) -> Non
     key.rename(tmp_path / "elsewhere")
     run.request(["client-001"], "late", sigma=1.0)
     (tmp_path / "elsewhere").rename(key)
-    assert run.sign() is not None
     run.forget(level="none")
     assert "signatures" not in premises(run, "before")
     assert premises(run, "late")["signatures"] == "trusted"

@@ -107,10 +107,7 @@ def test_no_arguments_show_the_help(cli: Command) -> None:
 
 
 @pytest.mark.long
-def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # test_timestamps has an authority that answers; here none is asked.
-    monkeypatch.setattr("sifu.api.run.timestamp_authority", lambda: "http://127.0.0.1:9/")
-    monkeypatch.setattr("sifu.api.run.fetch_timestamps", lambda writer, address: (["mine.public.json"], [], ""))
+def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> None:
     spec = tmp_path / "spec.toml"
     commands: dict[str, list[Any]] = {
         "init": [spec],
@@ -128,9 +125,6 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path, monk
         "predict": [tmp_path / "model.safetensors", tmp_path / "rows.npz"],
         "doctor": [],
         "methods": [],
-        "anchor": [own_run],
-        "timestamp": [own_run],
-        "sign": [own_run],
         "purge": [own_run],
         "backup": [own_run, tmp_path / "backup.zip"],
         "restore": [tmp_path / "backup.zip", tmp_path / "restored"],

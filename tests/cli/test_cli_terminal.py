@@ -21,7 +21,7 @@ def test_what_a_terminal_obeys_is_shown_as_question_marks() -> None:
     [
         ("plan", "--clients", f"{CLEAR}client"),
         ("request", "--clients", "client-001", "--id", f"{CLEAR}id"),
-        ("verify", "--anchor", f"1:{CLEAR}"),
+        ("verify", "--head", f"{CLEAR}heads"),
     ],
 )
 def test_a_sentence_about_bad_input_quotes_it_harmlessly(own_trained: Path, cli: Command, command: tuple) -> None:

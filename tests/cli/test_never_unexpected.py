@@ -83,12 +83,12 @@ def test_a_report_of_records_that_cannot_be_read(own_run: Path, cli: Command, cl
     check(cli("report", own_run), 5)
 
 
-def test_known_keys_that_end_in_a_line_nested_too_deeply(own_trained: Path, tmp_path: Path, cli: Command) -> None:
+def test_a_memory_that_ends_in_a_line_nested_too_deeply(own_trained: Path, heads: Path, cli: Command) -> None:
     """An append removes an incomplete last line, which an interrupted process left, whatever it contains."""
-    known = tmp_path / "elsewhere"
-    known.write_text(DEEP[:60_000])
-    assert cli("--known-keys", known, "status", own_trained).code == 0
-    assert [json.loads(line)["folder"] for line in known.read_text().splitlines()] == [str(own_trained)]
+    heads.parent.mkdir()
+    heads.write_text(DEEP[:60_000])
+    assert cli("verify", own_trained).code == 0
+    assert [json.loads(line)["folder"] for line in heads.read_text().splitlines()] == [str(own_trained)]
 
 
 @pytest.mark.parametrize("content", [DEEP, "[[1]]", "7"])
@@ -147,7 +147,7 @@ def test_a_deletion_that_fails(own_trained: Path, cli: Command, monkeypatch: pyt
 def test_a_clock_beyond_what_can_be_written(
     own_trained: Path, tmp_path: Path, cli: Command, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    import sifu.store.clock as clock
+    import sifu.store.times as clock
 
     monkeypatch.setattr(clock, "time", type("Clock", (), {"time": staticmethod(lambda: seconds)}), raising=False)
     for arguments in (("request", own_trained, "--client", "client-000"),

@@ -174,8 +174,7 @@ def fifo(tmp_path: Path) -> Path:
 
 def test_a_pipe_is_no_file_and_nothing_waits_for_it(fifo: Path, exported: Path, tmp_path: Path, cli: Command) -> None:
     run, model = exported / "run", exported / "m.safetensors"
-    check_one_line(cli("verify", run, "--authority", fifo), 2, str(fifo))
-    check_one_line(cli("verify", run, "--witness", fifo), 2, str(fifo))
+    check_one_line(cli("verify", run, "--head", fifo), 2, str(fifo))
     check_one_line(cli("verify", fifo), 2)
     check_one_line(cli("predict", fifo, exported / "rows.npz"), 2)
     check_one_line(cli("train", fifo, "--run", tmp_path / "run"), 2, str(fifo))

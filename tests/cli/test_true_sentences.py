@@ -44,7 +44,7 @@ def test_a_certificate_handed_in_is_the_recorded_one_or_a_finding(
     body = json.loads(path.read_text())["body"] | change
     with RunReader(own_run) as reader:
         path.write_text(json.dumps(sign(own_run, body, reader.value("public_key"))))
-    answer = cli("verify", own_run, "--witness", path)
+    answer = cli("verify", own_run, "--head", path)
     assert answer.code == (3 if change else 0)
     if change:
         assert str(path) in answer.err
@@ -88,7 +88,7 @@ def test_the_other_verifier_asks_for_the_key(own_run: Path, capsys: pytest.Captu
 
 
 def test_an_intact_backup_from_before_a_new_key_is_not_called_damaged(
-    own_trained: Path, cli: Command, tmp_path: Path
+    own_trained: Path, heads: Path, cli: Command, tmp_path: Path
 ) -> None:
     assert cli("backup", own_trained, tmp_path / "old.zip").code == 0
     assert cli("key", "rotate", own_trained).code == 0

@@ -240,7 +240,7 @@ def test_a_stolen_key_is_replaced(table: Command, monkeypatch: pytest.MonkeyPatc
     for file, key in ((certificate, old), ("again.json", new)):
         assert table("verify", file, "--public-key", key).code == 0
     assert table("verify", certificate, "--public-key", new).code != 0
-    monkeypatch.setenv("SIFU_KNOWN_KEYS", str(Path("thief.keys").resolve()))
+    monkeypatch.setenv("SIFU_HEADS", str(Path("thief.heads").resolve()))
     assert table("key", "rotate", "stolen").code == 0
     assert table("verify", "stolen", "--public-key", old).code == 0
     assert table("verify", "stolen", "--public-key", new).code != 0

@@ -1,7 +1,7 @@
 """Scripted jobs with faults at chosen points: python faulty_runs.py FOLDER JSON
 
 The job: training, three requests, a joint one, a strict purge; some jobs add clients that join a closed-form head,
-rebuilt groups, a witness, timestamps and a backup. A point is a write, fsync, rename, unlink, truncation or SQLite
+rebuilt groups, a witness and a backup. A point is a write, fsync, rename, unlink, truncation or SQLite
 statement (COMMIT included) of that job. At each chosen point the process is killed before the point, or the call fails
 with ENOSPC or EIO, or half of its bytes are written. After the last point of a command the process is also killed;
 elsewhere the disk would be the same as before the next point. Then the disk is verified, the job continues to its end,
@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from run_tools import scalars
-from scripted_job import AUTHORITY, backup_of, kept_by_witness, prepare, problems_of, problems_outside, steps_of, work
+from scripted_job import backup_of, kept_by_witness, problems_of, problems_outside, steps_of, work
 from sifu.errors import SifuError
 from sifu.run import group_training, training
 from sifu.store import database, keys, writer
@@ -168,13 +168,13 @@ def make_repeatable() -> None:
     writer.utc_now = lambda: FROZEN
 
 
-def forget_keys(folder: Path) -> None:
-    """Start without known keys, in this process and its children, because every attempt makes another run in the same
-    place.
+def forget_heads(folder: Path) -> None:
+    """Start without a memory of heads, in this process and its children, because every attempt makes another run in the
+    same place.
     """
-    known = folder.with_name(f"{folder.name}.known_keys")
+    known = folder.with_name(f"{folder.name}.heads")
     known.unlink(missing_ok=True)
-    os.environ["SIFU_KNOWN_KEYS"] = str(known)
+    os.environ["SIFU_HEADS"] = str(known)
 
 
 def names_of_points(folder: Path, job: dict[str, Any], step: int) -> list[str]:
@@ -183,7 +183,7 @@ def names_of_points(folder: Path, job: dict[str, Any], step: int) -> list[str]:
     child = os.fork()
     if child == 0:
         point = Point(None, "")
-        forget_keys(folder)
+        forget_heads(folder)
         make_repeatable()
         install(point)
         work(folder, job, step, step + 1)
@@ -269,7 +269,6 @@ class Matrix:
     def __init__(self, base: Path, job: dict[str, Any]) -> None:
         self.base, self.job = base, job
         training.COMMIT_SECONDS = group_training.COMMIT_SECONDS = 1e9 if job.get("one_commit") else 0.0
-        prepare(base, job)
         self.uninterrupted = base / "uninterrupted"
         self.points: list[list[str]] = []
         for step in range(len(steps_of(job))):
@@ -298,13 +297,11 @@ class Matrix:
         gone_on: set[tuple[int, str]] = set()
         parent = parent or self.base / "attempts"
         parent.mkdir(exist_ok=True)
-        if (self.base / AUTHORITY).exists():
-            shutil.copytree(self.base / AUTHORITY, parent / AUTHORITY)
         folder = parent / "run"
         for fault in chosen:
             done[fault.fault] = done.get(fault.fault, 0) + 1
             copy_all(self.before(fault.step), folder)
-            forget_keys(folder)
+            forget_heads(folder)
             problems = self._problems(folder, fault, gone_on)
             remove_all(folder)
             wrong += [f"{fault}: {problem}" for problem in problems]

@@ -250,11 +250,11 @@ def result_of(root: Path) -> dict[str, Any]:
             decisions = "SELECT kind FROM events WHERE kind NOT IN ('rounds', 'round') ORDER BY seq"
             result[f"{place} events"] = query(root / place, decisions)
     for path in root.iterdir():
-        if path.is_file() and path.name != "known_keys":
+        if path.is_file() and path.name != "heads":
             result[path.name] = path.stat().st_size
     tokens = root / ".sifu-console" / "tokens.json"
     result["tokens"] = [row["name"] for row in json.loads(tokens.read_bytes())["tokens"]] if tokens.exists() else []
-    known = root / "known_keys"
+    known = root / "heads"
     result["known"] = sorted(set(re.findall('"run": "([0-9a-f]+)"', known.read_text()))) if known.exists() else []
     return result
 
@@ -316,7 +316,7 @@ def what_is_wrong(root: Path, arguments: list[str], done: dict[str, Any], acknow
 if __name__ == "__main__":
     folder, job = Path(sys.argv[1]) / "disk", json.loads(sys.argv[2])
     folder.mkdir()
-    os.environ["SIFU_KNOWN_KEYS"] = str(folder / "known_keys")
+    os.environ["SIFU_HEADS"] = str(folder / "heads")
     lines = (
         f"{section}.{name} = {json.dumps(value)}"
         for section, names in job["spec"].items()

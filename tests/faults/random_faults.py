@@ -73,7 +73,7 @@ SCENARIOS: dict[str, list[str]] = {
         "init spec.toml",
         "clients add run --name client-000 --key node.pub",
         "clients block run --name client-000",
-        "--witness file:witness.jsonl train small.toml --run fresh/run",
+        "--witness witness.jsonl train small.toml --run fresh/run",
         "train small.toml --run run",
         "request run --clients client-000 --id a",
         "requests decide run a verified",
@@ -91,8 +91,6 @@ SCENARIOS: dict[str, list[str]] = {
         "metrics run --out metrics.csv",
         "report run",
         "certificate show run a --bundle bundle.json",
-        "anchor run",
-        "sign run",
         "key rotate run",
         "backup run backup.zip",
         "restore backup.zip again",
@@ -189,7 +187,7 @@ class Scenario:
         self.root, self.log = root, root.parent / "log"
         self.commands: list[Command] = []
         training.COMMIT_SECONDS = group_training.COMMIT_SECONDS = 0.0
-        os.environ["SIFU_KNOWN_KEYS"] = str(root / "known_keys")
+        os.environ["SIFU_HEADS"] = str(root / "heads")
         write_inputs(root)
         (root / "fresh").mkdir()
         for words in commands:

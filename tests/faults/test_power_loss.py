@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 SPEC = small_spec(keep={"models": 4, "updates_every": 2}, stop={"target": 0.0, "max_rounds": 2})
 FIRST = [
     ["init", "spec.toml"],
-    ["--witness", "file:witness.jsonl", "train", "small.toml", "--run", "run"],
+    ["--witness", "witness.jsonl", "train", "small.toml", "--run", "run"],
     ["request", "run", "--clients", "client-000", "--id", "a"],
     ["requests", "decide", "run", "a", "verified"],
     ["forget", "run", "--request", "a"],
@@ -34,7 +34,6 @@ THEN = [
     ["export", "run", "--model", "model.safetensors"],
     ["metrics", "run", "--out", "metrics.csv"],
     ["report", "run"],
-    ["sign", "run"],
     ["key", "rotate", "run"],
     ["backup", "run", "backup.zip"],
     ["restore", "backup.zip", "again"],

@@ -7,7 +7,6 @@ is 3 if a fault lost something. The runs are made in the folder for temporary fi
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -23,9 +22,12 @@ from shares import Line, Share, cut, options, work_off
 
 FAULTS = 48
 """Number of faults in a share, which takes half a minute or less."""
-JOBS = {"sifu": JOB, "closed form": JOB | CLOSED_FORM, "groups": JOB | GROUPS}
-if shutil.which("openssl"):
-    JOBS["witness, timestamps, backup"] = JOB | OUTSIDE
+JOBS = {
+    "sifu": JOB,
+    "closed form": JOB | CLOSED_FORM,
+    "groups": JOB | GROUPS,
+    "witness, backup": JOB | OUTSIDE,
+}
 
 
 def main() -> int:

@@ -214,7 +214,7 @@ def result_of(name: str) -> Result:
     """Return the result of a guard, computed now."""
     guard, patch = GUARDS[name], pytest.MonkeyPatch()
     with tempfile.TemporaryDirectory() as folder, one_thread():
-        patch.setenv("SIFU_KNOWN_KEYS", f"{folder}/known")
+        patch.setenv("SIFU_HEADS", f"{folder}/heads")
         numbers = range(1, len(guard.requests) + 1)
         try:
             if guard.noised:

@@ -13,7 +13,7 @@ from runtime_environment import ROOT, declared, make_environment
 
 import sifu
 from forged_runs import execute
-from run_tools import copy_run, small_spec
+from run_tools import copy_run, small_spec, state
 
 CLIENT = "client-000"
 KINDS = {"noise": ({}, {"method": "sifu", "sigma": 0.5}), "closed form": ({"model": {"kind": "ridge"}}, {})}
@@ -68,7 +68,6 @@ def test_a_run_a_certificate_and_a_bundle_are_verified(bare: Environment, finish
         ["certificate", "show", run, "gone"],
         ["certificate", "show", run, "gone", "--bundle", "bundle.json"],
         ["verify", "bundle.json"],
-        ["anchor", run],
     ):
         answer = bare(*arguments)
         assert answer.returncode == 0, f"{arguments}: {answer.stdout}{answer.stderr}"
@@ -103,12 +102,12 @@ def test_a_command_that_needs_an_extra_names_it(
 ) -> None:
     copy_run(trained_run, bare.folder / "run")
     (bare.folder / "spec.toml").write_text("[data]\nclients = 6\nsamples_per_client = 5\n")
-    before = bare("anchor", "run").stdout
+    before = state(bare.folder / "run")
     answer = bare(*arguments)
     assert answer.returncode == 2, answer.stderr
     assert f"pip install '.[{extra}]'" in answer.stderr
     assert len(answer.stderr.splitlines()) == 1
-    assert bare("anchor", "run").stdout == before
+    assert state(bare.folder / "run") == before
     assert not (bare.folder / "new").exists()
 
 

@@ -116,7 +116,6 @@ def test_every_command_on_a_run_says_what_is_overdue(own_trained: Path, cli: Com
         ("plan", own_trained, "--clients", "client-002"),
         ("verify", own_trained),
         ("requests", "show", own_trained, "forgotten-on-the-desk"),
-        ("anchor", own_trained),
         ("key", "show", own_trained),
         ("request", own_trained, "--clients", "client-002", "--id", "another"),
     ]

@@ -172,24 +172,6 @@ def test_a_reply_that_was_refused_under_an_earlier_name_counts(tmp_path: Path) -
     assert fine(run)
 
 
-def test_a_restoration_erases_what_a_client_did_under_earlier_names(tmp_path: Path) -> None:
-    clients = table_clients()
-    run = sifu.train(SPEC, run=tmp_path / "run", clients=clients)
-    run.forget(["c3"], records=[0], method="go_on", level="none")
-    anchor = run.backup(tmp_path / "backup")
-    run.forget(["c3"], "whole", method="scratch")
-    certificate = tmp_path / "run" / "certificates" / "whole.public.json"
-    sifu.restore(tmp_path / "backup", tmp_path / "back", anchor, certificates=[certificate])
-    ((tip,),) = query(tmp_path / "back", "SELECT value FROM run WHERE key = 'tip'")
-    left = {node for (node,) in query(tmp_path / "back", "SELECT node FROM models")} - {int(tip)}
-    assert left
-    assert not any(took_part(tmp_path / "back", node, ["c3"]) for node in left)
-    again = sifu.open_run(tmp_path / "back", clients=clients)
-    again.forget()
-    assert query(again.folder, "SELECT clients FROM subjects WHERE request = 'whole'") == [("[3,5]",)]
-    assert fine(again)
-
-
 def test_status_shows_what_a_client_did_under_all_of_its_names(tmp_path: Path) -> None:
     run = sifu.train(SPEC, run=tmp_path / "run", clients=table_clients())
     before = {client.name: client.psi for client in run.status().clients}

@@ -15,7 +15,6 @@ import sifu
 import sifu_verifier
 from forged_runs import rebuild_chain
 from run_tools import Command, query, state
-from sifu.api import restore
 from sifu.core.certificate_words import words_of
 from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.data import ClientData
@@ -308,44 +307,6 @@ def test_on_the_command_line(tmp_path: Path, cli: Command) -> None:
         assert answer.code == 2
         assert why in answer.err
     assert "add --client NAME" in cli("forget", folder, "--records", rows).err
-
-
-def test_a_request_that_the_backup_names_is_restored_for_its_records(tmp_path: Path) -> None:
-    clients = table_clients(4)
-    run = sifu.train(TABLE, run=tmp_path / "run", clients=clients)
-    run.request(["c2"], "r1", records=[1])
-    run.backup(tmp_path / "backup")
-    run.forget()
-    certificates = [tmp_path / "run" / "certificates" / "r1.public.json"]
-    restore(tmp_path / "backup", tmp_path / "again", run.anchor(), certificates, accept_older=True)
-    again = sifu.open_run(tmp_path / "again", clients=clients)
-    again.forget()
-    assert kept_sum(tmp_path / "again") == kept_sum(tmp_path / "run")
-    assert fine(again)
-
-
-def test_a_backup_from_before_brings_the_whole_client_back(tmp_path: Path) -> None:
-    """A certificate does not name its records, so a restore is refused, or forgets the whole client with
-    `whole_clients`.
-    """
-    clients = table_clients(4)
-    run = sifu.train(TABLE, run=tmp_path / "run", clients=clients)
-    run.backup(tmp_path / "backup")
-    run.forget(["c2"], records=[1])
-    run.forget(["c2"], records=[2])
-    certificates = sorted((tmp_path / "run" / "certificates").glob("*.public.json"))
-    given = (tmp_path / "backup", tmp_path / "again", run.anchor(), certificates, True)
-    with pytest.raises(
-        InputError, match=r"r1 is about 1 record of c2, .* would forget all of c2\. Accept .*--whole-cli"
-    ):
-        restore(*given)
-    assert not (tmp_path / "again").exists()
-    restored = restore(*given, whole_clients=True)
-    assert restored.requests == ("r1",)  # one request forgets the whole client
-    again = sifu.open_run(tmp_path / "again", clients=clients)
-    again.forget()
-    assert query(tmp_path / "again", "SELECT clients FROM subjects") == [("[2]",)]
-    assert fine(again)
 
 
 AUTO = ROUNDS | {"local": {"rate": "auto", "steps": 2}}

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import sifu
+from run_tools import state
 from sifu.core.ledger import RELEASE_DISTANCES
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
@@ -66,13 +67,13 @@ def test_train_three_requests_verify(tmp_path):
 
 def test_a_demand_that_is_not_met_is_refused_with_the_figure(tmp_path):
     run = sifu.train(_spec(), run=tmp_path / "run")
-    head = run.anchor()
+    before = state(tmp_path / "run")
     with pytest.raises(
         NotCertifiableError, match=r"only \(epsilon, delta\) = \(\d+, 1e-05\) is proven, but \(1, 1e-05\)"
     ) as refusal:
         run.forget(["client-001"], before_after="1,1e-5")
     assert refusal.value.exit_code == 4
-    assert run.anchor() == head
+    assert state(tmp_path / "run") == before
     plain = sifu.train(_spec(noise=0.0), run=tmp_path / "plain")
     with pytest.raises(NotCertifiableError, match="no guarantee is proven"):
         plain.forget(["client-001"], before_after="1,1e-5")

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripted_job import prepare, work
+from scripted_job import work
 from sifu.run import group_training, training
 
 TOUCHING_THE_DISK = {"fsync", "replace", "rename", "unlink", "execute", "executemany", "executescript"}
@@ -81,7 +81,6 @@ def measure(folder: Path, job: dict[str, Any]) -> tuple[int, float]:
 def main() -> None:
     base, job = Path(sys.argv[1]), json.loads(sys.argv[2])
     training.COMMIT_SECONDS = group_training.COMMIT_SECONDS = job.get("commit_seconds", 0.0)
-    prepare(base, job)
     work(base / "uninterrupted", job)  # this also imports everything
     calls, seconds = measure(base / "counted", job)
     chosen = random.Random(job["seed"])

@@ -41,17 +41,6 @@ def test_an_older_database_cannot_spend_a_budget_twice(own_trained: Path, tmp_pa
     assert files_of(own_trained).keys() >= before.keys()
 
 
-def test_an_older_database_is_noticed_by_the_certificates_alone(own_trained: Path, tmp_path: Path) -> None:
-    older = backup(own_trained, tmp_path / "older.db")
-    sifu.open_run(own_trained).forget(["client-001"], "first", sigma=1.0)
-    put_back(own_trained, older)
-    (own_trained / "head").unlink()
-    with pytest.raises(RunDamagedError, match="file head is missing"):
-        sifu.open_run(own_trained).request(["client-001"])
-    with pytest.raises(RunDamagedError, match=r"certificate first\.auditor\.json"):
-        sifu.open_run(own_trained).sign()
-
-
 def test_the_wrong_database_deletes_no_models(own_trained: Path, tmp_path: Path) -> None:
     older = backup(own_trained, tmp_path / "older.db")
     sifu.open_run(own_trained).forget(["client-001"], "first", sigma=1.0)

@@ -163,7 +163,7 @@ def test_a_killed_process_leaves_no_key(own_trained: Path, tmp_path: Path, comma
                 os._exit(0)
         os.waitpid(child, 0)
         if command == "backup":
-            sifu.open_run(own_trained).sign()  # any command that opens the run for writing
+            RunWriter.open(own_trained).close()  # any command that opens the run for writing
         else:
             restore(tmp_path / "good.zip", elsewhere / f"again-{number}")
         assert not list(elsewhere.glob(".tmp-*")), number

@@ -214,7 +214,7 @@ def test_limit_whoever_holds_the_key_can_rewrite_the_scalars(own_run: Path) -> N
     assert verify_run(own_run).problems == []
 
 
-def test_limit_a_whole_rewrite_with_a_new_key_is_caught_by_the_known_key_only(own_run: Path, known_keys: Path) -> None:
+def test_limit_a_whole_rewrite_with_a_new_key_is_caught_by_the_memory_only(own_run: Path, heads: Path) -> None:
     verify_run(own_run)
     real_key = dict(connect(own_run).execute("SELECT key, value FROM run"))["public_key"]
     (own_run / "operator.key").unlink()
@@ -230,14 +230,14 @@ def test_limit_a_whole_rewrite_with_a_new_key_is_caught_by_the_known_key_only(ow
     rebuild_chain(own_run, edit)
     resign_everything(own_run)
     (problem,) = verify_run(own_run).problems
-    assert problem.startswith("key: ")
-    known_keys.unlink()
+    assert problem.startswith("heads: ")
+    heads.unlink()
     assert verify_run(own_run, real_key).problems != []
     assert verify_run(own_run).problems == []
 
 
 def test_limit_the_last_event_can_be_removed_with_its_signature(own_run: Path) -> None:
-    """The last event, a waiting request, can be removed with its signature: only a witness or an anchor reveals it."""
+    """The last event, a waiting request, can be removed with its signature: only a head kept elsewhere reveals it."""
     execute(
         own_run,
         "DELETE FROM requests WHERE request = 'waits'",

@@ -53,7 +53,7 @@ def main() -> int:
 
 def _trying(run: Path, mutations: Sequence[Mutation]) -> Callable[[Path], Line]:
     def work(folder: Path) -> Line:
-        """Work on a separate copy of the run, with its witness and timestamp authority."""
+        """Work on a separate copy of the run, with its witness."""
         shutil.copytree(run.parent, folder / "own")
         tried, wrong = uncaught(Pristine(folder / "own" / run.name), list(mutations))
         shutil.rmtree(folder / "own")

@@ -37,10 +37,10 @@ from sifu.run.recorded_data import identities_of_rows
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
 from sifu.store.actors import actor_name
-from sifu.store.clock import current_time
 from sifu.store.erased_figures import no_certificate
 from sifu.store.inbox import post
 from sifu.store.reader import plain_names
+from sifu.store.times import current_time
 from sifu.store.writer import RunWriter
 from sifu.verify.bundle import write_bundle
 

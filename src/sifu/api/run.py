@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sifu.api.evaluation import Evaluated, evaluate
 from sifu.api.history import HistoryRow, history_of
-from sifu.api.operator_key import rotate_key, vouch
+from sifu.api.operator_key import rotate_key
 from sifu.api.request_calls import RequestCalls
 from sifu.api.run_requests import Released, bring_up_to_date
 from sifu.api.safekeeping import back_up
@@ -25,7 +25,6 @@ from sifu.run.recorded_data import OWNER, clients_of_file, not_there_yet
 from sifu.run.training import ProgressCallback
 from sifu.store import keys
 from sifu.store.keys import keys_of
-from sifu.store.timestamps import AUTHORITY, check_authority, fetch_timestamps, timestamp_authority
 from sifu.verify.integrity import check_integrity
 from sifu.verify.verification import Verification, verify_run
 
@@ -173,39 +172,15 @@ class Run(RequestCalls):
     def verify(
         self,
         public_key: str | None = None,
-        anchor: str | None = None,
-        witnesses: Sequence[str | Path] = (),
-        authority: str | Path | None = None,
+        heads: Sequence[str | Path] = (),
     ) -> Verification:
         """Recompute the claims of the run from its record and its stored models, offline.
 
         Args:
             public_key: The operator's public key (hex) that the ledger must be signed with, if it is known.
-            anchor: Head of an earlier state, which must be in the chain.
-            witnesses: Files of checkpoints kept by witnesses; each checkpoint must be in the chain.
-            authority: PEM file with the certificates of the authority that must have signed the timestamps.
+            heads: Files of signed heads kept by witnesses, or certificates; each head must be in the chain.
         """
-        return verify_run(self.folder, public_key, anchor, witnesses, authority)
-
-    def timestamp(self, authority: str | None = None) -> list[str]:
-        """Fetch missing RFC 3161 timestamps.
-
-        Args:
-            authority: URL of the authority, by default the URL in SIFU_TIMESTAMP.
-
-        Returns:
-            The names of the new timestamps.
-        """
-        address = check_authority(authority) if authority else timestamp_authority()
-        if address is None:
-            raise InputError(
-                f"no timestamp authority is set: run sifu --timestamp URL timestamp DIR, or set {AUTHORITY}"
-            )
-        with self._checked_writer() as writer:
-            came, missing, reason = fetch_timestamps(writer, address)
-        if missing:
-            raise InputError(f"{address} gave no timestamp ({reason}): nothing was lost; try again later")
-        return came
+        return verify_run(self.folder, public_key, heads)
 
     def export(self, path: str | Path) -> Path:
         """Write the current released model as safetensors, and its description to a second file with .json added.
@@ -225,11 +200,6 @@ class Run(RequestCalls):
         with self.reader() as reader:
             return released_module(reader, self._engines.model)
 
-    def anchor(self) -> str:
-        """Return `SEQ:HASH` of the last event, to be published or kept elsewhere."""
-        with self.reader() as reader:
-            return reader.value("head")
-
     def keys(self) -> OperatorKeys:
         """Return the operator's public keys with their events, and whether the private key is encrypted."""
         with self.reader() as reader:
@@ -241,20 +211,8 @@ class Run(RequestCalls):
         with self.writer() as writer:
             return rotate_key(writer, None if brought is None else Path(brought))
 
-    def sign(self, *, clock: bool = False) -> tuple[int, int] | None:
-        """Sign events that were written without the operator's key, and rewrite the file `head` if it is missing.
-
-        Args:
-            clock: True to state that the clock is now correct, although it contradicts the last event.
-
-        Returns:
-            The first and the last of these events, or None if all were signed.
-        """
-        with self._checked_writer(vouching=True) as writer:
-            return vouch(writer, clock=clock)
-
     def backup(self, file: str | Path) -> str:
-        """Write the whole run into one `file`; return the anchor of that state, to be kept elsewhere."""
+        """Write the whole run into one `file`; return `SEQ:HASH` of the last event in it."""
         with self._checked_writer() as writer:
             return back_up(writer, Path(file))
 

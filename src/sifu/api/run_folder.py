@@ -16,8 +16,8 @@ from sifu.run.coupled_replay import EngineWithout
 from sifu.run.run_engines import MakeEngine, RunEngines
 from sifu.run.run_view import RunView
 from sifu.store.database import DATABASE, Memory
-from sifu.store.known_keys import check_known_key, remember_key
 from sifu.store.reader import NOISE_GIVEN, RunReader, readable
+from sifu.store.seen_heads import check_seen
 from sifu.store.writer import RunWriter
 from sifu.verify.integrity import blaming_damage, check_integrity
 
@@ -28,7 +28,6 @@ class RunFolder:
     Args:
         folder: Path of the run folder.
         make_engine: Function that builds the engine. By default the spec defines the engine.
-        remember: True to remember the operator's key of the run on this account.
         noise: Source of noise, by default the operating system.
     """
 
@@ -37,18 +36,15 @@ class RunFolder:
         folder: str | Path,
         make_engine: MakeEngine | None = None,
         *,
-        remember: bool = True,
         noise: NormalSource | None = None,
     ) -> None:
         self.folder = Path(folder)
         with RunReader(self.folder) as reader:  # fail early if the folder is not a run
-            check_known_key(reader)
+            check_seen(reader)
             if noise is not None and not reader.value(NOISE_GIVEN, ""):
                 raise InputError(
                     f"the noise of {folder} comes from the operating system: give a source of noise when a run is made"
                 )
-            if remember:
-                remember_key(reader)
         self._engines = RunEngines(self.reader, make_engine)
         self.noise = noise
         self._memory = Memory()
@@ -58,14 +54,9 @@ class RunFolder:
         """Return a new reader, to be used in a `with` block."""
         return RunReader(self.folder, shared=self._memory)
 
-    def writer(self, *, vouching: bool = False) -> RunWriter:
-        """Return a writer, to be used in a `with` block; it locks the run against other writers.
-
-        Args:
-            vouching: True to open a run whose last events were written without the operator's key, in order to sign
-                them.
-        """
-        writer = RunWriter.open(self.folder, self._memory, vouching=vouching)
+    def writer(self) -> RunWriter:
+        """Return a writer, to be used in a `with` block; it locks the run against other writers."""
+        writer = RunWriter.open(self.folder, self._memory)
         writer.noise = self.noise
         return writer
 
@@ -100,9 +91,9 @@ class RunFolder:
             return Spec.from_mapping(reader.spec)
 
     @contextmanager
-    def _checked_writer(self, before: str = "", *, vouching: bool = False) -> Iterator[RunWriter]:
+    def _checked_writer(self, before: str = "") -> Iterator[RunWriter]:
         """Yield the run for writing after checking its record; an action named in `before` needs the phase `ready`."""
-        with self.writer(vouching=vouching) as writer:
+        with self.writer() as writer:
             check_integrity(writer)
             if before and writer.phase != "ready":
                 raise InputError(f"the run is still {writer.phase}: finish it first, then {before}")

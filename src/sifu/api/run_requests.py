@@ -27,11 +27,11 @@ from sifu.run.run_engines import RunEngines
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
 from sifu.store import keys
-from sifu.store.clock import current_time
 from sifu.store.given_approvals import approvals_needed, check_approved, unapproved
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, plain_name, plain_names
 from sifu.store.release_files import released_model, released_node, releases
+from sifu.store.times import current_time
 from sifu.store.writer import RunWriter
 
 CertificateForm = Literal["public", "auditor"]

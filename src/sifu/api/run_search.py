@@ -8,10 +8,10 @@ from pathlib import Path
 from sifu.errors import InputError, SifuError
 from sifu.requests.deadlines import PendingRequest
 from sifu.requests.deadlines import pending_requests as pending_in
-from sifu.store.clock import clock_problem, current_time, utc_now
 from sifu.store.database import DATABASE
-from sifu.store.known_keys import check_known_key
 from sifu.store.reader import RunReader
+from sifu.store.seen_heads import check_seen
+from sifu.store.times import current_time
 
 DEEPEST = 4
 """Largest depth below a given folder at which runs are searched; links are not followed."""
@@ -47,19 +47,8 @@ def pending_requests(*folders: str | Path) -> list[PendingRequest]:
 def pending_of(run: str | Path) -> list[PendingRequest]:
     """Return the pending requests of one run."""
     with RunReader(Path(run)) as reader:
-        check_known_key(reader)
+        check_seen(reader)
         return pending_in(reader, current_time())
-
-
-def clock_problem_of(run: str | Path) -> str | None:
-    """Return a warning if the clock contradicts the run's last event, else None (also for an unreadable run)."""
-    try:
-        with RunReader(Path(run)) as reader:
-            return clock_problem(
-                str(reader.query("SELECT time FROM events ORDER BY seq DESC LIMIT 1")[0][0]), utc_now()
-            )
-    except (SifuError, OSError, ValueError, IndexError):
-        return None
 
 
 def overdue_of(run: str | Path) -> list[PendingRequest]:

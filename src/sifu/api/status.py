@@ -21,17 +21,18 @@ from sifu.core.spec.sections import RIDGE
 from sifu.methods.registry import all_methods
 from sifu.requests.deadlines import deadline_of, is_overdue
 from sifu.requests.failures import failure_of
+from sifu.requests.lost_requests import lost_words, still_lost
 from sifu.requests.outcome import Cost, cost_of
 from sifu.run.few_clients import consequences
 from sifu.run.group_state import available_group_models, has_groups, members_now
 from sifu.run.psi_of_everyone import track_everyone, with_earlier_names
 from sifu.run.run_view import ACTIVE, RunView
 from sifu.store.client_accuracy import read_held_out
-from sifu.store.clock import TIME_FORMAT, current_time
 from sifu.store.given_approvals import Approvals, approvals_of, unapproved
 from sifu.store.inbox import messages
 from sifu.store.projection import RejectionRow, RequestRow
 from sifu.store.reader import RunReader, clients_now, plain_name, plain_names, remainder_to_join
+from sifu.store.times import TIME_FORMAT, current_time
 from sifu.theory.rollback import Subject
 
 MOST_TOLD = 10
@@ -195,7 +196,7 @@ class RunStatus:
     groups: tuple[GroupStatus, ...] = ()
     held_out: HeldOutFigures | None = None
     warnings: tuple[str, ...] = ()
-    """Warnings that few clients remain."""
+    """Warnings that few clients remain, or that requests were lost in a restoration."""
 
     def __repr__(self) -> str:
         return f"RunStatus({', '.join(f'{name}: {value}' for name, value in self._summary().items())})"
@@ -309,7 +310,7 @@ def status_of(view: RunView) -> RunStatus:
         requests=tuple(request_statuses_of(reader, view.requests, now)),
         groups=groups_of(view),
         held_out=read_held_out(reader.folder, reader.tip),
-        warnings=consequences(view, view.active),
+        warnings=(*consequences(view, view.active), *map(lost_words, still_lost(reader))),
     )
 
 

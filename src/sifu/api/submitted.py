@@ -10,9 +10,9 @@ from sifu.errors import InputError, NotCertifiableError, RunBusyError
 from sifu.requests.deadlines import POSTED, pending_requests
 from sifu.requests.messages import days_left_of, record_refusal
 from sifu.store.actors import same_address
-from sifu.store.clock import current_time
 from sifu.store.given_approvals import approvals_needed, unapproved
 from sifu.store.inbox import SUBMITTED, Message, discard, messages
+from sifu.store.times import current_time
 
 if TYPE_CHECKING:
     from sifu.api.run import Run

@@ -33,7 +33,7 @@ from sifu.cli.runs import (
     train,
 )
 from sifu.cli.unlearning import forget, plan, request
-from sifu.cli.upkeep import anchor, backup, doctor, key, purge, restore, sign, timestamp
+from sifu.cli.upkeep import backup, doctor, key, purge, restore
 from sifu.core.allowed_code import allow_code
 from sifu.errors import SifuError, SifuWarning, missing_extra
 from sifu.version import __version__
@@ -51,8 +51,8 @@ app = typer.Typer(
 PANELS: dict[str, tuple[typer.Typer | Callable[..., Answer | None], ...]] = {
     "Start here": (demo, init, train, join, status, evaluate, report, export, predict),
     "Forget a client": (plan, request, requests, forget, release, certificate, methods, rebuild),
-    "Prove it": (verify, audit, anchor, timestamp),
-    "Keep the run safe": (purge, backup, restore, key, sign),
+    "Prove it": (verify, audit),
+    "Keep the run safe": (purge, backup, restore, key),
     "Console": (serve, token),
     "Federations": (clients, flower, doctor),
 }
@@ -78,26 +78,13 @@ def options(
     witness: Annotated[
         list[str] | None,
         option(
-            "Receiver of the run's signed checkpoints: file:PATH, command:PROGRAM or a URL.",
-            metavar="TARGET",
+            "File or program that receives the run's signed heads (or set SIFU_WITNESS).",
+            metavar="FILE|PROGRAM",
         ),
     ] = None,
-    known_keys: Annotated[
-        str | None,
-        option(
-            "File of remembered operators' keys (or set SIFU_KNOWN_KEYS).",
-            metavar="FILE",
-            show_default="known_keys in ~/.config/sifu",
-        ),
-    ] = None,
-    timestamp_by: Annotated[
-        str | None,
-        option(
-            "Timestamp authority (RFC 3161) for new heads and certificates (or set SIFU_TIMESTAMP).",
-            "--timestamp",
-            metavar="URL",
-        ),
-    ] = None,
+    new_run: Annotated[
+        bool, option("Accept another run than before in the folder, or a copy of a run.", "--new-run")
+    ] = False,
     code: Annotated[
         list[str] | None,
         option(
@@ -110,10 +97,8 @@ def options(
     """Apply the options that precede the command."""
     if code:
         allow_code(*code)
-    if known_keys:
-        os.environ["SIFU_KNOWN_KEYS"] = known_keys
-    if timestamp_by:
-        os.environ["SIFU_TIMESTAMP"] = timestamp_by
+    if new_run:
+        os.environ["SIFU_NEW_RUN"] = "1"
     if witness:
         os.environ["SIFU_WITNESS"] = "\n".join(witness)
 
@@ -190,15 +175,12 @@ def _leave(code: int) -> None:
 
 
 def _say_what_is_overdue() -> None:
-    """Write to stderr which runs of this command have overdue requests, or a last event that contradicts the clock."""
+    """Write to stderr which runs of this command have overdue requests."""
     if not runs_of_this_command:
         return
-    from sifu.api.run_search import clock_problem_of, overdue_of
+    from sifu.api.run_search import overdue_of
 
     for run in dict.fromkeys(runs_of_this_command):
-        clock = clock_problem_of(run)
-        if clock:
-            sys.stderr.write(harmless(f"sifu: {run}: {clock}\n"))
         late = overdue_of(run)
         if late:
             named = ", ".join(f"{request.request} (since {request.deadline[:10]})" for request in late[:3])

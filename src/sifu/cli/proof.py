@@ -33,12 +33,8 @@ def verify(
         ),
     ],
     public_key: PublicKeyOption = None,
-    anchor: Annotated[str | None, option("Head of the chain kept elsewhere (sifu anchor).", metavar="SEQ:HASH")] = None,
-    witness: Annotated[
-        list[Path] | None, option("File of checkpoints kept elsewhere, or a certificate; repeatable.")
-    ] = None,
-    authority: Annotated[
-        Path | None, option("Certificates of the timestamp authority (PEM) that timestamps must come from.")
+    heads: Annotated[
+        list[Path] | None, option("File of signed heads kept elsewhere, or a certificate; repeatable.", "--head")
     ] = None,
     everything: AllOption = False,
 ) -> Answer:
@@ -47,18 +43,18 @@ def verify(
     For a run folder, checks ledger, tables, rounds, models, requests and certificates, and names the requests whose
     models were erased: these rest on the signed record. It changes nothing, and can run while another command writes.
     For a certificate file, checks its signature and that its figures agree. For a bundle, also checks the chain of
-    events and the succession of keys. A note is not a fault. Only a key, an anchor or a witness kept elsewhere shows
-    that the run was not rewritten as a whole.
+    events and the succession of keys. A note is not a fault. Only a key or a head kept elsewhere shows that the run was
+    not rewritten as a whole.
     """
     if not target.exists():
         raise InputError(f"{target} does not exist: give a run folder or a certificate file")
     of_run = target.is_dir()
-    if (anchor is not None or witness) and not of_run:
-        raise InputError(f"--anchor and --witness need a run folder, and {target} is not one: leave them out")
+    if heads and not of_run:
+        raise InputError(f"--head needs a run folder, and {target} is not one: leave it out")
     if of_run:
-        result = sifu.verify_run(target, public_key, anchor, witness or (), authority)
+        result = sifu.verify_run(target, public_key, heads or ())
     else:
-        result = sifu.verify_certificate(target, public_key, authority)
+        result = sifu.verify_certificate(target, public_key)
     names = (
         "subject",
         "holds",

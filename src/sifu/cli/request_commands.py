@@ -45,7 +45,7 @@ def list_requests(
         if public:
             raise InputError("--public cannot be combined with --pending or --overdue: give one of them")
         return _show_pending(folders, overdue)
-    runs = [sifu.Run(folder, remember=False) for folder in (sifu.find_runs(*folders) or folders)]
+    runs = [sifu.Run(folder) for folder in (sifu.find_runs(*folders) or folders)]
     if not public:
         return _show({run: run.request_records() for run in runs})
     if len(runs) > 1:

@@ -1,4 +1,4 @@
-"""The commands `sifu doctor|purge|anchor|sign|timestamp|backup|restore|key`, which maintain a run folder."""
+"""The commands `sifu doctor|purge|backup|restore|key`, which maintain a run folder."""
 
 from __future__ import annotations
 
@@ -117,40 +117,6 @@ def purge(
     return Answer(asdict(done), show)
 
 
-def anchor(run: RunArgument) -> Answer:
-    """Print the head of the chain, to publish or keep elsewhere; sifu verify --anchor checks it later."""
-    head = sifu.Run(run).anchor()
-    return Answer({"anchor": head}, head)
-
-
-def sign(
-    run: RunArgument,
-    clock: Annotated[
-        bool, option("Confirm that the clock is right although it contradicts the last event.", "--clock")
-    ] = False,
-) -> Answer:
-    """Vouch for events written without the operator's key, or for a run whose head file is missing.
-
-    Every event is signed when it is written, if the key and its passphrase are available. Unsigned events block further
-    writing until the operator confirms them; the ledger records permanently that they were signed later.
-    """
-    tail = sifu.Run(run).sign(clock=clock)
-    if tail is None:
-        return Answer({"signed": None}, "Every event has a signature.")
-    return Answer({"signed": list(tail)}, f"Signed for events {tail[0]} to {tail[1]}, which had no signature.")
-
-
-def timestamp(run: RunArgument) -> Answer:
-    """Fetch RFC 3161 timestamps of the latest head and of certificates that have none yet.
-
-    Name the authority before the command, sifu --timestamp URL timestamp DIR, or in SIFU_TIMESTAMP. Commands that write
-    to a run fetch timestamps at their end; this command fetches the missing ones.
-    """
-    came = sifu.Run(run).timestamp()
-    said = f"Fetched timestamps of {', '.join(came)}." if came else "Every certificate and the latest head have one."
-    return Answer({"timestamps": came}, said)
-
-
 BackupArgument = Annotated[Path, argument("FILE", "The backup file.")]
 
 
@@ -158,52 +124,41 @@ def backup(run: RunArgument, file: BackupArgument) -> Answer:
     """Write the whole run into one file; the ledger records that it was made."""
     head = sifu.Run(run).backup(file)
     return Answer(
-        {"backup": str(file), "anchor": head},
+        {"backup": str(file), "head": head},
         f"Wrote {file}. It is as confidential as the run, and holds the operator's key.",
-        f"Keep this anchor elsewhere: {head}",
     )
 
 
 def restore(
     file: BackupArgument,
     run: Annotated[Path, argument("DIR", "A new folder for the run.")],
-    anchor: Annotated[str | None, option("Latest head kept elsewhere.", metavar="SEQ:HASH")] = None,
+    heads: Annotated[
+        list[Path] | None, option("File of signed heads kept elsewhere, or a certificate; repeatable.", "--head")
+    ] = None,
     certificates: Annotated[
         list[Path] | None,
-        option("Certificate issued since the backup; its request is restored.", "--certificate"),
+        option("Certificate issued since the backup; its request is named, to be filed again.", "--certificate"),
     ] = None,
     accept_older: Annotated[
-        bool, option("Restore the backup even if the anchor shows a later state.", "--accept-older")
-    ] = False,
-    whole_clients: Annotated[
-        bool,
-        option("Forget whole clients where a certificate is about records that it does not name.", "--whole-clients"),
+        bool, option("Restore the backup even if a later state is known.", "--accept-older")
     ] = False,
 ) -> Answer:
     """Restore a run folder from a backup; the ledger records this permanently.
 
     After a restore, certificates are at best conditional, except for fresh models, merged groups and heads in closed
-    form: no anchor can prove that the original run did not continue after the backup.
+    form: nothing can prove that the original run did not continue after the backup.
     """
-    restored = sifu.restore(file, run, anchor, certificates or [], accept_older, whole_clients)
+    restored = sifu.restore(file, run, heads or (), certificates or (), accept_older)
     sentences = [
         f"Restored {run} as of event {restored.backup_head.split(':')[0]}; the ledger records this.",
         "Later certificates are at best conditional, except for fresh models, merged groups and heads in closed form: "
-        "no anchor can prove that the original run did not continue after the backup.",
+        "nothing can prove that the original run did not continue after the backup. Clients forgotten since then must "
+        "be forgotten again.",
     ]
-    if not restored.complete:
-        sentences.append(
-            "Nothing proves that this was the latest state: clients forgotten since then must be forgotten again."
-        )
-    if restored.requests:
-        sentences.append(
-            f"Restored requests: {', '.join(restored.requests)}; {len(restored.erased)} models were erased. "
-            f"Next: sifu forget {run}"
-        )
-    return Answer(restored.to_mapping(), *sentences)
+    return Answer(restored.to_mapping(), *sentences, *(f"{lost[0].upper()}{lost[1:]}." for lost in restored.requests))
 
 
-key = Commands("key", "Show, replace or accept the operator's key.")
+key = Commands("key", "Show or replace the operator's key.")
 
 
 @key.command("rotate")
@@ -214,22 +169,6 @@ def rotate(
     """Replace the operator's key; both keys sign the change. SIFU_PASSPHRASE encrypts the new key at rest."""
     public = sifu.Run(run).rotate_key(brought)
     return Answer({"public_key": public}, f"From now on, the run is signed with the key {public}. Publish it.")
-
-
-@key.command("accept")
-def accept(
-    run: RunArgument,
-    public_key: Annotated[str, argument("KEY", "Public key of the run (hex), as published.")],
-) -> Answer:
-    """Accept this key as the operator's even though another one is known here for the run or the folder.
-
-    The key of every run is remembered at its first use (SIFU_KNOWN_KEYS). A new key that the old one did not sign stops
-    every command. Before you accept a key, compare it with the one that the operator published.
-    """
-    from sifu.api.operator_key import accept_key
-
-    accept_key(run, public_key)
-    return Answer({"accepted": public_key}, f"From now on {run} must be signed with the key {public_key}.")
 
 
 @key.command("show")

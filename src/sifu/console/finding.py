@@ -20,7 +20,7 @@ from sifu.console.pages import page, page_number, pager, show
 from sifu.console.request_lines import RequestLine
 from sifu.errors import SifuError
 from sifu.store.actors import same_person
-from sifu.store.clock import current_time, time_of, utc_now
+from sifu.store.times import current_time, time_of, utc_now
 
 LINES_PER_PAGE = 100
 EVENTS_PER_PAGE = 100

@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from sifu.core.ledger import read_json
 from sifu.errors import RunBusyError
-from sifu.store.clock import utc_now
 from sifu.store.files import private_folder, write_atomically
+from sifu.store.times import utc_now
 
 JobKind = Literal["carry out", "verify", "report"]
 JobState = Literal["running", "done", "failed"]

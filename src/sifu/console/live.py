@@ -16,11 +16,11 @@ from sifu.requests.deadlines import pending_requests
 from sifu.run.run_view import ACTIVE
 from sifu.run.training import expected_rounds
 from sifu.store.client_accuracy import read_held_out
-from sifu.store.clock import current_time
 from sifu.store.files import is_locked
-from sifu.store.known_keys import check_known_key
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, joined_remainders
+from sifu.store.seen_heads import check_seen
+from sifu.store.times import current_time
 
 MOST_POINTS = 60
 """Maximum number of points of a curve that are sent; a longer curve is thinned."""
@@ -107,7 +107,7 @@ class LiveView:
         if self._state is not None and self._state[0] == around and at_work and now - self._looked < FRESH_FOR:
             return self._state[2]
         with RunReader(self.folder) as reader, reader.snapshot():
-            check_known_key(reader)
+            check_seen(reader)
             head = reader.value("head")
             if self._state is None or self._state[:2] != (around, head):
                 self._state = (around, head, self._read(reader, at_work))

@@ -29,9 +29,9 @@ from sifu.requests.deadlines import POSTED, check_deadline, pending_requests
 from sifu.requests.filing import usual_terms
 from sifu.run.clients_and_engine import executed_elsewhere
 from sifu.store.actors import same_address
-from sifu.store.clock import current_time, utc_now
 from sifu.store.inbox import SUBMITTED, discard, messages, post
 from sifu.store.last_failure import failure_stamp
+from sifu.store.times import current_time, utc_now
 
 T = TypeVar("T")
 REPORT = Path("report", "index.html")
@@ -62,7 +62,7 @@ class ServedRun:
         self.lists_lock = threading.Lock()
         self._live_lock = threading.Lock()
         self._live_view = LiveView(folder)
-        self.run = Run(folder, remember=False)  # listing a run must not mark its key as trusted
+        self.run = Run(folder)
         self._memory: dict[tuple[Any, ...], _Remembered] = {}
 
     def live(self) -> Live:

@@ -25,9 +25,9 @@ from starlette.requests import Request
 
 from sifu.errors import InputError, RunDamagedError, SifuError
 from sifu.store.actors import actor_name, same_address, same_person
-from sifu.store.clock import current_time, utc_now
 from sifu.store.database import DATABASE
 from sifu.store.files import private_folder, write_atomically
+from sifu.store.times import current_time, utc_now
 
 Role = Literal["requester", "approver", "auditor", "operator"]
 """Roles: requesters file requests and see their own; approvers decide; auditors read everything; operators execute."""

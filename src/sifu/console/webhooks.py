@@ -21,8 +21,8 @@ from sifu.console.service import ConsoleService
 from sifu.core.ledger import read_json
 from sifu.errors import InputError, SifuError
 from sifu.requests.deadlines import POSTED, pending_requests
-from sifu.store.clock import current_time
 from sifu.store.files import write_atomically
+from sifu.store.times import current_time
 
 SECRET = "SIFU_WEBHOOK_SECRET"
 DUE_SOON_DAYS = 3

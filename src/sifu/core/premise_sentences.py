@@ -140,10 +140,8 @@ SENTENCES: dict[str, dict[str, str]] = {
         "data did not influence the preprocessing.",
     },
     "record": {
-        "older": "The run was restored from a backup that may be older than its last state; models released in between "
-        "are not counted.",
-        "complete": "The run was restored from a backup. It is assumed that the original run released no further "
-        "models, because they are not counted here.",
+        "assumed": "The run was restored from a backup. It is assumed that the original run released no further "
+        "models after that backup, because they are not counted here.",
         "trusted": "The run was restored from a backup. It is trusted that the merged models of groups never included "
         "the clients, as the restored record states.",
     },
@@ -175,8 +173,8 @@ SENTENCES: dict[str, dict[str, str]] = {
         "federation in which the same rounds and replies counted.",
     },
     "signatures": {
-        "trusted": "Some events were written without the operator's key, and the operator confirmed them later. It is "
-        "trusted that they were not changed in between.",
+        "trusted": "Some events that file or decide requests were written without the operator's key. It is trusted "
+        "that nobody changed them before the next signature.",
     },
     "statistics": {
         "trusted": "Statistics that no data can have were refused; otherwise it is trusted that each client sent its "

@@ -170,16 +170,10 @@ def module_premise(module: str) -> tuple[Premise, ...]:
 
 @dataclass(frozen=True)
 class RecordHistory:
-    """Counts of restorations and of late signatures in the record before a certificate.
+    """Number of restorations from a backup, and of events without a signature, in the record before a certificate."""
 
-    `complete` counts restorations from a backup that ends with the anchor kept elsewhere. `older` counts restorations
-    from a backup that may be older than the run. `vouched` counts how often the operator vouched for events written
-    without a signature.
-    """
-
-    complete: int = 0
-    older: int = 0
-    vouched: int = 0
+    restored: int = 0
+    unsigned: int = 0
 
 
 UNBROKEN = RecordHistory()
@@ -211,24 +205,20 @@ def replies_premise(left_out: int) -> tuple[Premise, ...]:
 
 
 def record_premises(history: RecordHistory, *, merge: bool = False) -> tuple[Premise, ...]:
-    """Return the premises on a record that was restored or signed late. Any other record needs none.
+    """Return the premises on a record that was restored or has unsigned events. Any other record needs none.
 
-    Releases that the record does not contain are charged to no budget. A backup that ends with an anchor is complete up
-    to that anchor, but it cannot show that the original run stopped there. If that run continued, both runs spend the
-    same budget. A merge of groups spends no budget, so missing releases do not affect it, but it relies on the recorded
-    members of the groups (docs/theory.md, section 15.2). Until an event is signed, anyone who can write to the folder
-    can change it.
+    Releases that the record does not contain are charged to no budget, and a backup cannot show that the original run
+    stopped there. If that run continued, both runs spend the same budget. A merge of groups spends no budget, so
+    missing releases do not affect it, but it relies on the recorded members of the groups (docs/theory.md, section
+    15.2). Until an event is covered by a signature, anyone who can write to the folder can change it.
 
     Args:
-        history: Restorations and late signatures of the record.
+        history: Restorations and unsigned events of the record.
         merge: True if the certificate is for a merge of groups.
     """
-    signed_late = (Premise("signatures", "trusted"),) if history.vouched else ()
-    if not (history.older or history.complete):
-        return signed_late
-    if merge:
-        return (Premise("record", "trusted"), *signed_late)
-    return (Premise("record", "assumed", "older" if history.older else "complete"), *signed_late)
+    unsigned = (Premise("signatures", "trusted"),) if history.unsigned else ()
+    record = (Premise("record", "trusted" if merge else "assumed"),) if history.restored else ()
+    return (*record, *unsigned)
 
 
 def outside_premises(facts: TrainingFacts) -> Iterator[Premise]:

@@ -29,7 +29,7 @@ from sifu.planning.plan import AutoChoice, MethodOption, Plan, choose_method, le
 from sifu.run.few_clients import consequences, staying_without
 from sifu.run.releases import guarantee_of_all, waiting_note
 from sifu.run.run_view import RunView
-from sifu.store.given_approvals import leaving_requests
+from sifu.store.given_approvals import approved_requests
 from sifu.store.reader import plain_names
 
 METHODS: dict[str, type[Method]] = {method.info.name: method for method in (Sifu, Scratch, ClosedForm, Groups)}
@@ -90,7 +90,7 @@ def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None)
 
 def also_left_out(view: RunView, terms: RequestTerms) -> str:
     """Describe the clients and records that other approved requests leave out of the release, or return ""."""
-    others = [row for row in leaving_requests(view.reader) if set(row.clients).isdisjoint(terms.clients)]
+    others = [row for row in approved_requests(view.reader) if set(row.clients).isdisjoint(terms.clients)]
     words = [
         f"{forgotten_words(plain_names(view.reader, row.clients), len(row.records) or None)} (request {row.request})"
         for row in others

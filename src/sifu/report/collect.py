@@ -13,9 +13,9 @@ from sifu.core.method_info import CLOSED_FORM, method_info
 from sifu.report.run_data import AccuracyTrace, Branch, PsiPanel, ReportData, ReportedRequest
 from sifu.requests.outcome import Measured, cost_of
 from sifu.run.run_view import ACTIVE, RunView
-from sifu.store.known_keys import check_known_key
 from sifu.store.projection import EvaluationRow, RequestRow, SubjectRow
 from sifu.store.reader import RunReader, readable
+from sifu.store.seen_heads import check_seen
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.history import PathNode
 from sifu.theory.rollback import Subject
@@ -28,7 +28,7 @@ MOST_SUBJECTS = 24
 def collect(run_folder: str | Path) -> ReportData:
     """Return the data of a report, from one snapshot of the run."""
     with RunReader(Path(run_folder)) as reader, reader.snapshot():
-        check_known_key(reader)
+        check_seen(reader)
         with readable(reader.folder):
             return _collect(reader)
 

@@ -19,9 +19,9 @@ from sifu.run.run_view import RunView
 from sifu.store.database import CLIENTS_FILE, DATABASE
 from sifu.store.files import LOCK_FILE, WriterLock, private_folder, write_atomically
 from sifu.store.inbox import post
-from sifu.store.known_keys import check_known_key
 from sifu.store.projection import NewEvent
 from sifu.store.reader import RunReader
+from sifu.store.seen_heads import check_seen
 from sifu.store.writer import RunWriter
 from sifu.theory.facts import AUTHENTICATED, BY_OPERATOR, CLAIMED
 
@@ -208,7 +208,7 @@ def described_clients(folder: Path) -> list[dict[str, str]]:
     if not (folder / DATABASE).exists():
         return listed
     with RunReader(folder) as reader:
-        check_known_key(reader)
+        check_seen(reader)
         view, newcomers = RunView(reader), {entry.name for entry in joining(reader)}
         for entry in listed:
             client = view.index_of.get(entry["name"])

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sifu.errors import InputError
-from sifu.store.clock import BEHIND, TIME_FORMAT, time_of
 from sifu.store.inbox import SUBMITTED, Message, messages
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, plain_names
+from sifu.store.times import BEHIND, TIME_FORMAT, time_of
 
 DEADLINE_DAYS = 30
 """Default deadline of a request, in days from its reception."""

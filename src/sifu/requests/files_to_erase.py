@@ -103,20 +103,6 @@ def everyone_forgotten(view: RunView, among: set[int] | None = None) -> list[Exp
     return view.exposures(subjects)
 
 
-def forgetting_models(view: RunView, clients: Sequence[int], available: set[int]) -> tuple[int, ...]:
-    """Return the nodes of the `available` models, except the current one, that `clients` influenced."""
-    subjects = [Subject(0, (client,), 1.0, "all", view.next_order, 0.0, 0.0) for client in clients]
-    exposures, depth_of, groups = view.exposures(subjects), view.path.depth_of, view.reader.group_models()
-
-    def holds(node: int) -> bool:
-        if node in groups:
-            return contains_any(groups[node], clients)
-        # The fresh model kept for the groups is on no path and holds no client's data.
-        return node in depth_of and influenced(exposures, depth_of[node])
-
-    return tuple(node for node in sorted(available) if node != view.path.nodes[-1].node and holds(node))
-
-
 @dataclass(frozen=True)
 class SumLeft:
     """Sum of the statistics of `clients` that replaces the erased sum `made_of`."""

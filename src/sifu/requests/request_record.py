@@ -22,7 +22,7 @@ from sifu.core.operator_words import forgotten_words
 from sifu.errors import InputError
 from sifu.requests.deadlines import deadline_of, is_overdue
 from sifu.store.actors import actor_name, same_person
-from sifu.store.given_approvals import APPROVED, approvals_of, restored_requests
+from sifu.store.given_approvals import APPROVED, approvals_of
 from sifu.store.projection import ENDED, STATUS_AFTER, WAITING, NewEvent, RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
@@ -100,11 +100,6 @@ def check_decision(reader: RunReader, request: str, decision: str, reason: str, 
         return False
     if status not in MAY_FOLLOW[decision]:
         raise InputError(f"request {request} is {status}: it can no longer be {decision}")
-    if decision in ENDED and request in restored_requests(reader):
-        raise InputError(
-            f"request {request} was executed before the run was restored, and its certificate says so: it cannot be "
-            f"{decision}. Execute it again with sifu forget"
-        )
     if decision == "refused" and not reason.strip():
         raise InputError("a refusal needs a reason: give one with --reason")
     return True

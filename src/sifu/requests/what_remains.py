@@ -15,10 +15,10 @@ from sifu.requests import figures_policy
 from sifu.requests.files_to_erase import everyone_forgotten, influenced
 from sifu.run.run_view import RunView
 from sifu.store import erased_figures, sealed
-from sifu.store.clock import utc_now
 from sifu.store.files import append_line, linked_files, read_plain
 from sifu.store.keys import KEY_FILE
 from sifu.store.reader import RunReader
+from sifu.store.times import utc_now
 from sifu.store.unfinished import unfinished_copies
 
 EXPORTS_FILE = "exports.jsonl"

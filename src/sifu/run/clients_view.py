@@ -10,7 +10,7 @@ import numpy as np
 
 from sifu.choices import Unit
 from sifu.errors import InputError
-from sifu.store.given_approvals import leaving_requests, unapproved
+from sifu.store.given_approvals import approved_requests
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, chain_of, names_now, plain_names
 from sifu.theory.facts import ClientProfile
@@ -57,13 +57,10 @@ class ClientsView:
     def left_out(self) -> set[int]:
         """Clients that take part in no round because an approved request to forget them entirely waits.
 
-        A request that lacks approvals leaves no client out, unless a restoration filed it again. A request for records
-        does not exclude its client once it is approved; the worker executes it before the next release
+        A request for records does not exclude its client; the worker executes it before the next release
         (`Worker.execute_records`).
         """
-        leaving = leaving_requests(self.reader)
-        lacking = unapproved(self.reader) if leaving else {}
-        return self._named(row for row in leaving if not row.records or row.request in lacking)
+        return self._named(row for row in approved_requests(self.reader) if not row.records)
 
     def _named(self, requests: Iterable[RequestRow]) -> set[int]:
         return {self.index_of[name] for request in requests for name in request.clients}

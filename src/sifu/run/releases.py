@@ -21,10 +21,9 @@ from sifu.errors import RunDamagedError
 from sifu.run.training import Progress, ProgressCallback
 from sifu.store.actors import actor_name
 from sifu.store.files import remove_files
-from sifu.store.given_approvals import RESTORED
 from sifu.store.own_statistics import OwnStatistics
 from sifu.store.projection import NewEvent
-from sifu.store.reader import NOISE_GIVEN, RELEASED, RunReader, chain_of
+from sifu.store.reader import NOISE_GIVEN, RELEASED, RESTORED, RunReader, chain_of
 from sifu.store.release_files import ReleaseRow, released_node, releases, unnamed_releases, write_release
 from sifu.store.statistics_files import read_statistics
 from sifu.store.writer import RunWriter

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -76,7 +75,7 @@ class RunView(ClientsView):
         reader: Reader of the run.
         tip: Node whose history is viewed, by default the current one.
         before: Sequence number of the event before which clients must have joined, by default all clients count.
-        certified: Sequence number of the event before which restorations and checkpoints count, by default all count.
+        certified: Sequence number of the event before which restorations and unsigned events count, by default all.
     """
 
     def __init__(
@@ -261,12 +260,11 @@ class RunView(ClientsView):
 
     @cached_property
     def record_history(self) -> RecordHistory:
-        """Number of restorations and checkpoints so far, or before the event `certified`."""
+        """Number of restorations and unsigned events so far, or before the event `certified`."""
         last = 2**62 if self._certified is None else self._certified
-        rows = self.reader.query("SELECT payload FROM events WHERE kind = 'restored' AND seq < ?", (last,))
-        complete = [bool(json.loads(payload)["complete"]) for (payload,) in rows]
-        vouched = self.reader.query("SELECT COUNT(*) FROM events WHERE kind = 'checkpoint' AND seq < ?", (last,))
-        return RecordHistory(sum(complete), len(complete) - sum(complete), int(vouched[0][0]))
+        counts = "SELECT SUM(kind = 'restored'), SUM(signature IS NULL) FROM events WHERE seq < ?"
+        ((restored, unsigned),) = self.reader.query(counts, (last,))
+        return RecordHistory(restored or 0, unsigned or 0)
 
     @property
     def erased_note(self) -> str:

@@ -28,13 +28,11 @@ from sifu.store.files import (
     FOLDERS,
     RELEASES,
     STORED,
-    TIMESTAMPS,
     create_private,
     private_folder,
     room_to_write,
     sync_folder,
 )
-from sifu.store.head_file import HEAD_FILE
 from sifu.store.keys import KEY_FILE
 from sifu.store.reader import RunReader
 from sifu.store.salts import SALTS_FILE
@@ -44,9 +42,9 @@ from sifu.version import FORMAT, OTHER_FORMAT
 BACKUP = f"sifu backup {FORMAT}"
 MANIFEST = "manifest.json"
 NAME = re.compile(
-    "|".join(re.escape(name) for name in (DATABASE, KEY_FILE, HEAD_FILE, STANDING_FILE, SALTS_FILE))
+    "|".join(re.escape(name) for name in (DATABASE, KEY_FILE, STANDING_FILE, SALTS_FILE))
     + "".join(f"|{kind}/{pattern.pattern}" for kind, pattern in STORED.items())
-    + rf"|{CERTIFICATES}/[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}\.json|{TIMESTAMPS}/[A-Za-z0-9][A-Za-z0-9._-]{{0,90}}\.tsr"
+    + rf"|{CERTIFICATES}/[A-Za-z0-9][A-Za-z0-9._-]{{0,80}}\.json"
     + rf"|{RELEASES}/\d{{1,12}}\.safetensors"
 )
 """Pattern of the names of all files in a backup, relative to the run folder."""
@@ -67,7 +65,7 @@ def write_backup(reader: RunReader, target: Path) -> None:
                 reader.connection.backup(copy)
                 copy.execute("PRAGMA journal_mode=DELETE")  # leaves one file, without -wal and -shm
             folder = reader.folder
-            listed = {DATABASE: copied, KEY_FILE: folder / KEY_FILE, HEAD_FILE: folder / HEAD_FILE}
+            listed = {DATABASE: copied, KEY_FILE: folder / KEY_FILE}
             listed |= {name: folder / name for name in (STANDING_FILE, SALTS_FILE) if (folder / name).exists()}
             for name in FOLDERS:
                 paths = sorted((folder / name).iterdir())

@@ -15,8 +15,11 @@ from sifu.store.reader import RunReader
 from sifu.version import FORMAT
 
 HEAD = f"sifu head {FORMAT}"
-VOUCHED = "checkpoint"
-"""Kind of the event by which an operator vouches for events written without a signature."""
+UNSIGNED = frozenset((
+    "request received", "request verified", "request approved", "request refused", "request withdrawn",
+    "clients changed", "letter refused", "backup made", "restored",
+))  # fmt: skip
+"""Kinds of events that may be recorded without the operator's key; the next signed event covers them."""
 log = logging.getLogger(__name__)
 
 
@@ -82,12 +85,11 @@ class Signer:
     def __init__(self, folder: Path, public_key: str) -> None:
         self.public_key = public_key
         self.key: Any = None
-        self.reason, self.lost, self.noted = "", False, False
+        self.reason = ""
         try:
             self.key = load_key(folder, public_key)
         except (InputError, RunDamagedError) as error:
             self.reason = str(error)
-            self.lost = isinstance(error, RunDamagedError)  # the key is missing or wrong, not merely locked
         self._said = False
 
     def sign(self, run: str, event: Event) -> bytes | None:
@@ -95,7 +97,7 @@ class Signer:
         if self.key is None:
             if not self._said:
                 log.warning(
-                    "events written now have no signature: %s. Nothing is lost; sign them later with sifu sign",
+                    "events written now have no signature: %s. The next command with the key covers them",
                     self.reason,
                 )
             self._said = True
@@ -118,32 +120,19 @@ def signed_events(events: list[Event]) -> Iterator[tuple[Event, str]]:
         key = str(named)
 
 
-def unsigned_tail(events: list[Event]) -> tuple[int, int] | None:
-    """Return the numbers of the first and last event after the last signature, or None if the last event is signed."""
-    covered = next((event.seq for event in reversed(events) if event.signature is not None), 0)
-    return (covered + 1, events[-1].seq) if covered < len(events) else None
-
-
 def check_checkpoints(reader: RunReader, only_last: bool = False) -> Iterator[str]:
-    """Yield a problem for each invalid signature, and for unsigned events that no signed event vouches for.
+    """Yield a problem for each invalid signature, and for each unsigned event of a kind that must be signed.
 
     With `only_last`, only the last signature is verified.
     """
     events = reader.events()
     run = str(events[0].content["run"]["run"])
-    tail, first_unsigned = unsigned_tail(events), 0
-    last = tail[0] - 1 if tail else len(events)
+    last = max((event.seq for event in events if event.signature is not None), default=0)
     for event, key in signed_events(events):
         if event.signature is None:
-            first_unsigned = first_unsigned or event.seq
+            if event.kind not in UNSIGNED:
+                yield f"signatures: event {event.seq} ({event.kind}) has no signature"
             continue
-        gap = [first_unsigned, event.seq - 1] if first_unsigned else None
-        if (gap or event.kind == VOUCHED) and (event.kind != VOUCHED or event.content.get("unsigned") != gap):
-            yield (
-                f"signatures: events {first_unsigned or event.seq} to {event.seq - 1} have no signature, and event "
-                f"{event.seq} ({event.kind}) does not vouch for them"
-            )
-        first_unsigned = 0
         if only_last and event.seq != last:
             continue
         if not Checkpoint.of(run, event, key).holds:
@@ -153,21 +142,18 @@ def check_checkpoints(reader: RunReader, only_last: bool = False) -> Iterator[st
             )
 
 
-def check_covered(reader: RunReader) -> Iterator[str]:
-    """Yield a problem if no signature covers the last events."""
-    tail = unsigned_tail(reader.events())
-    if tail is not None:
-        yield f"signatures: {uncovered(tail)}"
-
-
-def uncovered(tail: tuple[int, int]) -> str:
-    """Return a note on the unsigned events at the end of the ledger."""
-    first, last = tail
-    which = f"event {first}" if first == last else f"events {first} to {last}"
-    return (
-        f"no signature covers {which}: written without the operator's key, or changed by someone without it. "
-        "An operator who knows them to be right, for example from a witness, vouches for them with sifu sign"
-    )
+def unsigned_notes(reader: RunReader) -> Iterator[str]:
+    """Yield a note on the events without a signature, and on the requests that they file or decide."""
+    unsigned = [event for event in reader.events() if event.signature is None]
+    if not unsigned:
+        return
+    about = [event.content.get("request", {}) for event in unsigned]
+    named = dict.fromkeys(str(named["request"]) if isinstance(named, dict) else named for named in about if named)
+    numbers = ", ".join(str(event.seq) for event in unsigned[:8])
+    more = f" and {len(unsigned) - 8} more" if len(unsigned) > 8 else ""
+    of = f", on {', '.join(list(named)[:8])}" if named else ""
+    covered = "the next signed event covers them" if reader.events()[-1].signature else "no signature covers the last"
+    yield f"events {numbers}{more} were written without the operator's key{of}; {covered}"
 
 
 def latest_checkpoint(reader: RunReader) -> Checkpoint | None:

@@ -54,7 +54,7 @@ def rest_of_a_run(folder: Path) -> bool:
     """
     if (folder / DATABASE).exists() or (folder / ".creating").exists():
         return False
-    if any(os.path.lexists(folder / name) for name in ("head", "operator.key", "scrub", f"{DATABASE}-wal")):
+    if any(os.path.lexists(folder / name) for name in ("operator.key", "scrub", f"{DATABASE}-wal")):
         return True
     names = ("certificates/*.json", "models/*.safetensors", "updates/*.safetensors", "statistics/*.statistics")
     return any(any(folder.glob(name)) for name in names)

@@ -17,9 +17,8 @@ import numpy as np
 from sifu.core.ledger import LOCAL_RATES, Event
 from sifu.core.request_terms import is_request_id
 from sifu.store.files import FORMS, STORED
-from sifu.store.given_approvals import RESTORED
 from sifu.store.projection import ENDINGS, LISTED
-from sifu.store.reader import GROUP_KEY, JOINED, NOISE_GIVEN, RELEASED, RunReader
+from sifu.store.reader import GROUP_KEY, JOINED, NOISE_GIVEN, RELEASED, RESTORED, RunReader
 from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.theory.history import PathNode
 
@@ -76,11 +75,7 @@ KINDS: Mapping[str, AllowedChanges] = {
     RELEASED: AllowedChanges(),
     "key rotated": AllowedChanges(("public_key",)),
     "backup made": AllowedChanges(),
-    "checkpoint": AllowedChanges(),
-    "key lost": AllowedChanges(),
-    "clock set": AllowedChanges(),
-    "timestamp missing": AllowedChanges(),
-    "restored": AllowedChanges((), ("dropped_models", "updates", "dropped_updates", "dropped_statistics")),
+    RESTORED: AllowedChanges(),
     "purged": AllowedChanges(("client_count", "clients_digest"), ("dropped_models", "dropped_updates", LOCAL_RATES)),
     JOINED: AllowedChanges(("reported", "client_count", "clients_digest")),
     "client refused": AllowedChanges(("admitted",)),
@@ -100,13 +95,11 @@ class _EarlierFacts:
         executed: Number of executed requests.
         erased: Nodes of erased models, and names of other erased files.
         rejoined: Index of the client that rejoined with its remaining records, by request.
-        restored: Requests that were executed before a restoration, which filed them again.
     """
 
     executed: int = 0
     erased: set[int | str] = field(default_factory=set)
     rejoined: dict[str, int] = field(default_factory=dict)
-    restored: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -188,16 +181,9 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
         yield f"says that there are {clients} clients, after {before.client_count}"
     if event.kind == JOINED and "request" in content:
         past.rejoined[str(content["request"])] = clients - 1
-    if event.kind == RESTORED:
-        past.restored.update(map(str, content["requests"]))
-    if event.kind in ENDINGS:
-        if before.rows["requests"].get((str(content["request"]),), {}).get("status") == "running":
-            yield f"ends request {str(content['request'])[:80]}, which was running"
-        if str(content["request"]) in past.restored:
-            yield (
-                f"ends request {str(content['request'])[:80]}, which was executed before the run was restored: its "
-                "certificate was issued, so its clients must stay out"
-            )
+    ended = before.rows["requests"].get((str(content["request"]),), {}) if event.kind in ENDINGS else {}
+    if ended.get("status") == "running":
+        yield f"ends request {str(content['request'])[:80]}, which was running"
     tip_before = before.tip
     if event.kind in (RELEASED, "training done") and content.get("node") != tip_before:
         yield f"names node {content.get('node')!r}, but node {tip_before} was the current model"

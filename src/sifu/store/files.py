@@ -245,12 +245,11 @@ def remove_temporary(folder: Path) -> None:
 
 
 CERTIFICATES = "certificates"
-TIMESTAMPS = "timestamps"
 RELEASES = "releases"
-FOLDERS = (*STORED, CERTIFICATES, TIMESTAMPS, RELEASES)
+FOLDERS = (*STORED, CERTIFICATES, RELEASES)
 """Folders of every run."""
 FILES = re.compile(
-    r"run\.db(-wal|-shm|-journal)?|operator\.key.*|head|standing\.json|salts\.json|exports\.jsonl|scrub|copying|lock|clients\.json|\.tmp-.*|\.creating",
+    r"run\.db(-wal|-shm|-journal)?|operator\.key.*|standing\.json|salts\.json|exports\.jsonl|scrub|copying|lock|clients\.json|\.tmp-.*|\.creating",
     re.DOTALL,
 )
 

@@ -17,7 +17,7 @@ request to forget clients waits, rounds and solves leave these clients out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,6 @@ APPROVED = "request approved"
 """Kind of the event that records an approval."""
 NEEDED: Mapping[str, int] = {"none": 0, "one": 1, "two": 2}
 RECEIVED = "request received"
-RESTORED = "restored"
 ENDS_WAITING = ("rolled back", *ENDINGS)
 
 
@@ -103,27 +102,9 @@ def unapproved(reader: RunReader) -> dict[str, int]:
 
 def approved_requests(reader: RunReader) -> list[RequestRow]:
     """Return the waiting requests that have all their approvals, in the order in which they were received."""
-    return _waiting(reader, ())
-
-
-def leaving_requests(reader: RunReader) -> list[RequestRow]:
-    """Return the waiting requests that change the next release: approved requests, and requests that were filed again.
-
-    After a restoration, requests that were executed since the backup are filed again, because they have certificates.
-    """
-    return _waiting(reader, restored_requests(reader))
-
-
-def restored_requests(reader: RunReader) -> set[str]:
-    """Return the ids of the requests that restorations of the run filed again."""
-    rows = reader.query("SELECT payload FROM events WHERE kind = ?", (RESTORED,))
-    return {request for (payload,) in rows for request in read_json(payload)["requests"]}
-
-
-def _waiting(reader: RunReader, approved: Collection[str]) -> list[RequestRow]:
     waiting = [row for row in reader.requests() if row.waits]
     lacking = unapproved(reader) if waiting else {}
-    return [row for row in waiting if row.request not in lacking or row.request in approved]
+    return [row for row in waiting if row.request not in lacking]
 
 
 def check_approved(reader: RunReader, request: str) -> None:
@@ -150,7 +131,6 @@ class LeavingClients:
         self._needed = needed
         self._waiting: dict[str, Approvals] = {}
         self._terms: dict[str, RequestTerms] = {}
-        self._restored: set[str] = set()
 
     def take(self, event: Event) -> None:
         """Process one event."""
@@ -161,8 +141,6 @@ class LeavingClients:
             self._terms[request] = terms
         elif kind == APPROVED and str(content["request"]) in self._waiting:
             self._waiting[str(content["request"])].add(str(content.get("actor", "unknown")), content.get("terms"))
-        elif kind == RESTORED:
-            self._restored.update(content["requests"])
         elif kind in ENDS_WAITING:
             self._waiting.pop(str(content["request"]), None)
 
@@ -170,7 +148,7 @@ class LeavingClients:
         """Return the names of the clients that each waiting request currently leaves out."""
         leaving = {}
         for request, approvals in self._waiting.items():
-            approved, terms = len(approvals.approved_by) >= self._needed, self._terms[request]
-            if not terms.records if approved else request in self._restored:
+            terms = self._terms[request]
+            if len(approvals.approved_by) >= self._needed and not terms.records:
                 leaving[request] = terms.clients
         return leaving

@@ -20,8 +20,6 @@ KEY_FILE = "operator.key"
 PENDING = "operator.key.new-"
 """Prefix of the name of a new key's file, followed by the public key; a rotation writes the file before its event."""
 ROTATED = "key rotated"
-KEY_LOST = "key lost"
-"""Kind of the event that records a missing or wrong operator's key; it precedes any other unsigned event."""
 PASSPHRASE = "SIFU_PASSPHRASE"
 PUBLIC_KEY = re.compile("[0-9a-f]{64}")
 SIGNATURE = re.compile("[0-9a-f]{128}")

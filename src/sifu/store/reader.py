@@ -39,6 +39,8 @@ from sifu.store.statistics_files import StatisticsRow, UpdatesRow
 from sifu.theory.facts import ClientProfile
 
 JOINED = "client joined"
+RESTORED = "restored"
+"""Kind of the event that records a restoration from a backup."""
 RELEASED = "released"
 """Kind of the event that records a release with noise (`sifu.store.release_files`)."""
 NOISE_GIVEN = "noise"

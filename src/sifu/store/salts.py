@@ -18,7 +18,6 @@ from typing import Any
 from sifu.core.ledger import canonical_json, commit
 from sifu.errors import InputError
 from sifu.store.files import SALT_BYTES, read_plain, write_atomically
-from sifu.store.given_approvals import restored_requests
 from sifu.store.reader import RunReader, remainder_to_join
 
 SALTS_FILE = "salts.json"
@@ -68,15 +67,10 @@ def recorded_digests(reader: RunReader) -> dict[int, str]:
 def obsolete_clients(reader: RunReader) -> set[int]:
     """Return the clients whose samples are no longer needed: forgotten clients, except a client that has yet to rejoin.
 
-    A client that lost some records rejoins with its remaining records. Clients forgotten as a whole after a backup
-    count as forgotten in a run restored from it, even before their request is executed again. A request for records
-    still needs the samples, because it names them by their number.
+    A client that lost some records rejoins with its remaining records.
     """
     waiting = remainder_to_join(reader)
     forgotten = {client for subject in reader.subjects() for client in subject.clients}
-    again = restored_requests(reader)
-    names = {name for row in reader.requests() if row.request in again and not row.records for name in row.clients}
-    forgotten |= {client for client, profile in enumerate(reader.clients()) if profile.name in names}
     return forgotten - ({waiting.before} if waiting else set())
 
 

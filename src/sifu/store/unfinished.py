@@ -27,7 +27,6 @@ from sifu.core.ledger import LOCAL_RATES
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
 from sifu.store.database import CLIENTS_FILE, DATABASE, rest_of_a_run
-from sifu.store.head_file import HEAD_FILE
 from sifu.store.history_tables import clients_digest
 from sifu.store.keys import KEY_FILE
 from sifu.store.reader import GROUP_KEY, NOISE_GIVEN
@@ -37,8 +36,8 @@ from sifu.theory.merging import KEY_BYTES
 
 STAGING = ".new"
 CREATING = ".creating"
-_OWN_FILES = {files.LOCK_FILE, *files.FOLDERS, KEY_FILE, HEAD_FILE, SALTS_FILE, STAGING, CREATING} | {
-    files.TEMPORARY_PREFIX + name for name in (KEY_FILE, HEAD_FILE, SALTS_FILE)
+_OWN_FILES = {files.LOCK_FILE, *files.FOLDERS, KEY_FILE, SALTS_FILE, STAGING, CREATING} | {
+    files.TEMPORARY_PREFIX + name for name in (KEY_FILE, SALTS_FILE)
 }
 
 

@@ -20,11 +20,10 @@ from typing import Any
 from sifu.core.allowed_code import allowed_code
 from sifu.core.layout import ModelLayout
 from sifu.core.ledger import FIGURES_SALT, GENESIS, LOCAL_RATES, NONCE_BYTES, Event, seal
-from sifu.errors import RunBusyError, RunDamagedError
-from sifu.store import files, unfinished, witnesses
-from sifu.store.checkpoints import Signer, uncovered, unsigned_tail
+from sifu.errors import InputError, RunBusyError, RunDamagedError
+from sifu.store import files, kept_heads, unfinished
+from sifu.store.checkpoints import UNSIGNED, Signer
 from sifu.store.client_accuracy import read_held_out, remove_standing
-from sifu.store.clock import CLOCK_SET, time_after, utc_now
 from sifu.store.database import (
     DATABASE,
     Memory,
@@ -34,10 +33,8 @@ from sifu.store.database import (
     transaction,
 )
 from sifu.store.erased_figures import FIGURES_ERASED, erase_figures, erase_payloads, erasure_of_all, kept_nodes
-from sifu.store.head_file import announce_head, signs_of_an_older_database, write_head
 from sifu.store.history_tables import clients_digest, rows_digest
-from sifu.store.keys import KEY_LOST, create_key, finish_rotation
-from sifu.store.known_keys import check_known_key, remember_key
+from sifu.store.keys import create_key, finish_rotation
 from sifu.store.last_failure import remove_failure
 from sifu.store.projection import (
     Change,
@@ -54,7 +51,8 @@ from sifu.store.record_check import check_record
 from sifu.store.release_files import unnamed_releases
 from sifu.store.salts import add_salts, erase_salts
 from sifu.store.sealed import ALL_FIGURES, PURGED, erase_sealed, split_sealed
-from sifu.store.timestamps import stamp_at_the_end, timestamp_authority, timestamp_path
+from sifu.store.seen_heads import check_seen, remember_head
+from sifu.store.times import utc_now
 from sifu.theory.closed_form import Statistics
 from sifu.theory.history import PathNode
 
@@ -72,7 +70,7 @@ class RunWriter(RunReader):
         super().__init__(folder, connection, shared)
         self._lock = lock
         self._signer: Signer | None = None
-        self._witnesses = witnesses.WitnessPost()
+        self._witnesses = kept_heads.WitnessPost()
         self._recorded = False
         self.copies_removed: tuple[str, ...] = ()
         """Unfinished copies of a run that were deleted when this run was opened."""
@@ -88,8 +86,7 @@ class RunWriter(RunReader):
             RunDamagedError: If the folder holds a run whose database is missing.
             RunBusyError: If another process has just created a run there.
         """
-        witnesses.witness_targets()
-        timestamp_authority()
+        kept_heads.witness_targets()
         unfinished.check_free(folder)
         files.private_folder(folder, parents=True)
         folder.chmod(0o700)
@@ -113,10 +110,8 @@ class RunWriter(RunReader):
             writer._begin(new, new.values(public_key, salt), {FIGURES_SALT: salt} | new.sealed_rate())
             with transaction(writer.connection, None):
                 writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            write_head(folder, writer.events()[-1])
-            # Do this before anyone can open the run: the list of known keys may still name an earlier run of this
-            # folder.
-            remember_key(writer)
+            # Do this before anyone can open the run: the memory may still name an earlier run of this folder.
+            remember_head(writer)
             writer.connection.close()
             (staging / DATABASE).rename(folder / DATABASE)
             unfinished.finish_creation(folder)
@@ -144,21 +139,18 @@ class RunWriter(RunReader):
             )
 
     @classmethod
-    def open(cls, folder: Path, shared: Memory | None = None, *, vouching: bool = False) -> RunWriter:
+    def open(cls, folder: Path, shared: Memory | None = None) -> RunWriter:
         """Open an existing run for writing: take its lock, check it, and remove the remains of a crash.
 
         Args:
             folder: Folder of the run.
             shared: Cache shared with other connections to the run.
-            vouching: True if the operator vouches for the present state. If not, a run with unsigned last events or
-                without its file `head` is refused.
 
         Raises:
             RunBusyError: If another process is writing to the run.
             RunDamagedError: If the run fails a check.
         """
-        witnesses.witness_targets()  # refuse an invalid witness before anything is changed
-        timestamp_authority()
+        kept_heads.witness_targets()  # refuse an invalid witness before anything is changed
         strange = next(files.strange_files(folder), None) if folder.is_dir() else None
         if strange:
             raise RunDamagedError(f"{folder} was changed by hand: {strange}. Nothing was done; see sifu verify")
@@ -170,22 +162,9 @@ class RunWriter(RunReader):
             raise
         writer = cls(folder, connection, lock, shared)
         try:
-            # Before anything is deleted or written, check that the database belongs to the rest of the folder.
-            outdated = next(signs_of_an_older_database(writer, head_may_be_missing=vouching), None)
-            if outdated:
-                raise RunDamagedError(
-                    f"{folder}: {outdated}. Nothing was changed; put the right run.db (and -wal) back"
-                )
             check_record(writer)
-            check_known_key(writer)
-            witnesses.check_files_of_witnesses(writer)
-            witnesses.check_witnesses_know(writer)
-            remember_key(writer)
-            if not vouching:
-                time_after(writer.events()[-1].time, utc_now())
-            tail = unsigned_tail(writer.events())
-            if tail and not vouching and writer.signer().key is not None:
-                raise RunDamagedError(f"{folder}: {uncovered(tail)}. Nothing was done")
+            check_seen(writer, writing=True)
+            kept_heads.check_witnesses(writer)
             unfinished.finish_creation(folder)
             for name in files.FOLDERS:
                 files.private_folder(folder / name)
@@ -202,12 +181,10 @@ class RunWriter(RunReader):
         return writer
 
     def close(self) -> None:
-        """Request timestamps and notify the witnesses of new events, then close the database and release the lock."""
+        """Remember the head and send it to the witnesses, then close the database and release the lock."""
         try:
             if self._recorded:
-                authority = timestamp_authority()
-                if authority is not None:
-                    stamp_at_the_end(self, authority)
+                remember_head(self)
                 self._witnesses.tell_all(self)
         finally:
             super().close()
@@ -219,7 +196,6 @@ class RunWriter(RunReader):
 
         Ctrl-C is deferred until the event is complete.
         """
-        self._note_lost_key()
         if new.for_good:
             files.write_atomically(self.folder / SCRUB_FILE, b"")
         payload, signed = new.content(), new.certificates.items()
@@ -241,9 +217,7 @@ class RunWriter(RunReader):
                     payload["sample_digest"] = add_salts(self.folder, {client: new.joined_digest})[client]
                 if new.updates:
                     payload["updates"] = [updates.write(self.folder) for updates in new.updates]
-                before = self.value("head")
                 event = self._record(new.kind, payload, new.rows, new.models, layout)
-                announce_head(self.folder, before, event)
                 committing = True
         except Exception:
             # After an error during the commit, the event may or may not survive a crash, so its files stay.
@@ -254,12 +228,10 @@ class RunWriter(RunReader):
                 for path in new_files - self.stored_files():
                     path.unlink(missing_ok=True)
             raise
-        write_head(self.folder, event)
         self._recorded = True
         self._witnesses.recorded(self, event.seq)
         if "public_key" in payload.get("run", {}):
             self._signer = None  # the next event is signed with the new key
-            remember_key(self)
         dropped = ((kind, key) for kind in files.STORED for key in payload.get(f"dropped_{kind}", ()))
         files.remove_files([files.stored_path(self.folder, kind, key) for kind, key in dropped])
         if new.joined is not None or not payload.keys().isdisjoint(("subjects", "solve")):
@@ -278,16 +250,6 @@ class RunWriter(RunReader):
         if self._signer is None:
             self._signer = Signer(self.folder, public_key or self.value("public_key"))
         return self._signer
-
-    def _note_lost_key(self) -> None:
-        """Record once that the operator's key is missing or wrong, before anything is written without it."""
-        signer = self.signer()
-        if signer.key is not None or not signer.lost or signer.noted:
-            return
-        signer.noted = True
-        signed = "(SELECT COALESCE(MAX(seq), 0) FROM events WHERE signature IS NOT NULL)"
-        if not self.query(f"SELECT 1 FROM events WHERE kind = ? AND seq > {signed}", (KEY_LOST,)):
-            self.record(NewEvent(KEY_LOST, {"reason": signer.reason}))
 
     def now(self) -> str:
         """Return the current time, or the time of the last event if the clock is behind it."""
@@ -323,7 +285,7 @@ class RunWriter(RunReader):
         purge = erasure_of_all(self.events())
         erased = {} if purge is None else purge.content[ALL_FIGURES]["certificates"]
         paths = [files.certificate_path(self.folder, request, form) for request in erased for form in erased[request]]
-        files.remove_files([*paths, *(timestamp_path(self.folder, path.name) for path in paths)])
+        files.remove_files(paths)
         self._remove_strays()
         for name in ("", *files.FOLDERS):
             files.sync_folder(self.folder / name)
@@ -351,7 +313,7 @@ class RunWriter(RunReader):
             payload |= self._what_is_kept(payload)
         last = self.connection.execute("SELECT seq, hash, time FROM events ORDER BY seq DESC LIMIT 1").fetchone()
         seq, previous = (last[0] + 1, last[1]) if last else (1, GENESIS)
-        time = time_after(last[2], utc_now()) if last and kind != CLOCK_SET else utc_now()
+        time = max(last[2], utc_now()) if last else utc_now()
         earlier = self.events() if kind == PURGED else []
         sealed = split_sealed(payload)
         event = seal(previous, seq, time, kind, payload, secrets.token_bytes(NONCE_BYTES))
@@ -360,6 +322,8 @@ class RunWriter(RunReader):
             event = replace(event, sealed=sealed[1])
         created = payload["run"] if seq == 1 else None
         signer = self.signer(created["public_key"] if created else None)
+        if signer.key is None and kind not in UNSIGNED:
+            raise InputError(f"an event {kind!r} needs the operator's key, so nothing was recorded: {signer.reason}")
         signature = signer.sign(created["run"] if created else self.value("run"), event)
         text = event.payload.decode()
         self.connection.execute(

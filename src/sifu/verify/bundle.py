@@ -77,15 +77,12 @@ def is_bundle(content: Any) -> bool:
     return isinstance(content, dict) and content.get("format") == FORMAT
 
 
-def verify_certificate(
-    path: str | Path, public_key: str | None = None, authority: str | Path | None = None
-) -> Verification:
+def verify_certificate(path: str | Path, public_key: str | None = None) -> Verification:
     """Verify a certificate or a bundle without its run.
 
     Args:
         path: The file.
         public_key: The operator's published key; None accepts the key that the file names.
-        authority: PEM file with the certificates of a timestamp authority, for a certificate.
 
     Raises:
         InputError: If the file is neither.
@@ -98,7 +95,7 @@ def verify_certificate(
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not a sifu certificate: it is not JSON ({error})"[:200]) from error
     if not is_bundle(content):
-        return verify_content(path, text, public_key, authority)
+        return verify_content(path, text, public_key)
     result = Verification(str(path), checked=["chain"])
     try:
         certificate = content["certificate"]

@@ -32,13 +32,11 @@ from sifu.errors import InputError, MissingExtensionError
 from sifu.requests.certification import CERTIFICATE, COMMON_FIELDS, FIELDS, OPTIONAL_FIELDS
 from sifu.store.checkpoints import Checkpoint
 from sifu.store.keys import signature_holds
-from sifu.store.known_keys import known_key_problem
 from sifu.theory import calibration
 from sifu.theory.facts import NO_NOISE, UNKNOWN
 from sifu.theory.participation import Participation
 from sifu.theory.rollback import Subject, charge
 from sifu.verify.certificate_checks import wrong_types
-from sifu.verify.outside_record import Authority, check_timestamp_of
 from sifu.verify.stored_models import TOLERANCE, agree
 from sifu.verify.verification import Verification
 from sifu.version import OTHER_FORMAT
@@ -50,18 +48,13 @@ STARTS: dict[StartsFrom, tuple[Start, ...]] = {
 """Permitted starting models of retraining, by the method's `starts_from`."""
 
 
-def verify_content(
-    path: Path, text: bytes, public_key: str | None = None, authority: str | Path | None = None
-) -> Verification:
+def verify_content(path: Path, text: bytes, public_key: str | None = None) -> Verification:
     """Verify the content of a certificate without its run.
 
     Args:
-        path: The file. A timestamp is also checked if the same folder has one, under the certificate's name followed by
-            `.tsr`.
+        path: The file.
         text: The content of the certificate.
         public_key: The operator's public key; None accepts the key that the certificate names.
-        authority: PEM file with the certificates of a timestamp authority. If given, a timestamp signed by this
-            authority is required.
 
     Returns:
         The checks performed, with problems and notes.
@@ -70,7 +63,6 @@ def verify_content(
         InputError: If the file is not a sifu certificate.
         MissingExtensionError: If the certificate's method belongs to a package that is not installed.
     """
-    signers = None if authority is None else Authority.read(authority)
     result = Verification(str(path))
     try:
         content = read_json(text, _each_once)
@@ -86,11 +78,7 @@ def verify_content(
     result.public_key = str(content.get("public_key", ""))
     if not signature_holds(content, None if public_key is None else public_key.lower()):
         result.problems.append("signature: it does not hold over the certificate's content (or is of another key)")
-    if public_key is None:
-        changed = known_key_problem(str(body.get("run")), result.public_key)
-        result.problems.extend([changed] if changed else [])
     result.checked.append("signature")
-    result.problems.extend(check_timestamp_of(path, signers, result.notes))
     try:
         result.problems.extend(_check_body(body, result.public_key))
     except MissingExtensionError as error:

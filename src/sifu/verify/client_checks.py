@@ -42,7 +42,7 @@ def check_history(reader: RunReader) -> Iterator[str]:
                 yield f"history: client {name} was forgotten at node {request.noise_node} but took part in node {later}"
 
 
-ERASING = ("rolled back", JOINED, "restored", "rounds", *ENDINGS)
+ERASING = ("rolled back", JOINED, "rounds", *ENDINGS)
 """Kinds of events after which salts are erased. If the process is killed before that, the next writer erases them."""
 
 

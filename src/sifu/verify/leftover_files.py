@@ -153,8 +153,7 @@ class _Record:
         """Return whether an event states that the folder no longer contains the files that it drops."""
         if event.kind == "rolled back":
             return event.content["request"] in self._strict
-        dropped = any(event.content.get(f"dropped_{what}") for what in STORED)
-        return event.kind == "purged" or (event.kind == "restored" and dropped)
+        return event.kind == "purged"
 
     def may_be_unrecorded(self, kind: str, path: Path) -> bool:
         """Return whether an unrecorded event could have written this file: for a new node, or as rewritten updates."""

@@ -30,8 +30,7 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
     `content` is the payload of its rollback.
     """
     auto = content.get("auto")
-    level, history = recorded.level, recorded.view.record_history
-    restored = bool(history.complete or history.older)
+    level, restored = recorded.level, bool(recorded.view.record_history.restored)
     floor = request.terms.level
     if floor is not None and not restored and LEVELS.index(level) < LEVELS.index(floor):
         yield f"level {floor} was requested, and it was executed at level {level}"

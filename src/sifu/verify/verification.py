@@ -13,16 +13,15 @@ from sifu.core.request_terms import AUTO
 from sifu.core.spec import Spec
 from sifu.errors import InputError, MissingExtensionError
 from sifu.requests.what_remains import copy_notes
-from sifu.store import checkpoints, head_file, keys
-from sifu.store.clock import check_not_ahead
+from sifu.store import checkpoints, keys
 from sifu.store.erased_figures import not_recomputed
 from sifu.store.events_check import check_events, check_recorded_nodes
 from sifu.store.files import is_locked, strange_files
-from sifu.store.known_keys import key_problem, remember_key
+from sifu.store.kept_heads import check_given_heads, contradictions, kept_checkpoints
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_database, check_ledger, check_tables
 from sifu.store.sealed import check_sealed, erased_notes
-from sifu.store.witnesses import check_witnesses, contradictions, kept_checkpoints
+from sifu.store.seen_heads import head_problem, remember_head
 from sifu.verify import client_checks, group_checks, outside_record
 from sifu.verify.certificate_checks import check_certificates, check_no_other_certificates, unwritten_notes
 from sifu.verify.head_checks import check_kept_statistics
@@ -65,9 +64,7 @@ class Verification:
 def verify_run(
     folder: str | Path,
     public_key: str | None = None,
-    anchor: str | None = None,
-    witnesses: Sequence[str | Path] = (),
-    authority: str | Path | None = None,
+    heads: Sequence[str | Path] = (),
 ) -> Verification:
     """Verify a run.
 
@@ -76,9 +73,7 @@ def verify_run(
     Args:
         folder: Folder of the run.
         public_key: The operator's public key (hex), if it is known from elsewhere.
-        anchor: A head of the chain that was published or kept; a rewritten chain does not contain it.
-        witnesses: Files of checkpoints that others kept, or public certificates.
-        authority: PEM file with the certificates of a timestamp authority, which must have signed every timestamp.
+        heads: Files of signed heads that others kept, or certificates; a rewritten chain does not contain them.
 
     Returns:
         The checks performed, with problems and notes.
@@ -90,9 +85,6 @@ def verify_run(
     """
     folder = Path(folder)
     check_public_key(public_key)
-    if anchor is not None:
-        outside_record.parse_anchor(anchor)
-    signers = None if authority is None else outside_record.Authority.read(authority)
     result = Verification(str(folder))
     if folder.is_dir():
         result.problems.extend(f"folder: {problem}" for problem in strange_files(folder))
@@ -108,11 +100,9 @@ def verify_run(
             ("database", check_database),
             ("ledger", check_ledger),
             ("signatures", checkpoints.check_checkpoints),
-            ("signatures", checkpoints.check_covered),
             ("ledger", check_sealed),
             ("events", check_events),
             ("events", check_recorded_nodes),
-            ("clock", check_not_ahead),
             ("tables", check_tables),
             ("tables", check_clients),
             ("requests", _check_installed),
@@ -128,7 +118,6 @@ def verify_run(
             ("keys", keys.check_keys),
             ("certificates", check_certificates),
             ("certificates", check_no_other_certificates),
-            ("folder", _check_belongs_together),
             ("folder", lambda reader: _check_files_of_no_row(reader, result)),
             ("requests", check_requests),
             ("requests", client_checks.check_remainders),
@@ -137,7 +126,6 @@ def verify_run(
             ("approvals", check_left_out),
             ("purges", check_purges),
             ("restored", outside_record.check_restored),
-            ("timestamps", lambda reader: outside_record.check_timestamps(reader, signers, result.notes)),
         ):
             before = len(result.problems)
             try:
@@ -153,11 +141,9 @@ def verify_run(
             if len(result.problems) > before and (name in ("database", "ledger") or check is check_clients):
                 break  # later checks would repeat the problem, or trust forged values such as 10^9 steps
         try:
-            others = [Path(str(path).removeprefix("file:")) for path in witnesses]
-            _check_against_outside(reader, result, public_key, anchor, others)
-            if kept:
-                result.problems.extend(contradictions(reader, kept))
-                result.checked += [] if others else ["witnesses"]
+            result.problems.extend(contradictions(reader, kept))
+            _check_against_outside(reader, result, public_key, [Path(path) for path in heads])
+            result.checked += ["heads"] if kept or heads else []
         except InputError:
             raise
         except Exception as error:
@@ -165,24 +151,17 @@ def verify_run(
     return result
 
 
-def _check_against_outside(
-    reader: RunReader, result: Verification, public_key: str | None, anchor: str | None, witnesses: list[Path]
-) -> None:
-    """Compare the run with the operator's key, an anchor and witnesses; add problems and notes to `result`."""
+def _check_against_outside(reader: RunReader, result: Verification, public_key: str | None, heads: list[Path]) -> None:
+    """Compare the run with the operator's key and with heads; add problems and notes to `result`."""
     named = [key for _, key in keys.keys_of(reader)]
-    changed = key_problem(reader)
+    changed = head_problem(reader)
     if changed:
         result.problems.append(changed)
-    elif result.holds:
-        remember_key(reader)
     if public_key is not None and public_key.lower() not in named:
         result.problems.append("key: the run was signed with another key than the one given")
-    if anchor is not None:
-        result.problems.extend(outside_record.check_anchor(reader, anchor))
-        result.checked.append("anchor")
-    if witnesses:
-        result.problems.extend(check_witnesses(reader, witnesses))
-        result.checked.append("witnesses")
+    result.problems.extend(check_given_heads(reader, heads))
+    if result.holds:
+        remember_head(reader)
     result.not_recomputed = not_recomputed(reader)
     result.on_record = on_record(reader)
     for time in sorted(set(result.not_recomputed.values())):
@@ -193,7 +172,15 @@ def _check_against_outside(
             f"{time} by the operator's choice. Their signatures can be checked, and what is left of the record holds",
         )
     of_events, of_salts = outside_record.event_notes, client_checks.lost_salt_notes
-    for notes in (of_events, unwritten_notes, of_salts, erased_notes, copy_notes, trusted_notes):
+    for notes in (
+        checkpoints.unsigned_notes,
+        of_events,
+        unwritten_notes,
+        of_salts,
+        erased_notes,
+        copy_notes,
+        trusted_notes,
+    ):
         result.notes.extend(notes(reader))
 
 
@@ -218,13 +205,6 @@ def _check_installed(reader: RunReader) -> Iterator[str]:
     Spec.from_mapping(reader.spec)
     require_methods(row.method for row in reader.requests() if row.method != AUTO)
     yield from ()
-
-
-def _check_belongs_together(reader: RunReader) -> Iterator[str]:
-    """Yield a problem for each file of the run folder that names an event missing from the database."""
-    if not is_locked(reader.folder):  # a writer may have continued meanwhile
-        for sign in head_file.signs_of_an_older_database(reader):
-            yield f"folder: {sign}"
 
 
 def check_public_key(public_key: str | None) -> None:

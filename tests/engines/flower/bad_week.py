@@ -202,7 +202,7 @@ class BadWeek:
         assert sifu.open_run(run).status().phase == "ready"
         heads = [path for path in sorted(self._deployment.folder.glob("heads-*.jsonl")) if path.stat().st_size]
         for path in heads:
-            ended = self._deployment.sifu("verify", run, "--witness", path)
+            ended = self._deployment.sifu("verify", run, "--head", path)
             assert ended.returncode == 0, ended.stdout + ended.stderr
         with sifu.open_run(run).reader() as reader:
             told = [

@@ -28,7 +28,7 @@ from sifu.server.flower_app import serve_on_flower
 from sifu.server.flower_settings import Settings
 from sifu.store import keys
 from sifu.store.checkpoints import Checkpoint, checkpoint_body
-from sifu.store.witnesses import check_heads, read_witness
+from sifu.store.kept_heads import read_witness
 
 SPEC = small_spec(data={"clients": 3, "samples_per_client": 8}, local={"steps": 1}, stop={"max_rounds": 20})
 
@@ -76,7 +76,7 @@ def test_every_client_keeps_what_it_is_shown(federation: Federation, cli: Comman
         latest = json.loads(str(federation.grid.contexts[node].state[STATE][LATEST]))
         assert latest["seq"] == kept[-1].seq
     file = next(iter(federation.files.values()))
-    assert cli("verify", federation.run, "--witness", file).code == 0
+    assert cli("verify", federation.run, "--head", file).code == 0
     file.write_text(file.read_text() + '{"format": "sifu-che')  # a kill in the middle of a line
     federation.grid.contexts.clear()
     sifu.open_run(federation.run).request(["client-000"], "leaves")
@@ -134,10 +134,8 @@ def test_a_fork_shown_to_two_clients_is_found_by_either(federation: Federation, 
         (federation.run, shown_to_first, shown_to_second),
         (other, shown_to_second, shown_to_first),
     ):
-        assert sifu.open_run(run).verify(witnesses=[own]).problems == []
-        assert any(problem.startswith("fork: ") for problem in sifu.open_run(run).verify(witnesses=[theirs]).problems)
-    heads = [(path, head) for path in (shown_to_first, shown_to_second) for head in read_witness(path)]
-    assert any("the operator signed two heads" in problem for problem in check_heads(heads))
+        assert sifu.open_run(run).verify(heads=[own]).problems == []
+        assert any(problem.startswith("fork: ") for problem in sifu.open_run(run).verify(heads=[theirs]).problems)
 
 
 def signed(key: object, seq: int, head: str = "a", time: str = "2026-01-01T00:00:00Z", run: str = "run") -> Checkpoint:

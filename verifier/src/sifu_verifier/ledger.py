@@ -10,7 +10,7 @@ from sifu_verifier.canonical import Row, canonical, parsed, sha256
 from sifu_verifier.erased_figures import check_rest
 from sifu_verifier.nodes import rows_digest
 from sifu_verifier.releases import take_release
-from sifu_verifier.request_steps import STEPS, person, take_rejoining, take_step, was_restored
+from sifu_verifier.request_steps import STEPS, person, take_rejoining, take_step
 from sifu_verifier.run_folder import RunFolder, with_terms
 from sifu_verifier.sealed import is_erased, unsealed
 from sifu_verifier.signatures import check_signature, take_key
@@ -36,10 +36,10 @@ def approvals_needed(run: RunFolder) -> int:
 def leaves_out(run: RunFolder, request: Row) -> bool:
     """Return whether a waiting request excludes its clients (section 4d).
 
-    An approved request does unless it names records. An unapproved request does if a restore brought it back.
+    An approved request does unless it names records.
     """
     approved = len(run.approved[request["request"]]) > approvals_needed(run)
-    return not json.loads(request["records"]) if approved else was_restored(run, request["request"])
+    return approved and not json.loads(request["records"])
 
 
 def check_ledger(run: RunFolder) -> None:
@@ -186,9 +186,6 @@ def check_ledger(run: RunFolder) -> None:
     check_rest(run)
     head = f"{len(run.tables['events'])}:{previous.hex()}"
     put("run", {"key": "head", "value": head})
-    text = (run.folder / "head").read_bytes().decode() if (run.folder / "head").is_file() else ""
-    whole = re.fullmatch(r"([0-9]+:[0-9a-f]{64}\n){1,2}", text) is not None
-    run.check(whole and head in text.split(), f"file head: says {text[:160]!r}")
     compare_tables(run, replayed)
     run.agree("nodes", list(run.nodes), list(range(next_node)))
     run.check(run.rounds.keys() | run.grams.keys() == run.nodes.keys(), "rows of rounds name nodes that do not exist")

@@ -12,6 +12,7 @@ from sifu_verifier.methods import PROTECTION
 from sifu_verifier.paths import path_to
 from sifu_verifier.rates import is_recomputed, rate_depends, rate_since
 from sifu_verifier.releases import noise_of
+from sifu_verifier.restores import restored_before
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.tolerances import RELATIVE
 
@@ -113,14 +114,12 @@ def _hyper_parameters(run: RunFolder, request: Row) -> Row:
 
 
 def _record(run: RunFolder, request: Row) -> list[Row]:
-    """Return the premises on restored records and on events that were signed late."""
+    """Return the premises on restored records and on events without a signature."""
     seq = run.done[request["request"]]["seq"]
-    complete = [moment["payload"]["complete"] for moment in run.restored if moment["seq"] < seq]
-    late = any(event["kind"] == "checkpoint" and event["seq"] < seq for event in run.tables["events"])
-    found = [premise("record", "assumed", "complete" if all(complete) else "older")] if complete else []
-    if complete and request["method"] == "groups":
-        found = [premise("record", "trusted")]
-    return found + ([premise("signatures", "trusted")] if late else [])
+    unsigned = any(event["signature"] is None and event["seq"] < seq for event in run.tables["events"])
+    status = "trusted" if request["method"] == "groups" else "assumed"
+    found = [premise("record", status)] if restored_before(run, request) else []
+    return found + ([premise("signatures", "trusted")] if unsigned else [])
 
 
 def _groups(run: RunFolder, request: Row) -> list[Row]:

@@ -48,6 +48,6 @@ def check_salts(run: RunFolder) -> None:
     }  # fmt: skip
     rows = [row for row in run.tables["subjects"] if row["request"] not in unsolved]
     forgotten = {str(c) for row in rows for c in json.loads(row["clients"])}
-    erasing = ("rolled back", "client joined", "restored", "rounds", "request refused", "request withdrawn")
+    erasing = ("rolled back", "client joined", "rounds", "request refused", "request withdrawn")
     settled = events[-1][0] not in erasing and run.rejoins is None
     run.check(not settled or not forgotten & set(salts), "salts.json holds the salt of a forgotten client")

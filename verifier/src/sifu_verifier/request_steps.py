@@ -29,14 +29,7 @@ def take_step(run: RunFolder, event: Row, payload: Row, request: str) -> None:
         6: 0 < before < 4,
     }
     run.check(good[new], f"event {event['seq']}: {event['kind']} of {request} is out of order")
-    ends_restored = new == 6 and was_restored(run, request)
-    run.check(not ends_restored, f"event {event['seq']}: ends {request}, which was executed before a restore")
     run.steps[request] = new
-
-
-def was_restored(run: RunFolder, request: str) -> bool:
-    """Return whether an earlier restore brought back a request that had been executed (section 4d)."""
-    return any(request in moment["payload"]["requests"] for moment in run.restored)
 
 
 def take_rejoining(run: RunFolder, event: Row, payload: Row) -> None:

@@ -17,7 +17,6 @@ from sifu_verifier.releases import check_releases
 from sifu_verifier.requests import check_requests
 from sifu_verifier.restores import check_restored
 from sifu_verifier.run_folder import RunFolder
-from sifu_verifier.signatures import check_timestamps
 from sifu_verifier.updates import check_updates
 
 CHECKS: tuple[Callable[[RunFolder], None], ...] = (
@@ -33,7 +32,6 @@ CHECKS: tuple[Callable[[RunFolder], None], ...] = (
     check_requests,
     check_purges,
     check_restored,
-    check_timestamps,
 )
 """Checks that follow the replay of the ledger; each adds its findings to the problems of the run."""
 

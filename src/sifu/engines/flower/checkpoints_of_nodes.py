@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -17,19 +16,17 @@ from sifu.core.ledger import canonical_json, chain
 from sifu.engines.flower.wire import CHECKPOINT, CONFIG, LINKS, LINKS_FROM, PROFILE_QUERY, ROTATIONS
 from sifu.errors import InputError
 from sifu.store.checkpoints import Checkpoint, latest_checkpoint
-from sifu.store.clock import CLOCK_SET
 from sifu.store.files import append_line
-from sifu.store.head_file import HEAD_FILE
 from sifu.store.keys import rotation_holds, rotations
 from sifu.store.reader import RunReader
 
 
 class ShownCheckpoint:
-    """Latest checkpoint of a run folder, read again whenever the file `head` changes, that is, with every event."""
+    """Latest checkpoint of a run folder, read again with every event."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._stamp: tuple[int, int] | None = None
+        self._head = ""
         self._shown: dict[str, str] = {}
         self._links: list[list[str]] = []
         self.kept: dict[int, int] = {}
@@ -41,25 +38,26 @@ class ShownCheckpoint:
         Args:
             since: Number of an event that the client kept; the result then includes the links of later events.
         """
-        status = os.stat(self._folder / HEAD_FILE)
-        stamp = (status.st_ino, status.st_mtime_ns)
-        if stamp != self._stamp:
-            with RunReader(self._folder) as reader:
-                checkpoint = latest_checkpoint(reader)
-                changes = rotations(reader)
-                events = reader.query("SELECT time, kind, commitment FROM events ORDER BY seq")
-            self._shown, self._links = {}, []
-            if checkpoint is not None:
-                self._links = [[time, kind, bytes(commitment).hex()] for time, kind, commitment in events]
-                self._links = self._links[: checkpoint.seq]
-                self._shown = {CHECKPOINT: canonical_json(checkpoint.to_mapping()).decode()}
-                if changes:
-                    self._shown[ROTATIONS] = canonical_json(changes).decode()
-            self._stamp = stamp
+        with RunReader(self._folder) as reader:
+            head = reader.value("head")
+            if head != self._head:
+                self._read(reader)
+                self._head = head
         shown: dict[str, str | int] = dict(self._shown)
         if since is not None and 1 <= since < len(self._links):
             shown |= {LINKS_FROM: since, LINKS: canonical_json(self._links[since:]).decode()}
         return shown
+
+    def _read(self, reader: RunReader) -> None:
+        checkpoint, changes = latest_checkpoint(reader), rotations(reader)
+        events = reader.query("SELECT time, kind, commitment FROM events ORDER BY seq")
+        self._shown, self._links = {}, []
+        if checkpoint is not None:
+            self._links = [[time, kind, bytes(commitment).hex()] for time, kind, commitment in events]
+            self._links = self._links[: checkpoint.seq]
+            self._shown = {CHECKPOINT: canonical_json(checkpoint.to_mapping()).decode()}
+            if changes:
+                self._shown[ROTATIONS] = canonical_json(changes).decode()
 
     @property
     def seq(self) -> int:
@@ -163,7 +161,7 @@ def follow(
             "state of the run was put back. This node takes no part. If the operator restored a backup and you accept "
             "that, remove what this node kept"
         )
-    if shown.time < kept.time and not any(kind == CLOCK_SET for _, kind, _ in links[1]):
+    if shown.time < kept.time:
         raise InputError(f"the checkpoint of event {shown.seq} is dated before that of event {kept.seq}")
     if shown.seq == kept.seq:
         return

@@ -1,4 +1,4 @@
-"""Anchors, keys and backups: rewritten, replaced and restored records are noticed."""
+"""Keys and backups: replaced keys and restored records are noticed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 import sifu
-from forged_runs import execute, rebuild_chain
-from run_tools import Command, copy_run, dump, files_of, query, scalars, small_spec
+from run_tools import Command, dump, files_of, query, scalars, small_spec
 from sifu.api import restore, verify_run
 from sifu.core.ledger import canonical_json
 from sifu.errors import InputError, RunDamagedError
@@ -23,44 +22,6 @@ from sifu.store import keys
 from sifu.store.projection import NewEvent
 from sifu.store.writer import RunWriter
 from sifu_verifier import verify
-
-
-def rewrite_chain(folder: Path) -> None:
-    """Rewrite the run as an operator with folder and key can: seal and sign every event again with another time."""
-    execute(
-        folder,
-        "UPDATE events SET time = '2020-01-01T00:00:00Z'",
-        "UPDATE requests SET received = '2020-01-01T00:00:00Z'",
-    )
-    rebuild_chain(folder)
-
-
-def test_an_anchor_catches_a_chain_rewritten_as_a_whole(own_trained: Path, cli: Command) -> None:
-    sifu.open_run(own_trained).request(["client-001"], "mine")
-    head = cli("anchor", own_trained).out.strip()
-    assert cli("verify", own_trained, "--anchor", head).code == 0
-    rewrite_chain(own_trained)
-    assert verify_run(own_trained).problems == []  # without an anchor, the new chain verifies like the old one
-    answer = cli("verify", own_trained, "--anchor", head)
-    assert answer.code == 3
-    assert "the chain was rewritten" in answer.err
-
-
-def test_an_older_anchor_still_holds_and_a_later_one_names_an_older_state(own_trained: Path, tmp_path: Path) -> None:
-    run = sifu.open_run(own_trained)
-    first = run.anchor()
-    older = copy_run(own_trained, tmp_path / "older")
-    run.request(["client-001"], "mine")
-    assert run.verify(anchor=first).problems == []
-    problems = verify_run(older, anchor=run.anchor()).problems
-    assert any("an older state was put back" in problem for problem in problems)
-
-
-@pytest.mark.parametrize("anchor", ["", "1", "1:zz", "0:" + "a" * 64, "-1:" + "a" * 64, "1:" + "a" * 63])
-def test_what_is_no_anchor_is_refused(own_trained: Path, anchor: str) -> None:
-    with pytest.raises(InputError, match="anchor"):
-        verify_run(own_trained, anchor=anchor)
-
 
 # ---- keys
 
@@ -169,11 +130,10 @@ def test_a_key_can_be_brought(own_trained: Path, tmp_path: Path, cli: Command) -
 
 
 def test_a_backup_brings_everything_back(own_run: Path, tmp_path: Path, cli: Command) -> None:
-    head = cli("backup", own_run, tmp_path / "b.zip", "--format", "json").json["anchor"]
+    assert cli("backup", own_run, tmp_path / "b.zip").code == 0
     assert os.stat(tmp_path / "b.zip").st_mode & 0o777 == 0o600
-    answer = cli("restore", tmp_path / "b.zip", tmp_path / "back", "--anchor", head, "--format", "json")
+    answer = cli("restore", tmp_path / "b.zip", tmp_path / "back")
     assert answer.code == 0, answer.err
-    assert answer.json["complete"]
     assert scalars(tmp_path / "back") == scalars(own_run)
     assert files_of(tmp_path / "back") == files_of(own_run)
     result = verify_run(tmp_path / "back")
@@ -183,7 +143,7 @@ def test_a_backup_brings_everything_back(own_run: Path, tmp_path: Path, cli: Com
     for path in [tmp_path / "back", *(tmp_path / "back").rglob("*")]:
         assert os.stat(path).st_mode & 0o077 == 0, path
     (outcome,) = sifu.open_run(tmp_path / "back").forget(["client-006"], "next", sigma=0.5)
-    # The anchor shows that no earlier event is missing. It does not show that the original run stopped there.
+    # Nothing shows that the original run stopped there.
     assert outcome.level == "conditional"
     assert query(tmp_path / "back", "PRAGMA journal_mode") == [("wal",)]
 
@@ -203,32 +163,21 @@ def digests(folder: Path) -> set[str]:
     return {hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / "models").iterdir()}
 
 
-def test_an_older_backup_is_refused_with_the_anchor(forgotten_since: Any, tmp_path: Path, cli: Command) -> None:
+@pytest.mark.parametrize("form", ["auditor", "public"])
+def test_an_older_backup_is_refused_with_a_head(forgotten_since: Any, tmp_path: Path, cli: Command, form: str) -> None:
     run, backup, _ = forgotten_since
-    answer = cli("restore", backup, tmp_path / "back", "--anchor", sifu.open_run(run).anchor())
+    head = run / "certificates" / f"since.{form}.json"
+    answer = cli("restore", backup, tmp_path / "back", "--head", head)
     assert answer.code == 2
     assert "not the latest state" in answer.err
     assert not (tmp_path / "back").exists()
     assert list(tmp_path.glob(".tmp-*")) == []
 
 
-@pytest.mark.parametrize("with_anchor", [True, False])
-def test_a_restore_says_what_it_does_to_later_certificates(
-    own_trained: Path, tmp_path: Path, cli: Command, with_anchor: bool
-) -> None:
-    run = sifu.open_run(own_trained)
-    run.backup(tmp_path / "now.zip")
-    given = ("--anchor", run.anchor()) if with_anchor else ()
-    said = " ".join(cli("restore", tmp_path / "now.zip", tmp_path / "back", *given).out.split())
-    sentence = (
-        "Later certificates are at best conditional, except for fresh models, merged groups and heads in closed form: "
-        "no anchor can prove that the original run did not continue after the backup."
-    )
-    assert sentence in said
-    assert ("must be forgotten again" in said) != with_anchor
-    guide = Path(__file__).parents[2] / "docs" / "guide.md"
-    stated = "no anchor proves that the original run did not continue"
-    assert stated in " ".join(guide.read_text().split())
+def test_a_restore_says_what_it_does_to_later_certificates(own_trained: Path, tmp_path: Path, cli: Command) -> None:
+    sifu.open_run(own_trained).backup(tmp_path / "now.zip")
+    said = " ".join(cli("restore", tmp_path / "now.zip", tmp_path / "back").out.split())
+    assert "Later certificates are at best conditional, except for fresh models, merged groups and heads" in said
     levels = {
         way: sifu.open_run(tmp_path / "back").plan(["client-003"], method=way).level for way in ("sifu", "scratch")
     }
@@ -236,42 +185,18 @@ def test_a_restore_says_what_it_does_to_later_certificates(
 
 
 def test_an_older_backup_cannot_bring_an_erased_model_back_unnoticed(forgotten_since: Any, tmp_path: Path) -> None:
-    """Without an anchor the backup is restored, but the ledger records it and no later certificate is proven. The
-    original run's anchor reveals the restoration.
+    """The backup is restored, but the ledger records it and no later certificate is proven. A head of the original run
+    reveals the restoration.
     """
     run, backup, erased = forgotten_since
     restore(backup, tmp_path / "back")
     assert digests(tmp_path / "back") & set(erased)
     result = verify_run(tmp_path / "back")
     assert any("is not in this record" in note for note in result.notes)
-    assert verify_run(tmp_path / "back", anchor=sifu.open_run(run).anchor()).problems
+    assert verify_run(tmp_path / "back", heads=[run / "certificates" / "since.public.json"]).problems
     again = sifu.open_run(tmp_path / "back")
     (outcome,) = again.forget(["client-005"], "later", sigma=0.5)
     assert outcome.level == "conditional"
-    assert again.verify().problems == []
-    assert verify(tmp_path / "back") == []
-
-
-@pytest.mark.parametrize("form", ["auditor", "public"])
-def test_certificates_issued_since_bring_their_requests_back(
-    forgotten_since: Any, tmp_path: Path, cli: Command, form: str
-) -> None:
-    run, backup, erased = forgotten_since
-    issued = run / "certificates" / f"since.{form}.json"
-    head = sifu.open_run(run).anchor()
-    options = ("--anchor", head, "--accept-older", "--certificate", issued, "--format", "json")
-    answer = cli("restore", backup, tmp_path / "back", *options)
-    assert answer.code == 0, answer.err
-    assert answer.json["requests"] == ["since"]
-    assert answer.json["erased"]
-    again = sifu.open_run(tmp_path / "back")
-    tip = query(tmp_path / "back", "SELECT digest FROM models WHERE node = (SELECT value FROM run WHERE key = 'tip')")
-    # the restoration erased these models except the current one, which the request erases
-    assert digests(tmp_path / "back") & set(erased) <= {tip[0][0]}
-    assert again.status().clients[3].state == "waiting"
-    (outcome,) = again.forget()
-    assert (outcome.request, outcome.clients, outcome.level) == ("since", ("client-003",), "conditional")
-    assert not digests(tmp_path / "back") & set(erased)
     assert again.verify().problems == []
     assert verify(tmp_path / "back") == []
 
@@ -373,7 +298,7 @@ def test_a_folder_that_is_there_is_not_overwritten(own_trained: Path, tmp_path: 
     with pytest.raises(InputError, match="exists"):
         run.backup(tmp_path / "b.zip")
     shutil.rmtree(own_trained)
-    restore(tmp_path / "b.zip", own_trained, anchor=None)
+    restore(tmp_path / "b.zip", own_trained)
     assert verify_run(own_trained).problems == []
 
 
@@ -393,9 +318,3 @@ def test_a_backup_without_the_key_of_its_run_is_refused(
     with pytest.raises(RunDamagedError, match="operator's key"):
         restore(bad, tmp_path / "back")
     assert not (tmp_path / "back").exists()
-
-
-def test_a_head_file_of_any_length_is_a_sentence(own_trained: Path) -> None:
-    (own_trained / "head").write_text("9" * 5000 + ":aa")
-    with pytest.raises(RunDamagedError, match="file head cannot be read"):
-        sifu.open_run(own_trained).request(["client-000"])

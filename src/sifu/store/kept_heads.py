@@ -1,18 +1,17 @@
-"""Witnesses: files, commands or URLs outside the run folder that receive signed checkpoints of a run.
+"""Witnesses: files or programs outside the run folder that receive signed heads of a run.
 
-The run is later compared with the checkpoints that witnesses kept.
+The run is later compared with the heads that witnesses kept.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
 import shlex
+import shutil
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,14 +20,13 @@ from typing import Any
 from sifu.core.ledger import canonical_json, read_json
 from sifu.errors import InputError, RunDamagedError
 from sifu.store.checkpoints import Checkpoint, latest_checkpoint
-from sifu.store.clock import utc_now
 from sifu.store.files import append_line, read_named
 from sifu.store.keys import keys_of, signature_holds
-from sifu.store.known_keys import known_keys_file, read_known_keys
 from sifu.store.reader import RunReader
+from sifu.store.seen_heads import seen_heads
 
 WITNESSES = "SIFU_WITNESS"
-"""Environment variable: witnesses, one per line: `file:PATH`, `command:PROGRAM ARGUMENTS`, or an http or https URL."""
+"""Environment variable: witnesses, one per line: a program with its arguments, or a file."""
 EVERY_SECONDS = 60.0
 """Interval between witness notifications while a run is being written. The first and last event are always sent."""
 TIMEOUT_SECONDS = 10.0
@@ -43,46 +41,47 @@ def witness_targets() -> tuple[str, ...]:
     """
     targets = tuple(line.strip() for line in os.environ.get(WITNESSES, "").splitlines() if line.strip())
     for target in targets:
-        kind, _, rest = target.partition(":")
-        if kind not in ("file", "command", "http", "https") or not rest.strip():
-            raise InputError(f"a witness must be file:PATH, command:PROGRAM or a URL, found {target[:80]!r}")
+        if not _is_program(target) and not Path(target).parent.is_dir():
+            raise InputError(f"a witness must be a program, or a file in an existing folder, found {target[:80]!r}")
     return targets
 
 
-def check_files_of_witnesses(reader: RunReader) -> None:
-    """Check that the run agrees with the checkpoints in the witnesses' files.
+def _is_program(target: str) -> bool:
+    try:
+        words = shlex.split(target)
+    except ValueError:
+        return False
+    return bool(words) and shutil.which(words[0]) is not None
+
+
+def check_witnesses(reader: RunReader) -> None:
+    """Check that the run agrees with the heads in the witnesses' files, and that a file with heads knows the run.
+
+    A run sends its first event to its witnesses, so a run signed again under a new id is missing there. Several runs
+    may share a witness, so runs that this user has seen are skipped.
 
     Raises:
-        RunDamagedError: If they differ: the history forked, or an older state was restored.
+        RunDamagedError: If a head differs, or if a file knows only other runs.
     """
+    _check_kept(reader)
+    run, known = reader.value("run"), {head.run for head in seen_heads()}
+    for path, checkpoints in kept_checkpoints().items():
+        others = [checkpoint.run for checkpoint in checkpoints if checkpoint.run not in known and checkpoint.holds]
+        if others and all(checkpoint.run != run for checkpoint in checkpoints):
+            raise RunDamagedError(
+                f"{reader.folder}: the witness {path} does not know run {run[:40]} but knows run {others[0][:40]}, "
+                "which this folder may have held. Nothing was done. If this is the right run, name another witness"
+            )
+
+
+def _check_kept(reader: RunReader) -> None:
+    """Check that no head in the witnesses' files shows a fork or a later state of the run."""
     problem = next(contradictions(reader, kept_checkpoints()), None)
     if problem:
         raise RunDamagedError(
             f"{reader.folder}: {problem}. Nothing was done. If you restored a backup on purpose, keep this file and "
             "name another witness"
         )
-
-
-def check_witnesses_know(reader: RunReader) -> None:
-    """Check that a witness file with checkpoints of unknown runs has checkpoints of this run as well.
-
-    A run sends its first event to its witnesses, so a run signed again under a new id is missing there. Several runs
-    may share a witness; runs that are known here are skipped, because `check_known_key` has compared their folders.
-
-    Raises:
-        RunDamagedError: If a file names such other runs but not this one.
-    """
-    run, known = reader.value("run"), read_known_keys(known_keys_file())
-    for path, checkpoints in kept_checkpoints().items():
-        first: dict[str, Checkpoint] = {}
-        for checkpoint in checkpoints:
-            first.setdefault(checkpoint.run, checkpoint)
-        suspects = [name for name in first if name not in known.runs and first[name].holds]
-        if run not in first and suspects:
-            raise RunDamagedError(
-                f"{reader.folder}: the witness {path} does not know run {run[:40]} but knows run {suspects[0][:40]}, "
-                "which this folder may have held. Nothing was done. If this is the right run, name another witness"
-            )
 
 
 def kept_checkpoints() -> dict[Path, list[Checkpoint]]:
@@ -93,8 +92,7 @@ def kept_checkpoints() -> dict[Path, list[Checkpoint]]:
     Raises:
         InputError: If a file cannot be read.
     """
-    named = [target.removeprefix("file:") for target in witness_targets() if target.startswith("file:")]
-    kept: dict[Path, list[Checkpoint]] = {Path(name): [] for name in named}
+    kept: dict[Path, list[Checkpoint]] = {Path(name): [] for name in witness_targets() if not _is_program(name)}
     try:
         for path, checkpoints in kept.items():
             for line in path.read_bytes().splitlines() if path.is_file() else ():
@@ -108,17 +106,12 @@ def kept_checkpoints() -> dict[Path, list[Checkpoint]]:
 def tell(target: str, checkpoint: Checkpoint) -> None:
     """Send a checkpoint to one witness, as a line of JSON."""
     line = canonical_json(checkpoint.to_mapping())
-    kind, _, rest = target.partition(":")
-    if kind == "file":
-        append_line(Path(rest), line)
-    elif kind == "command":
-        subprocess.run(
-            shlex.split(rest), input=line + b"\n", timeout=TIMEOUT_SECONDS, check=True, stdout=subprocess.DEVNULL
-        )
-    else:
-        request = urllib.request.Request(target, data=line + b"\n", headers={"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):  # any status other than success raises an error
-            pass
+    if not _is_program(target):
+        append_line(Path(target), line)
+        return
+    subprocess.run(
+        shlex.split(target), input=line + b"\n", timeout=TIMEOUT_SECONDS, check=True, stdout=subprocess.DEVNULL
+    )
 
 
 class WitnessPost:
@@ -141,7 +134,7 @@ class WitnessPost:
         checkpoint = latest_checkpoint(reader)
         if checkpoint is None or checkpoint.seq == self._told:
             return
-        check_files_of_witnesses(reader)
+        _check_kept(reader)
         for target in self.targets:
             try:
                 tell(target, checkpoint)
@@ -160,7 +153,7 @@ LARGEST_WITNESS_BYTES = 256 << 20
 
 def read_witness(path: Path) -> list[Checkpoint]:
     """Return the checkpoints in a file: a witness's file with one JSON object per line, or a certificate."""
-    content = read_named(path, LARGEST_WITNESS_BYTES, "a witness keeps")
+    content = read_named(path, LARGEST_WITNESS_BYTES, "a file of heads is")
     certificate = _certificate_in(path)
     if certificate is not None and signature_holds(certificate):
         return [Checkpoint.in_certificate(certificate["body"], certificate["public_key"])]
@@ -181,15 +174,15 @@ def read_witness(path: Path) -> list[Checkpoint]:
 def _certificate_in(path: Path) -> dict[str, Any] | None:
     """Return the certificate in a file, whether its signature holds or not, or None if the file holds none."""
     try:
-        certificate: dict[str, Any] = read_json(read_named(path, LARGEST_WITNESS_BYTES, "a witness keeps"))
+        certificate: dict[str, Any] = read_json(read_named(path, LARGEST_WITNESS_BYTES, "a file of heads is"))
         Checkpoint.in_certificate(certificate["body"], certificate["public_key"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return certificate
 
 
-def check_witnesses(reader: RunReader, files: Iterable[Path]) -> Iterator[str]:
-    """Yield a problem for each checkpoint in these files that does not belong to the run's chain of events.
+def check_given_heads(reader: RunReader, files: Iterable[Path]) -> Iterator[str]:
+    """Yield a problem for each head in these files that does not belong to the run's chain of events.
 
     The files are witnesses' files or certificates. A certificate must be one that the run recorded. Two checkpoints
     that contradict each other prove a fork.
@@ -251,28 +244,3 @@ def contradictions(reader: RunReader, kept: Mapping[Path, Sequence[Checkpoint]])
             yield f"fork: {path} has event {checkpoint.seq}, {by}"
         else:
             yield _not_in_the_run(path, checkpoint, max(heads))
-
-
-def check_heads(heads: Iterable[tuple[Path, Checkpoint]]) -> Iterator[str]:
-    """Yield a problem for each checkpoint that contradicts the others; the run itself is not needed.
-
-    All checkpoints must be signed, belong to one run, and agree on the head of each event. Each checkpoint comes with
-    the path of the file that holds it.
-    """
-    first: tuple[Path, Checkpoint] | None = None
-    by_number: dict[int, tuple[Path, Checkpoint]] = {}
-    for path, checkpoint in heads:
-        if not checkpoint.holds:
-            yield f"witness: the checkpoint of event {checkpoint.seq} in {path} is not signed by the key it names"
-            continue
-        first = first or (path, checkpoint)
-        if checkpoint.run != first[1].run:
-            yield f"witness: {path} has a checkpoint of another run ({checkpoint.run[:40]}) than {first[0]}"
-            continue
-        where, other = by_number.setdefault(checkpoint.seq, (path, checkpoint))
-        if other.head != checkpoint.head:
-            yield _two_heads(checkpoint.seq, other.head, where, checkpoint.head, path)
-    ordered = [by_number[number] for number in sorted(by_number)]
-    for (_, earlier), (path, later) in itertools.pairwise(ordered):
-        if later.time < earlier.time <= utc_now():  # a date in the future comes from a wrong clock
-            yield f"witness: event {later.seq} in {path} is dated before event {earlier.seq}: they are of two histories"
