@@ -30,7 +30,7 @@ from sifu.store.writer import RunWriter
 TERMS: dict[str, Any] = {
     "clients": ["client-000"], "epsilon": 10.0, "delta": 0.01, "sigma": "auto", "unit": "client", "scope": "all",
     "calibration": "exact", "retention": "paper", "reserve": 0.0, "method": "sifu", "max_rounds": 0, "target": None,
-    "records": [], "release": "healed", "level": None, "before_after": None,
+    "records": [], "level": None, "before_after": None,
 }  # fmt: skip
 
 
