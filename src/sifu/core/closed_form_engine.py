@@ -24,9 +24,8 @@ def targets_of(ridge: RidgeSpec, outputs: int) -> Targets:
 
 def recorded_fixed_point(spec: Spec, layout: ModelLayout) -> FixedPoint:
     """Return the fixed-point format of a run's statistics, from its spec and the shape of its head."""
-    (features, outputs), ridge = layout.shapes[0], spec.ridge
-    target_norm = targets_of(ridge, outputs).norm
-    return FixedPoint(features, outputs, ridge.feature_bits, ridge.target_bits, spec.features.norm, target_norm)
+    features, outputs = layout.shapes[0]
+    return FixedPoint(features, outputs, norm=spec.features.norm, target_norm=targets_of(spec.ridge, outputs).norm)
 
 
 def head_layout(fixed: FixedPoint) -> ModelLayout:

@@ -96,7 +96,7 @@ def head_of(client: ReadyClient, plan: WirePlan, outputs: int) -> ClosedFormFede
     """
     features, ridge = received_map(plan.features, input_shape([client])), RidgeSpec(**json.loads(plan.ridge))
     targets = targets_of(ridge, outputs)
-    fixed = fixed_point(features, targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits)
+    fixed = fixed_point(features, targets)
     return ClosedFormFederation([client], features, targets, fixed, None)
 
 
@@ -113,9 +113,7 @@ def _blueprint_of_head(
     if outputs < max(counted) or (ridge.task != "classification" and counted != {outputs}):
         raise InputError(f"model.outputs = {outputs}, but the clients' labels need {sorted(counted)}")
     plan, features = plan_of(spec, outputs), specified_map(spec.features, common_shape(profiles))
-    fixed = fixed_point(
-        features, targets_of(ridge, outputs), feature_bits=ridge.feature_bits, target_bits=ridge.target_bits
-    )
+    fixed = fixed_point(features, targets_of(ridge, outputs))
     layout = head_layout(fixed)
     facts = head_facts(
         features.digest(),

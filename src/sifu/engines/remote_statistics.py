@@ -48,7 +48,7 @@ class RemoteStatistics(RemoteFederation):
         if samples > fixed.samples_at_most:
             raise InputError(
                 f"the clients have {samples} samples, but integer sums are exact for at most {fixed.samples_at_most}: "
-                "reduce ridge.feature_bits or features.norm"
+                "reduce features.norm"
             )
         super()._use(blueprint)
         self._head, self.fixed, self.relative_penalty = blueprint.head, fixed, blueprint.head.relative_penalty

@@ -268,7 +268,7 @@ def closed_form_engine(
     outputs, from_labels = _outputs_of_head(spec, clients)
     targets, features = targets_of(ridge, outputs), map_of(spec, clients)
     assert features is not None  # a closed-form head always has a map
-    fixed = fixed_point(features, targets, feature_bits=ridge.feature_bits, target_bits=ridge.target_bits)
+    fixed = fixed_point(features, targets)
     penalty = penalty_of(ridge, fixed.features)
     engine = ClosedFormFederation(
         clients,

@@ -9,7 +9,7 @@ import numpy as np
 
 from sifu_verifier.canonical import Row, sha256
 from sifu_verifier.packed import numbers_of
-from sifu_verifier.rows import Rows, rows_of, sums, words_of_rows
+from sifu_verifier.rows import BITS, Rows, rows_of, sums, words_of_rows
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.tensors import tensors_of
 
@@ -76,8 +76,7 @@ def check_statistics(run: RunFolder) -> None:
     solve = run.solves[tip["node"]]
     run.agree("the current head's sum", [solve["sum"], sorted(run.rounds[tip["node"]])], [row["digest"], clients])
     if set(clients) <= words.keys() | rows.keys():  # integer sums do not depend on their order
-        unit = 2 ** run.spec["ridge"]["feature_bits"]
-        added = words_of_rows((rows[c] for c in clients if c in rows), k, outputs, unit)
+        added = words_of_rows((rows[c] for c in clients if c in rows), k, outputs)
         run.check(added is not None, "rows have numbers that are beyond the norm")
         if added is not None:
             added = sum((words[c] for c in clients if c not in rows), added)
@@ -89,7 +88,7 @@ def heading_of(run: RunFolder, k: int, outputs: int) -> bytes:
     """Return the first line of a file of statistics with `k` features (section 5a)."""
     features, ridge = run.spec["features"], run.spec["ridge"]
     reach = {"classification": 1.0, "multi_label": math.sqrt(outputs), "regression": 8.0 * math.sqrt(outputs)}
-    bits = f"feature_bits={ridge['feature_bits']} target_bits={ridge['target_bits']}"
+    bits = f"feature_bits={BITS} target_bits={BITS}"
     norms = f"norm={float(features['norm'])!r} target_norm={reach[ridge['task']]!r}"
     return f"sifu statistics 1 features={k} outputs={outputs} {bits} {norms}\n".encode()
 
@@ -108,7 +107,7 @@ def check_head(run: RunFolder, node: int, numbers: np.ndarray) -> None:
     head = np.concatenate([tensors["weight"], tensors["bias"]]).reshape(cross.shape)
     mean = float(np.trace(gram)) / len(gram)
     if ridge["regularisation"] == "auto":
-        energy, n = math.ldexp(int(numbers[-1]), -2 * ridge["target_bits"]), int(numbers[-2])
+        energy, n = math.ldexp(int(numbers[-1]), -2 * BITS), int(numbers[-2])
         values, vectors = np.linalg.eigh(gram)
         rotated, scores = vectors.T @ cross, {}
         for r in GRID:

@@ -11,7 +11,7 @@ import numpy as np
 from sifu_verifier.calibration import delta_of, epsilon_of
 from sifu_verifier.canonical import Row, sha256
 from sifu_verifier.packed import numbers_of
-from sifu_verifier.rows import Rows, rows_of, sums, words_of_rows
+from sifu_verifier.rows import BITS, Rows, rows_of, sums, words_of_rows
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.subjects import indices_of
 from sifu_verifier.tensors import tensors_of
@@ -63,7 +63,7 @@ def check_latest(run: RunFolder, row: Row, data: bytes) -> None:
     moved = float(np.linalg.norm(noisy - head)) / row["noise_std"]
     run.check(abs(moved - math.sqrt(head.size)) <= 8, f"the latest release is {moved} noises from the head")
     words, samples = {}, {}
-    (k, outputs), unit = json.loads(run.entries["layout"])["shapes"][0], 2 ** run.spec["ridge"]["feature_bits"]
+    k, outputs = json.loads(run.entries["layout"])["shapes"][0]
     for stored in run.tables["statistics"]:
         content, file = (run.folder / "statistics" / stored["file"]).read_bytes(), stored["file"]
         of_rows, start = file.endswith(".rows.statistics"), content[: content.index(b"\n") + 1]
@@ -71,7 +71,7 @@ def check_latest(run: RunFolder, row: Row, data: bytes) -> None:
         client = json.loads(stored["clients"])[0]
         if of_rows:
             samples[client] = rows_of(numbers, k, outputs)
-            words[client] = words_of_rows([samples[client]], k, outputs, unit)
+            words[client] = words_of_rows([samples[client]], k, outputs)
         else:
             words["sum" if file.endswith(".sum.statistics") else client] = numbers
     whole = solve(run, words["sum"])
@@ -93,8 +93,8 @@ def check_latest(run: RunFolder, row: Row, data: bytes) -> None:
 def largest_of_records(run: RunFolder, eigen: Any, cross: Any, whole: Any, rows: Rows) -> float:
     """Return the largest distance between the head and the heads without one record of a client (section 5d)."""
     ridge, (values, vectors) = run.spec["ridge"], eigen
-    features = np.column_stack([np.ldexp(rows[0].astype(float), -ridge["feature_bits"]), np.ones(len(rows[0]))])
-    targets = np.ldexp(rows[1].astype(float), -ridge["target_bits"])
+    features = np.column_stack([np.ldexp(rows[0].astype(float), -BITS), np.ones(len(rows[0]))])
+    targets = np.ldexp(rows[1].astype(float), -BITS)
     largest = 0.0
     for phi, wanted in zip(features, targets, strict=True):
         penalty = ridge["regularisation"] * (float(values.sum()) - float(phi @ phi)) / len(values)

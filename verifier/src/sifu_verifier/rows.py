@@ -10,6 +10,8 @@ import numpy as np
 
 from sifu_verifier.run_folder import RunFolder
 
+BITS = 16
+"""Features and targets are integers in units of 2^-BITS (section 5a)."""
 Rows = tuple[np.ndarray, np.ndarray]
 """Features (n, k) of a client's samples without the constant, and their targets (n, outputs)."""
 
@@ -20,7 +22,7 @@ def rows_of(numbers: np.ndarray, k: int, outputs: int) -> Rows:
     return numbers[:split].reshape(-1, k), numbers[split:].reshape(-1, outputs)
 
 
-def words_of_rows(clients: Iterable[Rows], k: int, outputs: int, unit: int) -> np.ndarray | None:
+def words_of_rows(clients: Iterable[Rows], k: int, outputs: int) -> np.ndarray | None:
     """Return the lower triangle of G, H, n and Q of all clients together, or None if a sample is too long.
 
     Products of float64 numbers are exact while sums of squares stay below 2^53, so samples are multiplied in batches.
@@ -28,7 +30,7 @@ def words_of_rows(clients: Iterable[Rows], k: int, outputs: int, unit: int) -> n
     gram, cross = np.zeros((k + 1, k + 1), dtype=np.int64), np.zeros((k + 1, outputs), dtype=np.int64)
     count = energy = 0
     for values, targets in clients:
-        features, wanted = np.full((len(values), k + 1), float(unit)), targets.astype(float)
+        features, wanted = np.full((len(values), k + 1), 2.0**BITS), targets.astype(float)
         features[:, :k] = values
         longest = max(float(np.max((each * each).sum(axis=1), initial=1.0)) for each in (features, wanted))
         if longest > 2**53:
@@ -45,10 +47,9 @@ def words_of_rows(clients: Iterable[Rows], k: int, outputs: int, unit: int) -> n
 
 def sums(run: RunFolder, words: Any) -> tuple[Any, Any]:
     """Return G and H from statistics (section 5a)."""
-    (k, outputs), ridge = json.loads(run.entries["layout"])["shapes"][0], run.spec["ridge"]
+    k, outputs = json.loads(run.entries["layout"])["shapes"][0]
     triangle = (k + 1) * (k + 2) // 2
     gram = np.zeros((k + 1, k + 1))
     gram[np.tril_indices(k + 1)] = words[:triangle]
-    gram = np.ldexp(gram + np.tril(gram, -1).T, -2 * ridge["feature_bits"])
-    bits = ridge["feature_bits"] + ridge["target_bits"]
-    return gram, np.ldexp(words[triangle:-2].reshape(k + 1, outputs).astype(float), -bits)
+    gram = np.ldexp(gram + np.tril(gram, -1).T, -2 * BITS)
+    return gram, np.ldexp(words[triangle:-2].reshape(k + 1, outputs).astype(float), -2 * BITS)

@@ -211,8 +211,6 @@ class ClosedForm(Regime):
         ridge, server, kind = self.spec.ridge, self.spec.server, self.spec.model.kind
         r = ridge.regularisation
         yield "ridge.regularisation", r == "auto" or 1e-12 <= r <= 1e6, "in 1e-12 to 1e6, or auto"
-        yield "ridge.feature_bits", 1 <= ridge.feature_bits <= 24, "in 1 to 24"
-        yield "ridge.target_bits", 1 <= ridge.target_bits <= 24, "in 1 to 24"
         yield "ridge.scale", 0 < ridge.scale <= 1e12, "in (0, 1e12]"
         yield "ridge.shift", abs(ridge.shift) <= 1e12, "at most 1e12 in size"
         yield "ridge.shift", ridge.task != "multi_label" or 0 <= ridge.shift <= 1, "in 0 to 1 for multi_label"

@@ -34,7 +34,7 @@ from sifu.core.extensions import RoundExtras, SpecKey, required_key, spec_key
 from sifu.core.ledger import LARGEST_INTEGER
 from sifu.core.replies import ReplyRules, Wait
 from sifu.core.spec.regime import Demand, Regime, regime_of
-from sifu.core.spec.sections import HEAD_KINDS, IMAGE_FEATURES, Sections
+from sifu.core.spec.sections import HEAD_KINDS, IMAGE_FEATURES, PRETRAINED, Sections
 from sifu.errors import InputError
 from sifu.theory.calibration import check_deliverable, check_noise
 from sifu.theory.participation import Participation
@@ -83,8 +83,11 @@ def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
     yield "features.size", 0 <= features.size <= 4096, "in 0 to 4096"
     named = bool(features.module) == (features.kind == "module")
     yield "features.module", named, 'given with features.kind = "module", and only then'
-    named = bool(features.model) == (features.kind == "transformers")
-    yield "features.model", named, 'given with features.kind = "transformers", and only then'
+    if features.kind == "pretrained":
+        yield "features.model", features.model in ("", *PRETRAINED), f"one of {', '.join(PRETRAINED)}"
+    else:
+        named = bool(features.model) == (features.kind == "transformers")
+        yield "features.model", named, 'given with features.kind = "transformers" or "pretrained", and only then'
     read = not data.text or features.kind == "transformers"
     yield "data.text", read, 'empty unless features.kind = "transformers": a text needs a model that reads it'
     yield "features.count", features.kind != "random_fourier" or features.count % 2 == 0, "even for random_fourier"

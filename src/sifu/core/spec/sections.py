@@ -18,11 +18,15 @@ HEAD_KINDS = (*LINEAR_KINDS, RIDGE)
 ROW_KINDS = (*HEAD_KINDS, "mlp")
 """Kinds of models whose samples are rows of numbers, not images."""
 
-IMAGE_FEATURES = ("random_convolutions", "pretrained", "transformers", "module")
+IMAGE_FEATURES = ("pretrained", "transformers", "module")
 """Feature maps of images with values in [0, 1]; `transformers` and `module` may also take other samples."""
 
 TF32 = "tf32"
 """Value of `model.dtype` for float32 models whose products have factors of 10 bits of mantissa."""
+
+PRETRAINED = ("efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2")
+"""Values of `features.model` with `features.kind = "pretrained"`; the first one is the default."""
+
 NETWORK_FEATURES = ("pretrained", "transformers", "module")
 """Feature maps computed by networks, which a GPU speeds up."""
 
@@ -119,15 +123,16 @@ class ModelSpec:
 class FeaturesSpec:
     """Public features for a linear model, the same for all clients and independent of their data."""
 
-    kind: Literal[
-        "none", "random_convolutions", "random_fourier", "projection", "pretrained", "transformers", "module"
-    ] = key(
+    kind: Literal["none", "random_fourier", "pretrained", "transformers", "module"] = key(
         "none",
-        "none (the inputs), random_convolutions (images), random_fourier or projection (tables), pretrained (colour "
-        "images, extra pretrained), transformers (images or texts, extra transformers), module (a torch module of your "
-        "own)",
+        "none (the inputs), random_fourier (rows), pretrained (images, extra pretrained), transformers (images or "
+        "texts, extra transformers), module (a torch module of your own)",
     )
-    model: str = key("", "transformers: a folder with a model of Hugging Face, or its name on the hub")
+    model: str = key(
+        "",
+        "pretrained: efficientnet-lite0, -lite1 or -lite2, empty is -lite0; transformers: a folder with a model of "
+        "Hugging Face, or its name on the hub",
+    )
     seed: int = key(0, "seed of the map; part of the spec, so anybody can draw the same map")
     layers: int | Literal["deep", "last"] = key(
         "deep", "networks: last (the last layer), deep (the blocks before it as well), or a number of those blocks"
@@ -137,10 +142,9 @@ class FeaturesSpec:
         "pretrained: pixels of a side that smaller images are enlarged to, 0 is 224; transformers: pixels of a side, 0 "
         "is the model's own, or tokens of a text, 0 is 128",
     )
-    mirror: bool = key(True, "pretrained, transformers: average over an image and its mirror image")
     count: int = key(
         0,
-        "number of features of random_fourier (even) and projection, 0 is 512; of networks after projection, 0 is all",
+        "number of features of random_fourier (even), 0 is 512; of networks after projection, 0 is all",
     )
     module: str = key("", "module: package.file:function, which returns a torch module with fixed, public weights")
     cache: str = key("", "folder to keep features in, on the clients' side; no request erases it; empty keeps none")
@@ -162,8 +166,6 @@ class RidgeSpec:
     )
     shift: float = key(0.5, "regression: subtracted from every target; multi_label: 0.5, the middle between 0 and 1")
     scale: float = key(1.0, "regression: divides every target; targets may lie up to 8 scales from shift")
-    feature_bits: int = key(16, "features are rounded to multiples of 2^-feature_bits")
-    target_bits: int = key(16, "targets are rounded to multiples of 2^-target_bits")
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,13 @@ The module `feature_map` defines maps, and when a map is exact. Importing this p
 
 from sifu.data.feature_maps.build import fixed_point, specified_map
 from sifu.data.feature_maps.cached_features import CachedFeatures
-from sifu.data.feature_maps.convolutions import RandomConvolutions
 from sifu.data.feature_maps.feature_map import FeatureMap
-from sifu.data.feature_maps.row_maps import PlainInputs, Projection, RandomFourier
+from sifu.data.feature_maps.row_maps import PlainInputs, RandomFourier
 
 __all__ = [
     "CachedFeatures",
     "FeatureMap",
     "PlainInputs",
-    "Projection",
-    "RandomConvolutions",
     "RandomFourier",
     "fixed_point",
     "specified_map",

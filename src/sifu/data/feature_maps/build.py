@@ -13,29 +13,21 @@ from typing import Any
 
 from sifu.core.allowed_code import demand_consent
 from sifu.core.spec import Spec
-from sifu.core.spec.sections import FeaturesSpec
-from sifu.data.feature_maps.convolutions import LARGE_IMAGES, LARGEST_SIDE, RandomConvolutions
+from sifu.core.spec.sections import PRETRAINED, FeaturesSpec
 from sifu.data.feature_maps.feature_map import FeatureMap
-from sifu.data.feature_maps.row_maps import PlainInputs, Projection, RandomFourier
+from sifu.data.feature_maps.row_maps import PlainInputs, RandomFourier
 from sifu.errors import InputError
 from sifu.theory.closed_form import FixedPoint, Targets
 from sifu.theory.facts import MODULE_DECLARED, MODULE_KNOWN, MODULE_NOT_DECLARED
 
 
-def fixed_point(features: FeatureMap, targets: Targets, *, feature_bits: int = 16, target_bits: int = 16) -> FixedPoint:
+def fixed_point(features: FeatureMap, targets: Targets) -> FixedPoint:
     """Return the fixed-point format for features of this map and these targets."""
-    return FixedPoint(
-        features=features.features,
-        outputs=targets.outputs,
-        feature_bits=feature_bits,
-        target_bits=target_bits,
-        norm=features.norm,
-        target_norm=targets.norm,
-    )
+    return FixedPoint(features.features, targets.outputs, norm=features.norm, target_norm=targets.norm)
 
 
 USUAL_COUNT = 512
-"""Default number of features of random_fourier and projection."""
+"""Default number of features of random_fourier."""
 
 
 def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
@@ -44,14 +36,12 @@ def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
     The section may come from another machine, so a module that it names runs only if this process allowed it. Nothing
     is written to disk, except that a model on the Hugging Face hub may be downloaded.
 
-    >>> specified_map(FeaturesSpec(kind="projection"), (13,)).features
+    >>> specified_map(FeaturesSpec(kind="random_fourier"), (13,)).features
     512
     """
     kind, seed, norm = features.kind, features.seed, features.norm
     if kind == "none":
         return PlainInputs(shape, norm)
-    if kind == "projection":
-        return Projection(shape, features.count or USUAL_COUNT, seed, norm)
     if kind == "random_fourier":
         return RandomFourier(shape, features.count or USUAL_COUNT, features.bandwidth, seed, norm)
     if kind == "module":
@@ -65,15 +55,13 @@ def specified_map(features: FeaturesSpec, shape: tuple[int, ...]) -> FeatureMap:
     if kind == "transformers":
         from sifu.data.feature_maps.transformer_networks import transformer_features
 
-        reading = ("model", "layers", "size", "mirror", "count")
+        reading = ("model", "layers", "size", "count")
         return transformer_features(**options, **{name: getattr(features, name) for name in reading})
     if len(shape) != 3:
         raise InputError(f"images must have a shape (channels, height, width), found {shape}")
-    if kind == "random_convolutions":
-        return RandomConvolutions(**options, **(LARGE_IMAGES if max(shape[1:]) > LARGEST_SIDE else {}))
-    from sifu.data.feature_maps.fixed_networks import DEEP_BLOCKS, USUAL_SIDE, pretrained_efficientnet
+    from sifu.data.feature_maps.efficientnet import DEEP_BLOCKS, SIDE, pretrained_efficientnet
 
-    options |= {"size": features.size or USUAL_SIDE, "mirror": features.mirror, "count": features.count}
+    options |= {"model": features.model or PRETRAINED[0], "size": features.size or SIDE, "count": features.count}
     return pretrained_efficientnet(**options, blocks=_blocks(features, DEEP_BLOCKS))
 
 

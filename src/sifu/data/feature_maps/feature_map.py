@@ -94,22 +94,18 @@ def check_norm(norm: float) -> None:
         raise InputError(f"the length of a sample's features must be a positive number, found {norm}")
 
 
-def scaled(rows: Floats, norm: float, unit: float | None = None) -> Floats:
-    """Return integer rows scaled to length `norm` or, with a unit, rows / unit, shortened if longer than `norm`.
+def scaled(rows: Floats, norm: float, unit: float) -> Floats:
+    """Return integer rows divided by `unit`, shortened to the length `norm` if longer.
 
     The squared length is summed as an integer, so the order of summation does not matter. Zero rows stay zero.
 
-    >>> scaled(np.array([[3.0, -4.0], [0.0, 0.0]]), 1.0)
-    array([[ 0.6, -0.8],
-           [ 0. ,  0. ]])
     >>> scaled(np.array([[3.0, -4.0], [30.0, -40.0]]), 10.0, unit=1.0)
     array([[ 3., -4.],
            [ 6., -8.]])
     """
     lengths = np.sqrt(square_lengths(rows))
-    factors = np.divide(norm, lengths, out=np.zeros_like(lengths), where=lengths > 0.0)
-    if unit is not None:
-        factors = np.minimum(factors, 1.0 / unit, out=np.full_like(factors, 1.0 / unit), where=lengths > 0.0)
+    factors = np.divide(norm, lengths, out=np.full_like(lengths, 1.0 / unit), where=lengths > 0.0)
+    factors = np.minimum(factors, 1.0 / unit)
     return rows * factors[:, None]
 
 

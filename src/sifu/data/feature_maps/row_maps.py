@@ -1,6 +1,6 @@
-"""Feature maps for rows of numbers: the inputs themselves, a random projection, and random Fourier features.
+"""Feature maps for rows of numbers: the inputs themselves, and random Fourier features.
 
-All three are exact: inputs are first rounded to multiples of 2^-16, and all later steps are integer arithmetic or
+Both are exact: inputs are first rounded to multiples of 2^-16, and all later steps are integer arithmetic or
 operations that IEEE 754 rounds in one way. Bytes need no rounding, except for Fourier features.
 """
 
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from sifu.data.feature_maps.feature_map import FeatureMap, Floats, check_norm, drawn_normals, scaled
 from sifu.errors import InputError, UnusableSamplesError
-from sifu.theory.participation import base_key, scores
 
 LARGEST_INPUT = 2.0**400
 """Largest input; above it the squared length of a sample may overflow a float64."""
@@ -52,41 +51,6 @@ class PlainInputs(FeatureMap):
         samples = check_samples(x, self.shape)
         unit = 255.0 if samples.dtype == np.uint8 else 2.0**INPUT_BITS
         return scaled(whole_numbers(samples), self.norm, unit=unit)
-
-
-@dataclass(eq=False)
-class Projection(FeatureMap):
-    """Random projection: `features` sums of the inputs with random signs from `seed`, divided by sqrt(features).
-
-    By the Johnson-Lindenstrauss lemma, lengths are nearly preserved. Features longer than `norm` are scaled down to it.
-    """
-
-    shape: tuple[int, ...]
-    features: int
-    seed: int = 0
-    norm: float = 10.0
-    kind = "projection"
-    exact = True
-
-    def __post_init__(self) -> None:
-        check_norm(self.norm)
-        if self.features < 1:
-            raise InputError(f"a projection needs at least one feature, found {self.features}")
-        inputs = math.prod(self.shape)
-        words = scores(base_key(self.seed, "projection"), np.arange(inputs * self.features))
-        self.signs = np.where(words >> np.uint64(63), 1.0, -1.0).reshape(inputs, self.features)
-
-    def constants(self) -> Iterator[bytes]:
-        """Yield the signs."""
-        yield self.signs.astype("i1").tobytes()
-
-    def __call__(self, x: NDArray[Any]) -> Floats:
-        """Return the projected inputs as rows; bytes are divided by 255."""
-        samples = check_samples(x, self.shape)
-        inputs = whole_numbers(samples)
-        _check_exact(inputs, 1.0, "the projection")
-        unit = 255.0 if samples.dtype == np.uint8 else 2.0**INPUT_BITS
-        return scaled(inputs @ self.signs, self.norm, unit=unit * math.sqrt(self.features))
 
 
 @dataclass(eq=False)
@@ -136,7 +100,12 @@ class RandomFourier(FeatureMap):
         """Return the cosines of all frequencies, then their sines."""
         samples = check_samples(x, self.shape)
         inputs = whole_numbers(samples / 255.0 if samples.dtype == np.uint8 else samples)
-        _check_exact(inputs, float(np.abs(self.turns).max()), "a phase of random Fourier features")
+        largest = float(np.max(np.abs(inputs).sum(axis=1), initial=0.0)) * float(np.abs(self.turns).max())
+        if largest > LARGEST_WHOLE:
+            raise UnusableSamplesError(
+                f"a phase of random Fourier features would reach {largest:.3g}, beyond 2^53: scale the inputs down by "
+                "a constant"
+            )
         # The product is in units of 2^-(INPUT_BITS + FREQUENCY_BITS) table steps; floor and remainder are exact.
         phases = np.floor(np.ldexp(inputs @ self.turns, -INPUT_BITS - FREQUENCY_BITS)).astype(np.int64)
         places = np.concatenate([phases, phases - 2 ** (TURN_BITS - 2)], axis=1) % 2**TURN_BITS
@@ -164,12 +133,3 @@ def whole_numbers(x: NDArray[Any]) -> Floats:
     """Return samples as rows of integers in units of 2^-INPUT_BITS; bytes stay unchanged."""
     rows = np.asarray(x, dtype=np.float64).reshape(len(x), math.prod(x.shape[1:]))
     return rows if x.dtype == np.uint8 else np.rint(np.ldexp(rows, INPUT_BITS))
-
-
-def _check_exact(inputs: Floats, weight: float, what: str) -> None:
-    """Refuse integer rows whose sums, with weights of at most `weight`, could exceed `LARGEST_WHOLE`."""
-    largest = float(np.max(np.abs(inputs).sum(axis=1), initial=0.0)) * weight
-    if largest > LARGEST_WHOLE:
-        raise UnusableSamplesError(
-            f"{what} would reach {largest:.3g}, beyond 2^53: scale the inputs down by a constant"
-        )

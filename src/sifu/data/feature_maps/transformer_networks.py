@@ -135,7 +135,6 @@ def transformer_features(
     model: str,
     layers: int | str = "deep",
     size: int = 0,
-    mirror: bool = True,
     count: int = 0,
     seed: int = 0,
     norm: float = 10.0,
@@ -148,7 +147,6 @@ def transformer_features(
         model: A folder, or a name on the hub.
         layers: "deep", "last", or the number of layers read before the last one.
         size: Side that images are resized to, or 0 for the side in the model's preprocessing configuration.
-        mirror: True to average the features of an image and its mirror image.
         count: Number of features after the projection, or 0 for no projection.
         seed: Public seed of the projection.
         norm: Length of a sample's features.
@@ -168,7 +166,7 @@ def transformer_features(
     try:
         if layers == "deep":
             blocks = blocks_of(backbone, shape)
-        read = deep_network(backbone, shape, blocks, mirror=mirror and of_images, count=count, seed=seed)
+        read = deep_network(backbone, shape, blocks, mirror=of_images, count=count, seed=seed)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         positions = getattr(backbone.network.config, "max_position_embeddings", 0)
         known = f", which has {positions} positions" if positions and not of_images else ""

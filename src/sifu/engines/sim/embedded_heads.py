@@ -87,14 +87,9 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         """Layout of weight and bias, as in other linear models."""
         return head_layout(self.fixed)
 
-    def compute_features_on(self, device: str) -> None:
-        """Compute features on a device from now on; an exact map gives identical features on every device."""
-        self._map = self._map.on(device)
-
     def with_features_on(self, device: str) -> ClosedFormFederation:
-        """Return an engine that computes features on a device: this engine for an exact map, otherwise a copy."""
+        """Return an engine that computes features on a device; an exact map stays on the CPU."""
         if self._map.exact:
-            self.compute_features_on(device)
             return self
         moved = HeadsOnDevice(self._data, self._map.on(device), self.targets, self.fixed, self.relative_penalty)
         moved.facts = self.facts
