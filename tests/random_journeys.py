@@ -201,7 +201,7 @@ def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[di
     elif special in (7, 8):
         spec["server"] |= {"update_bound": dice.choice([0.1, 1.0]), "rejected": dice.choice(["reply", "round"])}
     elif special in (9, 10):
-        spec["features"] = {"kind": dice.choice(["random_fourier", "projection"]), "count": 8}
+        spec["features"] = {"kind": "random_fourier", "count": 8}
     elif special == 12:
         spec["data"]["preprocessing"] = "unknown"
 

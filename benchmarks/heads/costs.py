@@ -78,7 +78,7 @@ def whole_run(folder: Path | None, count: int, cache: str, keep: str, regularisa
     spec = {
         "data": {"preprocessing": "fixed"},
         "model": {"kind": "ridge", "outputs": OUTPUTS},
-        "features": {"kind": "random_convolutions", "cache": cache},
+        "features": {"kind": "random_fourier", "count": 2048, "bandwidth": 16.0, "cache": cache},
         "ridge": {"regularisation": regularisation},
         "keep": {"statistics": keep},
     }

@@ -141,7 +141,7 @@ def test_a_residual_network(tmp_path: Path) -> None:
     check_graph_agrees(run, model, np.load(file)["x"])
 
 
-@pytest.mark.parametrize("features", ["none", "random_fourier", "projection"])
+@pytest.mark.parametrize("features", ["none", "random_fourier"])
 @pytest.mark.parametrize("kind", ["ridge", "softmax"])
 def test_heads_on_feature_maps(tmp_path: Path, kind: str, features: str) -> None:
     file = rows(tmp_path)
@@ -155,15 +155,6 @@ def test_heads_on_feature_maps(tmp_path: Path, kind: str, features: str) -> None
         model._maps.clear()
         with pytest.raises(InputError, match="is not the one that the model was trained on"):
             model.predict(np.zeros((2, 18)))
-
-
-def test_heads_on_image_features(tmp_path: Path) -> None:
-    file = images(tmp_path, 8, 8)
-    run = trained(file, tmp_path, "softmax", features={"kind": "random_convolutions"})
-    check_agrees_with_the_run(run, sifu.load_model(run.export(tmp_path / "m.safetensors")), file)
-    pytest.importorskip("onnx")
-    with pytest.raises(InputError, match="'random_convolutions' cannot be written as ONNX: export it as safetensors"):
-        run.export(tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize(

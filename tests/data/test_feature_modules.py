@@ -13,9 +13,9 @@ import torch
 
 import sifu
 import sifu_verifier
-from run_tools import Command, numbers_of, run_cli
+from run_tools import Command, numbers_of
 from sifu.data import ClientData
-from sifu.data.feature_maps import CachedFeatures, Projection, RandomFourier
+from sifu.data.feature_maps import CachedFeatures, RandomFourier
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.engines.sim import embedded_heads
 from sifu.errors import InputError
@@ -179,8 +179,8 @@ def test_features_that_are_not_those_of_the_samples_are_computed_again(tmp_path:
     """A cached file in the place of another one must not put a client's features into another client's statistics."""
     generator = np.random.default_rng(0)
     own, leaver = generator.normal(size=(30, 5)), generator.normal(size=(30, 5))
-    cached = CachedFeatures(Projection((5,), features=8), tmp_path)
-    other = CachedFeatures(Projection((5,), features=8, seed=1), tmp_path)
+    cached = CachedFeatures(RandomFourier((5,), features=8), tmp_path)
+    other = CachedFeatures(RandomFourier((5,), features=8, seed=1), tmp_path)
 
     def features(samples: Any, through: CachedFeatures = cached) -> Any:
         return np.concatenate([phi for _, phi in through.chunks(samples)])
@@ -205,11 +205,10 @@ def test_features_that_are_not_those_of_the_samples_are_computed_again(tmp_path:
 
 
 def test_a_run_with_kept_features_is_the_same_run(tmp_path: Path) -> None:
-    spec = {"data": {"name": "digits", "clients": 4}, "model": {"kind": "ridge"}, "features": {"kind": "projection"}}
+    features = {"kind": "random_fourier"}
+    spec = {"data": {"name": "digits", "clients": 4}, "model": {"kind": "ridge"}, "features": features}
     plain = sifu.train(spec, run=tmp_path / "plain")
-    kept = sifu.train(
-        spec | {"features": {"kind": "projection", "cache": str(tmp_path / "kept")}}, run=tmp_path / "kept run"
-    )
+    kept = sifu.train(spec | {"features": features | {"cache": str(tmp_path / "kept")}}, run=tmp_path / "kept run")
     assert numbers_of(plain.folder) == numbers_of(kept.folder)
     assert len(list((tmp_path / "kept").iterdir())) == 5  # four clients and the test images
     plan = kept.plan(["client-001"])
@@ -236,25 +235,6 @@ def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
         pytest.skip("there is one")
     with pytest.raises(InputError, match="--device cuda cannot be used here"):
         sifu.train({"model": {"kind": "ridge"}}, run=tmp_path / "run", device="cuda")
-
-
-@pytest.mark.long
-def test_softmax_on_image_features_is_proven_without_python(tmp_path: Path) -> None:
-    """With images, a spec and the command line, a softmax head uses the [features] of closed-form heads, in rounds
-    under SIFU.
-    """
-    folder = tmp_path / "run"
-    spec = tmp_path / "spec.toml"
-    spec.write_text(
-        '[data]\nname = "digits"\nclients = 12\n[model]\nkind = "softmax"\n'
-        '[features]\nkind = "random_convolutions"\n[stop]\nmax_rounds = 4\ntarget = 0.0\n'
-    )
-    assert run_cli("train", spec, "--run", folder).code == 0
-    answer = run_cli("forget", folder, "--client", "client-003", "--sigma", "1.0", "--format", "json")
-    (request,) = json.loads(answer.out)["requests"]
-    assert request["level"] == "proven", answer.err
-    assert request["sigma"] > 0.0
-    assert run_cli("verify", folder).code == 0
 
 
 class _MinusTheMean(torch.nn.Module):

@@ -86,14 +86,21 @@ def test_token_ids_end_with_the_text(text_model: Path) -> None:
         tokenised(str(text_model), [3])  # type: ignore[list-item]
 
 
+def averaged(states: list[torch.Tensor]) -> np.ndarray:
+    """Return the features of images, from the last layer's states of the images and of their mirror images."""
+    means = [state.mean(dim=1).double().numpy() for state in states]
+    rows = sum(mean / np.linalg.norm(mean, axis=1, keepdims=True) for mean in means)
+    return 10.0 * rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
 def test_images_are_prepared_as_the_model_says(image_model: Path) -> None:
     x = np.random.default_rng(0).random((3, 3, 16, 16))
-    chosen = FeaturesSpec(kind="transformers", model=str(image_model), mirror=False, layers="last")
+    chosen = FeaturesSpec(kind="transformers", model=str(image_model), layers="last")
     model = transformers.AutoModel.from_pretrained(image_model).eval()
     with torch.no_grad():
         prepared = (torch.tensor(x, dtype=torch.float32) - 0.5) / 0.25
-        last = model(prepared, output_hidden_states=True).hidden_states[-1].mean(dim=1).double().numpy()
-    expected = 10.0 * last / np.linalg.norm(last, axis=1, keepdims=True)
+        both = [model(each, output_hidden_states=True).hidden_states[-1] for each in (prepared, prepared.flip(-1))]
+    expected = averaged(both)
     np.testing.assert_allclose(specified_map(chosen, (3, 16, 16))(x), expected, atol=1e-4)
     deep = specified_map(FeaturesSpec(kind="transformers", model=str(image_model)), (3, 16, 16))
     assert deep.features == 3 * 16
@@ -119,7 +126,7 @@ def test_pixels_are_those_of_the_librarys_own_processor(
     folder = Path(shutil.copytree(image_model, tmp_path / "model"))
     said = json.loads((folder / "preprocessor_config.json").read_text()) | keys
     (folder / "preprocessor_config.json").write_text(json.dumps(said))
-    chosen = FeaturesSpec(kind="transformers", model=str(folder), mirror=False, layers="last")
+    chosen = FeaturesSpec(kind="transformers", model=str(folder), layers="last")
     images = np.random.default_rng(0).integers(0, 256, (3, 3, 16, 16)).astype(np.uint8)
     pixels = images.astype(np.float64)
     if said.get("do_rescale", True):
@@ -132,10 +139,10 @@ def test_pixels_are_those_of_the_librarys_own_processor(
         pixels = pixels[:, ::-1]
     model = transformers.AutoModel.from_pretrained(folder).eval()
     with torch.no_grad():
-        states = model(torch.tensor(pixels.copy(), dtype=torch.float32), output_hidden_states=True).hidden_states
-    last = states[-1].mean(dim=1).double().numpy()
+        given = torch.tensor(pixels.copy(), dtype=torch.float32)
+        both = [model(each, output_hidden_states=True).hidden_states[-1] for each in (given, given.flip(-1))]
     found = specified_map(chosen, (3, 16, 16))
-    np.testing.assert_allclose(found(images), 10.0 * last / np.linalg.norm(last, axis=1, keepdims=True), atol=2e-3)
+    np.testing.assert_allclose(found(images), averaged(both), atol=2e-3)
     usual = specified_map(replace(chosen, model=str(image_model)), (3, 16, 16)).settings()
     assert (found.settings() | {"source": ""} == usual | {"source": ""}) == (keys in ({}, USUAL_KEYS))
 

@@ -115,7 +115,7 @@ def test_the_next_requests_are_compared_with_the_recomputed_rate(tmp_path: Path)
 
 def test_a_purge_of_the_rate_at_which_records_were_forgotten_contradicts_no_certificate(tmp_path: Path) -> None:
     """The request for records keeps the rate. The next request recomputes the rate, and the purge erases the first."""
-    spec = SPEC | {"features": {"kind": "projection", "count": 8}}
+    spec = SPEC | {"features": {"kind": "random_fourier", "count": 8}}
     run = trained(tmp_path / "run", spec)
     steepest = max(some_clients(), key=lambda client: float(np.linalg.norm(client.x))).name
     records, other = [client.name for client in some_clients() if client.name != steepest][:2]

@@ -42,7 +42,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "features": DATA
     | {
         "model": {"kind": "softmax", "outputs": 3},
-        "features": {"kind": "projection", "count": 6},
+        "features": {"kind": "random_fourier", "count": 6},
         "local": {"rate": 0.05, "steps": 2},
         "stop": {"max_rounds": 3, "target": 0.0},
     },

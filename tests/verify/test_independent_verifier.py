@@ -95,7 +95,10 @@ RUNS: Runs = {
         {"model": {"kind": "ridge"}, "ridge": {"regularisation": 0.01}, "keep": {"statistics": "sum"}},
         [(0, 1, {}), (1, 2, {"retention": "strict"})],
     ),
-    "softmax on features": ({"features": {"kind": "projection", "count": 24, "norm": 4.0}}, [(0, 1, {"sigma": 0.5})]),
+    "softmax on features": (
+        {"features": {"kind": "random_fourier", "count": 24, "norm": 4.0}},
+        [(0, 1, {"sigma": 0.5})],
+    ),
     "assumed network": (
         {"model": {"kind": "mlp"}, "local": {"steps": 2, "rate": 0.1}, "regularity": {"kind": "assumed"}},
         [(0, 1, {"sigma": 0.5})],

@@ -15,7 +15,7 @@ from sifu.errors import SifuError
 SPEC = {
     "data": {"preprocessing": "fixed"},
     "model": {"kind": "softmax", "outputs": 3},
-    "features": {"kind": "projection", "count": 6},
+    "features": {"kind": "random_fourier", "count": 6},
     "local": {"rate": "auto", "steps": 2},
     "stop": {"max_rounds": 2, "target": 0.0},
 }

@@ -103,7 +103,6 @@ def test_a_reply_without_whole_numbers_is_no_answer(tmp_path: Path) -> None:
 def test_more_samples_than_sums_have_room_for_are_refused_first() -> None:
     with pytest.raises(InputError, match="exact for at most"):
         heads.flower_engine(
-            ridge={"feature_bits": 22},
-            features={"kind": "none", "norm": 22.0},
+            features={"kind": "none", "norm": 1400.0},
             data={"samples_per_client": 150, "preprocessing": "fixed"},
         )
