@@ -1,5 +1,7 @@
 """Heart-disease data of four hospitals: a closed-form head, and the head after a hospital or a patient has left.
 
+    python benchmarks/hospitals.py --data FOLDER --out benchmarks/results/hospitals.json
+
 `--data` names the folder with the published files (docs/closed-form.md), or with a sub-folder `hospitals` of them.
 Every run goes through the public API: it is trained once, forgets one hospital, is verified, and is compared bit for
 bit with a federation that never had it. Another run forgets the first patient of each hospital, which itself stays
@@ -107,14 +109,12 @@ def a_hospital_leaves(hospital: str, spec: Spec, dataset: Dataset, folder: Path)
     }
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this part."""
+def main() -> None:
+    """Measure, print one JSON object, and write it to `--out`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with the published files; by default SIFU_DATA")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
-
-
-def run(given: argparse.Namespace) -> None:
-    """Measure, print one JSON object, and write it to `--out`."""
+    given = parser.parse_args()
     dataset = load("hospitals", given.data)
     pooled = LogisticRegression(max_iter=5000).fit(dataset.x_train, dataset.y_train)
     with tempfile.TemporaryDirectory() as folder:
@@ -129,9 +129,13 @@ def run(given: argparse.Namespace) -> None:
         "pooled_logistic_regression": round(
             float(roc_auc_score(dataset.y_test, pooled.decision_function(dataset.x_test))), 4
         ),
-        "provenance": provenance("cpu", ["python", "benchmarks/closed_form.py", *sys.argv[1:]]),
+        "provenance": provenance("cpu", ["python", "benchmarks/hospitals.py", *sys.argv[1:]]),
     }
     text = json.dumps(result, indent=1)
     if given.out:
         given.out.write_text(text + "\n")
     print(text)
+
+
+if __name__ == "__main__":
+    main()
