@@ -1,7 +1,8 @@
 """Held-out accuracy, time and disk of heads on public backbones, through `sifu train`, `forget` and `verify`.
 
-    python benchmarks/backbones.py --data FOLDER --out rows.jsonl --tasks cifar10,cifar100 --setups last,deep --seeds 5
-    python benchmarks/backbones.py --data FOLDER --out rows.jsonl --smoke    # minutes of CPU, every setup once
+    python benchmarks/backbones.py --data FOLDER --out rows.jsonl --tasks cifar10,cifar100 --seeds 3 \
+        --setups "deep,deep lite1,deep lite2" --leavers 1
+    python benchmarks/backbones.py --data FOLDER --out rows.jsonl --smoke    # minutes of CPU
     python benchmarks/backbones.py --data FOLDER --out rows.jsonl --tasks newsgroups,debian --model MODEL \
         --setups "last 64 tokens,deep 128 tokens"                            # texts, see benchmarks/texts/sets.py
     python benchmarks/backbones.py --table rows.jsonl [rows.jsonl ...]       # updates benchmarks/results/backbones.csv
@@ -43,10 +44,11 @@ KEY = ("task", "partition", "setup", "penalty", "leavers")
 """Columns that identify a line of the committed table."""
 TEXTS = ("newsgroups", "debian")
 SETUPS: dict[str, dict[str, Any]] = {
-    "last": {"features": {"layers": "last", "size": 128, "mirror": False}},
-    "last 224": {"features": {"layers": "last", "size": 224}},
-    "deep": {"features": {"layers": "deep", "size": 224}},
-    "deep 4096": {"features": {"layers": "deep", "size": 224, "count": 4096}},
+    "last": {"features": {"model": "efficientnet-lite0", "layers": "last"}},
+    "deep": {"features": {"model": "efficientnet-lite0"}},
+    "deep lite1": {"features": {"model": "efficientnet-lite1"}},
+    "deep lite2": {"features": {"model": "efficientnet-lite2"}},
+    "deep 4096": {"features": {"model": "efficientnet-lite0", "count": 4096}},
     "last 64 tokens": {"features": {"kind": "transformers", "layers": "last", "size": 64}},
     "deep 64 tokens": {"features": {"kind": "transformers", "layers": "deep", "size": 64}},
     "last 128 tokens": {"features": {"kind": "transformers", "layers": "last", "size": 128}},
@@ -117,17 +119,16 @@ def measure(job: dict[str, Any], options: argparse.Namespace) -> Iterator[dict[s
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path, run = Path(folder) / "spec.toml", Path(folder) / "run"
         path.write_text(as_toml(spec_of(job, Path(folder), options)), encoding="utf-8")
-        data = ["--data", options.data]
-        _, train_seconds = run_sifu("train", path, "--run", run, *data, *device)
+        _, train_seconds = run_sifu("train", path, "--run", run, *device)
         yield row_of(run, 0, {"train_seconds": train_seconds})
         names = [client["name"] for client in run_sifu("status", run)[0]["clients"]]
         gone = 0
-        for leavers in [count for count in map(int, options.leavers.split(",")) if count < len(names)]:
+        for leavers in [count for count in map(int, filter(None, options.leavers.split(","))) if count < len(names)]:
             asked = ",".join(names[gone:leavers])
             gone = leavers
-            done, seconds = run_sifu("forget", run, "--clients", asked, "--level", options.level, *data, *device)
+            done, seconds = run_sifu("forget", run, "--clients", asked, "--level", options.level, *device)
             verified, verify_seconds = run_sifu("verify", run)
-            run_sifu("evaluate", run, "--on", "held-out", *data, *device)  # a request itself measures no accuracy
+            run_sifu("evaluate", run, "--on", "held-out", *device)  # a request itself measures no accuracy
             (outcome,) = done["outcomes"] if "outcomes" in done else done["requests"]
             figures = {"forget_seconds": seconds, "verify_seconds": verify_seconds, "level": outcome["level"]}
             yield row_of(run, leavers, figures | {"holds": verified["holds"]})
@@ -198,7 +199,7 @@ def main() -> None:
     parser.add_argument("--setups", default="last,deep")
     parser.add_argument("--penalties", default="0.01", help="values of ridge.regularisation, or auto")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--leavers", default="1,5,20", help="total number of leavers after each request")
+    parser.add_argument("--leavers", default="1,5,20", help="total number of leavers after each request; may be empty")
     parser.add_argument("--untimed", action="store_true", help="leave seconds out, because the machine is busy")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--level", default="conditional")
@@ -215,7 +216,7 @@ def main() -> None:
     started, place = time.perf_counter(), place_of(options.device, options.commit)
     lines = options.out.read_text(encoding="utf-8").splitlines() if options.out.exists() else []
     there = {json.dumps(json.loads(line)["job"], sort_keys=True) for line in lines}
-    setups = SETUPS if options.smoke else options.setups.split(",")
+    setups = options.setups.split(",")
     for seed in range(options.seeds):
         for task in options.tasks.split(","):
             for partition in options.partitions.split(","):
