@@ -36,7 +36,7 @@ from sifu_paper.provenance import commit
 GRID, CAP = 12, 1.5
 CONTENDERS = 4
 """Number of the grid's best points that are repeated, because the best of twelve single draws would mostly be luck."""
-PRECISION, MOST_REPEATS = 0.1, 3
+PRECISION, MOST_REPEATS = 0.07, 8
 """Repeats continue until the standard error is below this share of the mean, up to this multiple of `--repeats`."""
 RESULTS = Path(__file__).resolve().parent / "results" / "noise_choice.json"
 

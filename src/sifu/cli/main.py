@@ -12,11 +12,11 @@ from typing import Annotated, TextIO
 
 import typer
 
+from sifu.cli.checks import audit, verify
 from sifu.cli.console_commands import serve, token
 from sifu.cli.federation_commands import clients, flower
 from sifu.cli.options import answering, option, runs_of_this_command
 from sifu.cli.output import Answer, Format, harmless, print_json
-from sifu.cli.proof import audit, verify
 from sifu.cli.request_commands import certificate, requests
 from sifu.cli.runs import (
     demo,

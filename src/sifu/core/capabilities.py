@@ -11,7 +11,6 @@ from difflib import get_close_matches
 from sifu.core.closed_form_engine import HasRecords, MaskedStatisticsEngine, StatisticsEngine
 from sifu.core.engine import (
     Engine,
-    EvaluatesSeveral,
     LacksData,
     LeavesOut,
     LosesRounds,
@@ -26,7 +25,6 @@ from sifu.errors import InputError
 CAPABILITIES: dict[str, type] = {
     "absent": LacksData,
     "collect_sum": MaskedStatisticsEngine,
-    "evaluate_several": EvaluatesSeveral,
     "evaluates": MayNotEvaluate,
     "leave_out": LeavesOut,
     "loses": LosesRounds,

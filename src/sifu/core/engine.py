@@ -207,14 +207,6 @@ class LacksData:
     """Clients whose data are missing; they are never trained on or evaluated."""
 
 
-class EvaluatesSeveral(ABC):
-    """Capability of an engine that can evaluate several models together."""
-
-    @abstractmethod
-    def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
-        """Evaluate each of `models` on the data of `clients`."""
-
-
 class MayNotEvaluate(ABC):
     """Capability of an engine whose clients may be unable to evaluate models."""
 
@@ -222,11 +214,6 @@ class MayNotEvaluate(ABC):
     @abstractmethod
     def evaluates(self) -> bool:
         """True if clients evaluate models at all."""
-
-    @property
-    def same_evaluators(self) -> bool:
-        """True if the same clients evaluate every model, so that two models can be compared."""
-        return True
 
 
 class RunsGroupRounds(ABC):
@@ -278,16 +265,6 @@ def evaluate_present(engine: Engine, model: Vector, clients: ClientIndices) -> E
         none = np.zeros(0, dtype=np.int64)
         return Evaluation(none, none, none, np.zeros(0))
     return engine.evaluate(model, clients)
-
-
-def evaluate_each(engine: Engine, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
-    """Evaluate each of `models` on the data of `clients`, together if the engine can.
-
-    A client that does not answer has no samples.
-    """
-    if isinstance(engine, EvaluatesSeveral):
-        return engine.evaluate_several(models, clients)
-    return [engine.evaluate(model, clients) for model in models]
 
 
 def run_group_rounds(

@@ -181,7 +181,6 @@ def own_blueprint(
                 f"the clients are sent {key} = {config[key]}, and the spec has local.rate = {spec.local.rate}: make "
                 "them equal"
             )
-    several = all(profile.several for profile in profiles)
     clients = (profile.client for profile in profiles)
-    more |= {"config": config, "evaluate_config": evaluate_config, "several": several}
+    more |= {"config": config, "evaluate_config": evaluate_config}
     return own_training(initial, spec, clients, **more), spec

@@ -102,8 +102,7 @@ class WireProfile:
     """A `ClientProfile` plus the values a server needs to build a built-in model and to bound its rounding errors.
 
     `input_shape` and `outputs` describe the client's data. `batch_ratio`, `energy` and `target_norm` are defined in
-    `engines.sim.float_rounding`; None means that no bound is proven. `several` means that the client can evaluate
-    several models per message.
+    `engines.sim.float_rounding`; None means that no bound is proven.
     """
 
     name: str
@@ -116,7 +115,6 @@ class WireProfile:
     batch_ratio: float | None = None
     energy: float | None = None
     target_norm: float | None = None
-    several: bool = False
 
     @property
     def client(self) -> ClientProfile:
@@ -142,7 +140,6 @@ class WireProfile:
             profile = WireProfile(**{**values, **numbers, "input_shape": shape})
             sound = (
                 isinstance(profile.name, str)
-                and isinstance(profile.several, bool)
                 and all(isinstance(count, int) for count in (profile.samples, profile.local_steps))
                 and 0 < profile.samples < 2**53
                 and 0 < profile.local_steps <= 10**6

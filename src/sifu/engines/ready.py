@@ -131,7 +131,6 @@ def _blueprint_of_head(
         lambda branch: np.zeros(layout.size),
         spec.seed,
         plan.to_text(),
-        several=all(profile.several for profile in profiles),
     )
     resolved = replace(spec, **spec.regime.settled(plan.rate, "sum", fixed.features))
     return replace(of_head, head=head), resolved
@@ -335,7 +334,6 @@ def _blueprint_of_rounds(
         rounding,
         clipping,
         rules,
-        all(profile.several for profile in profiles),
     )
     return training_blueprint, spec
 

@@ -75,8 +75,8 @@ class Blueprint:
     """Server's description of its training: everything an engine needs except the connection to the clients.
 
     `rounding` bounds the floating-point error of a round, given the norm of its starting model and its participants
-    (None if no bound is proven). `plan` is part of every message. `several` means that all clients can evaluate several
-    models per message. `head` is set if clients send statistics for a closed-form head instead of models.
+    (None if no bound is proven). `plan` is part of every message. `head` is set if clients send statistics for a
+    closed-form head instead of models.
 
     The remaining fields serve clients that were not written for sifu. `carried` holds integer arrays that accompany the
     model unchanged. `config` is added to every message; evaluations use `evaluate_config` instead if it is given.
@@ -92,7 +92,6 @@ class Blueprint:
     rounding: Callable[[float, ClientIndices], float] | None = None
     clipping: Clipping | None = None
     replies: ReplyRules = ReplyRules()
-    several: bool = False
     carried: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     evaluate_config: Mapping[str, Any] | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -21,7 +21,6 @@ from sifu.engines.flower.masking import add_masking, add_statistics
 from sifu.engines.flower.wire import (
     ARRAYS,
     CONFIG,
-    EVALUATE_SEVERAL,
     METRICS,
     PROFILE_QUERY,
     PROFILE_WANTED,
@@ -78,7 +77,7 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
 
     @app.query(PROFILE_QUERY.removeprefix("query."))
     def profile(message: Message, context: Context) -> Message:
-        return profile_reply(replace(make_client(context).profile(instruction_of(message)), several=True), message)
+        return profile_reply(make_client(context).profile(instruction_of(message)), message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -97,15 +96,6 @@ def client_app(make_client: MakeClient, *, masked_only: bool = False) -> ClientA
     def evaluate(message: Message, context: Context) -> Message:
         samples, correct, loss_sum = make_client(context).evaluate(_model_of(message), instruction_of(message))
         metrics = MetricRecord({SAMPLES: samples, "correct": correct, "loss-sum": loss_sum})
-        return Message(RecordDict({METRICS: metrics}), reply_to=message)
-
-    @app.evaluate(EVALUATE_SEVERAL.removeprefix("evaluate."))
-    def evaluate_several(message: Message, context: Context) -> Message:
-        client, instruction = make_client(context), instruction_of(message)
-        models = [message.content[f"{ARRAYS}-{number}"] for number in range(len(message.content.array_records))]
-        scores = [client.evaluate(arrays_of(model), instruction) for model in models]  # type: ignore[arg-type]
-        samples, correct, losses = (list(column) for column in zip(*scores, strict=True))
-        metrics = MetricRecord({SAMPLES: samples, "correct": correct, "loss-sum": losses})
         return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
     return _answering(guard(app), profile)

@@ -262,7 +262,7 @@ class Messenger:
     def messages(
         self,
         nodes: Mapping[int, int],
-        record: ArrayRecord | Sequence[ArrayRecord] | None,
+        record: ArrayRecord | None,
         position: Position,
         kind: str,
         steps: int | None = None,
@@ -272,7 +272,7 @@ class Messenger:
 
         Args:
             nodes: Node of each client.
-            record: The model or models to send, or None to send no model.
+            record: The model to send, or None to send no model.
             position: Branch and round.
             kind: Flower's message type.
             steps: Number of local steps, or None for the number in the client's profile.

@@ -18,13 +18,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.engine import EvaluatesSeveral, Evaluation, Position, RoundResult
+from sifu.core.engine import Evaluation, Position, RoundResult
 from sifu.core.layout import ModelLayout, ModelPieces, Vector
 from sifu.core.replies import Reply, vector_refusal
 from sifu.core.round import RoundSetup, run_round
@@ -35,7 +34,6 @@ from sifu.engines.flower.exchanged import EvaluationSample, Exchanged, Reporter
 from sifu.engines.flower.wire import (
     DRIFT_QUERY,
     EVALUATE,
-    EVALUATE_SEVERAL,
     MASKED_TRAIN,
     PREPARE,
     TRAIN,
@@ -45,7 +43,6 @@ from sifu.engines.flower.wire import (
     read_model,
     read_ready,
     read_score,
-    read_scores,
 )
 from sifu.engines.masked_updates import MaskedRound, Ready, masked_facts
 from sifu.engines.remote import (
@@ -67,11 +64,8 @@ if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Message
     from flwr.serverapp import Grid
 
-MOST_AT_ONCE = 1 << 24
-"""Maximum number of parameters of all models in one message; a larger model is sent alone."""
 
-
-class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
+class FlowerFederation(RemoteFederation, RunsAhead):
     """Engine of clients on Flower's nodes; if `masked`, it sees the mean of their updates but no single update."""
 
     def __init__(
@@ -216,7 +210,7 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
                 time.sleep(self.pause)
 
     def _evaluation_if_any(self, model: Vector, clients: ClientIndices) -> Evaluation | None:
-        evaluation = self._evaluate([model], clients, reported=True)[0]
+        evaluation = self._evaluate(model, clients, reported=True)
         return evaluation if evaluation.samples.any() else None
 
     def local_updates(
@@ -262,56 +256,34 @@ class FlowerFederation(RemoteFederation, EvaluatesSeveral, RunsAhead):
         for attempt in range(ATTEMPTS):
             if attempt:
                 time.sleep(self.pause)
-            evaluation = self._evaluate([model], clients)[0]
+            evaluation = self._evaluate(model, clients)
             if evaluation.samples.any() or not (self.evaluates and self.may_ask(clients)):
                 return evaluation
         raise NoClientResponseError(
             "no client answered an evaluation: nothing was lost; check that the nodes are connected and start again"
         )
 
-    @property
-    def same_evaluators(self) -> bool:
-        """True if all clients evaluate every model; otherwise each model has its own sample of clients."""
-        return self.evaluation_sample.size(len(self.clients)) == len(self.clients)
-
-    def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
-        """Evaluate several models, in fewer messages if all clients support it; missing replies count zero samples."""
-        count = max(1, MOST_AT_ONCE // self.layout.size) if self.blueprint.several else 1
-        kind, waiting = EVALUATE_SEVERAL if count > 1 else EVALUATE, iter(models)
-        evaluations: list[Evaluation] = []
-        while batch := list(islice(waiting, count)):
-            evaluations += self._evaluate(batch, clients, kind)
-        return evaluations
-
-    def _evaluate(
-        self, models: Sequence[Vector], clients: ClientIndices, kind: str = EVALUATE, *, reported: bool = False
-    ) -> list[Evaluation]:
-        """Evaluate all models with one message per client; only `EVALUATE_SEVERAL` allows more than one model."""
-        answers: dict[int, list[Score]] = {}
+    def _evaluate(self, model: Vector, clients: ClientIndices, *, reported: bool = False) -> Evaluation:
+        """Evaluate `model` on the sampled clients that reply; all other clients count with zero samples."""
+        answers: dict[int, Score] = {}
         if self.evaluates:
             busy = self._exchange.busy()  # skip these: a node handles one message at a time
             nodes = {client: node for client, node in self._messenger.nodes(clients).items() if client not in busy}
-            sample = self.evaluation_sample.draw(list(nodes), self.blueprint.seed, models[0])
+            sample = self.evaluation_sample.draw(list(nodes), self.blueprint.seed, model)
             nodes, noted = {client: nodes[client] for client in sample}, len(self.incidents)
             if reported:
                 self._begin_report(EVALUATE, nodes, len(clients))
-            records, metrics = [self.record(model) for model in models], self.blueprint.metrics
-            several = kind == EVALUATE_SEVERAL
             more = {"server-round": self._position.round + 1}
-            messages = self._messenger.messages(nodes, records if several else records[0], NO_ROUND, kind, more=more)
+            messages = self._messenger.messages(nodes, self.record(model), NO_ROUND, EVALUATE, more=more)
             answers = self._messenger.ask(
                 messages,
-                lambda reply: read_scores(reply, len(models)) if several else [read_score(reply, metrics)],
+                lambda reply: read_score(reply, self.blueprint.metrics),
                 doing="evaluation: ",
                 together=[list(messages)],
             )
             if reported:
                 self._end_report(EVALUATE, nodes, noted, scored=list(answers))
-        nothing = [NO_SCORE] * len(models)
-        return [
-            evaluation_of(clients, [answers.get(int(client), nothing)[number] for client in clients])
-            for number in range(len(models))
-        ]
+        return evaluation_of(clients, [answers.get(int(client), NO_SCORE) for client in clients])
 
 
 class FlowerMaskedRound(MaskedRound):

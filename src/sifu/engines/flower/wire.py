@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from io import BytesIO
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -54,8 +54,6 @@ PROFILE_QUERY = "query.sifu_profile"
 PROFILE_WANTED = "sifu-profile"
 """Key in `config` of a training message: a sifu client answers with its profile, any other client trains."""
 TRAIN, EVALUATE = "train", "evaluate"
-EVALUATE_SEVERAL = "evaluate.sifu_several"
-"""Evaluation of several models (`arrays-0`, `arrays-1`, ...), sent only to clients whose profile sets `several`."""
 PREPARE, MASKED_TRAIN, DRIFT_QUERY = "train.sifu_prepare", "train.sifu_masked", "query.sifu_drift"
 """The three messages of a masked round; a ClientApp without handlers for them never sends an unmasked update."""
 DRIFT = "drift"
@@ -93,7 +91,7 @@ def arrays_of(record: ArrayRecord) -> Arrays:
 
 
 def model_message(
-    models: ArrayRecord | Sequence[ArrayRecord] | None,
+    model: ArrayRecord | None,
     instruction: Instruction,
     node: int,
     kind: str,
@@ -103,7 +101,7 @@ def model_message(
     """Build a message to a node.
 
     Args:
-        models: The model or models to send, or None to send no model.
+        model: The model to send, or None to send no model.
         instruction: Position, client index, local steps and plan.
         node: Flower's id of the receiving node.
         kind: Flower's message type.
@@ -114,11 +112,8 @@ def model_message(
         The message, ready to be sent.
     """
     content = RecordDict({CONFIG: ConfigRecord({**instruction.to_values(), **config})})
-    if isinstance(models, ArrayRecord):
-        content[ARRAYS] = models
-    elif models is not None:
-        for number, model in enumerate(models):
-            content[f"{ARRAYS}-{number}"] = model
+    if model is not None:
+        content[ARRAYS] = model
     place = instruction.position
     return Message(content, node, kind, ttl=timeout, group_id=f"{place.branch}.{place.round}")
 
@@ -285,18 +280,6 @@ def read_score(reply: Message, names: MetricNames) -> Score:
             f"the evaluation reports {correct} of {samples} predictions as correct and a loss of {loss_sum}"
         )
     return samples, correct, loss_sum
-
-
-def read_scores(reply: Message, count: int) -> list[Score]:
-    """Return the score of each of `count` models in a reply; a loss may be infinite."""
-    metrics = _only(reply, MetricRecord)
-    columns = [metrics.get(key) for key in (SAMPLES, "correct", "loss-sum")]
-    scores: list[Score] = []
-    if all(isinstance(column, list) and len(column) == count for column in columns):
-        scores = [(int(n), int(right), float(loss)) for n, right, loss in zip(*columns, strict=True)]
-    if not scores or any(n < 1 or not 0 <= right <= n for n, right, _ in scores):
-        raise InputError(f"the answer does not hold {count} evaluations")
-    return scores
 
 
 STATISTICS = "train.sifu_statistics"

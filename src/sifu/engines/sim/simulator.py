@@ -8,7 +8,7 @@ position and active clients give identical results.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 
 from sifu.core.engine import (
-    EvaluatesSeveral,
     Evaluation,
     LacksData,
     Position,
@@ -181,7 +180,7 @@ class SimulationSettings:
         return numbers
 
 
-class SimulatedFederation(LacksData, ShowsSamples, EvaluatesSeveral):
+class SimulatedFederation(LacksData, ShowsSamples):
     """Engine of clients whose data are available in this process.
 
     `model` is a name (see `make_model`; outputs are counted from the targets), a `LinearModel` or a `ModuleModel`.
@@ -388,15 +387,9 @@ class SimulatedFederation(LacksData, ShowsSamples, EvaluatesSeveral):
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """Return each client's number of samples, correct predictions (0 for regression) and summed loss."""
-        (evaluation,) = self.evaluate_several([model], clients)
-        return evaluation
-
-    def evaluate_several(self, models: Iterable[Vector], clients: ClientIndices) -> list[Evaluation]:
-        """Return the evaluation of each model, as `evaluate` does."""
-        chosen, trainer = self._checked_clients(clients, "evaluated"), self._trainer
-        given = map(self.layout.own_copy, models)
-        results = (trainer.evaluate(model, chosen) for model in given)
-        return [Evaluation(chosen.copy(), self.samples[chosen], correct, loss_sum) for correct, loss_sum in results]
+        chosen = self._checked_clients(clients, "evaluated")
+        correct, loss_sum = self._trainer.evaluate(self.layout.own_copy(model), chosen)
+        return Evaluation(chosen.copy(), self.samples[chosen], correct, loss_sum)
 
     def _checked_clients(self, clients: ClientIndices, what: str) -> ClientIndices:
         """Return `clients` as an array of indices; raise `InputError` if an index is unknown or repeated."""
