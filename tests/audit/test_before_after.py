@@ -121,21 +121,6 @@ def test_noise_between_two_releases_names_no_one() -> None:
     assert abs(attack.cosine) < 0.2
 
 
-def test_a_dropped_block_is_left_out_of_both_heads() -> None:
-    candidates, _ = problem("ridge")
-    block, stays = np.arange(4, 8), np.arange(300) != 20
-    kept = np.setdiff1d(np.arange(13), block)
-    before = ridge(candidates.phi, candidates.targets, 1e-3)
-    after = np.zeros_like(before)
-    after[kept] = ridge(candidates.phi[np.ix_(stays, kept)], candidates.targets[stays], 1e-3)
-    heads = TwoHeads(before, after, candidates.phi[stays], "ridge", 1e-3)
-    assert heads.live.tolist() == kept.tolist()
-    assert attempt(heads, candidates, [20], 21).identified
-    naive = TwoHeads(before[kept], after[kept], candidates.phi[np.ix_(stays, kept)], "ridge", 1e-3)
-    fewer = Candidates.of_records(candidates.phi[:, kept], candidates.targets)
-    assert not attempt(naive, fewer, [20], 21).identified  # otherwise the effect of the dropped block hides the record
-
-
 def test_releases_that_cannot_be_compared_are_refused() -> None:
     candidates, public = problem("ridge")
     before = ridge(candidates.phi, candidates.targets, 0.01)

@@ -13,7 +13,7 @@ has both heads and estimates A, up to a factor, from public samples of the same 
 
 Candidates are ranked by a matched filter: the inner product of sum_i phi_i e_i' with the same sum over each candidate,
 in the metric A^-1, divided by the candidate's length. A^-1 sum_i phi_i e_i' is W - V itself, so the ranking depends on
-the estimate of A only through the lengths. Features that one head lacks, such as a dropped block, are ignored in both.
+the estimate of A only through the lengths.
 """
 
 from __future__ import annotations
@@ -84,12 +84,10 @@ class TwoHeads:
         self.moved = before - after
         if not np.any(self.moved):
             raise InputError("the two releases have the same head: nothing was deleted between them")
-        constant = np.arange(len(before)) == len(before) - 1
-        self.live = np.flatnonzero((before.any(axis=1) & after.any(axis=1)) | constant)
         assumed = ASSUMED_PENALTY if kind == "ridge" else ASSUMED_DECAY
         scale = float(np.mean(public * public))
         self._damping = (assumed if relative is None else relative) * scale
-        self._mean = public[:, self.live].mean(axis=0)
+        self._mean = public.mean(axis=0)
 
     @cached_property
     def deleted_sum(self) -> Floats:
@@ -100,7 +98,7 @@ class TwoHeads:
         elif self.kind == "logistic":
             scores = shares * (1.0 - shares) * scores
         summed = self.public.T @ scores / len(self.public) + self._damping * self.moved
-        return np.asarray(summed[self.live])
+        return np.asarray(summed)
 
     @cached_property
     def _shares(self) -> Floats:
@@ -114,8 +112,8 @@ class TwoHeads:
         The shape is (features, features) if outputs do not interact. A softmax head with more than `MOST_PARAMETERS`
         parameters is approximated in this way.
         """
-        rows, outputs = self.public[:, self.live], self.before.shape[1]
-        width = len(self.live)
+        rows, outputs = self.public, self.before.shape[1]
+        width = rows.shape[1]
         if self.kind != "softmax" or width * outputs > MOST_PARAMETERS:
             weights = self._shares * (1.0 - self._shares) if self.kind == "logistic" else 1.0
             curvature = (weights * rows).T @ rows / len(rows)
@@ -147,7 +145,7 @@ class TwoHeads:
 
     @cached_property
     def reconstruction(self) -> Floats:
-        """Reconstructed features of one deleted record, for features that both heads have, with the constant last."""
+        """Reconstructed features of one deleted record, with the constant last."""
         direction = np.linalg.svd(self.deleted_sum, full_matrices=False)[0][:, 0]
         # The constant feature is 1. If the estimate loses it, only the sign of the scale is known.
         constant = direction[-1]
@@ -157,13 +155,13 @@ class TwoHeads:
 
     def template(self, phi: Floats, targets: Floats) -> Floats:
         """Return the value that `deleted_sum` has if exactly these records were deleted."""
-        return np.asarray(phi[:, self.live].T @ (targets - self._predicted(phi)))
+        return np.asarray(phi.T @ (targets - self._predicted(phi)))
 
     def ranking(self, candidates: Candidates) -> Floats:
         """Return a score for each candidate; the attack guesses the candidate with the highest score."""
         filtered = self._filter
         if candidates.are_records:
-            phi, errors = candidates.phi[:, self.live], candidates.targets - self._predicted(candidates.phi)
+            phi, errors = candidates.phi, candidates.targets - self._predicted(candidates.phi)
             agreement = np.sum((phi @ filtered) * errors, axis=1)
             lengths = np.sqrt(np.maximum(self._square_lengths(phi, errors), 0.0))
         else:
@@ -184,11 +182,9 @@ class TwoHeads:
     @cached_property
     def _filter(self) -> Floats:
         """A^-1 times `deleted_sum`, without its component along A^-1 W, which a changed penalty contributes."""
-        whole = len(self.live) == len(self.before)
-        filtered = self.moved if whole else self._solved(self.deleted_sum)
+        filtered, weights = self.moved, self.before
         if self.kind != "ridge":
-            return np.asarray(filtered)
-        weights = self.before[self.live]
+            return filtered
         shrunk = self._solved(weights)
         return np.asarray(filtered - shrunk * (np.sum(filtered * weights) / np.sum(shrunk * weights)))
 
@@ -237,10 +233,10 @@ def attempt(heads: TwoHeads, candidates: Candidates, deleted: Sequence[int], con
             lengths = np.linalg.norm(theirs) * np.linalg.norm(heads.deleted_sum)
             cosines.append(float(np.sum(theirs * heads.deleted_sum) / max(float(lengths), 1e-300)))
         return Attempt(named in deleted, None, cosines[0], None, named == control, cosines[1])
-    rows = candidates.phi[:, heads.live]
+    rows = candidates.phi
     cosines_of_all = heads.centred_cosines(heads.reconstruction, rows)
     best = max(deleted, key=lambda number: float(cosines_of_all[number]))
-    nearest = heads.centred_cosines(rows[best], heads.public[:, heads.live]).max()
+    nearest = heads.centred_cosines(rows[best], heads.public).max()
     return Attempt(
         named in deleted,
         int(np.argmax(cosines_of_all)) in deleted,

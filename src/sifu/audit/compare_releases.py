@@ -267,9 +267,9 @@ def _ranked(heads: TwoHeads, candidates: Candidates, names: Sequence[str]) -> Fi
     order, cosines, nearest = np.argsort(-scores), None, None
     others = np.delete(scores, order[0])
     if candidates.are_records:
-        rows = candidates.phi[:, heads.live]
+        rows = candidates.phi
         cosines = heads.centred_cosines(heads.reconstruction, rows)
-        nearest = float(heads.centred_cosines(rows[order[0]], heads.public[:, heads.live]).max())
+        nearest = float(heads.centred_cosines(rows[order[0]], heads.public).max())
     named = tuple(
         NamedCandidate(names[place], float(scores[place]), None if cosines is None else float(cosines[place]))
         for place in order[:MOST_NAMED].tolist()

@@ -120,11 +120,6 @@ def node_before(reader: RunReader, row: RequestRow) -> int | None:
     return max((node for node in solves(reader) if node < (row.noise_node or 0)), default=None)
 
 
-def accuracy_of(evaluation: EvaluationRow | None) -> float | None:
-    """Return the measured accuracy, or None."""
-    return None if evaluation is None else evaluation.accuracy
-
-
 @dataclass(frozen=True)
 class Outcome:
     """Outcome of one request.

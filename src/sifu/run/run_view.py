@@ -357,12 +357,6 @@ class RunView(ClientsView):
             return client_curve(self.path, next(iter(parts.values())))
         return joint_curve(self.path, parts)
 
-    def shared_depths(self, clients: Sequence[int]) -> list[int]:
-        """Return the depths of the rounds on the path that two or more of `clients` took part in."""
-        depths = np.concatenate([part.depths for part in self._taken_part(clients).values()])
-        unique, counts = np.unique(depths, return_counts=True)
-        return [int(depth) for depth in unique[counts > 1]]
-
     def _taken_part(self, clients: Sequence[int]) -> dict[int, TakenPart]:
         rows = self.reader.participation(clients)
         depth_of = self.path.depth_of
@@ -378,14 +372,6 @@ class RunView(ClientsView):
                 float(self.regularities.averagedness[client]),
             )
         return parts
-
-    @cached_property
-    def round_sums(self) -> dict[int, tuple[int, int, int]]:
-        """Sum of the sample counts, sum of their squares, and number of participants of each recorded round."""
-        rows = self.reader.query(
-            "SELECT node, SUM(samples), SUM(samples * samples), COUNT(*) FROM participation GROUP BY node"
-        )
-        return {int(node): (int(total), int(squares), int(count)) for node, total, squares, count in rows}
 
     def summarise_round(
         self, participants: ClientIndices, samples: Integers, drifts: Floats, mean_shift: float, rounding: float

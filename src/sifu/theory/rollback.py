@@ -121,10 +121,6 @@ class Exposure:
         """Return the Psi that noise at `depth` must hide for this subject, or zero if it is already covered there."""
         return 0.0 if is_covered(self.path, depth, self.subject) else self._at(depth)
 
-    def psi_without_noise(self, depth: int) -> float:
-        """Return Psi at `depth`, ignoring noise on the path, or zero if the path started without the subject."""
-        return 0.0 if begins_without(self.path, self.subject) else self._at(depth)
-
     def largest_until(self, depth: int) -> float:
         """Return the largest Psi at any depth up to `depth`."""
         if depth not in self._largest:

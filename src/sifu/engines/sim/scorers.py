@@ -64,14 +64,6 @@ class Scorer:
         scores, encoded = self._encoded(vector, samples)
         return float(self._model.objective.hits(scores, encoded).double().mean())
 
-    def confidences(self, vector: Vector, samples: Samples) -> Floats:
-        """Return ln(p / (1 - p)) of the true class (Carlini et al. 2022), or minus the loss for real targets."""
-        losses = self.losses(vector, samples)
-        if not self.labels:
-            return -losses
-        right = -losses  # ln p
-        return right - np.log(-np.expm1(np.minimum(right, -1e-15)))
-
     def predictions(self, vector: Vector, x: Array) -> Integers:
         """Return the predicted class of each sample."""
         scores = self.outputs(vector, x)
