@@ -33,6 +33,8 @@ CHANNELS_LAST = True
 """True if images are stored with channels last."""
 CHUNK = 128
 """Number of rows that a branch evaluates at a time; they belong to one client, and missing rows do not count."""
+ALIGNMENT = 64
+"""Multiple of parameters to which the vectors of branches are padded."""
 LAYERS = (
     nn.Sequential, nn.Flatten, nn.Identity, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding, nn.LayerNorm, nn.GroupNorm,
     nn.MaxPool2d, nn.AvgPool2d, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU,
@@ -69,9 +71,12 @@ class Branches:
         self._training, self._objective = training, model.objective
         self._samples, self._encoded, self._device = samples, encoded, samples.device
         pristine = model.build(dtype).to(self._device)
-        first, count = flat_state(pristine), max(1, min(count, BRANCHES))
-        self._models, self._evaluated = first.repeat(count, 1), first.clone()
-        self._gradients, self._velocities = torch.zeros_like(self._models), torch.zeros_like(self._models)
+        self._evaluated, count = flat_state(pristine), max(1, min(count, BRANCHES))
+        size = self._evaluated.numel()
+        # Libraries choose kernels by the alignment of addresses too: the rows of all branches are aligned alike.
+        room = self._evaluated.new_zeros((3, count, -(-size // ALIGNMENT) * ALIGNMENT))
+        self._models, self._gradients, self._velocities = room[:, :, :size].unbind()
+        self._models.copy_(self._evaluated)
         self._modules = [_viewing(pristine, row) for row in self._models]
         self._scorers = [_viewing(pristine, self._evaluated) for _ in range(count)]
         on_gpu = self._device.type == "cuda"
@@ -157,7 +162,7 @@ class Branches:
             encoded = self._encoded.index_select(0, rows)
             self._hits[branch] = (self._objective.hits(scores, encoded) & real).sum()
             losses = self._objective.row_loss(scores, encoded)
-            self._losses[branch] = torch.where(real, losses, 0.0).sum(dtype=torch.float64)
+            self._losses[branch] = losses.masked_fill(~real, 0.0).sum(dtype=torch.float64)
 
     def _batch(self, rows: Tensor) -> Tensor:
         """Return samples; images are stored with channels last, which convolutions on a GPU prefer."""
@@ -173,8 +178,9 @@ class Branches:
                     branch()
                 return
             here = torch.cuda.current_stream(self._device)
+            begun = here.record_event()
             for stream, branch in zip(self._streams, branches, strict=True):
-                stream.wait_stream(here)
+                stream.wait_event(begun)
                 with torch.cuda.stream(stream):
                     branch()
             for stream in self._streams:

@@ -115,8 +115,10 @@ def _fixed_kernels(device: torch.device) -> Iterator[None]:
     try:
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
             yield
-    except torch.OutOfMemoryError as error:
-        raise InputError(f"{_FULL} ({str(error).splitlines()[0]})") from error
+    except RuntimeError as error:
+        if torch.cuda.memory_stats(device).get("num_ooms", 0) == failed:
+            raise
+        raise InputError(_FULL) from error
     finally:
         torch.set_float32_matmul_precision(products)
     if torch.cuda.memory_stats(device).get("num_ooms", 0) != failed:
@@ -149,6 +151,6 @@ def capture(
         torch.cuda.current_stream(device).wait_stream(stream)
         torch.cuda.synchronize(device)
         graph = torch.cuda.CUDAGraph()
-        with without_collector(), torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+        with without_collector(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             work()
     return graph
