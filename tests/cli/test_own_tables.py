@@ -121,7 +121,7 @@ def test_a_proposal_takes_no_constant_from_the_rows(tmp_path: Path) -> None:
         proposal = propose_spec(folder, header=("age", "trestbps", "kind", "num"), label="num")
         texts.append(proposal.text.replace(str(folder), "FOLDER"))
     assert texts[0] == texts[1]
-    assert "age=50,20" in texts[0]
+    assert "add COLUMN=MIDDLE,SPREAD for age" in " ".join(proposal.checks)
 
 
 def test_a_text_that_differs_in_every_row_is_asked_about(tmp_path: Path) -> None:
@@ -173,15 +173,14 @@ def test_many_words_are_classes(tmp_path: Path) -> None:
     assert "regression" not in proposal
 
 
-def test_a_wide_table_is_summed_up_and_units_are_no_part_of_a_name(tmp_path: Path) -> None:
+def test_a_wide_table_is_summed_up(tmp_path: Path) -> None:
     genes = [f"gene {number}" for number in range(300)]
     names = ["hospital", "AGE (years)", *genes, "outcome"]
     rows = "".join(",".join([f"h{row % 2}", "50", *["0.5"] * 300, str(row % 2)]) + "\n" for row in range(6))
     (tmp_path / "wide.csv").write_text(",".join(names) + "\n" + rows)
     proposal = propose_spec(tmp_path / "wide.csv")
-    assert any("gene 11 and 288 more" in check for check in proposal.checks)
+    assert any("and 289 more" in check for check in proposal.checks)
     assert max(map(len, proposal.checks)) < 400
-    assert "AGE (years)=50,20" in proposal.text
 
 
 def test_warnings_about_a_table_come_when_it_is_trained_on_and_not_again(tmp_path: Path, cli: Command) -> None:
@@ -213,19 +212,10 @@ def test_a_proposal_is_what_a_careful_colleague_would_write(tmp_path: Path, cli:
     assert 'id = "pid"' in proposal.text
     assert "'troponin': 117 of 120 are numbers; the others: '<20' (3)" in said
     assert "troponin=0|<20" in proposal.text
-    assert "heart_rate=75,12" in proposal.text
-    assert "creatinine in mg/dl" in said
-    assert "use 88,44 in umol/l" in said
-    assert "most values of creatinine are far" in said
-    assert "most values of age" not in said
+    assert "add COLUMN=MIDDLE,SPREAD for age, heart_rate, troponin, creatinine" in said
     (tmp_path / "spec.toml").write_text(proposal.text)
     trained = cli("train", tmp_path / "spec.toml", "--run", tmp_path / "run")
     assert trained.code == 0, trained.err
-    first = (tmp_path / "a.csv").read_text().replace("creatinine", "creatinine_umol_l")
-    (tmp_path / "b.csv").write_text(first)
-    named = propose_spec(tmp_path / "b.csv")
-    assert "creatinine_umol_l=88,44" in named.text
-    assert "are far" not in "\n".join(named.checks)
 
 
 def test_whole_numbers_that_repeat_are_no_identity(tmp_path: Path) -> None:
@@ -276,7 +266,7 @@ def regression(tmp_path: Path, cli: Command) -> Path:
     write_stays(tmp_path / "a.csv")
     spec, run = tmp_path / "spec.toml", tmp_path / "run"
     assert cli("init", spec, "--from", tmp_path / "a.csv", "--label", "stay").code == 0
-    edit(spec, preprocessing="fixed")
+    edit(spec, preprocessing="fixed", scale="age=50,15;bmi=27,5")
     spec.write_text(spec.read_text().replace("shift = 0.0", "shift = 180.0").replace("scale = 1.0", "scale = 40.0"))
     answer = cli("train", spec, "--run", run)
     assert answer.code == 0, answer.err

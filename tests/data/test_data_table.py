@@ -140,7 +140,7 @@ def test_a_run_on_a_table_forgets_and_verifies(tmp_path: Path) -> None:
     (outcome,) = run.forget(["shop-3"], sigma=0.5, method="sifu")
     assert outcome.level == "proven"  # two declared classes and a fixed coding: no label was counted
     assert run.verify().problems == []
-    with pytest.raises(InputError, match="given"):
+    with pytest.raises(InputError, match=r"data\.partition"):
         sifu.train(small_spec() | {"data": data | {"partition": "iid"}}, run=tmp_path / "other")
 
 
@@ -150,8 +150,8 @@ def table_file(folder: Path, text: str, name: str = "a.csv", encoding: str = "ut
 
 
 UNUSUAL: dict[str, tuple[str, dict[str, str], list[list[float]]]] = {
-    "semicolons and decimal commas": ("c;x;y\np;1,5;0\nq;-2,25;1\n", {}, [[1.5], [-2.25]]),
-    "tabs": ("c\tx\ty\np\t1\t0\nq\t2\t1\n", {}, [[1.0], [2.0]]),
+    "semicolons and decimal commas": ("c;x;y\np;1,5;0\nq;-2,25;1\n", {"separator": ";"}, [[1.5], [-2.25]]),
+    "tabs": ("c\tx\ty\np\t1\t0\nq\t2\t1\n", {"separator": "\t"}, [[1.0], [2.0]]),
     "blank lines and spaces": ("c, x, y\n\np, 1, 0\n\nq, 2, 1\n\n", {}, [[1.0], [2.0]]),
     "quotes with a comma and a new line": ('c,"x, in\nkg",y\np,1,0\nq,2,1\n', {}, [[1.0], [2.0]]),
     "a column to leave out": ("c,note,x,y\np,hello,1,0\nq,bye,2,1\n", {"ignore": "note"}, [[1.0], [2.0]]),
@@ -182,23 +182,9 @@ def test_unusual_tables_are_read(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
 def test_encodings_that_programs_write(tmp_path: Path, encoding: str) -> None:
     path = table_file(tmp_path, "klinik,größe,y\nMünchen,1,0\nKöln,2,1\n", encoding=encoding)
-    data = read_table(path, TableCoding("y", "klinik"))
+    data = read_table(path, TableCoding("y", "klinik", encoding="utf-8" if "utf-8" in encoding else encoding))
     assert data.client_train is not None
     assert data.client_train.tolist() == ["München", "Köln"]
-
-
-def test_the_encoding_of_one_client_does_not_change_the_rows_of_another(tmp_path: Path) -> None:
-    file = tmp_path / "rows.csv"
-    rows = {name: f"{name},Köln,1\n".encode(encoding) for name, encoding in (("a", "utf-8"), ("b", "cp1252"))}
-    for names in (["a"], ["b"], ["a", "b"], ["b", "a"]):
-        file.write_bytes(b"client,town,y\n" + b"".join(rows[name] for name in names))
-        if len(names) == 1:
-            assert read_columns(file).columns["town"] == ["Köln"]
-            continue
-        with pytest.raises(
-            InputError, match=f"line {2 + names.index('a')} is UTF-8, line {2 + names.index('b')} is not"
-        ):
-            read_columns(file)
 
 
 def test_classes_may_have_several_words(tmp_path: Path) -> None:
@@ -219,12 +205,11 @@ REFUSED: dict[str, tuple[str, dict[str, str], str]] = {
     "a missing label": ("c,x,y\np,1,?\n", {}, "column 'y', the label"),
     "no client": ("c,x,y\n,1,0\n", {}, "line 2 .row 0.: column 'c', the client, is empty"),
     "no identity": ("c,x,id,y\np,1,,0\n", {"id": "id"}, "data.id"),
-    "a semicolon file without the column": ("a;x;y\np;1;0\n", {}, "semicolons.*no column 'c'"),
+    "a semicolon file without the column": ("a;x;y\np;1;0\n", {}, "separated by commas.*no column 'y'"),
     "a key that names no column": ("c,x,y\np,1,0\n", {"scale": "z=1,2"}, "'z', which data.scale names"),
     "two roles": ("c,x,y\np,1,0\n", {"ignore": "y"}, "two roles"),
     "an underscore in a number": ("c,x,y\np,1_000,0\n", {}, "not a number"),
     "a huge number": ("c,x,y\np,1e999,0\n", {}, "not a finite number"),
-    "binary": ("c,x,y\np,\0,0\n", {}, "zero bytes"),
     "an unequal row": ("c,x,y\np,1\n", {}, "line 2 .row 0. has 2 fields separated by commas"),
     "a huge class": ("c,x,y\np,1,1000000000000\n", {}, "regression"),
     "a spread of zero": ("c,x,y\np,1,0\n", {"scale": "x=1,0"}, "positive spread"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,6 @@ import numpy as np
 
 from sifu.data.dataset import Dataset
 from sifu.data.held_out import contents_of, held_out_rows, numbers_of
-from sifu.data.swallowed_rows import possible_rows, refuse_swallowed_rows
 from sifu.data.table_coding import FAR_OUTSIDE, NO_SEPARATOR, TableCoding, TableFile
 from sifu.data.table_values import Place, is_missing, stripped
 from sifu.errors import InputError, SifuWarning, install_extra
@@ -43,6 +41,7 @@ OTHER_FILES = {
 """Descriptions of files that are often mistaken for CSV, by their first bytes in lower case."""
 MOST_NAMED = 12
 """Largest number of columns that a message names."""
+UTF_8 = "utf-8"
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -130,7 +129,6 @@ def _dataset(
     features = list(columns) or features
     samples, labels, owners, identities = [], [], [], []
     for table in tables:
-        refuse_swallowed_rows(table, coding, features)
         samples.append(coding.features(table, features))
         labels.append(coding.labels(table))
         owners += [owner] * table.rows if owner else _owners(table, coding)
@@ -175,11 +173,11 @@ def _dataset(
     )
 
 
-def first_row(path: Path) -> list[str]:
+def first_row(path: Path, separator: str = "", encoding: str = UTF_8) -> list[str]:
     """Return the fields of a CSV file's first line, which should be the names of its columns."""
-    text = _decoded(path)
+    text = _decoded(path, encoding)
     try:
-        return next((fields for _, fields, _ in _csv_rows(text, _separator(text))), [])
+        return next((fields for _, fields in _csv_rows(text, separator or likely_separator(text))), [])
     except csv.Error as error:
         raise _not_csv(path, error) from error
 
@@ -189,8 +187,10 @@ def column_names(path: Path, coding: TableCoding) -> list[str]:
     if path.is_dir():
         path = next(iter(table_files(path)), path / "none")
     if path.suffix.lower() not in CSV_ENDINGS or not path.is_file():
-        return list(read_columns(path, coding.header).columns)
-    return list(coding.header) or [name for name in map(stripped, first_row(path)) if name]
+        return list(read_columns(path, coding).columns)
+    return list(coding.header) or [
+        name for name in map(stripped, first_row(path, coding.separator, coding.encoding)) if name
+    ]
 
 
 def frame_names(frame: Any) -> list[str]:
@@ -299,7 +299,7 @@ def _read_tables(path: Path, coding: TableCoding, *, one_file: bool) -> list[Tab
     if not path.is_dir():
         if not coding.client and not one_file:
             raise InputError(f"{path} holds all clients: name the column with the client of each row (data.client)")
-        return [read_columns(path, coding.header)]
+        return [read_columns(path, coding)]
     if one_file:
         raise InputError(f"{path} is a folder: give one file")
     files = table_files(path)
@@ -309,7 +309,7 @@ def _read_tables(path: Path, coding: TableCoding, *, one_file: bool) -> list[Tab
         raise InputError(f"{path} has two files for one client: the file name without its ending names the client")
     if coding.client:
         raise InputError(f"{path} has one file per client: leave data.client empty")
-    return [read_columns(file, coding.header) for file in files]
+    return [read_columns(file, coding) for file in files]
 
 
 def _feature_columns(tables: Sequence[TableFile], coding: TableCoding) -> list[str]:
@@ -340,8 +340,8 @@ def _filled(table: TableFile, column: str, trouble: str) -> list[str]:
     return texts
 
 
-def read_columns(path: Path, header: Sequence[str] = ()) -> TableFile:
-    """Return every column of a file; `header` names the columns of a CSV file without a header line."""
+def read_columns(path: Path, coding: TableCoding) -> TableFile:
+    """Return every column of a file, read with the header, separator and encoding of a coding."""
     if not path.is_file():
         raise InputError(f"there is no file {path}: give a {', '.join(ENDINGS)} file, or a folder with one per client")
     if path.stat().st_size > LARGEST_FILE:
@@ -349,17 +349,16 @@ def read_columns(path: Path, header: Sequence[str] = ()) -> TableFile:
     ending = path.suffix.lower()
     if ending not in ENDINGS:
         raise InputError(f"the name of {path} must end in {', '.join(ENDINGS)}")
-    table = _read_parquet(path) if ending == ".parquet" else _read_csv(path, tuple(header))
+    table = _read_parquet(path) if ending == ".parquet" else _read_csv(path, coding)
     if not table.columns or not table.rows:
         raise InputError(f"{path} has no rows: give a table with a line of names and a line per row")
     return table
 
 
-def _read_csv(path: Path, header: tuple[str, ...]) -> TableFile:
-    text = _decoded(path)
-    rows: list[tuple[int, list[str], list[str]]] = []
+def _read_csv(path: Path, coding: TableCoding) -> TableFile:
+    text, header, separator = _decoded(path, coding.encoding), coding.header, coding.separator
+    rows: list[tuple[int, list[str]]] = []
     try:
-        separator = _separator(text)
         rows.extend(_csv_rows(text, separator))
     except csv.Error as error:
         raise _not_csv(path, error, f" after line {rows[-1][0]}" if rows else "") from error
@@ -369,7 +368,7 @@ def _read_csv(path: Path, header: tuple[str, ...]) -> TableFile:
     if header and [stripped(field) for field in rows[0][1]] == list(header):
         rows = rows[1:]  # skip the file's own header line
     elif not header:
-        first, fields, _ = rows.pop(0)
+        first, fields = rows.pop(0)
         names = tuple(map(stripped, fields))
         while names and not names[-1]:  # the line ends with a separator
             names = names[:-1]
@@ -381,7 +380,7 @@ def _read_csv(path: Path, header: tuple[str, ...]) -> TableFile:
             "(pandas: index=False leaves its index out), or for a file without such a line name the columns in "
             "data.header"
         )
-    for row, (line, fields, _) in enumerate(rows):
+    for row, (line, fields) in enumerate(rows):
         if len(fields) != len(names) and (len(fields) < len(names) or any(map(str.strip, fields[len(names) :]))):
             hint = (
                 f"the file's first line, {names[0][:60]!r}, does not name them: remove the lines above the names"
@@ -393,44 +392,42 @@ def _read_csv(path: Path, header: tuple[str, ...]) -> TableFile:
                 f"columns are {len(names)}: {hint}"
             )
     # A separator at the end of a line makes an empty field, which has no name.
-    lines, every, _ = zip(*rows, strict=True) if rows else ((), (), ())
+    lines, every = zip(*rows, strict=True) if rows else ((), ())
     columns: dict[str, list[Any]] = {name: list(map(itemgetter(number), every)) for number, name in enumerate(names)}
-    long = (possible_rows(line, further, len(names), separator) for line, _, further in rows if further)
-    return TableFile(str(path), columns, lines, separator, tuple(itertools.chain.from_iterable(long)))
+    return TableFile(str(path), columns, lines, separator)
 
 
 def _not_csv(path: Path, error: csv.Error, where: str = "") -> InputError:
     return InputError(f"{path} is not a CSV file{where} ({error}): look for a quote that is not closed")
 
 
-def _csv_rows(text: str, separator: str) -> Iterator[tuple[int, list[str], list[str]]]:
-    """Yield each row that is not blank: the number of its last line, its fields, and its lines after the first."""
-    lines: list[str] = []
-
-    def noted() -> Iterator[str]:
-        for line in io.StringIO(text, newline=""):
-            lines.append(line)
-            yield line
-
-    reader = csv.reader(noted(), delimiter=separator, skipinitialspace=True)
+def _csv_rows(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield each row that is not blank: the number of its last line, and its fields."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
     for fields in reader:
-        further = lines[1:]
-        lines.clear()
         if reader.line_num == 1 and re.fullmatch(r"sep=.?", separator.join(fields).strip()):
             continue  # Excel declares the separator in such a line
         if any(field.strip() for field in fields):
-            yield reader.line_num, fields, further
+            yield reader.line_num, fields
 
 
-def _separator(text: str) -> str:
+def likely_separator(text: str) -> str:
     """Return the separator that splits the first line into the most fields; ties go to the comma."""
     first = next((line for line in text.splitlines() if line.strip() and not line.startswith("sep=")), "")
     fields = {mark: len(next(csv.reader([first], delimiter=mark))) for mark in SEPARATORS}
     return max(SEPARATORS, key=lambda mark: (fields[mark], mark == ","))
 
 
-def _decoded(path: Path) -> str:
-    """Decode a file in UTF-16 or UTF-32 (by its byte-order mark), UTF-8, or else Windows-1252."""
+def separator_of(path: Path) -> str:
+    """Return the likely separator of a CSV file, for a proposed spec."""
+    try:
+        return likely_separator(_decoded(path, UTF_8))
+    except csv.Error as error:
+        raise _not_csv(path, error) from error
+
+
+def _decoded(path: Path, encoding: str) -> str:
+    """Return the text of a file; a byte-order mark of UTF-8 is skipped."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -438,38 +435,12 @@ def _decoded(path: Path) -> str:
     kind = next((kind for start, kind in OTHER_FILES.items() if content[:16].lower().startswith(start)), None)
     if kind is not None:
         raise InputError(f"{path} is not a CSV file but {kind}")
-    if content.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
-        encodings: tuple[str, ...] = ("utf-32",)
-    elif content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        encodings = ("utf-16",)
-    else:
-        encodings = ("utf-8-sig", "cp1252")
-        if b"\0" in content:
-            raise InputError(f"{path} is not a text file: it holds zero bytes. If it is UTF-16, save it as UTF-8")
-    for encoding in encodings:
-        try:
-            return content.decode(encoding)
-        except UnicodeDecodeError:
-            if encoding == "utf-8-sig":
-                _refuse_two_encodings(path, content)
-    raise InputError(f"{path} is not a text file in UTF-8, UTF-16, UTF-32 or Windows-1252: save it as UTF-8")
-
-
-def _refuse_two_encodings(path: Path, content: bytes) -> None:
-    """Refuse a file with UTF-8 in some lines only: one client's rows would change how others' rows are decoded."""
-    in_utf8, others = [], []
-    for number, line in enumerate(content.splitlines(), start=1):
-        if not line.isascii():
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError:
-                others.append(number)
-            else:
-                in_utf8.append(number)
-    if in_utf8 and others:
+    try:
+        return content.decode(encoding).removeprefix("\ufeff")
+    except (UnicodeDecodeError, LookupError) as error:
         raise InputError(
-            f"{path} mixes encodings: line {in_utf8[0]} is UTF-8, line {others[0]} is not; save all lines as UTF-8"
-        )
+            f"{path} is not a text file in {encoding}: save it as UTF-8, or name its encoding in data.encoding"
+        ) from error
 
 
 def _read_parquet(path: Path) -> TableFile:

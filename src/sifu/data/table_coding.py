@@ -42,8 +42,6 @@ class TableFile:
     columns: dict[str, list[Any]]
     lines: tuple[int, ...] = ()
     separator: str = ","
-    inside_quotes: tuple[tuple[int, tuple[str, ...]], ...] = ()
-    """Lines inside quoted fields that have a field for every column, with these fields."""
 
     @property
     def rows(self) -> int:
@@ -88,6 +86,9 @@ class TableCoding:
     """Language model whose tokenizer reads the text column."""
     tokens: int = 0
     """Number of tokens read from each row's text, or 0 for the default."""
+    separator: str = ","
+    encoding: str = "utf-8"
+    """Field separator and encoding of CSV files."""
 
     @classmethod
     def from_spec(
@@ -118,6 +119,8 @@ class TableCoding:
             data.text,
             "" if features is None else features.model,
             0 if features is None else features.size,
+            data.separator,
+            data.encoding,
         )
 
     def to_mapping(self) -> dict[str, Any]:
@@ -146,6 +149,8 @@ class TableCoding:
             text=str(mapping.get("text", "")),
             model=str(mapping.get("model", "")),
             tokens=int(mapping.get("tokens", 0)),
+            separator=str(mapping.get("separator", ",")),
+            encoding=str(mapping.get("encoding", "utf-8")),
         )
 
     def features_of(self, columns: Sequence[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """Proposal of a spec for a table (`sifu init --from`), from its header and the types of its columns.
 
-Constants are never fitted to the rows. Columns with a familiar name get a published range. Entries that the operator
+Constants are never fitted to the rows. Entries that the operator
 must confirm from another source are marked CHECK.
 """
 
@@ -11,14 +11,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from sifu.data.table import CSV_ENDINGS, ENDINGS, first_row, read_columns, some, table_files
-from sifu.data.table_coding import TableFile
+from sifu.data.table import CSV_ENDINGS, ENDINGS, first_row, read_columns, separator_of, some, table_files
+from sifu.data.table_coding import TableCoding, TableFile
 from sifu.data.table_keys import MOST_WORDS, join_names, quoted
 from sifu.data.table_values import is_missing, looks_like_a_date, looks_like_a_number, whole_number
 from sifu.errors import InputError
@@ -32,29 +30,6 @@ SEVERAL_WORDS = 4
 """Smallest number of words for a value to count as a sentence."""
 MANY_ROWS = 20
 """Number of rows above which a column with a different whole number in every row is taken as an identity."""
-PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
-    r"age": {"years": (50, 20)},
-    r"trestbps|sbp|systolic(_?(bp|blood_?pressure))?|ap_?hi|restingbp|blood_?pressure": {
-        "mmHg": (130, 20),
-        "kPa": (17.3, 2.7),
-    },
-    r"dbp|diastolic(_?(bp|blood_?pressure))?|ap_?lo": {"mmHg": (80, 10), "kPa": (10.7, 1.3)},
-    r"chol(esterol)?|total_chol(esterol)?": {"mg/dl": (200, 50), "mmol/l": (5.2, 1.3)},
-    r"thalach|max_?hr|max(imum)?_?heart_?rate": {"beats/min at peak exercise": (140, 25)},
-    r"heart_?rate|resting_?(hr|heart_?rate)|hr|pulse": {"beats/min at rest": (75, 12)},
-    r"bmi|body_mass_index": {"kg/m2": (27, 6)},
-    r"glucose|blood_?sugar": {"mg/dl": (100, 30), "mmol/l": (5.6, 1.7)},
-    r"weight": {"kg": (75, 15), "lb": (165, 33)},
-    r"height": {"cm": (170, 10), "m": (1.7, 0.1), "in": (67, 4)},
-    r"oldpeak": {"mm": (1, 1)},
-    r"temp(erature)?": {"C": (37, 1), "F": (98.6, 1.8)},
-    r"creatinine": {"mg/dl": (1, 0.5), "umol/l": (88, 44)},
-    r"ha?emoglobin|hb": {"g/dl": (14, 2), "g/l": (140, 20), "mmol/l": (8.7, 1.2)},
-}
-"""Middle and spread of common measurements in adults, by unit; the most common unit comes first.
-
-They come from textbooks, not from any data file.
-"""
 CLIENTS = re.compile(r"client|hospital|site|cent(re|er)|institution|bank|branch|clinic|facility|provider|device", re.I)
 IDENTITIES = re.compile(r"id|(.*[_ ])?(id|identifier|mrn)|patient([_ ]?(no|number))?|subject|record", re.I)
 LABELS = re.compile(r"label|target|y|class|outcome|diagnosis|disease|num|species|died|default|churn", re.I)
@@ -105,15 +80,10 @@ def propose_spec(
                 f"the first line of {first} holds values, not names of columns: name all {len(fields)} columns with "
                 "--columns A,B,..."
             )
-    tables = [read_columns(file, header) for file in files]
-    proposal = _proposal(path, _Roles.guess(tables, label, client, identity, path.is_dir(), text), header, model)
-    swallowed = tuple(
-        f"quotes: line {table.inside_quotes[0][0]} of {table.name} looks like a row, but lies inside a quoted field; "
-        "if it is one, training refuses the table: close the quote before it"
-        for table in tables
-        if table.inside_quotes
-    )
-    return replace(proposal, checks=(*swallowed, *proposal.checks))
+    separator = separator_of(first) if first.suffix.lower() in CSV_ENDINGS and first.is_file() else ","
+    coding = TableCoding(label, header=tuple(header), separator=separator)
+    tables = [read_columns(file, coding) for file in files]
+    return _proposal(path, _Roles.guess(tables, label, client, identity, path.is_dir(), text), coding, model)
 
 
 @dataclass(frozen=True)
@@ -173,11 +143,6 @@ class _Column:
         """True if every row has a different whole number and there are more than `MANY_ROWS` rows."""
         return self.is_unique and self.rows > MANY_ROWS and all(map(str.isdecimal, self.words))
 
-    def lies_outside(self, scale: tuple[float, float]) -> bool:
-        """Return whether most of the different numbers are far from a range, as if measured in another unit."""
-        values = np.array([float(word.replace(",", ".")) for word in self.words if word not in self.non_numeric])
-        return bool(values.size) and bool(np.median(np.abs(values - scale[0])) > 4 * scale[1])
-
 
 @dataclass
 class _Roles:
@@ -216,7 +181,7 @@ class _Roles:
         named = identity or next((name for name in names if IDENTITIES.fullmatch(name) and name != client), "")
         rest = [name for name in names if name not in (client, named, text)]
         label = label or next((name for name in rest if LABELS.fullmatch(name)), rest[-1])
-        alike = [name for name in rest if name != label and not _published(name) and columns[name].is_identity]
+        alike = [name for name in rest if name != label and columns[name].is_identity]
         roles = cls(columns, label, client, named or next(iter(alike), ""), text=text)
         if text:
             return roles
@@ -229,7 +194,7 @@ class _Roles:
     def _kind_of(self, name: str) -> list[str]:
         """Return the list for the column's kind: numbers, categories, dates, or too many values for categories."""
         column = self.columns[name]
-        if column.are_codes and not _published(name):
+        if column.are_codes:
             return self.categories
         if not column.non_numeric:
             return self.numbers
@@ -246,11 +211,6 @@ class _Roles:
         numbers = column.words.keys() - column.non_numeric.keys()
         few = len(column.words) <= (FEW_WORDS if numbers else MOST_WORDS) and not any("." in word for word in numbers)
         return column.sorted_words if few else []
-
-    @property
-    def scales(self) -> dict[str, dict[str, tuple[float, float]]]:
-        """Published ranges, by unit, of each column of numbers that has any."""
-        return {name: units for name in self.numbers if (units := _published(name)) is not None}
 
     @property
     def gaps(self) -> list[str]:
@@ -288,21 +248,11 @@ class _Roles:
                     f"missing: {name!r}: {self.columns[name].numbers} of {self.columns[name].rows} are numbers; the "
                     f"others: {some(texts)}; they are proposed as missing"
                 )
-        scales = self.scales
-        if scales:
-            assumed = [f"{name} in {next(iter(units))}" for name, units in scales.items()]
-            yield f"scale: published ranges by name; in which units? Assumed: {', '.join(assumed)}"
-        for name, units in scales.items():
-            unit, constants = next(iter(units.items()))
-            if self.columns[name].lies_outside(constants):
-                yield f"scale: most values of {name} are far from the range in {unit}: {_in_units(name, units)}"
-        unscaled = [
-            name for name in self.numbers if name not in scales and not set(self.columns[name].words) <= {"0", "1"}
-        ]
+        unscaled = [name for name in self.numbers if not set(self.columns[name].words) <= {"0", "1"}]
         if unscaled:
             yield (
-                f"scale: no published range is known for {some(unscaled)}; add COLUMN=MIDDLE,SPREAD from a source "
-                "other than the clients' data, or leave them out with ignore"
+                f"scale: add COLUMN=MIDDLE,SPREAD for {some(unscaled)} from a source other than the clients' data, or "
+                "leave them out with ignore"
             )
         if self.categories:
             yield f"categories: list every value that {some(self.categories)} can take, seen or not"
@@ -312,12 +262,11 @@ class _Roles:
             yield f"ignored: {some([*self.dates, *self.free_text_columns])} (dates or free text)"
 
 
-def _proposal(path: Path, roles: _Roles, header: Sequence[str], model: str) -> Proposal:
-    constants = {name: next(iter(units.values())) for name, units in roles.scales.items()}
-    scaled = [f"{quoted(name)}={middle:g},{spread:g}" for name, (middle, spread) in constants.items()]
+def _proposal(path: Path, roles: _Roles, coding: TableCoding, model: str) -> Proposal:
+    header = coding.header
     filled = []
     for name in roles.gaps:
-        filler = f"{constants.get(name, (0, 1))[0]:g}" if name in roles.numbers else ""
+        filler = "0" if name in roles.numbers else ""
         filled.append("|".join((f"{quoted(name)}={filler}", *map(quoted, sorted(roles.non_numeric_values(name))))))
     words = [f"{quoted(name)}={_word_list(roles.columns[name].sorted_words)}" for name in roles.categories]
     regression = [
@@ -328,8 +277,7 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str], model: str) -> P
         "scale = 1.0  # CHECK: spread of the target",
     ]
     features = [
-        *(f"# CHECK the unit: {_in_units(name, units)}" for name, units in roles.scales.items()),
-        f"scale = {_lines(scaled)}  # CHECK",
+        'scale = ""  # CHECK: COLUMN=MIDDLE,SPREAD for every column of numbers, from a published source',
         f"categories = {_lines(words)}  # CHECK",
         f"missing = {_lines(filled)}  # CHECK",
         f"ignore = {_toml(join_names([*roles.identities, *roles.dates, *roles.free_text_columns]))}  # CHECK",
@@ -354,6 +302,7 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str], model: str) -> P
         f"client = {_toml(roles.client)}  # CHECK",
         *([f"id = {_toml(roles.identity)}  # CHECK"] if roles.identity else []),
         *([f"header = {_toml(join_names(header))}"] if header else []),
+        *([f"separator = {_toml(coding.separator)}"] if coding.separator != "," else []),
         *([f"classes = {_toml(_word_list(roles.classes))}  # CHECK, in their order"] if roles.classes else []),
         *(features if not roles.text else [f"text = {_toml(roles.text)}  # the only feature"]),
         "held_out = 0.2  # share of each client's rows that is kept for testing",
@@ -365,34 +314,6 @@ def _proposal(path: Path, roles: _Roles, header: Sequence[str], model: str) -> P
         *(regression if not roles.classes else []),
     ]  # fmt: skip
     return Proposal("\n".join(lines) + "\n", tuple(roles.checks()))
-
-
-def _published(name: str) -> dict[str, tuple[float, float]] | None:
-    r"""Return the published ranges of a column by unit. A unit in its name selects the range in that unit.
-
-    >>> _published("creatinine"), _published("creatinine (\u00b5mol/L)"), _published("creatinine_stones")
-    ({'mg/dl': (1, 0.5), 'umol/l': (88, 44)}, {'umol/l': (88, 44)}, None)
-    """
-    plain = re.sub(r"[%?]", "", name).strip()
-    for pattern, units in PUBLISHED.items():
-        named = re.fullmatch(rf"(?:{pattern})[\s_]*[(\[]?\s*(.*?)\s*[)\]]?", plain, re.I)
-        if re.fullmatch(pattern, plain, re.I):
-            return units
-        if named:
-            unit = _plain_unit(named[named.lastindex or 0])
-            return {key: scale for key, scale in units.items() if _plain_unit(key) == unit} or None
-    return None
-
-
-def _plain_unit(text: str) -> str:
-    r"""Return a unit in one spelling: umol_L, \u00b5mol/l and umol/l are the same."""
-    return re.sub(r"[\s_/]", "", text.replace("\u00b5", "u").replace("\u03bc", "u").replace("\u00b0", "")).lower()
-
-
-def _in_units(name: str, units: dict[str, tuple[float, float]]) -> str:
-    """Return the constants of a column in each unit, as a string."""
-    first, *others = [f"{middle:g},{spread:g} in {unit}" for unit, (middle, spread) in units.items()]
-    return f"{name} is {first}" + (f"; use {' or '.join(others)}" if others else "")
 
 
 def _word_list(words: Sequence[str]) -> str:

@@ -88,6 +88,7 @@ def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
     else:
         named = bool(features.model) == (features.kind == "transformers")
         yield "features.model", named, 'given with features.kind = "transformers" or "pretrained", and only then'
+    yield "data.separator", len(data.separator) == 1 and data.separator not in '\r\n"', "one character"
     read = not data.text or features.kind == "transformers"
     yield "data.text", read, 'empty unless features.kind = "transformers": a text needs a model that reads it'
     yield "features.count", features.kind != "random_fourier" or features.count % 2 == 0, "even for random_fourier"

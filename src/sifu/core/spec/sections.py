@@ -65,6 +65,8 @@ class DataSpec:
     )
     ignore: str = key("", "table: columns to leave out, A,B")
     header: str = key("", "table: names of all columns, for CSV files that have no header line")
+    separator: str = key(",", "table: the character between the fields of a CSV file")
+    encoding: str = key("utf-8", "table: the encoding of CSV files, by the name that Python gives it")
     columns: str = key("", "table: filled in by training, the columns that are features in their order")
     held_out: float = key(0.0, "table: share of each client's rows that is kept for testing, by data.id or content")
     test_file: str = key("", "table: a file with rows for testing instead")
