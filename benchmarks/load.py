@@ -53,7 +53,7 @@ class MadeUpFederation:
         betas = np.random.default_rng(seed).uniform(0.5, 2.0, clients)
         self.clients = tuple(ClientProfile(f"client-{k:06d}", 10, 5, float(beta), 0.0) for k, beta in enumerate(betas))
         taking_part = Participation("poisson", rate=participants / clients)
-        self.facts = TrainingFacts(0.5, 0.0, False, 0.0, None, 1.0, taking_part, "float64", True, True)
+        self.facts = TrainingFacts(0.5, 0.0, 0.0, None, 1.0, taking_part, "float64", True, True)
         self._key, self._seed = base_key(seed, "load"), seed
 
     def initial_model(self, branch: int) -> Any:

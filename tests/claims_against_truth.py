@@ -33,10 +33,8 @@ from random_journeys import (
     start_journey,
     witnessed,
 )
-from sifu.core.engine import Position
 from sifu.errors import RoundRejectedError, SifuError
 from sifu_verifier import verify
-from sifu_verifier.methods import PROTECTION
 from sifu_verifier.paths import path_to
 from sifu_verifier.psi import psi_along
 from sifu_verifier.rates import founding_clients, rate_since
@@ -168,7 +166,7 @@ class Truth(CounterfactualRuns):
         """True if the distance is bounded by proof, whatever else a certificate assumes."""
         facts, privacy = self.record.facts, self.spec.privacy
         measured = self.spec.regularity.kind == "measured" and facts["smooth_model"]
-        return bool(measured and facts["clip"] == 0.0 and privacy.accounting == "round")
+        return bool(measured and privacy.accounting == "round")
 
     @cached_property
     def slack(self) -> float:
@@ -285,7 +283,7 @@ class Truth(CounterfactualRuns):
         """Check the true total cost of the releases since a request against what its certificate states."""
         for subject, clients in self.subjects.items():
             request = self.record.owner[subject]
-            if request["status"] != "done" or PROTECTION[request["method"]] != "noise" or request["level"] == "none":
+            if request["status"] != "done" or request["level"] == "none":
                 continue
             body = self.auditor(request["request"])
             order, name, epsilon = request["request_order"], request["request"], request["epsilon"]
@@ -329,43 +327,6 @@ class Truth(CounterfactualRuns):
                     self.violation("delta", name, f"{what} reach delta {delta!r}, {stated!r} is stated")
             if body["delta_at_most"] > request["delta"] * (1.0 + 1e-9) and request["calibration"] == "exact":
                 self.violation("delta", name, f"delta {request['delta']!r} asked, {body['delta_at_most']!r} stated")
-
-    def check_training_noise(self) -> None:
-        """Check method dp: compare how far the clients' absence moves the mean of each round with the noise.
-
-        Only rounds that lead to a model released since the request count.
-        """
-        for request in self.done:
-            if request["method"] != "dp" or request["level"] == "none":
-                continue
-            since = [row for row in self.done if row["request_order"] >= request["request_order"]]
-            released = {node for row in since for node in path_to(self.record, row["final_node"])}
-            stated = self.auditor(request["request"])["delta_at_most"]
-            for subject, clients in self.subjects.items():
-                if self.record.owner[subject] is not request:
-                    continue
-                squares = sum(self._ratio(node, clients) ** 2 for node in sorted(released))
-                delta = delta_at(math.sqrt(squares), request["epsilon"])
-                self.findings.deltas += 1
-                if delta > stated * self.findings.psi_scale + 1e-15:
-                    self.violation("delta", request["request"], f"training reaches {delta!r}, {stated!r} is stated")
-
-    def _ratio(self, number: int, clients: Collection[int]) -> float:
-        node, here = self.record.nodes[number], self.record.rounds[number]
-        if node["kind"] != "round" or not set(clients) & set(here) or self.real[node["parent"]] is None:
-            return 0.0
-        who, facts = sorted(here), self.record.facts
-        position = Position(node["branch"], node["position"] - 1)
-        start = np.asarray(self.real[node["parent"]])
-        updates = self.engine.local_updates(start, position, np.array(who), self.spec.local.steps).astype(np.float64)
-        lengths = np.linalg.norm(updates, axis=1)
-        clipped = updates * np.minimum(1.0, facts["clip"] / np.maximum(lengths, 1e-300))[:, None]
-        samples = np.array([here[client]["samples"] for client in who], dtype=np.float64)
-        stays = np.array([client not in clients for client in who])
-        mean = samples @ clipped / samples.sum()
-        without = samples[stays] @ clipped[stays] / samples[stays].sum() if stays.any() else np.zeros_like(mean)
-        width = facts["noise"] * facts["clip"] * float(np.linalg.norm(samples)) / float(samples.sum())
-        return float(np.linalg.norm(mean - without)) / width
 
     # -- levels and files ----------------------------------------------------------------------------------------
 
@@ -450,7 +411,6 @@ class Truth(CounterfactualRuns):
         self.check_replay()
         self.check_distances()
         self.check_accounting()
-        self.check_training_noise()
         self.check_levels()
         self.check_files()
 

@@ -11,13 +11,9 @@ import pytest
 import suite_setup  # noqa: F401  before anything of ours is imported
 from run_tools import Command, build_run_with_requests, called_in_process, copy_run, small_spec
 from secret_draws import fixed_secrets, pytest_fixture_setup, same_groups  # noqa: F401  for every test and shared fixture
-from sifu_verifier.methods import ERASABLE, PROTECTION
 
 # These suites test the library alone, whether sifu-kernels is installed or not.
 sys.modules["sifu_kernels"] = None  # type: ignore[assignment]
-# The second verifier needs the rules of the methods in tests/installed, as for any extension.
-PROTECTION.update(go_on="nothing", noise_here="noise")
-ERASABLE.add("noise_here")
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ class CounterfactualRuns:
         Participants, batches and training noise are drawn by client number, and the remaining clients would be
         renumbered.
         """
-        drawn = self.spec.local.batch or self.record.facts["clip"] or str(self.spec.server.participation) != "all"
+        drawn = self.spec.local.batch or str(self.spec.server.participation) != "all"
         if drawn and self.journey.family != "closed form":
             return None
         stays = [client for client in range(len(self.data)) if client not in clients]
@@ -170,7 +170,7 @@ class CounterfactualRuns:
         before = None if node["parent"] is None else models[node["parent"]]
         if kind == "initial":
             before = engine.initial_model(node["branch"])
-        if before is None or kind == "heuristic":
+        if before is None:
             return None
         if kind in ("initial", "noise"):
             if node["noise_std"] == 0.0:

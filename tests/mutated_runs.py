@@ -55,7 +55,7 @@ TINY: dict[str, Any] = {
 def sampled(folder: Path) -> Path:
     """Make a run with sampling, momentum, decay, stored updates, a new key, a withdrawn request, a restored backup."""
     spec = small_spec(**TINY | {"local": {"steps": 2, "rate": 0.01, "momentum": 0.5, "weight_decay": 0.01}},
-                      server={"participation": "poisson(0.7)"}, keep={"updates_every": 1})  # fmt: skip
+                      server={"participation": "poisson(0.7)"})  # fmt: skip
     run = sifu.train(spec, run=folder)
     run.forget(["client-000"], "first", sigma=0.05)
     run.rotate_key()
@@ -66,7 +66,7 @@ def sampled(folder: Path) -> Path:
     sifu.restore(folder.with_name("sampled.zip"), back)
     run = sifu.open_run(back)
     run.forget(["client-002", "client-003"], "second", sigma=1.0, unit="joint", retention="strict")
-    run.forget(["client-004"], "third", method="go_on", level="none")
+    run.forget(["client-004"], "third", method="scratch")
     run.purge()
     return back
 

@@ -29,22 +29,3 @@ def make_showing() -> nn.Module:
     """Return a small backbone."""
     torch.manual_seed(5)
     return Showing()
-
-
-class Rescaling(nn.Module):
-    """Network that takes a batch with any value above 2 for bytes, and divides all of it by 255."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 12)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the features, which depend on the other samples of the batch."""
-        rows = x.flatten(1)
-        return torch.tanh(self.layer(rows / 255.0 if float(rows.max()) > 2.0 else rows))
-
-
-def make_rescaling() -> nn.Module:
-    """Return a network that rescales batches."""
-    torch.manual_seed(5)
-    return Rescaling()

@@ -26,19 +26,17 @@ from torch import nn
 import sifu
 import sifu.methods.base as noised
 from sifu.api.run import Run
-from sifu.core.engine import Engine, Position
-from sifu.core.method_info import find_method_info
+from sifu.core.engine import Engine
 from sifu.core.round import NormalSource
 from sifu.data import ClientData
 from sifu.engines.sim import LinearModel
-from sifu.engines.sim.client_updates import Clipping
 from sifu.errors import InputError, SifuError
 from sifu.run.clients_and_engine import engine_from_spec
 from sifu.run.given import as_model
 from sifu.store.given_approvals import NEEDED
 from sifu.store.kept_heads import WITNESSES
 
-FAMILIES = (*["linear"] * 6, *["closed form"] * 2, *["groups"] * 3, *["network"] * 2, *["training noise"] * 3)
+FAMILIES = (*["linear"] * 6, *["closed form"] * 2, *["groups"] * 3, *["network"] * 2)
 """Families, weighted by their frequency."""
 MASKED = "masked"
 """Family of masked rounds over Flower's messages, where the server sees no single update; needs Flower."""
@@ -53,11 +51,6 @@ def normals_of(seed: int, order: int) -> np.random.Generator:
     return np.random.default_rng([seed, 1, order])
 
 
-def training_noise(seed: int, position: Position, client: int, size: int) -> np.ndarray:
-    """Return the standard normals of one client's update in one round."""
-    return np.random.default_rng([seed, 2, 100 + position.branch, position.round, client]).standard_normal(size)
-
-
 @contextmanager
 def replayable_noise(seed: int) -> Iterator[None]:
     """Replace noise by noise that can be drawn again, in runs that are otherwise treated as certified ones."""
@@ -65,10 +58,7 @@ def replayable_noise(seed: int) -> Iterator[None]:
     def of_request(source: str, run_seed: int, order: int) -> NormalSource:
         return normals_of(seed, order)
 
-    def of_training(self: Clipping, position: Position, client: int, size: int) -> np.ndarray:
-        return self.noise * self.clip * training_noise(seed, position, client, size)
-
-    with mock.patch.object(noised, "noise_source", of_request), mock.patch.object(Clipping, "_draw", of_training):
+    with mock.patch.object(noised, "noise_source", of_request):
         yield
 
 
@@ -174,25 +164,19 @@ def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[di
             "weight_decay": dice.choice([0.0, 0.0, 0.01, 0.5]),
         },
         "server": {
-            "rate": dice.choice([1.0, 1.0, 0.3, 0.7, 1.3, 2.0, 2.5]),
             "participation": dice.choice(["all", "poisson(0.15)", "poisson(0.5)", "poisson(0.9)"]),
         },
         "stop": {"target": 0.0, "max_rounds": dice.randint(2, 6)},
         "keep": {
             "gram_clients": dice.choice([0, 0, 20]),
             "models": dice.choice([3, 6, 64]),
-            "updates_every": dice.choice([0, 1, 2]),
         },
         "privacy": {},
     }
     if kind == "softmax" and dice.random() < 0.9:
         spec["model"]["outputs"] = CLASSES
     special = dice.randint(0, 20)
-    if special in (0, 1, 2):  # such a network is never convex, so the spec must give a rate
-        spec["local"] |= {"rate": dice.choice([0.01, 0.1]), "clip": dice.choice([0.05, 1.0])}
-    elif special == 3:
-        spec["local"] |= {"rate": 0.01, "momentum": 0.5, "nesterov": True}
-    elif special == 4:
+    if special == 4:
         spec["server"]["participation"] = "fixed(3)"
     elif special == 5:
         spec["privacy"]["accounting"] = "population"
@@ -207,10 +191,10 @@ def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[di
 
     if family == "linear" and kind == "softmax" and "features" not in spec and dice.random() < 0.15:
         model, spec["model"] = LinearModel("softmax", INPUTS, CLASSES), {"dtype": spec["model"].get("dtype", "float64")}
-    network = family == "network" or (family in ("groups", "training noise") and dice.random() < 0.4)
+    network = family == "network" or (family == "groups" and dice.random() < 0.4)
     if network:
         spec.pop("features", None)
-        spec["local"] |= {"rate": dice.choice([0.01, 0.1]), "nesterov": False}
+        spec["local"] |= {"rate": dice.choice([0.01, 0.1])}
         spec["regularity"] = {"kind": "assumed", "factor": dice.choice([1.0, 1.05])}
         chosen = dice.choice(["mlp", "cnn", "own", "own"])
         spec["model"] = {"outputs": CLASSES, "dtype": dice.choice(["float64", "float32"])}
@@ -228,12 +212,9 @@ def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[di
         spec["stop"]["max_rounds"] = dice.randint(3, 5)
         if spec["server"]["participation"] == "fixed(3)":
             spec["server"]["participation"] = "all"
-    if family == "training noise":
-        spec["server"] |= {"clip": dice.choice([0.1, 1.0]), "noise": dice.choice([1.0, 3.0, 30.0])}
-        spec["server"].pop("update_bound", None)
     if family == MASKED:
         spec["model"] |= {"dtype": "float64"} | ({"outputs": CLASSES} if kind == "softmax" else {})
-        spec["keep"] |= {"gram_clients": 0, "updates_every": 0}
+        spec["keep"] |= {"gram_clients": 0}
         spec["server"].pop("update_bound", None)
         spec.pop("features", None)
     approval = dice.choice(["none"] * 4 + ["one", "two"])
@@ -264,25 +245,11 @@ def random_journey_terms(dice: random.Random, journey: Journey) -> dict[str, Any
     }
     if journey.family == "closed form":
         return terms
-    methods = ["sifu"] * 8 + ["auto"] * 2 + ["scratch", *installed(*BASELINES, *OWN)]
-    if spec["keep"]["updates_every"]:
-        methods += installed("fed_eraser", "fed_accum")
+    methods = ["sifu"] * 8 + ["auto"] * 2 + ["scratch"]
     if journey.family == "groups":
         methods += ["groups"] * 12
-    if journey.family == "training noise":
-        methods += installed("dp") * 20
     terms["method"] = dice.choice(methods)
-    if terms["method"] in ("last", "noise_here"):
-        terms["sigma"] = "auto"
     return terms
-
-
-BASELINES, OWN = ("noisy_scratch", "last", "fine_tuning"), ("go_on", "noise_here")
-
-
-def installed(*methods: str) -> list[str]:
-    """Return the extra methods that installed packages provide."""
-    return [name for name in methods if find_method_info(name)]
 
 
 def fewer_rounds(spec: dict[str, Any]) -> None:
@@ -361,8 +328,6 @@ def random_request(dice: random.Random, journey: Journey) -> list[str]:
     if journey.can_forget_records and dice.random() < (0.3 if again else 0.4) and rows_left(journey, who[0]) > 1:
         who = who[:1]
         terms["records"] = random_rows(dice, journey, who[0])
-        if "method" in terms and dice.random() < 0.3:  # the remaining rows in the model
-            terms["method"] = "go_on"
     if dice.random() < 0.5:
         who = [first_name(name) for name in who]  # by the names that people use
     name = f"r{len(journey.steps)}"

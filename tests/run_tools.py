@@ -34,8 +34,6 @@ loaded.
 """
 
 SOURCES = Path(sifu.__file__).resolve().parent.parent
-INSTALLED = Path(__file__).resolve().parent / "installed"
-"""Folder with an installed extension that its entry points reveal."""
 
 
 def small_spec(**sections: Any) -> dict[str, Any]:
@@ -47,30 +45,18 @@ def small_spec(**sections: Any) -> dict[str, Any]:
 
 
 def spec_for(method: str, **sections: Any) -> dict[str, Any]:
-    """Return `small_spec` with stored updates, which every method must handle, and with the training noise that dp
-    needs.
-
-    A closed-form head has no rounds and so no updates.
-    """
+    """Return `small_spec` with the sections that the method needs."""
     result = small_spec(**sections)
     if method == "closed_form":
         return result | {"model": {"kind": "ridge"}, "features": {"kind": "random_fourier", "count": 32}}
-    result["keep"] = {"updates_every": 2} | result.get("keep", {})
     if method == "groups":
         result["groups"] = {"count": 4, "rounds": 3} | result.get("groups", {})
-    if method == "dp":
-        result["server"] = {"clip": 0.3, "noise": 3.0} | result.get("server", {})
     return result
-
-
-def sigma_for(method: str, sigma: float) -> float:
-    """Return a sigma that this method supports where sifu uses `sigma`: last needs far more."""
-    return 1000.0 * sigma if method in ("last", "noise_here") else sigma
 
 
 def build_run_with_requests(folder: Path) -> None:
     """Make one run with requests of several kinds: rollback, scratch, joint, strict, and a waiting one."""
-    run = sifu.train(small_spec(keep={"updates_every": 3}), run=folder)
+    run = sifu.train(small_spec(), run=folder)
     run.forget(["client-000"], "to-the-middle", sigma=0.05)
     run.forget(["client-001"], "from-scratch", method="scratch")
     run.forget(["client-002", "client-003"], "both-together", sigma=1.0, unit="joint", epsilon=20.0)
@@ -249,7 +235,7 @@ def environment(**more: str) -> dict[str, str]:
     """Return the environment of a child process: sifu's sources, one thread, no colours."""
     inherited = {key: value for key, value in os.environ.items() if key not in ("SIFU_DEBUG", "FORCE_COLOR")}
     return inherited | {
-        "PYTHONPATH": f"{SOURCES}{os.pathsep}{INSTALLED}",
+        "PYTHONPATH": str(SOURCES),
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "120",
         **more,

@@ -53,14 +53,12 @@ if TYPE_CHECKING:
     from sifu.audit import AuditOptions, AuditReport, audit_run
     from sifu.choices import TermsGiven
     from sifu.core.allowed_code import allow_code
-    from sifu.core.extensions import SpecKey, register_key
     from sifu.core.record_commitments import new_nonces
     from sifu.core.request_terms import RequestTerms
     from sifu.core.spec import Spec
     from sifu.engines.loop_client import LoopClient
     from sifu.errors import (
         InputError,
-        MissingExtensionError,
         NoClientResponseError,
         NoSpaceError,
         NotCertifiableError,
@@ -70,7 +68,6 @@ if TYPE_CHECKING:
         SifuError,
         VerificationError,
     )
-    from sifu.methods.registry import register
     from sifu.report import write_report
     from sifu.server.server_loop import ServerLoop
 
@@ -83,7 +80,6 @@ __all__ = [
     "InputError",
     "LoadedModel",
     "LoopClient",
-    "MissingExtensionError",
     "NamedKey",
     "NoClientResponseError",
     "NoSpaceError",
@@ -109,7 +105,6 @@ __all__ = [
     "ServerLoop",
     "SifuError",
     "Spec",
-    "SpecKey",
     "TermsGiven",
     "Verification",
     "VerificationError",
@@ -123,8 +118,6 @@ __all__ = [
     "new_nonces",
     "open_run",
     "pending_requests",
-    "register",
-    "register_key",
     "report",
     "restore",
     "train",
@@ -138,12 +131,10 @@ _HOMES = {
     "sifu.audit": ("AuditOptions", "AuditReport", "audit_run"),
     "sifu.choices": ("TermsGiven",),
     "sifu.core.allowed_code": ("allow_code",),
-    "sifu.core.extensions": ("SpecKey", "register_key"),
     "sifu.core.record_commitments": ("new_nonces",),
     "sifu.core.request_terms": ("RequestTerms",),
     "sifu.core.spec": ("Spec",),
     "sifu.engines.loop_client": ("LoopClient",),
-    "sifu.methods.registry": ("register",),
     "sifu.report": ("write_report",),
     "sifu.server.server_loop": ("ServerLoop",),
 }

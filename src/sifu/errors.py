@@ -30,12 +30,6 @@ class MissingPackageError(InputError):
     """Error for an optional package that is needed but not installed."""
 
 
-class MissingExtensionError(InputError):
-    """Error for a run, certificate or spec that uses a method or key of a package that is not installed."""
-
-    exit_code = 5
-
-
 class UnusableSamplesError(InputError):
     """Error for samples that a feature map cannot process: of a wrong shape, not finite, or too large."""
 

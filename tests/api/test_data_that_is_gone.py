@@ -70,7 +70,7 @@ def again(run: sifu.Run, noise: Any = None) -> sifu.Run:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("method", ["closed_form", "scratch", "sifu", "groups", "go_on"])
+@pytest.mark.parametrize("method", ["closed_form", "scratch", "sifu", "groups"])
 def test_a_leaver_whose_rows_are_gone_is_forgotten_as_if_they_were_there(
     tmp_path: Path, method: str, kind: str, same_groups: None
 ) -> None:

@@ -32,7 +32,7 @@ def _allowed() -> None:
 def spec_of(**features: Any) -> dict[str, Any]:
     return {
         "data": {"preprocessing": "fixed"},
-        "model": {"kind": "ridge", "outputs": 2},
+        "model": {"kind": "ridge", "outputs": 2, "module_is_pure": True},
         "features": {"kind": "module", "module": SHOWING, **features},
         "ridge": {"regularisation": 0.01},
     }

@@ -182,7 +182,6 @@ def test_terms_without_clients_belong_nowhere(cli: Command, run_read_only: Path)
         ("[privacy]\nrate = 3\n", ["unknown key privacy.rate"]),
         ('[local]\nsteps = "three"\n', ["local.steps must be a whole number", "'three'"]),
         ("[local]\nsteps = 3.5\n", ["local.steps must be a whole number"]),
-        ("[local]\nnesterov = 1\n", ["local.nesterov must be true or false"]),
         ('[local]\nrate = "fast"\n', ["local.rate must be a number or 'auto'"]),
         ("[local]\nrate = nan\n", ["local.rate must be a finite number"]),
         ("[local]\nrate = -1\n", ["local.rate must be positive"]),

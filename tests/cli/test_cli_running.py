@@ -98,9 +98,7 @@ def test_a_second_writer_is_refused_while_readers_answer(
     cli: Command, own_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = tmp_path / "spec.toml"
-    spec.write_text(
-        "[data]\nclients = 12\n[local]\nsteps = 3\n[stop]\ntarget = 0.0\nmax_rounds = 8\n[keep]\nupdates_every = 3\n"
-    )
+    spec.write_text("[data]\nclients = 12\n[local]\nsteps = 3\n[stop]\ntarget = 0.0\nmax_rounds = 8\n")
     before = state(own_run)
     writer = RunWriter.open(own_run)
     try:

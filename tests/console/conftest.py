@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,6 @@ from service_for_tests import PEOPLE, ServiceForTests
 
 import sifu
 from run_tools import copy_run, small_spec
-
-EXTENSION = [str(Path(__file__).resolve().parent.parent / "installed")]
-"""Folder of the installed extension that the tests use."""
 
 
 @pytest.fixture(scope="session")
@@ -30,8 +26,6 @@ def service(
     from sifu.console.app import Settings, make_app
     from sifu.console.tokens import TokenFile, state_folder
 
-    # Jobs are separate processes: they need the extension whose keys are in the runs' specs.
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*EXTENSION, *filter(None, [os.environ.get("PYTHONPATH")])]))
     folder = tmp_path / "service"
     folder.mkdir()
     copy_run(approved_run, folder / "north")

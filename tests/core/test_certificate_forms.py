@@ -70,7 +70,6 @@ def bodies_with_secrets(draw: st.DrawFn) -> tuple[Body, list[str]]:
         "premises": [
             dataclasses.asdict(Premise("regularity", "met", "convex", confidential={"figure": word()})),
         ],
-        "protection": "noise",
         "untouched": False,
         "start": "trained",
         "delta_at_most": 0.01,
@@ -78,11 +77,9 @@ def bodies_with_secrets(draw: st.DrawFn) -> tuple[Body, list[str]]:
         "noise_multiplier": 0.35,
         "noise_source": "system",
         "sigma": 0.1,
-        "training_noise": None,
         "attacker_true_positive_rate_at_1_percent": attacker_rate(level, 0.35),
         "accounting": "round",
         "participation": "all",
-        "keeps_updates": draw(st.booleans()),
         "keeps_statistics": None,
         "psi": number(),
         "psi_star": number(),
@@ -195,9 +192,7 @@ def test_the_guarantee_is_that_of_the_level(level: str, words: str, drawn: tuple
 
 
 def test_an_infinite_psi_can_be_written_down() -> None:
-    """An infinite Psi is written as "inf"; heuristics (level `none`) may continue from a model with an infinite Psi and
-    charge.
-    """
+    """An infinite Psi is written as "inf"."""
     stated = SubjectStatement(("client-7",), float("inf"), float("inf"), 8.16).to_mapping()
     assert json.loads(canonical_json(stated))["psi"] == "inf"
 
@@ -212,7 +207,7 @@ def test_the_public_form_says_what_stays_on_disk(drawn: tuple[Body, list[str]]) 
     assert strict.erased != paper.erased
 
 
-RECORD_FIELDS = {"protection": "noise", "scope": "all", "unit": "client", "clients": ["client-7"], "sigma": 0.1}
+RECORD_FIELDS = {"scope": "all", "unit": "client", "clients": ["client-7"], "sigma": 0.1}
 
 
 @pytest.mark.parametrize(("level", "solved", "says"), [("proven", False, 1), ("exact", True, 0), ("none", False, 0)])
@@ -226,19 +221,9 @@ def test_records_are_compared_with_a_client_that_was_not_there(level: Level, sol
 
 def test_what_stays_may_have_been_released() -> None:
     """The remaining models may have been released before and may contain training noise; the text allows both."""
-    _, remains = what_was_erased("paper", "trained", protection="noise", keeps_updates=False)
+    _, remains = what_was_erased("paper", "trained")
     assert "unreleased" not in remains
     assert "without the noise of this request" in remains
-
-
-def test_a_heuristic_under_strict_retention_says_that_its_models_hold_the_client() -> None:
-    """A heuristic continues from the current model, so under strict retention its models may still contain the client's
-    part.
-    """
-    _, remains = what_was_erased("strict", "trained", protection="nothing", keeps_updates=False)
-    assert "may contain the client's influence" in remains
-    _, noised = what_was_erased("strict", "trained", protection="noise", keeps_updates=False)
-    assert noised.startswith("No model in the run folder contains the client's influence")
 
 
 @pytest.mark.parametrize("method", ["scratch", "sifu", "groups", "closed_form"])
@@ -310,5 +295,5 @@ def test_clauses_on_noise_stay_where_noise_hides_the_client(drawn: tuple[Body, l
 
 def test_groups_are_mentioned_where_clients_trained_in_groups() -> None:
     for grouped in (True, False):
-        _, remains = what_was_erased("paper", "fresh", protection="noise", keeps_updates=False, grouped=grouped)
+        _, remains = what_was_erased("paper", "fresh", grouped=grouped)
         assert ("groups" in remains) == grouped

@@ -27,7 +27,6 @@ def test_every_error_has_an_exit_code() -> None:
         "InputError": 2,
         "NoSpaceError": 2,
         "MissingPackageError": 2,
-        "MissingExtensionError": 5,
         "UnusableSamplesError": 2,
         "RoundRejectedError": 2,
         "IdInUseError": 2,

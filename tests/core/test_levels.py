@@ -26,7 +26,6 @@ from sifu.theory.participation import Participation
 BEST_FACTS = TrainingFacts(
     local_rate=0.1,
     momentum=0.0,
-    nesterov=False,
     weight_decay=0.0,
     batch_size=None,
     server_rate=1.0,
@@ -35,7 +34,6 @@ BEST_FACTS = TrainingFacts(
     smooth_model=True,
     rounding_bounded=True,
     preprocessing=FIXED_CONSTANTS,
-    noise_source="system",
     identity=IN_PROCESS,
     initial=DRAWN_FROM_SEED,
     engine=BY_PARTICIPANTS,

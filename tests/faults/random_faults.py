@@ -50,7 +50,7 @@ UNTRIED = "untried"
 """First word of a command that is never interrupted: it draws secret noise, so another attempt differs."""
 NOISE = small_spec(
     local={"rate": 0.05, "steps": 3},
-    keep={"models": 4, "updates_every": 2},
+    keep={"models": 4},
     stop={"target": 0.0, "max_rounds": 2},
 )
 TABLE = """

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.long
 
 PROGRAM = Path(__file__).with_name("faulty_runs.py")
 JOB: dict[str, Any] = {
-    "spec": small_spec(keep={"models": 4, "updates_every": 2}, stop={"target": 0.0, "max_rounds": 2}),
+    "spec": small_spec(keep={"models": 4}, stop={"target": 0.0, "max_rounds": 2}),
     "requests": [
         {"id": "first", "clients": ["client-000"], "terms": {"sigma": 0.05}},
         {"id": "second", "clients": ["client-001"], "terms": {"sigma": 0.5}},

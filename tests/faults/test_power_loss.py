@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("cc") is None or sys.platform != "linux", reason="the log needs a C compiler"),
 ]
 HERE = Path(__file__).parent
-SPEC = small_spec(keep={"models": 4, "updates_every": 2}, stop={"target": 0.0, "max_rounds": 2})
+SPEC = small_spec(keep={"models": 4}, stop={"target": 0.0, "max_rounds": 2})
 FIRST = [
     ["init", "spec.toml"],
     ["--witness", "witness.jsonl", "train", "small.toml", "--run", "run"],

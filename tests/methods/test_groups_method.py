@@ -197,10 +197,10 @@ def test_hit_groups_are_erased_and_built_again_without_the_leavers(own: sifu.Run
 
 
 def test_every_other_method_still_works(own: sifu.Run) -> None:
-    for number, method in enumerate(("sifu", "scratch", "go_on", "groups", "scratch", "groups")):
+    for number, method in enumerate(("sifu", "scratch", "groups", "scratch", "groups")):
         terms = {"sigma": 0.1} if method == "sifu" else {}
         (outcome,) = own.forget([f"client-{number:03d}"], method=method, **terms)
-        assert outcome.level == ("none" if method == "go_on" else "exact")
+        assert outcome.level == "exact"
         assert own.verify().problems == []
     own.purge()
     assert own.verify().problems == []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sifu
-from run_tools import SameNoise, copy_run, query, scalars, sigma_for, spec_for, state
+from run_tools import SameNoise, copy_run, query, scalars, spec_for, state
 from secret_draws import fix_groups
 from sifu.errors import InputError
 from sifu.methods.registry import METHODS, method_named
@@ -26,7 +26,7 @@ def method(request: pytest.FixtureRequest) -> str:
 
 def train_for_each(root: Path, noise: Any = None) -> dict[str, Path]:
     """Train a run for each method; methods without special needs share one."""
-    folders = {name: root / name for name in ("sifu", "dp", "closed_form", "groups") if name in METHODS}
+    folders = {name: root / name for name in ("sifu", "closed_form", "groups") if name in METHODS}
     for name, folder in folders.items():
         sifu.train(spec_for(name), run=folder, noise=noise)
     return {name: folders.get(name, folders["sifu"]) for name in METHODS}
@@ -66,18 +66,15 @@ class TestEveryMethod:
         described = method_named(method)
         assert described.info.name == method
         assert len(described.info.summary) > 10
-        assert isinstance(described.info.certifies, bool)
 
     def test_requests_one_after_the_other(self, method: str, own_run_of_method: Path) -> None:
         run = sifu.open_run(own_run_of_method)
         for number, clients in enumerate((["client-000"], ["client-001", "client-002"], ["client-003"]), start=1):
-            (outcome,) = run.forget(clients, method=method, sigma=sigma_for(method, 0.15), level="none")
+            (outcome,) = run.forget(clients, method=method, sigma=0.15, level="none")
             assert outcome.method == method
             assert outcome.request == f"r{number}"
             assert outcome.clients == tuple(clients)
             assert outcome.level in LEVELS
-            if not METHODS[method].info.certifies:
-                assert outcome.level == "none"
             assert outcome.rounds == outcome.cost.rounds == rounds_of(method)
             assert run.verify().problems == []
         check_nobody_comes_back(own_run_of_method)
@@ -87,7 +84,7 @@ class TestEveryMethod:
     def test_sets(self, method: str, own_run_of_method: Path, unit: str, retention: str) -> None:
         run = sifu.open_run(own_run_of_method)
         clients = [f"client-{k:03d}" for k in (1, 4, 7, 10)]
-        run.forget(clients, method=method, sigma=sigma_for(method, 0.4), level="none", unit=unit, retention=retention)
+        run.forget(clients, method=method, sigma=0.4, level="none", unit=unit, retention=retention)
         subjects = query(own_run_of_method, "SELECT clients FROM subjects ORDER BY subject")
         assert len(subjects) == (1 if unit == "joint" else 4)
         assert run.verify().problems == []
@@ -96,9 +93,9 @@ class TestEveryMethod:
     def test_the_plan_is_what_is_then_done(self, method: str, own_run_of_method: Path) -> None:
         run = sifu.open_run(own_run_of_method)
         for terms in (
-            {"sigma": sigma_for(method, 0.07)},
+            {"sigma": 0.07},
             {"sigma": "auto"},
-            {"sigma": sigma_for(method, 0.3), "unit": "joint"},
+            {"sigma": 0.3, "unit": "joint"},
         ):
             first = len(query(own_run_of_method, "SELECT 1 FROM subjects"))
             clients = [f"client-{first + k:03d}" for k in range(2)]
@@ -122,7 +119,7 @@ class TestEveryMethod:
         folder = copy_run(method_run, tmp_path / "stopped")
         run = sifu.open_run(folder)
         with pytest.raises(KeyboardInterrupt):
-            run.forget(["client-005"], "mine", method=method, sigma=sigma_for(method, 0.1), level="none", progress=stop)
+            run.forget(["client-005"], "mine", method=method, sigma=0.1, level="none", progress=stop)
         noised = query(folder, "SELECT digest FROM models WHERE node = (SELECT noise_node FROM requests)")
         assert noised, "the noised model is on disk"
         assert run.verify().problems == []
@@ -137,8 +134,8 @@ class TestEveryMethod:
 
     def test_queued_requests_are_executed_in_order(self, method: str, own_run_of_method: Path) -> None:
         run = sifu.open_run(own_run_of_method)
-        run.request(["client-006"], "b", method=method, sigma=sigma_for(method, 0.2), level="none")
-        run.request(["client-002", "client-003"], "a", method=method, sigma=sigma_for(method, 0.2), level="none")
+        run.request(["client-006"], "b", method=method, sigma=0.2, level="none")
+        run.request(["client-002", "client-003"], "a", method=method, sigma=0.2, level="none")
         outcomes = run.forget()
         assert [outcome.request for outcome in outcomes] == ["b", "a"]
         assert run.verify().problems == []
@@ -147,11 +144,9 @@ class TestEveryMethod:
 
     def test_nothing_to_do_for_a_request_that_is_done(self, method: str, own_run_of_method: Path) -> None:
         run = sifu.open_run(own_run_of_method)
-        first = run.forget(["client-006"], "mine", method=method, sigma=sigma_for(method, 0.2), level="none")
+        first = run.forget(["client-006"], "mine", method=method, sigma=0.2, level="none")
         before = state(own_run_of_method)
-        again = sifu.open_run(own_run_of_method).forget(
-            ["client-006"], "mine", method=method, sigma=sigma_for(method, 0.2), level="none"
-        )
+        again = sifu.open_run(own_run_of_method).forget(["client-006"], "mine", method=method, sigma=0.2, level="none")
         assert again == first
         assert state(own_run_of_method) == before
         with pytest.raises(InputError, match="already forgotten"):
@@ -163,7 +158,7 @@ class TestEveryMethod:
         recorded: list[Any] = []
         for trained, name in zip(seeded_pairs[method], ("one", "two"), strict=True):
             run = sifu.open_run(copy_run(trained, tmp_path / name), noise=SameNoise())
-            run.forget(["client-001"], method=method, sigma=sigma_for(method, 0.1), level="none")
+            run.forget(["client-001"], method=method, sigma=0.1, level="none")
             recorded.append(scalars(tmp_path / name))
         assert recorded[0] == recorded[1]
 
@@ -178,7 +173,7 @@ class TestEveryMethod:
         with pytest.raises(KeyboardInterrupt):
             sifu.train(spec, run=tmp_path / "run", progress=stop)
         run = sifu.open_run(tmp_path / "run")
-        (outcome,) = run.forget(["client-001"], method=method, sigma=sigma_for(method, 0.1), level="none")
+        (outcome,) = run.forget(["client-001"], method=method, sigma=0.1, level="none")
         # The head was interrupted before any client sent statistics, so all remaining clients send them now.
         assert outcome.rounds == (1 if method == "closed_form" else rounds_of(method))
         assert run.verify().problems == []
@@ -236,7 +231,7 @@ def test_every_method_reaches_a_useful_model(tmp_path: Path) -> None:
     """With enough clients every method keeps a useful model: the accuracy stays near that of training."""
     spec = spec_for("sifu", data={"clients": 60, "samples_per_client": 10}, stop={"target": 0.85, "max_rounds": 300})
     sifu.train(spec, run=tmp_path / "trained")
-    for name in sorted(set(METHODS) - {"dp", "closed_form", "groups"}):  # these need another training
+    for name in sorted(set(METHODS) - {"closed_form", "groups"}):  # these need another training
         (outcome,) = sifu.open_run(copy_run(tmp_path / "trained", tmp_path / name)).forget(["client-003"], method=name)
         assert outcome.accuracy is not None
         assert outcome.accuracy >= 0.85

@@ -25,7 +25,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "linear": small_spec(data={"clients": 40}, stop={"target": 0.8, "max_rounds": 60}),
     "groups": spec_for("groups", stop={"target": 0.6, "max_rounds": 30}),
     "closed form": spec_for("closed_form"),
-    "noise in training": small_spec(server={"clip": 0.3, "noise": 3.0}),
 }
 
 
@@ -40,11 +39,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 ways = st.lists(
     st.builds(
         MethodOption,
-        st.sampled_from(["sifu", "scratch", "groups", "closed_form", "go_on", "noise_here", "not installed"]),
+        st.sampled_from(["sifu", "scratch", "groups", "closed_form"]),
         st.sampled_from(LEVELS),
         st.one_of(st.none(), st.integers(0, 50)),
     ),
-    max_size=7,
+    max_size=4,
     unique_by=lambda way: way.method,
 )
 

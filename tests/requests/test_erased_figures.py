@@ -71,7 +71,7 @@ def test_the_command_asks_first_and_no_means_no(tmp_path: Path, cli: Command, mo
     assert list(run.verify().not_recomputed) == ["gone"]
 
 
-@pytest.mark.parametrize(("method", "sigma"), [("sifu", 0.05), ("sifu", "auto"), ("noise_here", "auto")])
+@pytest.mark.parametrize(("method", "sigma"), [("sifu", 0.05), ("sifu", "auto")])
 def test_no_guess_is_confirmed_after_a_purge_of_all_figures(tmp_path: Path, method: str, sigma: float | str) -> None:
     """Before the purge of all figures exactly the right guess is confirmed (the control); after it none is."""
     guesses = {label: guess(ROUNDS, tmp_path / f"guess-{label}", label) for label in range(3)}
@@ -120,22 +120,6 @@ def test_what_was_erased_is_named_and_the_rest_holds(erased: sifu.Run) -> None:
         erased.certificate("gone", "auditor")
 
 
-def test_stored_updates_go_as_well(tmp_path: Path) -> None:
-    """Stored updates are erased too, because those that a request rewrote would reveal its source."""
-    spec = ROUNDS | {"keep": {"updates_every": 1}}
-    runs = [noised(tmp_path / f"{number}", scaled(factor), spec) for number, factor in enumerate((1.0, 2.5))]
-    assert runs[0].outcomes()[0].rollback_to != runs[1].outcomes()[0].rollback_to
-    for run in runs:
-        assert list((run.folder / "updates").iterdir())
-        run.purge(figures=True)
-        assert list((run.folder / "updates").iterdir()) == []
-        assert problems(run) == []
-    differ = places_that_differ(*(run.folder for run in runs))
-    assert {place for place in differ if not is_random(place) and ".updates.clients." not in place} <= {
-        "file standing.json"
-    }
-
-
 def test_a_public_certificate_whose_sigma_follows_from_the_data_goes_too(tmp_path: Path) -> None:
     run = noised(tmp_path / "run", federation(TRUTH), sigma="auto")
     kept = tmp_path / "handed-out.public.json"
@@ -153,12 +137,10 @@ def test_later_requests_start_afresh_and_noise_comes_back_after_that(erased: sif
         assert (plan.level, plan.noise_std) == ("exact", 0.0)
         assert any("never by noise" in note for note in plan.notes)
         assert not any("larger epsilon" in note for note in plan.notes)
-    with pytest.raises(NotCertifiableError, match="never by noise"):
-        erased.plan(["c1"], method="noise_here")
     (outcome,) = erased.forget(["c1"], method="scratch", retention="strict")
     assert outcome.level == "exact"
     assert not any("never by noise" in note for note in erased.plan(["c0"], method="sifu").notes)
-    (outcome,) = erased.forget(["c0"], "again", method="noise_here")
+    (outcome,) = erased.forget(["c0"], "again", sigma=50)
     assert outcome.sigma > 0.0
     assert problems(erased) == []
     erased.purge(figures=True)
@@ -184,10 +166,9 @@ def test_records_and_then_the_client_after_it(erased: sifu.Run) -> None:
     ("spec", "terms", "why"),
     [
         (ROUNDS | {"keep": {"gram_clients": 5}}, {"retention": "paper"}, "Gram matrices"),
-        (ROUNDS, {"method": "go_on", "sigma": "auto"}, "without a guarantee"),
         (ROUNDS | {"local": {"rate": "auto", "steps": 2}}, {}, "local rate follows from"),
     ],
-    ids=["Gram", "no promise", "rate"],
+    ids=["Gram", "rate"],
 )
 def test_it_is_refused_where_it_cannot_be_whole(
     tmp_path: Path, spec: dict[str, Any], terms: dict[str, Any], why: str
@@ -319,7 +300,7 @@ def test_figures_that_are_missing_without_the_event_are_noticed(tmp_path: Path, 
 
 def test_figures_missing_after_the_event_are_noticed(erased: sifu.Run) -> None:
     erased.forget(["c1"], method="scratch")
-    erased.forget(["c0"], "later", method="noise_here")
+    erased.forget(["c0"], "later", sigma=50)
     assert problems(erased) == []
     execute(erased.folder, "UPDATE requests SET noise_std = NULL WHERE request = 'later'")
 
@@ -403,8 +384,7 @@ def starts_afresh(folder: Path, request: str) -> bool:
 def test_random_journeys_never_add_noise_to_what_is_not_bounded(tmp_path: Path, seed: int) -> None:
     """After a purge of all figures no request starts from a trained model until a fresh start, in random sequences."""
     draw = random.Random(seed)
-    spec = ROUNDS | {"keep": {"updates_every": draw.choice([0, 2])}}
-    run = sifu.train(spec, run=tmp_path / "run", clients=federation(TRUTH))
+    run = sifu.train(ROUNDS, run=tmp_path / "run", clients=federation(TRUTH))
     names, is_bounded = [f"c{number}" for number in range(5)], True
     for _ in range(7):
         step, client = draw.choice(["forget", "forget", "records", "purge", "figures", "figures"]), draw.choice(names)
@@ -415,7 +395,7 @@ def test_random_journeys_never_add_noise_to_what_is_not_bounded(tmp_path: Path, 
                 is_bounded = not RunView(reader).erased_note
         elif len(names) > 2:
             terms = {
-                "method": draw.choice(["sifu", "noise_here", "scratch", "auto"]),
+                "method": draw.choice(["sifu", "scratch", "auto"]),
                 "sigma": draw.choice(["auto", 0.1, 50]),
             }
             records = {"records": [draw.randrange(8)]} if step == "records" else {}

@@ -223,7 +223,6 @@ REMAINS = {
     "noise": (ROUNDS, {"method": "sifu", "sigma": 0.05}, "certificates.content.body.psi"),
     "automatic rate": (AUTOMATIC, {"method": "sifu", "sigma": 0.05}, "run.local_rates.0"),
     "Gram matrices": (GRAM, {"method": "scratch", "retention": "paper"}, "grams.matrix"),
-    "no noise": (ROUNDS, {"method": "go_on"}, "evaluations.loss"),
 }
 
 

@@ -155,7 +155,6 @@ def test_negative_control_float64_sums_remember_records() -> None:
     [
         ("sifu", {}),
         ("scratch", {}),
-        ("go_on", {}),
         ("groups", {"groups": {"count": 3, "rounds": 2}}),
     ],
 )

@@ -159,11 +159,6 @@ def test_the_answer_to_a_client_is_in_plain_words(own_run: Path, cli: Command) -
     assert cli("certificate", "show", own_run, "waits", "--public").code == 2
 
 
-def test_level_none_says_that_nothing_is_guaranteed(own_trained: Path, cli: Command) -> None:
-    sifu.open_run(own_trained).forget(["client-003"], "a", method="go_on", max_rounds=1)
-    assert "Nothing is guaranteed" in cli("certificate", "show", own_trained, "a", "--public").out
-
-
 @pytest.mark.long
 def test_a_request_that_arrives_during_training_is_served_after_it(tmp_path: Path) -> None:
     """A request filed while another process trains is passed to it, survives it, and counts once."""

@@ -282,14 +282,11 @@ KINDS: dict[str, tuple[dict[str, Any], str, str]] = {
     "fixed": ({"server": {"participation": "fixed(5)"}}, "convex", "conditional"),
     "momentum within the range": ({"local": {"momentum": 0.9}}, "convex", "proven"),
     "momentum beyond it": ({"local": {"momentum": 0.9, "rate": 0.2}}, "smooth", "proven"),
-    "nesterov": ({"local": {"momentum": 0.5, "nesterov": True, "rate": 0.05}}, "smooth", "proven"),
     # Beyond 2/beta no rounding allowance is proven.
     "a rate beyond the range": ({"local": {"rate": 0.4}}, "smooth", "conditional"),
     # The largest certified rate is 2/beta, at which the steepest direction does not contract.
     "weight decay at the largest rate": ({"local": {"weight_decay": 0.2}}, "convex", "proven"),
     "weight decay": ({"local": {"weight_decay": 0.2, "rate": 0.1}}, "strongly convex", "proven"),
-    "server rate 0.5": ({"server": {"rate": 0.5}}, "convex", "proven"),
-    "server rate 1.5": ({"server": {"rate": 1.5}, "local": {"rate": 0.05}}, "convex", "proven"),
     "mini-batches": ({"local": {"batch": 3}}, "convex", "proven"),
     "float32": ({"model": {"dtype": "float32"}}, "convex", "conditional"),
     "random start": ({"model": {"init": "random"}}, "convex", "proven"),

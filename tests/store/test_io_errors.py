@@ -134,6 +134,6 @@ def test_a_model_that_cannot_be_read_is_named_and_kept(
         answer = cli("verify", own_trained)
         assert answer.code == 3
         assert "Input/output error" in answer.err
-        assert cli("forget", own_trained, "--clients", "client-000", "--method", "noise_here").code == 5
+        assert cli("forget", own_trained, "--clients", "client-000", "--sigma", "1000").code == 5
     assert sorted(path.name for path in (own_trained / "models").iterdir()) == names
     assert verify_run(own_trained).problems == []

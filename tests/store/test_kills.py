@@ -29,19 +29,12 @@ SPECS = {
         stop={"target": 0.0, "max_rounds": 12, "evaluate_every": 3},
     ),
 }
-REPLAYS = [
-    {"id": "first", "clients": ["client-000", "client-001"], "terms": {"method": "go_on", "max_rounds": 6}},
-    {"id": "second", "clients": ["client-002"], "terms": {"method": "go_on", "target": 0.0}},
-    {"id": "third", "clients": ["client-003"], "terms": {"method": "scratch"}},
-    {"id": "fourth", "clients": ["client-004"], "terms": {"sigma": 0.1}},
-]
 MERGES = [
     {"id": "first", "clients": ["client-000"], "terms": {"method": "groups"}},
     {"id": "second", "clients": ["client-002", "client-003"], "terms": {"method": "groups", "retention": "strict"}},
 ]
 SEPARATE = small_spec(groups={"count": 4, "rounds": 3})
 LATER = small_spec(groups={"count": 4, "rounds": 3})
-KEEPING_UPDATES = small_spec(keep={"updates_every": 2})
 
 
 def kill_repeatedly(folder: Path, **job: Any) -> dict[str, Any]:
@@ -94,14 +87,6 @@ def test_rounds_committed_in_groups_are_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("runs", FEW_RUNS)
-def test_killed_runs_with_stored_updates_end_like_uninterrupted_ones(tmp_path: Path, runs: int) -> None:
-    """Requests write, replace and delete update files; after kills none is lost and none is left over."""
-    result = kill_repeatedly(tmp_path, spec=KEEPING_UPDATES, requests=REPLAYS, runs=runs, kills_a_run=8, seed=5)
-    assert result["kills"] >= runs
-    assert check_all_equal(tmp_path) == runs + 1
-
-
-@pytest.mark.parametrize("runs", FEW_RUNS)
 def test_killed_runs_in_groups_end_like_uninterrupted_ones(tmp_path: Path, runs: int) -> None:
     """After any kill in separate rounds, merges, requests, rebuilt groups or timestamps, the run
     recovers bit for bit.
@@ -116,13 +101,6 @@ def test_killed_runs_in_groups_end_like_uninterrupted_ones(tmp_path: Path, runs:
 @pytest.mark.parametrize("every", [2003, pytest.param(16, marks=pytest.mark.slow)])
 def test_a_kill_anywhere_in_a_run_in_groups(tmp_path: Path, every: int) -> None:
     result = kill_repeatedly(tmp_path, spec=SEPARATE, requests=MERGES, every_call=every, first_call=150, seed=6)
-    assert result["kills"] >= 3
-    check_all_equal(tmp_path)
-
-
-@pytest.mark.parametrize("every", [2003, pytest.param(16, marks=pytest.mark.slow)])
-def test_a_kill_anywhere_in_a_run_with_stored_updates(tmp_path: Path, every: int) -> None:
-    result = kill_repeatedly(tmp_path, spec=KEEPING_UPDATES, requests=REPLAYS, every_call=every, first_call=150, seed=5)
     assert result["kills"] >= 3
     check_all_equal(tmp_path)
 

@@ -143,7 +143,7 @@ def test_a_file_that_was_there_first_gets_nothing_of_ours(own_trained: Path, tmp
 def test_files_are_private_under_any_umask(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
-        run = sifu.train(small_spec(keep={"updates_every": 3}, stop={"max_rounds": 3}), run=tmp_path / "run")
+        run = sifu.train(small_spec(stop={"max_rounds": 3}), run=tmp_path / "run")
         run.forget(["client-000"], sigma=0.1)
         run.backup(tmp_path / "b.zip")
         from sifu.api import restore

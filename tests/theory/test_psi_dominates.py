@@ -49,7 +49,7 @@ def draw_federation(generator: np.random.Generator, family: str) -> Federation:
     clients = random_clients(generator, loss, int(generator.integers(2, 7)), int(generator.integers(1, 5)))
     batch = int(generator.choice((0, 0, 1, 2)))
     decay = float(generator.choice((0.0, 0.05, 0.5)))
-    momentum, nesterov, true_curvature = 0.0, False, False
+    momentum, true_curvature = 0.0, False
     server_rate = float(generator.choice((0.1, 0.5, 0.9, 1.0, 1.0, 1.3)))
     share = float(generator.choice((0.1, 0.5, 0.9, 1.0)))
     if family == "strongly convex":
@@ -63,13 +63,13 @@ def draw_federation(generator: np.random.Generator, family: str) -> Federation:
         momentum = float(generator.choice((0.3, 0.9, 0.99)))
         rate = share * largest_momentum_step(max(client.steps for client in clients), momentum) / beta * (1.0 - 1e-8)
     elif family == "momentum smooth":
-        momentum, nesterov = float(generator.choice((0.3, 0.9))), bool(generator.random() < 0.5)
+        momentum = float(generator.choice((0.3, 0.9)))
         rate = float(generator.choice((0.02, 0.1, 0.5))) / beta
     elif family == "averaged":
         server_rate = float(generator.choice((1.1, 1.5, 2.0, 2.5)))
         rate = float(generator.choice((0.02, 0.1, 0.3))) / beta
     return Federation(
-        loss, clients, rate, server_rate, momentum, nesterov, decay, batch, int(generator.integers(1e9)), true_curvature
+        loss, clients, rate, server_rate, momentum, decay, batch, int(generator.integers(1e9)), true_curvature
     )
 
 

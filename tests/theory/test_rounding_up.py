@@ -199,9 +199,9 @@ def test_step_factor_is_an_upper_bound(rate: float, smoothness: float, share: fl
     assert Fraction(step_factor(rate, smoothness, -smoothness)) >= smooth
 
 
-def facts(rate: float, momentum: float = 0.0, nesterov: bool = False) -> TrainingFacts:
+def facts(rate: float, momentum: float = 0.0) -> TrainingFacts:
     return TrainingFacts(
-        rate, momentum, nesterov, 0.0, None, 1.0, Participation("all"), "float64", True, True
+        rate, momentum, 0.0, None, 1.0, Participation("all"), "float64", True, True
     )  # fmt: skip
 
 

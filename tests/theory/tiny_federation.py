@@ -60,7 +60,6 @@ class Federation:
     local_rate: float
     server_rate: float = 1.0
     momentum: float = 0.0
-    nesterov: bool = False
     weight_decay: float = 0.0
     batch: int = 0
     seed: int = 0
@@ -82,7 +81,6 @@ class Federation:
         return TrainingFacts(
             local_rate=self.local_rate,
             momentum=self.momentum,
-            nesterov=self.nesterov,
             weight_decay=self.weight_decay,
             batch_size=self.batch or None,
             server_rate=self.server_rate,
@@ -136,8 +134,7 @@ class Federation:
             picked = generator.choice(n, self.batch, replace=False) if self._sampled(n) else np.arange(n)
             gradient = self.gradient(moved, client, picked)
             velocity = self.momentum * velocity + gradient
-            push = gradient + self.momentum * velocity if self.nesterov else velocity
-            moved = moved - self.local_rate * push
+            moved = moved - self.local_rate * velocity
         return moved
 
     def samples(self, who: Sequence[int]) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import sifu
-from run_tools import Command, query, sigma_for, spec_for
+from run_tools import Command, query, spec_for
 from sifu.api import verify_certificate
 from sifu.errors import InputError
 from sifu.methods.registry import METHODS
@@ -30,7 +30,7 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 @pytest.mark.parametrize("retention", ["paper", "strict"])
 def test_every_honest_certificate_holds_by_itself(tmp_path: Path, method: str, retention: str) -> None:
     run = sifu.train(spec_for(method, stop={"max_rounds": 4}), run=tmp_path / "run")
-    terms: dict[str, Any] = {"sigma": sigma_for(method, 0.3), "retention": retention, "level": "none"}
+    terms: dict[str, Any] = {"sigma": 0.3, "retention": retention, "level": "none"}
     run.forget(["client-001", "client-002"], "two", method=method, unit="joint", **terms)
     run.forget(["client-000", "client-003"], "each", method=method, **terms)
     for path in sorted((run.folder / "certificates").iterdir()):
@@ -92,7 +92,7 @@ FALSE: dict[str, tuple[str, Change]] = {
     "a premise of no case": ("means nothing", premise("regularity", case="perfect")),
     "a premise of another case": ("premise noise", premise("noise", case="given")),
     "a premise without its values": ("means nothing", premise("regularity", case="assumed")),
-    "a heuristic that promises": ("protection", lambda b: b | {"method": "go_on"}),
+    "a method that does not exist": ("unknown method", lambda b: b | {"method": "go_on"}),
     "no noise": ("no noise was added", lambda b: b | {"sigma": 0.0}),
     "a word in place of true": ("untouched", lambda b: b | {"untouched": "no"}),
     "a field that was added": ("note", lambda b: b | {"note": "audited by the authority"}),

@@ -9,8 +9,6 @@ import pytest
 import sifu
 from claims_against_truth import Findings, audit_journey
 from run_tools import small_spec
-from sifu.theory.calibration import one_round_epsilon
-from sifu.verify import certificate_file
 from sifu_verifier import verify
 
 TINY = {"data": {"clients": 6, "samples_per_client": 6}, "stop": {"target": 0.0, "max_rounds": 2}}
@@ -26,15 +24,6 @@ def test_whoever_joins_later_changes_nothing_that_was_said_before(tmp_path: Path
     run.forget(["client-002"], "after", method="scratch", level="none")
     assert run.verify().problems == []
     assert verify(run.folder) == []
-
-
-def test_training_that_a_client_took_no_part_in_reaches_a_delta_of_zero() -> None:
-    noise = {"noise": 1.0, "epsilon_one_round": one_round_epsilon(1.0, 0.01, "exact"), "epsilon_composed": 0.0}
-    body = {"training_noise": noise, "delta": 0.01, "calibration": "exact", "untouched": False, "epsilon": 1.0}
-    body |= {"level": "none", "delta_at_most": 0.0}
-    assert list(certificate_file._check_training_noise(body)) == []
-    noise["epsilon_composed"] = 0.5
-    assert any("epsilon_composed makes it" in problem for problem in certificate_file._check_training_noise(body))
 
 
 def test_figures_that_a_purge_erased_make_psi_infinite_for_those_who_stay(tmp_path: Path) -> None:

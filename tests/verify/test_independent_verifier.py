@@ -39,17 +39,13 @@ RUNS: Runs = {
     "strongly convex, poisson, gram": (
         {
             "local": {"steps": 4, "weight_decay": 0.05},
-            "server": {"participation": "poisson(0.3)", "rate": 0.7},
+            "server": {"participation": "poisson(0.3)"},
             "keep": {"gram_clients": 20},
         },
         [(0, 3, {"unit": "joint", "sigma": 0.3}), (3, 1, {})],
     ),
-    "clipped local steps": (
-        {"local": {"steps": 2, "rate": 0.01, "clip": 0.5, "weight_decay": 0.01}},
-        [(0, 1, {"sigma": 0.6}), (1, 1, {"method": "scratch"}), (2, 2, {"sigma": 0.6, "unit": "joint"})],
-    ),
-    "stored updates, sifu and scratch": (
-        {"keep": {"updates_every": 2}, "server": {"participation": "poisson(0.4)"}},
+    "sampled, sifu and scratch": (
+        {"server": {"participation": "poisson(0.4)"}},
         [
             (0, 2, {"sigma": 0.6}),
             (2, 1, {"sigma": 0.6, "retention": "strict"}),
@@ -78,11 +74,6 @@ RUNS: Runs = {
         {"local": {"steps": 2, "momentum": 0.5, "rate": "auto"}},
         [(0, 1, {"method": "scratch"})],
     ),
-    "nesterov": (
-        {"local": {"steps": 2, "momentum": 0.5, "nesterov": True, "rate": 0.05}},
-        [(0, 1, {"sigma": 3.0})],
-    ),
-    "server rate 1.5": ({"local": {"steps": 2, "rate": 0.05}, "server": {"rate": 1.5}}, [(0, 1, {}), (1, 1, {})]),
     "float32, fixed": (
         {"model": {"dtype": "float32"}, "server": {"participation": "fixed(5)"}},
         [(0, 2, {"sigma": 0.5})],

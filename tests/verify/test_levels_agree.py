@@ -40,7 +40,7 @@ SMALL: dict[str, Any] = {
 RUNS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "rounds": (
         {"server": {"participation": "poisson(0.5)"}},
-        [{"sigma": 0.5}, {"sigma": 0.01}, {"method": "scratch"}, {"method": "noise_here", "sigma": 5.0}],
+        [{"sigma": 0.5}, {"sigma": 0.01}, {"method": "scratch"}],
     ),
     "from a trained model": (
         {"server": {"participation": "poisson(0.3)"}},
@@ -53,7 +53,6 @@ RUNS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         [{"method": "groups"}, {"sigma": 0.3}, {"method": "scratch"}],
     ),
     "closed form": ({"model": {"kind": "ridge"}, "stop": {}, "local": {}}, [{}, {"records": [1]}]),
-    "noise in training": ({"server": {"clip": 1.0, "noise": 3.0}}, [{"method": "scratch"}]),
 }
 FACTS: dict[str, list[Any]] = {
     "dtype": ["float64", "float32"],
@@ -62,7 +61,6 @@ FACTS: dict[str, list[Any]] = {
     "participation": ["all", "poisson(0.5)", "fixed(3)"],
     "preprocessing": [fact.FIXED_CONSTANTS, fact.DECLARED_FIXED, fact.UNKNOWN],
     "shape_from_labels": [False, True],
-    "noise_source": ["system", "given", fact.NO_NOISE],
     "identity": [fact.IN_PROCESS, fact.AUTHENTICATED, fact.BY_OPERATOR, fact.CLAIMED, fact.UNKNOWN],
     "initial": [fact.DRAWN_FROM_SEED, fact.MADE_BY_OPERATOR, fact.UNKNOWN],
     "features": ["", "ab" * 32],
@@ -98,7 +96,7 @@ def spec_keys() -> dict[str, list[Any]]:
     """Return every key of a spec with a few values of its type."""
     found = {}
     for section, kind in get_type_hints(Spec).items():
-        if section in ("seed", "extensions"):
+        if section == "seed":
             continue
         for name, hint in get_type_hints(kind).items():
             parts = [hint] if get_origin(hint) is Literal or not get_args(hint) else list(get_args(hint))

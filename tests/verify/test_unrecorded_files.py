@@ -27,7 +27,7 @@ class Killed(BaseException):
 @pytest.fixture(scope="module")
 def kept_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("leftovers") / "run"
-    sifu.train(small_spec(keep={"models": 6, "updates_every": 2}), run=folder)
+    sifu.train(small_spec(keep={"models": 6}), run=folder)
     return folder
 
 
@@ -58,15 +58,13 @@ def forget(retention: str = "paper") -> Callable[[sifu.Run], Any]:
 def dropped(folder: Path) -> set[str]:
     """Return the files that the last event dropped."""
     content = json.loads(query(folder, "SELECT payload FROM events ORDER BY seq DESC LIMIT 1")[0][0])
-    models = {f"models/{node}.safetensors" for node in content.get("dropped_models", [])}
-    return models | {f"updates/{file}" for file in content.get("dropped_updates", [])}
+    return {f"models/{node}.safetensors" for node in content.get("dropped_models", [])}
 
 
 def test_a_kill_in_mid_rollback_is_noted_until_the_next_writer(kept: Path, cli: Command) -> None:
     killed_after(kept, "rolled back", forget())
     left = dropped(kept)
     assert any(name.startswith("models") for name in left)
-    assert any(name.startswith("updates") for name in left)
     verification = verify_run(kept)
     assert verification.problems == []
     assert {leftover.file for leftover in verification.leftovers} == left
@@ -100,7 +98,7 @@ def test_an_erased_model_that_came_back_is_no_leftover(kept: Path) -> None:
     assert verify_run(kept).problems == []
 
 
-@pytest.mark.parametrize("harm", ["other bytes", "missing model", "changed model", "missing updates", "in a folder"])
+@pytest.mark.parametrize("harm", ["other bytes", "missing model", "changed model", "in a folder"])
 def test_leftovers_excuse_nothing_else(kept: Path, harm: str) -> None:
     killed_after(kept, "rolled back", forget())
     left = sorted(dropped(kept))
@@ -111,8 +109,6 @@ def test_leftovers_excuse_nothing_else(kept: Path, harm: str) -> None:
         tip.unlink()
     elif harm == "changed model":
         tip.write_bytes(tip.read_bytes()[:-1] + b"\0\1")
-    elif harm == "missing updates":
-        (kept / "updates" / query(kept, "SELECT file FROM updates")[0][0]).unlink()
     else:
         (kept / "models" / "more").mkdir()
         shutil.copyfile(kept / left[0], kept / "models" / "more" / "9999.safetensors")

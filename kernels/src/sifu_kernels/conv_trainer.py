@@ -65,8 +65,6 @@ class ConvTrainer:
             )
         if network.outputs < plan.outputs:
             raise InputError(f"the model has outputs of shape {(network.outputs,)}, {plan.outputs} are needed")
-        if plan.training.clip:
-            raise InputError("sifu-kernels does not clip gradients: leave local.clip out")
         self._network, self._plan, self._training = network, plan, plan.training
         self._order = pass_order(network)
         self._back = torch.argsort(self._order)

@@ -63,12 +63,11 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         active: ClientIndices,
         *,
         want_gram: bool = False,
-        want_updates: bool = False,
         absent: ClientIndices | None = None,
     ) -> RoundResult:
         """Run one round of FedAvg; raise `InputError` if `want_gram` is true."""
         stop = StopSpec(target=0.0, min_rounds=0, max_rounds=position.round + 1, evaluate_every=1)
-        wanted = RoundsWanted(stop, model.astype(np.float64), want_gram, int(want_updates), evaluated=NONE)
+        wanted = RoundsWanted(stop, model.astype(np.float64), want_gram, evaluated=NONE)
         together = self._run_together([model], position, [active], wanted, absent, single=True)
         with contextlib.closing(together) as rounds:
             (done,) = next(rounds)
@@ -105,8 +104,8 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         models_stay: bool = False,
     ) -> Generator[list[StreamedRound]]:
         """Yield lists of rounds, one round per group; `LaneStream` describes `single` and `models_stay`."""
-        if wanted.want_gram or wanted.updates_every:
-            raise InputError("sifu-kernels keeps no Gram matrices and no updates: leave these keys of keep out")
+        if wanted.want_gram:
+            raise InputError("sifu-kernels keeps no Gram matrices: leave keep.gram_clients out")
         origin = self._upload(wanted.origin, "float64")
         # Groups usually start from the same model, which is reordered and uploaded once.
         different = {id(model): model for model in models}

@@ -54,8 +54,6 @@ def lane_engines(
         ):  # fmt: skip
             raise InputError("lanes must share the model, the local training and participation")
     training = first.training
-    if training.clip or training.nesterov or first.facts.clip or first.facts.server_rate != 1.0:
-        raise InputError('model.dtype = "tf32" knows neither clipping, nor nesterov, nor server.rate')
     data = _LaneData(
         clients, max(client.samples for federation in federations for client in federation.clients), device
     )

@@ -18,7 +18,7 @@ from sifu.core.premises import Status, psi_status
 from sifu.core.replies import LATE
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec.sections import RIDGE
-from sifu.methods.registry import all_methods
+from sifu.methods.registry import METHODS
 from sifu.requests.deadlines import deadline_of, is_overdue
 from sifu.requests.failures import failure_of
 from sifu.requests.lost_requests import lost_words, still_lost
@@ -294,7 +294,7 @@ def status_of(view: RunView) -> RunStatus:
             ClientStatus(plain_name(reader, k), view.clients[k].samples, _state(view, k), psi[k], psi[k] * multiplier)
             for k in clients_now(reader)
         ),
-        bytes_kept={name: method().bytes_kept(view) for name, method in all_methods().items()},
+        bytes_kept={name: method().bytes_kept(view) for name, method in METHODS.items()},
         models=tuple(
             ModelStatus(node, view.path.depth_of.get(node), row.kept, row.bytes)
             for node, row in reader.models().items()

@@ -10,7 +10,6 @@ import numpy as np
 
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
-from sifu.core.method_info import method_info
 from sifu.run.coupled_replay import NoisedModel, recorded_noise, recorded_psi, replay_counterfactuals
 from sifu.run.psi_of_everyone import track_everyone
 from sifu.run.run_view import RunView
@@ -322,9 +321,7 @@ def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
     subjects = [
         Watched(row.subject, row.clients, plain_names(reader, (names[k] for k in row.clients)), requests[row.request])
         for row in reader.subjects()
-        if row.request not in erased
-        and method_info(requests[row.request].method).protection == "noise"
-        and requests[row.request].noise_node is not None
+        if row.request not in erased and requests[row.request].noise_node is not None
     ]
     subjects.sort(key=lambda row: (-charged.get(row.subject, 0.0), row.subject))
     return sorted(subjects[:most], key=lambda row: row.subject), max(0, len(subjects) - most)

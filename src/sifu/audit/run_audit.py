@@ -91,23 +91,15 @@ class _Audit(Audited):
         attacked = attacked_request(self)
         if erased := not_recomputed(self.reader):
             self.notes.append(f"the figures of {', '.join(erased)} were erased, so these requests were not audited")
-        if self.view.facts.noise > 0.0:
-            self.notes.append(
-                "training added noise from the operating system to every update, which cannot be drawn again: no round "
-                "can be replayed, so distances and releases were not audited"
-            )
-            watched: list[Watched] = []
-            evidence = Evidence(missed=len(self.reader.nodes()))
-        else:
-            watched, left_out = watched_subjects(self.reader, self.options.subjects)
-            if left_out:
-                largest = f"the {len(watched)} with the largest charges were replayed"
-                self.notes.append(f"{left_out} more subjects were forgotten; {largest}")
-            evidence = self._gathered(watched, attacked)
+        watched, left_out = watched_subjects(self.reader, self.options.subjects)
+        if left_out:
+            largest = f"the {len(watched)} with the largest charges were replayed"
+            self.notes.append(f"{left_out} more subjects were forgotten; {largest}")
+        evidence = self._gathered(watched, attacked)
         if evidence.missed and evidence.lengths:
             self.notes.append(
                 f"{evidence.missed} nodes cannot be replayed: the noise before them is no longer known (its model was "
-                "erased, as it had to be), a heuristic made them, or they were trained at another local rate"
+                "erased, as it had to be), or they were trained at another local rate"
             )
         self._check_replay(evidence)
         noise = tuple(evidence.noise.values())

@@ -101,9 +101,9 @@ def _parse_sigma(text: str) -> Any:
 
 
 def _complete_method(start: str) -> list[str]:
-    from sifu.core.method_info import all_method_infos
+    from sifu.core.method_info import METHOD_INFOS
 
-    return [name for name in ("auto", *(info.name for info in all_method_infos())) if name.startswith(start)]
+    return [name for name in ("auto", *METHOD_INFOS) if name.startswith(start)]
 
 
 def _option(name: str, kind: Any, about: Term) -> Any:

@@ -62,7 +62,6 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         **{name: getattr(plan, name) for name in OF_PLAN},
         "sigma": plan.noise_std,
         "psi": finite_or_text(plan.psi),
-        "training_noise": asdict(plan.training_noise) if plan.training_noise else None,
         "rollback_to": plan.source_rounds,
         "node": plan.source_node,
         "rounds_so_far": plan.tip_rounds,
@@ -145,14 +144,6 @@ def _solve_facts(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "rounds", "none: no client is contacted"
 
 
-WITHOUT_NOISE = {
-    "noise": "none: the clients did not influence that model",
-    "training noise": "none: every update was noised in training",
-    "nothing": "none",
-}
-"""Descriptions of a plan without noise, by the protection of its method."""
-
-
 def _retraining_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     back = plan.tip_rounds - plan.source_rounds
     if plan.source_node is None:
@@ -163,6 +154,6 @@ def _retraining_facts(plan: Plan) -> Iterator[tuple[str, str]]:
         path = f"round {plan.source_rounds} of {plan.tip_rounds}"
         yield ("roll back to", f"{path}, {back} undone") if back else ("start from", f"{path}, nothing undone")
     noise = f"sigma {number(plan.noise_std)}, hides an influence Psi up to {number(plan.psi_star)}"
-    yield "add noise", noise if plan.noise_std else WITHOUT_NOISE[plan.protection]
+    yield "add noise", noise if plan.noise_std else "none: the clients did not influence that model"
     yield "their Psi there", number(plan.psi) if math.isfinite(plan.psi) else "unknown"
     yield "rounds", rounds_words(plan.rounds)

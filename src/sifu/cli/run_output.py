@@ -292,10 +292,4 @@ def _print_outcomes(run: Run, outcomes: list[Outcome]) -> None:
             )
         elif missed:
             out.print(f"[yellow]{outcome.request}: {missed}[/]")
-        if outcome.training_noise:
-            together, alone = outcome.training_noise.epsilon_composed, outcome.training_noise.epsilon_one_round
-            out.print(
-                f"{outcome.request}: epsilon {number(together)} for all rounds together; "
-                f"{number(alone)} for one round, as the paper counts"
-            )
     out.print(f"Certificates are in {name}/certificates. Check them with: sifu verify {name}")

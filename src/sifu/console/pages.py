@@ -30,7 +30,7 @@ from sifu.console.rendering import render
 from sifu.console.security import origin_of
 from sifu.console.served_run import RECEIVED, REPORT, ServedRun
 from sifu.console.tokens import COOKIE, LONGEST_SECONDS, TERMS_OF_REQUESTERS, Session, Token, Visitor
-from sifu.core.method_info import all_method_infos
+from sifu.core.method_info import METHOD_INFOS
 from sifu.core.operator_words import psi_words
 from sifu.core.request_terms import AUTO
 from sifu.errors import InputError, NotCertifiableError, SifuError
@@ -179,7 +179,7 @@ def _run_values(run: ServedRun, who: Token, chosen: int | None = None) -> dict[s
         "has_report": (run.folder / REPORT).is_file(),
         "approval": spec.requests.approval,
         "terms_offered": offered if who.may("set terms") else {name: offered[name] for name in TERMS_OF_REQUESTERS},
-        "methods": [AUTO, *(info.name for info in all_method_infos() if info.certifies and not info.control)],
+        "methods": [AUTO, *METHOD_INFOS],
         "usual": usual_terms(spec, ["-"]).to_mapping(),
         "clients": [name for name, _, _ in clients[:MOST_PICKED]],
         "fields": {"clients": "".join(name for name, _, number in clients if number == chosen)},

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sifu.choices import Retention
-from sifu.core.method_info import CLOSED_FORM, Protection, method_info
+from sifu.core.method_info import CLOSED_FORM, method_info
 from sifu.core.observers import Observers, observers_in
 from sifu.core.premises import Premise
 from sifu.core.request_terms import BUDGET_TERMS, ROUND_TERMS, terms_words
@@ -34,10 +34,6 @@ def whom_words(clients: int, records: int | None) -> str:
 def what_was_done(body: Mapping[str, Any]) -> str:
     """Return a sentence that describes how the request was executed, using only facts of a public certificate."""
     whom, noised = whom_words(len(body["clients"]), body["records"]), float(body["sigma"]) > 0.0
-    if body["protection"] == "nothing":
-        return f"Training continued without {whom}."
-    if body["protection"] == "training noise":
-        return f"Random noise was added to every contribution during training, and training continued without {whom}."
     if body["method"] == CLOSED_FORM:
         return f"The model was solved again without {whom}."
     if method_info(body["method"]).starts_from == "fresh":
@@ -73,12 +69,6 @@ GUARANTEE = (
     "For the executed plan (initial model, hyperparameters, preprocessing, participation, batches, earlier noise, "
     "source models and noise sizes), and over the noise drawn since this request was executed: the {scope}, with and "
     "without the client's data under the same plan, are (epsilon, delta)-close."
-)
-
-TRAINING_NOISE_GUARANTEE = (
-    "For the executed plan (initial model, hyperparameters, preprocessing, participation, batches and noise sizes), "
-    "and over the noise added to every update in training: the joint distributions of all models released from this "
-    "request on, with and without the client's data under the same plan, are (epsilon, delta)-close."
 )
 
 SCOPE_WORDS = {
@@ -168,8 +158,7 @@ def guarantee_of(body: Mapping[str, Any]) -> str:
     if level == "none":
         return NO_GUARANTEE
     exact = level == "exact" or not needs_budget(body)
-    wording = TRAINING_NOISE_GUARANTEE if body["protection"] == "training noise" else GUARANTEE
-    guarantee = EXACT_GUARANTEE if exact else wording.format(scope=SCOPE_WORDS[body["scope"]])
+    guarantee = EXACT_GUARANTEE if exact else GUARANTEE.format(scope=SCOPE_WORDS[body["scope"]])
     if body["method"] == CLOSED_FORM:
         guarantee = CLOSED_FORM_GUARANTEE if records is None else CLOSED_FORM_RECORDS_GUARANTEE
     elif records is not None:
@@ -199,14 +188,9 @@ def not_covered_by(body: Mapping[str, Any]) -> list[str]:
     return [*of_rounds, *of_noise, *several, *compared, *of_records, *NOT_COVERED]
 
 
-Start = Literal["fresh", "merge", "initial", "trained"]
-"""Model that training continued from: fresh, merged from groups, initial with replayed updates, or trained before.
-"""
+Start = Literal["fresh", "merge", "trained"]
+"""Model that training continued from: fresh, merged from groups, or trained before."""
 ERASED_AND_LEFT: Mapping[Start, tuple[str, str]] = {
-    "initial": (
-        "Any model after the initial one was erased.",
-        "The initial model remains. Models made from stored updates may still contain the client's influence.",
-    ),
     "merge": (
         "Every model after the initial one was erased, and the model of every group that included the client.",
         "The initial model and the models of groups that never included the client remain.",
@@ -226,8 +210,6 @@ def what_was_erased(
     retention: Retention,
     start: Start,
     *,
-    protection: Protection,
-    keeps_updates: bool,
     statistics: Literal["clients", "sum"] | None = None,
     records: int | None = None,
     grouped: bool = True,
@@ -238,8 +220,6 @@ def what_was_erased(
     Args:
         retention: Retention rule of the request.
         start: Model that training continued from.
-        protection: Basis of the method's guarantee.
-        keeps_updates: True if the run stores clients' updates.
         statistics: Kept statistics that a head was solved from, or None without a head in closed form.
         records: Number of forgotten records, or None if whole clients were forgotten.
         grouped: True if clients may have trained in groups.
@@ -253,21 +233,13 @@ def what_was_erased(
         remains = "The operator keeps the models up to that one for later requests; the client did not influence them."
     elif retention == "strict":
         erased = "Any kept model with the client's influence was erased."
-        remains = (
-            "The model that training resumed from, and every later one, may contain the client's influence; nothing "
-            "hides it."
-            if protection == "nothing"
-            else "No model in the run folder contains the client's influence without noise. Exported copies may."
-        )
+        remains = "No model in the run folder contains the client's influence without noise. Exported copies may."
     else:
         erased = "Any kept model after the one that training resumed from was erased."
         remains = (
             "The operator keeps the models up to that one for later requests, without the noise of this request; they "
             "may contain the client's influence."
         )
-    if keeps_updates:
-        erased += " Any stored update of the client was erased."
-        remains += " The operator keeps the updates of other clients and does not release them."
     if statistics is not None:
         erased += " The client's statistics, and every sum that includes them, were erased."
         who = "of each other client and their sum" if statistics == "clients" else "of the other clients, as one sum,"
@@ -294,8 +266,8 @@ class CertificateWords:
 
 
 def has_noise(body: Mapping[str, Any]) -> bool:
-    """Return whether a certificate's guarantee depends on noise, added to a model, in training or to releases."""
-    return float(body["sigma"]) > 0.0 or body.get("training_noise") is not None or body.get("before_after") is not None
+    """Return whether a certificate's guarantee depends on noise, added to a model or to releases."""
+    return float(body["sigma"]) > 0.0 or body.get("before_after") is not None
 
 
 def needs_budget(body: Mapping[str, Any]) -> bool:
@@ -315,8 +287,6 @@ def words_of(body: Mapping[str, Any]) -> CertificateWords:
     erased, remains = what_was_erased(
         body["retention"],
         body["start"],
-        protection=body["protection"],
-        keeps_updates=body["keeps_updates"],
         statistics=body["keeps_statistics"],
         records=body["records"],
         grouped=not is_solved or any(said["name"] == "grouping" for said in body["premises"]),

@@ -13,7 +13,7 @@ from sifu.core.spec import Spec
 from sifu.core.spec.sections import RidgeSpec
 from sifu.theory.arrays import Floats
 from sifu.theory.closed_form import FixedPoint, Rows, Statistics, Targets
-from sifu.theory.facts import DRAWN_FROM_SEED, NO_NOISE, ClientProfile, TrainingFacts
+from sifu.theory.facts import DRAWN_FROM_SEED, ClientProfile, TrainingFacts
 from sifu.theory.participation import Participation
 
 
@@ -54,7 +54,6 @@ def head_facts(
     return TrainingFacts(
         local_rate=0.0,
         momentum=0.0,
-        nesterov=False,
         weight_decay=0.0,
         batch_size=None,
         server_rate=1.0,
@@ -67,7 +66,6 @@ def head_facts(
         features=features,
         features_declared=declared,
         module=module,
-        noise_source=NO_NOISE,
         identity=identity,
         initial=DRAWN_FROM_SEED,
     )

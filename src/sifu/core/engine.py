@@ -99,7 +99,6 @@ class RoundResult:
         rounding: Bound on the distance of the result from exact arithmetic, or 0.0 if nothing is proven (see
             `TrainingFacts.rounding_bounded`).
         gram: Matrix of <theta_i - mean, theta_j - mean>, if requested.
-        updates: Rows theta_i - theta^n of the participants, if requested.
         rejections: Refused replies; the model does not depend on them.
         gram_errors: Bound on the error of each theta_i - mean in `gram`, without which the matrix is not recorded.
     """
@@ -111,7 +110,6 @@ class RoundResult:
     mean_shift: float
     rounding: float
     gram: Floats | None = None
-    updates: NDArray[np.floating] | None = None
     rejections: tuple[Rejection, ...] = ()
     gram_errors: Floats | None = None
 
@@ -174,7 +172,6 @@ class Engine(Federation, Protocol):
         active: ClientIndices,
         *,
         want_gram: bool = False,
-        want_updates: bool = False,
     ) -> RoundResult:
         """Run one round from `model` among the `active` clients, without modifying `model`.
 
@@ -185,7 +182,6 @@ class Engine(Federation, Protocol):
             position: Branch and number of the round.
             active: Clients that may take part.
             want_gram: True if the result includes the Gram matrix.
-            want_updates: True if the result includes the participants' updates.
         """
         ...
 

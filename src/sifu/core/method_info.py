@@ -1,7 +1,4 @@
-"""Facts about methods, which planning and verification read without importing the methods.
-
-`sifu.methods` implements the methods. A method of another package provides its own `MethodInfo` (docs/new-method.md).
-"""
+"""Facts about methods, which planning and verification read without importing `sifu.methods`."""
 
 from __future__ import annotations
 
@@ -9,54 +6,33 @@ import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 from sifu.choices import Level
-from sifu.core.extensions import METHODS, WHERE_BASELINES_ARE, provided, provided_names
-from sifu.errors import InputError, MissingExtensionError
-from sifu.theory.calibration import SMALLEST_DELTA, TrainingNoise, delta_reached, stated_delta, true_positive_rate
-
-Protection = Literal["noise", "training noise", "nothing"]
-"""Basis of a method's guarantee: noise added by the request, noise added during training, or nothing.
-
-Only noise added by the request is charged to budgets and also covers the subjects of earlier requests. In this case
-alone, later requests must respect the budgets of the request's clients.
-"""
+from sifu.errors import InputError
+from sifu.theory.calibration import SMALLEST_DELTA, delta_reached, stated_delta, true_positive_rate
 
 
-def delta_of_budget(
-    epsilon: float, multiplier: float, untouched: bool, protection: Protection, training_noise: TrainingNoise | None
-) -> float:
+def delta_of_budget(epsilon: float, multiplier: float, untouched: bool) -> float:
     """Return the delta at epsilon once the budget is fully used.
 
-    The result is 0 if nothing needs to be hidden, and 1 if nothing is hidden. It is never between 0 and 1e-10, because
-    floating-point noise cannot achieve a smaller delta.
+    The result is 0 if nothing needs to be hidden. It is never between 0 and 1e-10, because floating-point noise cannot
+    achieve a smaller delta.
 
     Args:
         epsilon: Epsilon of the request's budget.
         multiplier: Noise multiplier s of the budget.
         untouched: True if no forgotten client influenced the model.
-        protection: Basis of the method's guarantee.
-        training_noise: Guarantee of noise added during training, or None without such noise.
 
-    >>> delta_of_budget(10.0, 0.31075, False, "nothing", None)
-    1.0
-    >>> round(delta_of_budget(10.0, 0.31075, False, "noise", None), 5)
+    >>> delta_of_budget(10.0, 0.31075, True)
+    0.0
+    >>> round(delta_of_budget(10.0, 0.31075, False), 5)
     0.04058
     """
-    if protection == "nothing":
-        return 1.0
-    if untouched:
-        return 0.0
-    if training_noise is not None:
-        return training_noise.delta_composed
-    return max(delta_reached(epsilon, multiplier), SMALLEST_DELTA)
+    return 0.0 if untouched else max(delta_reached(epsilon, multiplier), SMALLEST_DELTA)
 
 
-def delta_of_charges(
-    epsilon: float, charges: Iterable[float], protection: Protection, training_noise: TrainingNoise | None
-) -> float:
+def delta_of_charges(epsilon: float, charges: Iterable[float]) -> float:
     """Return the delta at epsilon that this request's release reached, computed from the charges actually spent.
 
     The result is rounded up to four digits, and never between 0 and 1e-10. It reveals Psi, so only the auditor's copy
@@ -65,16 +41,10 @@ def delta_of_charges(
     Args:
         epsilon: Epsilon of the request's budget.
         charges: Charges to the request's own subjects.
-        protection: Basis of the method's guarantee.
-        training_noise: Guarantee of noise added during training, or None without such noise.
 
-    >>> delta_of_charges(10.0, [1 / 0.31075**2], "noise", None), delta_of_charges(10.0, [0.0], "noise", None)
+    >>> delta_of_charges(10.0, [1 / 0.31075**2]), delta_of_charges(10.0, [0.0])
     (0.04058, 0.0)
     """
-    if protection == "nothing":
-        return 1.0
-    if training_noise is not None:
-        return training_noise.delta_composed
     largest = max(charges, default=0.0)
     if largest == 0.0:
         return 0.0
@@ -102,15 +72,12 @@ def attacker_rate(level: Level, multiplier: float) -> float | None:
     return math.ceil(true_positive_rate(1.0 / multiplier) * 1e4 - 1e-6) / 1e4
 
 
-StartsFrom = Literal["rule", "current", "fresh", "initial", "merge", "any"]
+StartsFrom = Literal["rule", "fresh", "merge"]
 """Model that a request starts from.
 
 * `rule`: the latest model that the budgets allow.
-* `current`: the current model.
 * `fresh`: a new model.
-* `initial`: the initial model of the active history, moved by stored updates.
 * `merge`: the merge of the remaining groups, or a fresh model if none remain.
-* `any`: any of these models.
 """
 
 
@@ -129,12 +96,9 @@ class MethodInfo:
     Attributes:
         name: Name in specs, terms, certificates and the ledger.
         summary: One line for users.
-        certifies: False for a heuristic, whose level is always `none`.
-        protection: Basis of the guarantee; verification checks every request against it.
         starts_from: Model that a request may start from; verification checks every request against it.
         takes_sigma: True if the method uses a sigma that the request gives. For a request with a sigma, `auto` chooses
             only such methods.
-        control: True for a baseline or a control of experiments, which `auto` never chooses.
         preserves: Rank by the amount of training preserved. Among exact methods, `auto` chooses the largest rank, so
             that the choice does not depend on any client's data.
         figures: Permission to purge figures after its requests.
@@ -144,21 +108,17 @@ class MethodInfo:
 
     name: str
     summary: str
-    certifies: bool
-    protection: Protection
     starts_from: StartsFrom
     takes_sigma: bool = False
-    control: bool = False
     preserves: int = 0
     figures: Figures = "needed"
     extra_premises: tuple[str, ...] = ()
 
 
-_noised = partial(MethodInfo, certifies=True, protection="noise")
 METHOD_INFOS: dict[str, MethodInfo] = {
     info.name: info
     for info in (
-        _noised(
+        MethodInfo(
             "sifu",
             "roll back to the last model within the budget, add calibrated noise, retrain",
             starts_from="rule",
@@ -166,14 +126,14 @@ METHOD_INFOS: dict[str, MethodInfo] = {
             preserves=40,
             figures="erasable",
         ),
-        _noised(
+        MethodInfo(
             "scratch",
             "train a fresh model without the client: exact, and the slowest",
             starts_from="fresh",
             preserves=10,
             figures="unused",
         ),
-        _noised(
+        MethodInfo(
             "closed_form",
             "remove the client from the sum of a ridge head and solve again: exact, at most one round",
             starts_from="fresh",
@@ -181,7 +141,7 @@ METHOD_INFOS: dict[str, MethodInfo] = {
             figures="unused",
             extra_premises=("features", "statistics"),
         ),
-        _noised(
+        MethodInfo(
             "groups",
             "merge the groups that never held the client, continue with the remaining clients: exact",
             starts_from="merge",
@@ -196,44 +156,11 @@ CLOSED_FORM = "closed_form"
 """Name of the only method that applies to ridge heads."""
 
 
-def find_method_info(name: str) -> MethodInfo | None:
-    """Return the facts about the method of this name, or None if neither sifu nor an installed package has it."""
-    if name not in METHOD_INFOS and (method := provided(METHODS, name)) is not None:
-        METHOD_INFOS[name] = method.info
-    return METHOD_INFOS.get(name)
-
-
 def method_info(name: str) -> MethodInfo:
-    """Return the facts about the method of this name.
-
-    Raises:
-        InputError: If neither sifu nor an installed package has the method; the message lists the known methods.
-    """
-    info = find_method_info(name)
+    """Return the facts about the method of this name; raise `InputError` if there is none."""
+    info = METHOD_INFOS.get(name)
     if info is None:
-        listed = [known.name for known in all_method_infos()]
-        near = difflib.get_close_matches(name, listed, n=1)
+        near = difflib.get_close_matches(name, METHOD_INFOS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise InputError(f"unknown method {name!r}: there are {', '.join(listed)}{hint}")
+        raise InputError(f"unknown method {name[:80]!r}: there are {', '.join(METHOD_INFOS)}{hint}")
     return info
-
-
-def all_method_infos() -> tuple[MethodInfo, ...]:
-    """Return the facts about every method that sifu, an installed package or this process provides."""
-    for name in provided_names(METHODS):
-        find_method_info(name)
-    return tuple(METHOD_INFOS.values())
-
-
-def require_methods(names: Iterable[str]) -> None:
-    """Check that the methods named in a record are installed.
-
-    Raises:
-        MissingExtensionError: If no installed package provides one of the methods.
-    """
-    for name in names:
-        if find_method_info(name) is None:
-            raise MissingExtensionError(
-                f"method {name[:80]!r} is recorded, but no installed package provides it: install that package and try "
-                f"again ({WHERE_BASELINES_ARE})"
-            )

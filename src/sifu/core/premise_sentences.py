@@ -22,21 +22,11 @@ SENTENCES: dict[str, dict[str, str]] = {
         "negligible.",
         "assumed": "Rounding errors of the {dtype} local steps are not bounded; they are assumed to be negligible.",
     },
-    "budget": {
-        "met": "Over all rounds in which the clients took part, training reached epsilon {reached}, within the "
-        "requested budget.",
-        "failed": "Over all rounds in which the clients took part, training reached epsilon {reached}, more than the "
-        "requested {epsilon:g}.",
-    },
     "calibration": {
         "met": "The noise was calibrated exactly for the Gaussian mechanism (Balle & Wang 2018).",
         "assumed": "The noise was calibrated by the classical formula, within its range (epsilon < 1), instead of "
         "exactly.",
         "failed": "The classical calibration is proven only for epsilon < 1, but was used at epsilon = {epsilon:g}.",
-    },
-    "clipping": {
-        "met": "In every round, every client's update was scaled to a norm of at most {clip:g}, and noise of {noise:g} "
-        "times that norm was added in float64. This bounds a client's influence for any model.",
     },
     "counterfactual": {
         "met": "Clients take part independently of each other, so the same schedule without the client has the "
@@ -69,14 +59,9 @@ SENTENCES: dict[str, dict[str, str]] = {
         "met": "A keyed hash of its name assigned each client to one of {count} groups. The key was fixed when the run "
         "was created; no client's data influenced the key or the number of groups.",
     },
-    "history": {
-        "met": "Every step of the history is an accounted round, or was made only from such rounds.",
-        "failed": "The history contains a model made from stored updates; no noise was accounted for their influence.",
-    },
     "honest reports": {
         "trusted": "Sample counts, drifts and smoothness bounds were computed by the engine or reported by the "
         "clients; they are trusted.",
-        "counts": "The recorded sample counts and participants are trusted.",
     },
     "hyper-parameters": {
         "labels": "The number of outputs was counted from the labels of all clients; it is assumed to be the same "
@@ -110,9 +95,6 @@ SENTENCES: dict[str, dict[str, str]] = {
         "assumed": "Rounds were computed on a GPU. It is assumed that without the forgotten clients they would have "
         "had the same bits, as on a CPU.",
     },
-    "method": {
-        "failed": "{method} is a heuristic: nothing bounds the clients' remaining influence on its model.",
-    },
     "module": {
         "met": "Modules of the operator consist of layers of public libraries, without hooks or a loss of its own.",
         "trusted": "The operator declares that {functions} computes from its inputs and parameters alone.",
@@ -123,12 +105,6 @@ SENTENCES: dict[str, dict[str, str]] = {
         "float64, and released no model or head without it.",
         "given": "The noise came from a generator that the caller gave, so anyone who repeats its draws can remove it.",
         "failed": "The source of the noise is not known.",
-    },
-    "noise size": {
-        "assumed": "The size of the noise was chosen from the influence of the forgotten clients (sigma auto); what "
-        "it reveals about them is assumed to be negligible.",
-        "trusted": "The operator set the size of the noise. It is trusted that it was not taken from the data of the "
-        "forgotten clients, as a plan with sigma auto does.",
     },
     "outside the theory": {
         "assumed": "{what} is outside the theorem and is assumed to be harmless.",
@@ -155,9 +131,6 @@ SENTENCES: dict[str, dict[str, str]] = {
         "local rate is in the range where no step expands distances.",
         "smooth": "The local losses are smooth, and every client's smoothness is bounded from above. The local rate is "
         "beyond the range that is certified as convex, so distances may grow.",
-        "clipped": "The local losses are smooth, and every client's smoothness is bounded from above. Each step's "
-        "gradient is clipped to a norm of at most {clip:g}, which keeps this bound; but clipped steps are not convex, "
-        "so distances may grow.",
     },
     "replies": {
         "assumed": "Some clients' replies were refused and left out. The certificate compares with a federation in "
@@ -181,11 +154,6 @@ SENTENCES: dict[str, dict[str, str]] = {
         "own.",
         "masked": "Statistics were masked. A sum that no data can have was refused, but single clients' statistics "
         "could not be checked; it is trusted that each client sent its own.",
-    },
-    "training noise": {
-        "met": "The clients took part in no round, so no noise depends on them.",
-        "failed": "The noise of an average depends on the participants: without the client it would have another size, "
-        "which the models reveal. Nothing bounds what this reveals.",
     },
 }
 

@@ -5,7 +5,7 @@ clients or declared by the operator; every certificate states this), `assumed` (
 `failed` (the level is `none`). The level is computed from the premises alone; nobody can set it.
 
 The module first defines the single premises, then the list of premises for each kind of guarantee: a model released
-with noise, noise in training, and no noise at all (heads in closed form, merged groups, heuristics).
+with noise, and no noise at all (heads in closed form, merged groups).
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Premise:
 
 
 FRESH_START = (
-    "preprocessing", "features", "module", "hyper-parameters", "method", "identity", "grouping", "rounds apart",
-    "initial model", "noise size", "engine", "layout", "deterministic device",
+    "preprocessing", "features", "module", "hyper-parameters", "identity", "grouping", "rounds apart",
+    "initial model", "engine", "layout", "deterministic device",
 )  # fmt: skip
 """Premises that matter even for a fresh model.
 
@@ -253,12 +253,10 @@ def regularity_premise(facts: TrainingFacts, measured: MeasuredRegularity) -> Pr
         return Premise("regularity", "assumed", values={"factor": measured.assumed_factor})
     if not facts.smooth_model:
         return Premise("regularity", "assumed", "not smooth")
-    clipped = facts.local_clip > 0.0
     return Premise(
         "regularity",
         "met",
-        "clipped" if clipped else measured.kind,
-        values={"clip": facts.local_clip} if clipped else {},
+        measured.kind,
         confidential={
             "largest_beta": finite_or_text(measured.largest_smoothness),
             "local_rate": measured.local_rate,
@@ -354,8 +352,3 @@ def group_premises(spec: Spec) -> tuple[Premise, ...]:
         Premise("grouping", "met", values={"count": spec.groups.count}),
         Premise("rounds apart", "met", case, values=values),
     )
-
-
-def heuristic_premise(method: str) -> Premise:
-    """Return the failed premise of a heuristic, which proves nothing; the level is therefore always `none`."""
-    return Premise("method", "failed", values={"method": method})

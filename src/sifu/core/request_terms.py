@@ -45,7 +45,7 @@ class RequestTerms:
         retention: Rule for models from before the rollback.
         reserve: Fraction of the budget kept for later requests.
         method: Name of a method, or `auto` to choose one when the request is executed.
-        level: Lowest accepted level; None means `conditional`, or `none` for a heuristic requested by name.
+        level: Lowest accepted level; None means `conditional`.
         max_rounds: Value used instead of `stop.max_rounds` in retraining; 0 keeps the spec's value.
         target: Value used instead of `stop.target`; None keeps the spec's value. If it is 0, exactly `max_rounds`
             rounds run.

@@ -32,7 +32,6 @@ from functools import partial
 from typing import Literal, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.engine import Federation, Position, Rejection, RoundResult
 from sifu.core.layout import ModelPieces, Vector
@@ -121,7 +120,6 @@ class RoundSetup:
     position: Position
     active: ClientIndices | Places
     want_gram: bool = False
-    want_updates: bool = False
     absent: ClientIndices | None = None
 
 
@@ -129,10 +127,9 @@ class RoundSetup:
 class Average:
     """Mean of a round minus the model at its start, and every participant's distance to the mean, rounded up.
 
-    `rounding` bounds floating-point errors (see `RoundResult`). `updates` holds the participants' updates, if they are
-    known. `gram_errors` bounds the errors of the differences in `gram`, one bound per participant. `not_finite` lists
-    the positions, among the participants, of models with a NaN or an Inf. If it is not empty, or if the mean
-    overflowed, the other fields are meaningless.
+    `rounding` bounds floating-point errors (see `RoundResult`). `gram_errors` bounds the errors of the differences in
+    `gram`, one bound per participant. `not_finite` lists the positions, among the participants, of models with a NaN or
+    an Inf. If it is not empty, or if the mean overflowed, the other fields are meaningless.
     """
 
     step: Floats
@@ -141,7 +138,6 @@ class Average:
     gram: Floats | None
     not_finite: tuple[int, ...]
     rounding: float = 0.0
-    updates: NDArray[np.floating] | None = None
     gram_errors: Floats | None = None
 
 
@@ -202,16 +198,14 @@ def run_round(steps: RoundSteps[Collected, Accepted], setup: RoundSetup, drawn: 
     average = None if accepted is None else steps.average(setup, accepted)
     if accepted is None or average is None:
         return _empty(setup, rejections)
-    participants, updates = accepted.participants, average.updates if setup.want_updates else None
     return RoundResult(
-        step(steps, setup, participants, average),
-        participants,
-        steps.samples[participants],
+        step(steps, setup, accepted.participants, average),
+        accepted.participants,
+        steps.samples[accepted.participants],
         average.drifts,
         average.mean_shift,
         average.rounding,
         average.gram,
-        None if updates is None else updates.astype(steps.layout.dtype, copy=False),
         rejections,
         average.gram_errors,
     )

@@ -19,7 +19,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.engine import Engine, Evaluation, LosesRounds, Position, Rejection, RoundResult, run_group_rounds
 from sifu.core.layout import Vector
@@ -52,19 +51,13 @@ class RoundsWanted:
         stop: Stop rule.
         origin: Model from which distances are measured.
         want_gram: True if every round includes its Gram matrix.
-        updates_every: Interval, in rounds, at which results include the clients' updates, or 0 for never.
         evaluated: Clients to evaluate models on. None means the active clients, and no clients means no evaluation.
     """
 
     stop: StopSpec
     origin: Floats
     want_gram: bool = False
-    updates_every: int = 0
     evaluated: ClientIndices | None = None
-
-    def wants_updates(self, position: int) -> bool:
-        """Return whether the round that starts at `position` includes its clients' updates."""
-        return self.updates_every > 0 and position % self.updates_every == 0
 
 
 @dataclass(frozen=True)
@@ -85,7 +78,6 @@ class StreamedRound:
     fetch_model: Callable[[], Vector]
     evaluation: Evaluation | None = None
     gram: Floats | None = None
-    updates: NDArray[np.floating] | None = None
     rejections: tuple[Rejection, ...] = ()
     lost: bool = False
 
@@ -187,7 +179,6 @@ def _streamed(
         lambda: result.model,
         evaluation,
         None if result.gram is None or result.gram_errors is None else gram_up(result.gram, result.gram_errors),
-        result.updates,
         result.rejections,
         lost,
     )
@@ -221,7 +212,6 @@ def rounds_one_by_one(
             Position(position.branch, start),
             active,
             want_gram=wanted.want_gram,
-            want_updates=wanted.wants_updates(start),
         )
         model = result.model
         _refuse_not_finite(result, start)

@@ -135,8 +135,8 @@ def masked_facts(blueprint: Blueprint, facts: TrainingFacts, unmasked: str) -> T
             f"{', '.join(blueprint.carried)} hold integers, which cannot be masked: leave them out of the exchanged "
             f"parameters, or set {unmasked}"
         )
-    if blueprint.clipping or blueprint.replies.update_bound:
-        raise InputError(f"clipping and server.update_bound need the update of each client: set {unmasked}")
+    if blueprint.replies.update_bound:
+        raise InputError(f"server.update_bound needs the update of each client: set {unmasked}")
     # The fixed-point range may differ in the counterfactual, so no rounding allowance is claimed as proven.
     return replace(facts, outside=(*facts.outside, DROPPED_MASKED_ROUND), rounding_bounded=False)
 
@@ -152,8 +152,8 @@ class MaskedRound(RemoteRound):
 
     def __init__(self, engine: RemoteFederation, setup: RoundSetup, asked: Collection[int]) -> None:
         super().__init__(engine)
-        if setup.want_gram or setup.want_updates:
-            raise InputError("the server never sees masked updates: keep.gram_clients must be 0, no updates stored")
+        if setup.want_gram:
+            raise InputError("the server never sees masked updates: keep.gram_clients must be 0")
         self._setup, self._asked = setup, asked
         self._fixed = FixedPoint.of(setup.start, max(1, sum(int(self.samples[client]) for client in asked)))
         self.numbers = {"reach-bits": self._fixed.reach_bits, "scale-bits": self._fixed.scale_bits}
@@ -229,7 +229,7 @@ class MaskedRound(RemoteRound):
         error = fixed.error(self.layout.size, int(samples.sum()), participants.size)
         # Both models have rounding errors; the counterfactual has fewer samples, and its range may be twice as wide.
         others = samples.sum() / (samples.sum() - samples.max())
-        rounding = up(self.facts.server_rate * error * (1.0 + 2.0 * float(others)))
+        rounding = up(error * (1.0 + 2.0 * float(others)))
         return Average(step, drifts, up(norm_up(step) + error), None, (), rounding)
 
     def _drifts(self, mean: Floats) -> Floats:

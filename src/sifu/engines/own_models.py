@@ -16,7 +16,7 @@ from sifu.core.spec import Spec
 from sifu.engines.plans import WireProfile
 from sifu.engines.remote import Blueprint
 from sifu.errors import InputError
-from sifu.theory.facts import MADE_BY_OPERATOR, NO_NOISE, ClientProfile, TrainingFacts
+from sifu.theory.facts import MADE_BY_OPERATOR, ClientProfile, TrainingFacts
 from sifu.theory.participation import Participation, base_key, place_key
 
 CARRIED = "keeping whole numbers of the model ({}) at their initial values"
@@ -109,8 +109,6 @@ def own_training(
     """
     if spec.local.rate == "auto":
         raise InputError("local.rate cannot be determined for your own model: set it to the rate your clients use")
-    if spec.local.clip > 0.0 or spec.round_extras.update_clip > 0.0:
-        raise InputError("clipping needs one of sifu's models: clip in your own training function instead")
     first = fresh_model(initial, 0, spec.seed)
     floating = {name: value for name, value in first.items() if np.issubdtype(value.dtype, np.floating)}
     carried = {name: value for name, value in first.items() if name not in floating}
@@ -126,17 +124,15 @@ def own_training(
     facts = TrainingFacts(
         local_rate=float(spec.local.rate),
         momentum=spec.local.momentum,
-        nesterov=spec.local.nesterov,
         weight_decay=spec.local.weight_decay,
         batch_size=spec.local.batch or None,
-        server_rate=spec.server.rate,
+        server_rate=1.0,
         participation=Participation.parse(spec.server.participation),
         dtype=layout.dtype,
         smooth_model=False,
         rounding_bounded=False,
         preprocessing=preprocessing,
         outside=(*rules.outside, *((CARRIED.format(", ".join(carried)),) if carried else ())),
-        noise_source=NO_NOISE,
         identity=identity,
         initial=MADE_BY_OPERATOR,
     )

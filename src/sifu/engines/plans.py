@@ -43,9 +43,7 @@ class WirePlan:
     steps: int
     batch: int
     momentum: float
-    nesterov: bool
     weight_decay: float
-    clip: float = 0.0
     features: str = ""
     ridge: str = ""
 

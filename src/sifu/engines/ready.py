@@ -33,7 +33,6 @@ from sifu.engines.sim import (
     SimulationSettings,
     make_model,
 )
-from sifu.engines.sim.client_updates import Clipping
 from sifu.engines.sim.embedded_clients import OBJECTIVES, count_outputs, input_shape
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.float_rounding import ClientSizes, proven_allowance
@@ -41,7 +40,7 @@ from sifu.engines.sim.simulator import training_facts
 from sifu.engines.sim.trainers import OWN
 from sifu.errors import InputError
 from sifu.theory.closed_form import Rows, Statistics
-from sifu.theory.facts import DRAWN_FROM_SEED, clipped_profile
+from sifu.theory.facts import DRAWN_FROM_SEED
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.regularity import automatic_rate, certified_rates
 
@@ -136,7 +135,7 @@ def _blueprint_of_head(
     return replace(of_head, head=head), resolved
 
 
-STEPS = ("steps", "batch", "momentum", "nesterov", "weight_decay", "clip")
+STEPS = ("steps", "batch", "momentum", "weight_decay")
 """Fields of a plan that have the same names as keys of the spec's section `[local]`."""
 
 
@@ -162,9 +161,7 @@ def _text(section: FeaturesSpec | RidgeSpec | None) -> str:
 
 
 def _training(plan: WirePlan) -> LocalTraining:
-    return LocalTraining(
-        plan.rate, plan.steps, plan.batch or None, plan.momentum, plan.nesterov, plan.weight_decay, plan.clip
-    )
+    return LocalTraining(plan.rate, plan.steps, plan.batch or None, plan.momentum, plan.weight_decay)
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,13 +287,11 @@ def _blueprint_of_rounds(
     if outputs < counted:
         raise InputError(f"model.outputs = {outputs}, but the clients' labels need {counted}")
     clients = tuple(profile.client for profile in profiles)
-    if spec.local.clip > 0.0:
-        clients = tuple(map(clipped_profile, clients))
     rate = spec.local.rate
     if rate == "auto":
         automatic = automatic_rate(certified_rates(clients, spec.local.momentum), spec.model.kind)
-        if automatic is None or spec.local.nesterov:
-            raise InputError('local.rate = "auto" needs a linear model without nesterov and local.clip: give a number')
+        if automatic is None:
+            raise InputError('local.rate = "auto" needs a linear model: give a number')
         spec = replace(spec, local=replace(spec.local, rate=automatic))
     plan = plan_of(spec, outputs)
     training = _training(plan)
@@ -304,14 +299,11 @@ def _blueprint_of_rounds(
         plan.model, shape if features is None else (features.features,), outputs, init=spec.model.init
     )
     server, rules = spec.server, ReplyRules(spec.server.rejected, spec.server.update_bound)
-    clipping = Clipping.of(spec)
-    rounding = _rounding(model, training, server.rate, profiles, spec.model.dtype) if clipping is None else None
+    rounding = _rounding(model, training, profiles, spec.model.dtype)
     facts = training_facts(
         model,
         training,
-        clipping,
         rules,
-        server_rate=server.rate,
         participation=Participation.parse(server.participation),
         dtype=spec.model.dtype,
         rounding_bounded=rounding is not None,
@@ -332,7 +324,6 @@ def _blueprint_of_rounds(
         spec.seed,
         plan.to_text(),
         rounding,
-        clipping,
         rules,
     )
     return training_blueprint, spec
@@ -341,7 +332,6 @@ def _blueprint_of_rounds(
 def _rounding(
     model: LinearModel | ModuleModel,
     training: LocalTraining,
-    server_rate: float,
     profiles: Sequence[WireProfile],
     dtype: str,
 ) -> Callable[[float, ClientIndices], float] | None:
@@ -351,6 +341,4 @@ def _rounding(
         return None
     smoothness, ratios, energy, norms = (np.array(column, dtype=np.float64) for column in zip(*needed, strict=True))
     samples = np.array([profile.samples for profile in profiles], dtype=np.int64)
-    return proven_allowance(
-        model, training, server_rate, ClientSizes(samples, ratios, smoothness, energy, norms), dtype
-    )
+    return proven_allowance(model, training, ClientSizes(samples, ratios, smoothness, energy, norms), dtype)

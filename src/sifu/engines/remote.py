@@ -31,7 +31,6 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.core.replies import Reply, ReplyRules
 from sifu.core.round import AcceptedModels, Average, RoundSetup, draw, gate_replies, listed
 from sifu.engines.averaging import average_replies
-from sifu.engines.sim.client_updates import Clipping
 from sifu.errors import InputError, NoClientResponseError
 from sifu.theory.arrays import Integers
 from sifu.theory.closed_form import FixedPoint
@@ -90,7 +89,6 @@ class Blueprint:
     seed: int
     plan: str = ""
     rounding: Callable[[float, ClientIndices], float] | None = None
-    clipping: Clipping | None = None
     replies: ReplyRules = ReplyRules()
     carried: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -193,10 +191,9 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
         active: ClientIndices,
         *,
         want_gram: bool = False,
-        want_updates: bool = False,
     ) -> RoundResult:
         """Run one round of FedAvg with the clients that reply; too few replies leave the model unchanged."""
-        setup = RoundSetup(self.layout.own_copy(model), position, active, want_gram, want_updates)
+        setup = RoundSetup(self.layout.own_copy(model), position, active, want_gram)
         return self.run_together([setup], separate=False)[0]
 
     def run_group_rounds(
@@ -266,7 +263,7 @@ class OpenRound(RemoteRound):
     ) -> tuple[AcceptedModels | None, tuple[Rejection, ...]]:
         """Check every reply; drop the round if too few are valid."""
         engine, blueprint = self._engine, self._engine.blueprint
-        look_together = blueprint.clipping is None and not blueprint.replies.update_bound
+        look_together = not blueprint.replies.update_bound
         accepted, rejections = gate_replies(
             self,
             setup,
@@ -286,13 +283,7 @@ class OpenRound(RemoteRound):
         """Return the mean of the accepted models and each participant's drift."""
         blueprint, participants, start = self._engine.blueprint, accepted.participants, setup.start
         rounding = blueprint.rounding(norm_up(start), participants) if blueprint.rounding else 0.0
-        if blueprint.clipping:
-            updates, samples = np.stack(accepted.models) - start, self.samples[participants]
-            average = blueprint.clipping.average(updates, setup.position, participants, samples, setup.want_gram)
-        else:
-            average = accepted.average or self._average_models(setup, accepted)
-            if setup.want_updates:
-                average = replace(average, updates=np.stack(accepted.models) - start)
+        average = accepted.average or self._average_models(setup, accepted)
         return replace(average, rounding=rounding)
 
     def _average_models(self, setup: RoundSetup, accepted: AcceptedModels) -> Average:

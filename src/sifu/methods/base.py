@@ -6,12 +6,9 @@ method replaces the fields that it decides itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import ClassVar, Protocol
 
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
@@ -20,7 +17,6 @@ from sifu.core.premises import (
     Premise,
     before_training_premises,
     collect_premises,
-    heuristic_premise,
     level_of,
     record_premises,
 )
@@ -31,10 +27,8 @@ from sifu.planning.plan import Plan, PlannedCharge
 from sifu.planning.rounds import FirstTraining
 from sifu.run.group_state import Merged
 from sifu.run.run_view import RunView
-from sifu.store.statistics_files import UpdatesRow
-from sifu.theory.calibration import TrainingNoise, hidden_sensitivity
-from sifu.theory.participation import ClientIndices
-from sifu.theory.rollback import Exposure, Subject, charge, largest_psi_on_the_way
+from sifu.theory.calibration import hidden_sensitivity
+from sifu.theory.rollback import Exposure, charge, largest_psi_on_the_way
 
 TOLERANCE = 1e-9
 """Relative amount by which a charge may exceed its budget, because noise is rounded; verification allows the same."""
@@ -75,7 +69,7 @@ class Claim:
 
 def is_scratch(info: MethodInfo, claim: Claim) -> bool:
     """Return whether a rollback method starts from the initial model without noise, which is equivalent to Scratch."""
-    return info.starts_from in ("rule", "current") and info.protection == "noise" and claim.is_initial
+    return info.starts_from == "rule" and claim.is_initial
 
 
 def noised_premises(claim: Claim) -> tuple[Premise, ...]:
@@ -109,70 +103,11 @@ def noised_model(view: RunView, plan: Plan, model: Vector) -> Vector:
 
 
 @dataclass(frozen=True)
-class RoundUpdates:
-    """Updates of one round, one row per client; `salts` is set if the updates were already stored."""
-
-    clients: ClientIndices
-    values: NDArray[np.floating]
-    salts: NDArray[np.uint8] | None = None
-
-
-@dataclass(frozen=True)
 class Start:
-    """Model that retraining starts from, noise included, and the cost of making it.
-
-    Attributes:
-        model: Parameters of the model, noise included.
-        rounds: Number of rounds that clients ran to make it.
-        local_steps: Number of local steps of all clients together.
-        bytes_sent: Number of bytes sent in both directions.
-        replayed: Stored updates that the model was made from, round by round. They replace the files of updates stored
-            so far. No client's influence on such a model is known, so its node is of kind `heuristic`.
-        merged: Merge of group models that made the model, or None for other models.
-    """
+    """Model that retraining starts from, noise included, and the merge of group models that made it, if any."""
 
     model: Vector
-    rounds: int = 0
-    local_steps: int = 0
-    bytes_sent: int = 0
-    replayed: tuple[RoundUpdates, ...] | None = None
     merged: Merged | None = None
-
-
-@dataclass(frozen=True)
-class RecordedReplay:
-    """Recorded request that made its model from stored updates, as verification passes it to the method.
-
-    Attributes:
-        view: View of the run just before the request.
-        stored: The updates stored at the time of the request, in the order of the active history.
-        gone: Clients whose requests had been filed, and not refused or withdrawn, when this request was executed.
-        terms: Terms of the request.
-        order: Position of the request in the order of requests.
-        written: Rows of the update files that the request wrote.
-    """
-
-    view: RunView
-    stored: Sequence[UpdatesRow]
-    gone: set[int]
-    terms: RequestTerms
-    order: int
-    written: Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Replay:
-    """Expected replay of stored updates.
-
-    Attributes:
-        parts: Participants of each replayed round.
-        rounds: Number of rounds that clients ran again.
-        problems: Reasons why the request was not allowed to replay the updates.
-    """
-
-    parts: tuple[tuple[int, ...], ...] = ()
-    rounds: int = 0
-    problems: tuple[str, ...] = ()
 
 
 class Method(Protocol):
@@ -193,33 +128,18 @@ class Method(Protocol):
         ...
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
-        """Return the premises of the claim's certificate; they determine its level.
+        """Return the premises of the claim's certificate, by default those of a noised release.
 
-        The default is the premises of a noised release, or the premises of a heuristic if the method does not certify.
+        They determine its level.
         """
-        if self.info.certifies:
-            return noised_premises(claim)
-        before = before_training_premises(claim.view.facts, claim.view.rate_source(claim.gone))
-        return (heuristic_premise(self.info.name), *before)
-
-    def training_noise(self, view: RunView, subjects: Sequence[Subject], terms: RequestTerms) -> TrainingNoise | None:
-        """Return the guarantee that noise in training gives the subjects, or None if the method does not rely on it."""
-        return None
+        return noised_premises(claim)
 
     def bytes_kept(self, view: RunView) -> int:
         """Return the size in bytes of the files, except the current model, that the next request needs."""
         return 0
 
-    def expected_replay(self, recorded: RecordedReplay) -> Replay:
-        """Return the expected content of a recorded `Start.replayed`; methods that replay updates override this."""
-        return Replay(problems=(f"method {self.info.name} makes no model from stored updates",))
-
-    def check_replayed_model(self, view: RunView, node: int, parts: Sequence[UpdatesRow]) -> Iterator[str]:
-        """Yield a problem if the model of `node`, made by a replay, does not follow from its stored `parts`."""
-        yield f"updates: method {self.info.name} makes no model from stored updates"
-
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
-        """Return the model that retraining starts from, noise included, and the cost of making it.
+        """Return the model that retraining starts from, noise included.
 
         The default is the model of the plan's source, or a fresh model of the plan's branch, plus the plan's noise.
         """
@@ -258,8 +178,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
         for subject, psi in psi_of.items()
         if psi > 0.0 or subject in subjects
     )
-    charged = charges if method.info.protection == "noise" else ()
-    if any(cost.charge > cost.subject.left(order) * (1.0 + TOLERANCE) for cost in charged):
+    if any(cost.charge > cost.subject.left(order) * (1.0 + TOLERANCE) for cost in charges):
         raise NotCertifiableError(
             f"method {method.info.name} would add noise of {noise_std:g}, which does not hide all clients that "
             "influenced the model it continues from: nothing was changed. Use more noise, or an earlier model"
@@ -279,11 +198,10 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
         multiplier=terms.multiplier,
         psi=max(psi_of[subject] for subject in subjects),
         psi_star=hidden_sensitivity(noise_std, terms.multiplier),
-        charges=charged,
+        charges=charges,
         premises=premises,
         level=level_of(premises, exact=untouched, fresh=fresh),
         rounds=first.rounds if depth is None else max(1, round(first.rounds_from(view, place, noise_std))),
-        protection=method.info.protection,
         untouched=untouched,
         notes=(view.erased_note,) if view.erased_note else (),
     )

@@ -1,7 +1,4 @@
-"""Registry of methods by name, and plans of requests, made by the named method or the one that `auto` chooses.
-
-Methods of other packages are found through entry points (`sifu.core.extensions`, docs/new-method.md).
-"""
+"""Registry of methods by name, and plans of requests, made by the named method or the one that `auto` chooses."""
 
 from __future__ import annotations
 
@@ -9,14 +6,7 @@ import math
 from dataclasses import replace
 
 from sifu.choices import Level
-from sifu.core.extensions import METHODS as EXTENSION_METHODS
-from sifu.core.extensions import provided
-from sifu.core.method_info import (
-    CLOSED_FORM,
-    METHOD_INFOS,
-    all_method_infos,
-    method_info,
-)
+from sifu.core.method_info import CLOSED_FORM, method_info
 from sifu.core.operator_words import forgotten_words
 from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.errors import InputError, NotCertifiableError
@@ -36,18 +26,8 @@ METHODS: dict[str, type[Method]] = {method.info.name: method for method in (Sifu
 
 
 def method_named(name: str) -> Method:
-    """Return an instance of the method `name`, from sifu or from an installed package."""
-    info = method_info(name)
-    if info.name not in METHODS and (method := provided(EXTENSION_METHODS, name)) is not None:
-        METHODS[info.name] = method
-    return METHODS[info.name]()
-
-
-def all_methods() -> dict[str, type[Method]]:
-    """Return all method classes by name: built-in, from installed packages, and registered in this process."""
-    for info in all_method_infos():
-        method_named(info.name)
-    return METHODS
+    """Return an instance of the method `name`."""
+    return METHODS[method_info(name).name]()
 
 
 def method_for(view: RunView, name: str) -> Method:
@@ -56,12 +36,6 @@ def method_for(view: RunView, name: str) -> Method:
     view.regime.check_method(name)
     method.check_run(view)
     return method
-
-
-def register(method: type[Method]) -> None:
-    """Register a method in this process; an entry point of the group `sifu.methods` registers it in every process."""
-    METHOD_INFOS[method.info.name] = method.info
-    METHODS[method.info.name] = method
 
 
 def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None) -> Plan:
@@ -104,7 +78,7 @@ def _planned(view: RunView, terms: RequestTerms, floor: Level | None) -> Plan:
     view.new_subjects(terms, view.next_order)
     plans: dict[str, Plan] = {}
     options = []
-    for name in [name for name, method in all_methods().items() if not method.info.control]:
+    for name in METHODS:
         try:
             method = method_for(view, name)
             plans[name] = method.plan(view, replace(terms, method=name))

@@ -79,11 +79,6 @@ def _notes(view: RunView, plan: Plan, node: Choice) -> Iterator[str]:
             f"the budget would allow round {view.path.rounds_until(node.wanted_depth)}, whose model was not kept; "
             f"round {view.path.rounds_until(node.depth)} is the latest kept one before it"
         )
-    if view.path.unbounded_from <= view.path.tip:
-        yield (
-            "this history contains a heuristic's model, after which no client's influence is known: only a rollback to "
-            "the initial model is possible"
-        )
     if plan.terms.scope == "latest":
         yield "scope latest counts the latest release only; someone who keeps several releases learns more"
     regularity = view.regularities.measured

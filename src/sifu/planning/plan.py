@@ -14,22 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sifu.choices import LEVELS, Level
-from sifu.core.method_info import (
-    Protection,
-    attacker_rate,
-    delta_of_budget,
-    delta_of_charges,
-    find_method_info,
-    method_info,
-)
+from sifu.core.method_info import METHOD_INFOS, attacker_rate, delta_of_budget, delta_of_charges
 from sifu.core.observers import BeforeAfter, Observers, observers_of
 from sifu.core.premises import Premise
-from sifu.core.request_terms import AUTO, RequestTerms
-from sifu.theory.calibration import TrainingNoise
+from sifu.core.request_terms import RequestTerms
 from sifu.theory.rollback import Subject
 
-NOT_INSTALLED = 25
-"""Rank of a recorded method whose package is not installed, between the ranks of scratch and sifu."""
 SHORTER = 2.0
 """Factor by which another method must need fewer rounds to be chosen instead of an exact one."""
 
@@ -77,13 +67,12 @@ class AutoChoice:
 
 
 def least_level(terms: RequestTerms, floor: Level | None = None) -> Level:
-    """Return the lowest accepted level: the higher of the request's level and `floor`, or the method's usual level.
+    """Return the lowest accepted level: the higher of the request's level and `floor`, or `conditional`.
 
     >>> least_level(RequestTerms(("a",), 10.0, 0.01)), least_level(RequestTerms(("a",), 10.0, 0.01, level="exact"))
     ('conditional', 'exact')
     """
-    proves = terms.method == AUTO or method_info(terms.method).certifies
-    usual: Level = floor or terms.level or ("conditional" if proves else "none")
+    usual: Level = floor or terms.level or "conditional"
     return max(usual, terms.level or "none", key=LEVELS.index)
 
 
@@ -119,8 +108,7 @@ def _cost(option: MethodOption) -> float:
 
 def _preserving(option: MethodOption) -> int:
     """Return the sort key of an exact method; methods that preserve more of the training come first."""
-    info = find_method_info(option.method)
-    return -NOT_INSTALLED if info is None else -info.preserves
+    return -METHOD_INFOS[option.method].preserves
 
 
 def reason_of(method: str, compared: Sequence[MethodOption], least: Level) -> str:
@@ -182,10 +170,8 @@ class Plan:
         level: Level of the certificate.
         rounds: Expected rounds to the target, or None if unknown.
         notes: Remarks for the operator.
-        protection: Basis of the method's guarantee.
         untouched: True if no subject to hide influenced the source, and no reply of the clients was refused on the path
             to the source.
-        training_noise: Guarantee of noise in training, if the method relies on it.
         ways: Options of all methods, if `auto` chose the method.
         auto: Choice of `auto` and its reason.
         before_after: Guarantee against an observer of all releases, or None if there is no protection.
@@ -208,9 +194,7 @@ class Plan:
     level: Level
     rounds: int | None
     notes: tuple[str, ...] = ()
-    protection: Protection = "nothing"
     untouched: bool = False
-    training_noise: TrainingNoise | None = None
     ways: tuple[MethodOption, ...] = ()
     auto: AutoChoice | None = None
     before_after: BeforeAfter | None = None
@@ -223,15 +207,13 @@ class Plan:
     @property
     def delta_at_most(self) -> float:
         """Delta at the request's epsilon once the whole budget is used."""
-        return delta_of_budget(
-            self.terms.epsilon, self.multiplier, self.untouched, self.protection, self.training_noise
-        )
+        return delta_of_budget(self.terms.epsilon, self.multiplier, self.untouched)
 
     @property
     def delta_reached(self) -> float:
         """Delta at the request's epsilon that this release alone would reach."""
         own = [charge.charge for charge in self.charges if charge.subject.order == self.order]
-        return delta_of_charges(self.terms.epsilon, own, self.protection, self.training_noise)
+        return delta_of_charges(self.terms.epsilon, own)
 
     @property
     def observers(self) -> Observers:

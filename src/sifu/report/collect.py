@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sifu.api.status import RunStatus, status_of
-from sifu.core.method_info import CLOSED_FORM, method_info
+from sifu.core.method_info import CLOSED_FORM
 from sifu.report.run_data import AccuracyTrace, Branch, PsiPanel, ReportData, ReportedRequest
 from sifu.requests.outcome import Measured, cost_of
 from sifu.run.run_view import ACTIVE, RunView
@@ -174,7 +174,6 @@ def _psi_panels(reader: RunReader, view: RunView) -> tuple[PsiPanel, ...]:
         if request.noise_node is not None
         and request.source_node is not None
         and request.noise_std is not None  # a purge of the figures sets `noise_std` to None
-        and method_info(request.method).protection == "noise"
     ]
     rows = sorted(rows, key=lambda request: request.request_order or 0)[-MOST_PANELS:]
     charged = {(charge.noise_node, charge.subject): float(charge.psi.strip("'")) for charge in reader.charges()}

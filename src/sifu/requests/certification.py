@@ -8,7 +8,6 @@ The public form omits these values and has salted commitments instead of hashes.
 from __future__ import annotations
 
 import json
-import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -29,7 +28,7 @@ from sifu.run.releases import guarantee_of_all
 from sifu.run.run_view import RunView
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, plain_names
-from sifu.theory.calibration import TrainingNoise, hidden_sensitivity
+from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.rollback import Exposure, Subject, charge
 from sifu.version import FORMAT
 
@@ -37,9 +36,9 @@ CERTIFICATE = f"sifu certificate {FORMAT}"
 """Value of the field `format`."""
 
 COMMON_FIELDS = frozenset((
-    "format", "run", "request", "method", "clients", "records", "level", "protection", "untouched", "unit", "scope",
-    "epsilon", "delta", "delta_at_most", "calibration", "noise_multiplier", "noise_source", "sigma", "training_noise",
-    "attacker_true_positive_rate_at_1_percent", "accounting", "participation", "retention", "start", "keeps_updates",
+    "format", "run", "request", "method", "clients", "records", "level", "untouched", "unit", "scope",
+    "epsilon", "delta", "delta_at_most", "calibration", "noise_multiplier", "noise_source", "sigma",
+    "attacker_true_positive_rate_at_1_percent", "accounting", "participation", "retention", "start",
     "keeps_statistics", "terms", "commitments", "ledger", "received", "carried_out", "issued", "versions",
     "form", "premises",
 ))  # fmt: skip
@@ -63,8 +62,6 @@ Clients and the number of records have separate fields; only the ledger lists th
 SOLVE_FIELDS = ("sum", "samples")
 """Fields of a closed-form solve in the auditor's form: digest and number of samples of the summed statistics."""
 MODELS = ("source_model", "noised_model", "final_model")
-BOTH_ACCOUNTINGS = ("clip", "noise", "epsilon_one_round", "epsilon_composed")
-"""Fields about noise in training; only the composed epsilon is guaranteed, not the epsilon of one round."""
 
 
 def public_form(auditor: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +89,7 @@ class SubjectStatement:
 
     clients: tuple[str, ...]
     psi: float
-    charge: float | None
+    charge: float
     budget: float
 
     def to_mapping(self) -> dict[str, Any]:
@@ -116,7 +113,6 @@ class RecordedRequest:
         self.view = RunView(reader, tip=request.noise_node, before=self.rolled_back, certified=certified)
         # The noise node is a child of its source; a fresh initial model has no source.
         self.source_depth = self.view.path.tip - 1 if request.source_node is not None else 0
-        self.replayed = self.view.path.nodes[-1].kind == "heuristic"
         self.merged = self.view.path.nodes[-1].kind == "merge"
         self.multiplier = request.terms.multiplier
         self.method = method_named(request.method)
@@ -142,10 +138,8 @@ class RecordedRequest:
     def psi(self, exposure: Exposure) -> float:
         """Return the Psi that the noise had to hide for this subject at the source.
 
-        Psi is 0 for a fresh initial model, and infinite for a model made from stored updates.
+        Psi is 0 for a fresh initial model.
         """
-        if self.replayed:
-            return math.inf
         return 0.0 if self.request.source_node is None else exposure.psi_to_hide(self.source_depth)
 
     def premises(self) -> tuple[Premise, ...]:
@@ -178,23 +172,16 @@ class RecordedRequest:
         fresh = self.request.source_node is None
         return not hidden and (fresh or not self.view.were_refused(self.request.clients, self.source_depth))
 
-    @cached_property
-    def training_noise(self) -> TrainingNoise | None:
-        """Guarantee of noise in training, if the method relies on it."""
-        return self.method.training_noise(self.view, [exposure.subject for exposure in self.new_exposures], self.terms)
-
     @property
     def delta_at_most(self) -> float:
         """Delta at the request's epsilon once the whole budget is used."""
-        return delta_of_budget(
-            self.terms.epsilon, self.multiplier, self.untouched, self.method.info.protection, self.training_noise
-        )
+        return delta_of_budget(self.terms.epsilon, self.multiplier, self.untouched)
 
     @property
     def delta_reached(self) -> float:
         """Delta at the request's epsilon that its release alone reached."""
-        charges = [self.statement(exposure).charge or 0.0 for exposure in self.new_exposures]
-        return delta_of_charges(self.terms.epsilon, charges, self.method.info.protection, self.training_noise)
+        charges = [self.statement(exposure).charge for exposure in self.new_exposures]
+        return delta_of_charges(self.terms.epsilon, charges)
 
     @property
     def gone(self) -> set[int]:
@@ -217,8 +204,7 @@ class RecordedRequest:
         """Return Psi, charge and budget of one subject."""
         psi = self.psi(exposure)
         names = plain_names(self.reader, (self.view.clients[index].name for index in exposure.subject.clients))
-        cost = charge(psi, self.noise_std) if self.method.info.protection == "noise" else None
-        return SubjectStatement(names, psi, cost, exposure.subject.budget)
+        return SubjectStatement(names, psi, charge(psi, self.noise_std), exposure.subject.budget)
 
     def auditor_form(
         self, models: Mapping[str, Mapping[str, Any]], ledger: Event, ledger_signature: str, issued: str
@@ -232,13 +218,10 @@ class RecordedRequest:
             issued: Time of issue.
         """
         request, view, terms, method = self.request, self.view, self.request.terms, self.method.info
-        premises, noise, level = self.premises(), self.training_noise, self.level
+        premises, level = self.premises(), self.level
         trained: Start = "fresh" if self.starts_fresh else "trained"
         new = [self.statement(exposure) for exposure in self.new_exposures]
-        # A request without noise charges no budget: it continues from a model that already existed, or replays stored
-        # updates, which is refused if it would break an earlier guarantee.
-        others = self.earlier_exposures if method.protection == "noise" else []
-        earlier = [self.statement(exposure) for exposure in others if self.psi(exposure) > 0.0]
+        earlier = [self.statement(exposure) for exposure in self.earlier_exposures if self.psi(exposure) > 0.0]
         rolled_back = payload_of_request(self.reader, request.request, "rolled back")
         filed = self.reader.payload(self.reader.steps()["request received", request.request])
         final_node = int(models["final"]["node"])
@@ -262,19 +245,16 @@ class RecordedRequest:
             "retention": terms.retention,
             "level": level,
             "premises": [asdict(premise) for premise in premises],
-            "protection": method.protection,
             "untouched": self.untouched,
-            "start": "initial" if self.replayed else "merge" if self.merged else trained,
+            "start": "merge" if self.merged else trained,
             "delta_at_most": self.delta_at_most,
             "delta_reached": self.delta_reached,
             "noise_multiplier": self.multiplier,
-            "noise_source": view.noise_source if noise is None else view.facts.noise_source,
+            "noise_source": view.noise_source,
             "sigma": self.noise_std,
-            "training_noise": None if noise is None else {name: getattr(noise, name) for name in BOTH_ACCOUNTINGS},
             "attacker_true_positive_rate_at_1_percent": attacker_rate(level, self.multiplier),
             "accounting": view.spec.privacy.accounting,
             "participation": str(view.facts.participation),
-            "keeps_updates": view.spec.round_extras.updates_every > 0,
             "keeps_statistics": view.spec.keep.kept_statistics if method.name == CLOSED_FORM else None,
             "psi": finite_or_text(max((statement.psi for statement in new), default=0.0)),
             "psi_star": hidden_sensitivity(self.noise_std, self.multiplier),

@@ -69,7 +69,7 @@ def to_purge(view: RunView, available: set[int], stored: dict[str, int], among: 
     updates = []
     for file, node in sorted(stored.items()):
         depth = depth_of[node]
-        if influenced(forgotten, depth if nodes[depth].kind == "heuristic" else depth - 1):
+        if influenced(forgotten, depth - 1):
             updates.append(file)
     return ToPurge(tuple(models), tuple(updates))
 

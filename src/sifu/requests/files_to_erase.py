@@ -1,4 +1,4 @@
-"""Files that a request erases: models, clients' updates and statistics that depend on the forgotten data."""
+"""Files that a request erases: models and statistics that depend on the forgotten data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.run.group_state import contains_any, nodes_always_kept
 from sifu.run.run_view import RunView
 from sifu.store.own_statistics import OwnStatistics
-from sifu.store.statistics_files import StatisticsRow, UpdatesRow, read_statistics, write_sum
+from sifu.store.statistics_files import StatisticsRow, read_statistics, write_sum
 from sifu.store.writer import RunWriter
 from sifu.theory.closed_form.sums import RunningSum
 from sifu.theory.rollback import Exposure, Subject, depths_to_erase
@@ -46,50 +46,6 @@ def nodes_to_erase(
     groups = view.reader.group_models()
     off_path = {node for node in available - set(depth_of) if node not in groups or contains_any(groups[node], leaving)}
     return ({view.path.nodes[depth].node for depth in depths} | off_path) - nodes_always_kept(view.reader)
-
-
-@dataclass(frozen=True)
-class UpdatesErased:
-    """Files of clients' updates that a request drops, and the shorter files that replace some of them.
-
-    `shortened` maps a dropped file to the clients that remain in its replacement.
-    """
-
-    dropped: tuple[str, ...]
-    shortened: dict[str, tuple[int, ...]]
-
-
-def updates_to_erase(
-    view: RunView, stored: Iterable[UpdatesRow], exposures: Sequence[Exposure], cut_after: int, retention: Retention
-) -> UpdatesErased:
-    """Return the `stored` files of updates that a request drops or shortens.
-
-    Files of rounds after `cut_after` are dropped. From the other files, the updates of the request's clients are
-    removed. Under `strict` retention, a file is also dropped if its updates were computed from a model that these
-    clients influenced.
-
-    Args:
-        view: View of the run before the request is executed.
-        stored: Stored files of updates.
-        exposures: Subjects of the request, with their Psi along the path.
-        cut_after: Depth of the model that the request rolls back to, or -1 for a fresh initial model.
-        retention: Retention of the request.
-    """
-    depth_of, nodes = view.path.depth_of, view.path.nodes
-    gone = {client for exposure in exposures for client in exposure.subject.clients}
-    dropped, shortened = [], {}
-    for row in stored:
-        depth = depth_of.get(row.node)
-        if depth is not None and depth <= cut_after:
-            start = depth if nodes[depth].kind == "heuristic" else depth - 1
-            traced = retention == "strict" and influenced(exposures, start)
-            stay = () if traced else tuple(sorted(set(row.clients) - gone))
-            if len(stay) == len(row.clients):
-                continue
-            if stay:
-                shortened[row.file] = stay
-        dropped.append(row.file)
-    return UpdatesErased(tuple(sorted(dropped)), shortened)
 
 
 def everyone_forgotten(view: RunView, among: set[int] | None = None) -> list[Exposure]:

@@ -15,7 +15,7 @@ from sifu.store.client_accuracy import read_held_out
 from sifu.store.projection import EvaluationRow, RequestRow
 from sifu.store.reader import RunReader, plain_names
 from sifu.theory.arrays import Integers
-from sifu.theory.calibration import TrainingNoise, hidden_sensitivity
+from sifu.theory.calibration import hidden_sensitivity
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,12 @@ class Cost:
 
     Attributes:
         rounds: Rounds of communication.
-        starting_rounds: Number of these rounds that made the model from which retraining started.
         local_steps: Steps of gradient descent, summed over all participants.
         bytes_sent: Size of the models sent to all participants in all rounds, and of their updates.
         bytes_kept: Size of the files, besides the current model, that the method keeps for the next request.
     """
 
     rounds: int
-    starting_rounds: int
     local_steps: int
     bytes_sent: int
     bytes_kept: int
@@ -44,12 +42,11 @@ def cost_of(reader: RunReader, row: RequestRow) -> Cost:
         return _cost_of_solve(reader, row)
     sums = reader.remembered("costs", lambda: _sums_until_each_node(reader))
     rounds, replies, steps = sums[:, [first, last]].tolist()
-    layout, extra = reader.layout, payload_of_request(reader, row.request, "rolled back")["extra"]
+    layout = reader.layout
     return Cost(
-        rounds=rounds[1] - rounds[0] + extra["rounds"],
-        starting_rounds=extra["rounds"],
-        local_steps=steps[1] - steps[0] + extra["local_steps"],
-        bytes_sent=2 * layout.size * np.dtype(layout.dtype).itemsize * (replies[1] - replies[0]) + extra["bytes_sent"],
+        rounds=rounds[1] - rounds[0],
+        local_steps=steps[1] - steps[0],
+        bytes_sent=2 * layout.size * np.dtype(layout.dtype).itemsize * (replies[1] - replies[0]),
         bytes_kept=int(payload_of_request(reader, row.request, "request done").get("bytes_kept", 0)),
     )
 
@@ -59,7 +56,6 @@ def _cost_of_solve(reader: RunReader, row: RequestRow) -> Cost:
     solve = solves(reader)[row.final_node or 0]
     return Cost(
         rounds=int(solve["asked"] > (1 if row.records else 0)),  # a rejoining client is always asked: not counted
-        starting_rounds=0,
         local_steps=0,
         bytes_sent=int(solve["bytes_sent"]),
         bytes_kept=int(payload_of_request(reader, row.request, "request done")["bytes_kept"]),
@@ -146,7 +142,6 @@ class Outcome:
         accuracy_forgotten_before: Accuracy on the forgotten data before the request.
         accuracy_forgotten_after: Accuracy on the forgotten data after the request.
         cost: Rounds, local steps and traffic of the request.
-        training_noise: Guarantee of noise in training.
         held_out: Figures of the released model on the held-out rows of the remaining clients; None once another model
             is current.
         mean_squared_error: Mean squared error on the same data as `accuracy`, for regression.
@@ -173,7 +168,6 @@ class Outcome:
     accuracy_forgotten_before: float | None
     accuracy_forgotten_after: float | None
     cost: Cost
-    training_noise: TrainingNoise | None = None
     held_out: HeldOutFigures | None = None
     mean_squared_error: float | None = None
     held_out_before: HeldOutFigures | None = field(default=None, compare=False)
@@ -212,7 +206,6 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         accuracy_forgotten_before=accuracy(measured.forgotten_before),
         accuracy_forgotten_after=accuracy(measured.forgotten_after),
         cost=cost,
-        training_noise=recorded.training_noise,
         held_out=None if row.final_node is None else read_held_out(reader.folder, row.final_node),
         mean_squared_error=recorded.view.spec.regime.squared_error(
             measured.remaining_after.loss if measured.remaining_after else None

@@ -16,7 +16,7 @@ from sifu.core.round import noise_rounding
 from sifu.methods.base import Start
 from sifu.planning.plan import Plan
 from sifu.requests.certification import committed_model
-from sifu.requests.files_to_erase import nodes_to_erase, statistics_to_erase, updates_to_erase, write_sum_left
+from sifu.requests.files_to_erase import nodes_to_erase, statistics_to_erase, write_sum_left
 from sifu.run.group_state import merge_rows
 from sifu.run.psi_of_everyone import track_everyone
 from sifu.run.run_view import RunView, evaluation_row, measures_training_rows
@@ -25,7 +25,6 @@ from sifu.store.actors import actor_name
 from sifu.store.client_accuracy import remove_standing
 from sifu.store.projection import EvaluationRow, NewEvent, NewModel, NewRows
 from sifu.store.release_files import released_model, released_node
-from sifu.store.statistics_files import NewUpdates, only_clients
 from sifu.store.writer import RunWriter
 from sifu.theory.history import NodeKind, PathNode
 from sifu.theory.rounding import norm
@@ -71,19 +70,17 @@ class RollBack:
 
     def __post_init__(self) -> None:
         plan, on_disk = self.plan, self.writer.models()
-        self.fresh, self.replayed = plan.source_node is None, self.start.replayed is not None
+        self.fresh = plan.source_node is None
         self.noise_node = 1 + max(self.writer.nodes_by_number())
         self.source = None if plan.source_node is None else on_disk.get(plan.source_node)
         # A client is still active here if only some of its records are forgotten.
         self.others = np.setdiff1d(self.view.active, self.view.indices(plan.terms.clients))
-        self.stored_updates = self.writer.updates()
         erased_by = self.view.exposures(plan.subjects), -1 if self.fresh else plan.source_depth, plan.terms.retention
         self.erased_models = nodes_to_erase(self.view, set(on_disk), *erased_by)
-        self.erased_updates = updates_to_erase(self.view, self.stored_updates.values(), *erased_by)
 
     def record(self) -> None:
         """Record the rollback in the ledger."""
-        rows, models, updates, evaluations = self._rows(), self._models(), self._updates(), self._evaluations()
+        rows, models, evaluations = self._rows(), self._models(), self._evaluations()
         gone = {client for subject in self.plan.subjects for client in subject.clients}
         dropped_statistics = statistics_to_erase(self.writer.statistics().values(), gone)
         statistics = write_sum_left(self.writer, self.view, gone, self.noise_node)
@@ -93,8 +90,6 @@ class RollBack:
             rows=rows,
             models=models,
             dropped_models=sorted(self.erased_models),
-            updates=updates,
-            dropped_updates=self.erased_updates.dropped,
             statistics=statistics,
             dropped_statistics=dropped_statistics,
             evaluations=evaluations,
@@ -111,14 +106,14 @@ class RollBack:
         if merged is not None:
             row, members = merge_rows(self.view, merged, self.noise_node, plan.order, 0, plan.order, distance)
             return NewRows(nodes=[row], participation=members)
-        kind: NodeKind = "heuristic" if self.replayed else "initial" if self.fresh else "noise"
+        kind: NodeKind = "initial" if self.fresh else "noise"
         rounded = plan.noise_std > 0.0 and self.view.facts.rounding_bounded
         node = PathNode(
             self.noise_node,
             plan.source_node,
             kind,
             plan.order,
-            self.start.rounds,
+            0,
             rounding=noise_rounding(model) if rounded else 0.0,
             noise_std=plan.noise_std,
             order=plan.order,
@@ -128,7 +123,7 @@ class RollBack:
 
     def _models(self) -> list[NewModel]:
         """Return the new starting model, and also its source if the source was not kept; later requests may need it."""
-        unknown = self.replayed or self.start.merged is not None
+        unknown = self.start.merged is not None
         psi_max = LARGEST_PSI if unknown else 0.0
         if not self.fresh and not unknown:
             at_source = track_everyone(RunView(self.writer, tip=self.plan.source_node))
@@ -138,19 +133,6 @@ class RollBack:
         if source is not None and not source.kept and source.node not in self.erased_models:
             models.append(NewModel(source.node, self.writer.load_model(source.node), kept=True, psi_max=psi_max))
         return models
-
-    def _updates(self) -> list[NewUpdates]:
-        """Return the updates for shortened files, and the stored updates from which a model was replayed."""
-        order = self.plan.order
-        shortened = [
-            only_clients(self.writer.folder, self.stored_updates[file], stay)
-            for file, stay in self.erased_updates.shortened.items()
-        ]
-        parts = enumerate(self.start.replayed or (), start=1)
-        return shortened + [
-            NewUpdates(self.noise_node, part, order, replayed.clients, replayed.values, replayed.salts)
-            for part, replayed in parts
-        ]
 
     def _evaluations(self) -> list[EvaluationRow]:
         """Return evaluations of the current and the new starting model, or [] if the request may record none."""
@@ -190,7 +172,6 @@ class RollBack:
             "source_model": committed_model(source.node, source.digest) if source else None,
             "left_out": sorted(self.view.left_out - set(self.view.indices(plan.terms.clients))),
             "remaining_models": sorted(set(self.writer.models()) - self.erased_models),
-            "extra": {"rounds": start.rounds, "local_steps": start.local_steps, "bytes_sent": start.bytes_sent},
         }
         if start.merged is not None:
             payload["merges"] = start.merged.rows(self.noise_node)

@@ -301,7 +301,7 @@ def local_training(spec: Spec, rate: float) -> Any:
     from sifu.engines.sim import LocalTraining
 
     local = spec.local
-    rule = local.momentum, local.nesterov, local.weight_decay, local.clip
+    rule = local.momentum, local.weight_decay
     return LocalTraining(rate, local.steps, local.batch or None, *rule)
 
 
@@ -310,7 +310,6 @@ def rounds_engine(
 ) -> tuple[Engine, Spec]:
     """Return the engine for training in rounds, and the spec with an automatic `local.rate` replaced by its value."""
     from sifu.engines.sim import SimulatedFederation, SimulationSettings, make_model
-    from sifu.engines.sim.client_updates import Clipping
     from sifu.engines.sim.embedded_clients import OBJECTIVES, count_outputs, input_shape
 
     clients = with_features(spec, clients)
@@ -330,7 +329,7 @@ def rounds_engine(
         outputs = outputs or counted
         model = make_model(spec.model.kind, input_shape(clients), outputs, init=spec.model.init)
 
-    server, clipping = spec.server, Clipping.of(spec)
+    server = spec.server
 
     def build(rate: float) -> SimulatedFederation:
         return SimulatedFederation(
@@ -338,7 +337,6 @@ def rounds_engine(
             model,
             local_training(spec, rate),
             SimulationSettings(
-                server_rate=spec.server.rate,
                 participation=Participation.parse(spec.server.participation),
                 dtype=spec.model.dtype,
                 seed=spec.seed,
@@ -348,7 +346,6 @@ def rounds_engine(
                 features_declared=getattr(clients[0], "features_declared", False) if len(clients) else False,
                 features_module=getattr(clients[0], "module", "") if len(clients) else "",
                 module_is_pure=spec.model.module_is_pure,
-                clipping=clipping,
                 replies=ReplyRules(server.rejected, server.update_bound),
                 numbers=numbers,
                 trainer=trainer,
@@ -359,9 +356,9 @@ def rounds_engine(
         return build(spec.local.rate), spec
     probe = build(1.0)
     rate = automatic_rate(certified_rates(probe.clients, spec.local.momentum), spec.model.kind)
-    if rate is None or spec.local.nesterov:
+    if rate is None:
         raise InputError(
-            'local.rate = "auto" needs a linear model without nesterov and local.clip, whose largest certified rate '
+            'local.rate = "auto" needs a linear model, whose largest certified rate '
             "can be computed: give a number, for example local.rate = 0.05"
         )
     return build(rate), replace(spec, local=replace(spec.local, rate=rate))

@@ -118,8 +118,8 @@ def replay_counterfactuals(
 
     If a local rate was recomputed, only later nodes are replayed, because the engine has the current rate. Groups that
     train separately are replayed with their members in each counterfactual run and merged with that run's samples.
-    Models made by a heuristic, models after noise that is no longer known, and all their descendants are skipped. A
-    noise edge adds the same noise in every run, so a counterfactual model phi becomes phi + (noised - theta).
+    Models after noise that is no longer known, and all their descendants, are skipped. A noise edge adds the same noise
+    in every run, so a counterfactual model phi becomes phi + (noised - theta).
 
     Args:
         engine: Engine with the data.
@@ -217,7 +217,7 @@ def _replay_node(
 ) -> ReplayedNode | None:
     if node.kind == "initial":
         return ReplayedNode(node, dict.fromkeys(runs, engine.initial_model(node.branch)))
-    if before is None or node.kind == "heuristic":
+    if before is None:
         return None
     models: dict[int | None, Vector] = {}
     if node.kind == "noise":

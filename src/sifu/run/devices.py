@@ -151,14 +151,13 @@ def check_repeats(engine: Engine) -> None:
     """Check that an engine which is not sifu's own gives the same result when a round is repeated.
 
     An engine whose results differ keeps state from round to round, such as a server's momentum. This state would retain
-    the influence of a forgotten client. Rounds with noise from the operating system cannot be compared. Also check that
-    optional methods are declared.
+    the influence of a forgotten client. Also check that optional methods are declared.
 
     Raises:
         InputError: If results differ, or an optional method is not declared.
     """
     check_capabilities(engine)
-    if engine_kind(engine) != UNKNOWN or engine.facts.noise > 0.0:
+    if engine_kind(engine) != UNKNOWN:
         return
     start, everyone = engine.initial_model(0), np.arange(len(engine.clients), dtype=np.int64)
     first = engine.run_round(start, Position(0, 0), everyone)

@@ -43,16 +43,10 @@ _OTHER = "the clients' data are not those the run was made with: {} clients, {} 
 MEANING = {
     "local_rate": "local.rate",
     "momentum": "local.momentum",
-    "nesterov": "local.nesterov",
     "weight_decay": "local.weight_decay",
     "batch_size": "local.batch",
-    "server_rate": "server.rate",
     "participation": "server.participation",
     "dtype": "model.dtype",
-    "clip": "the bound on updates",
-    "noise": "the noise on updates",
-    "noise_source": "the source of the noise on updates",
-    "local_clip": "local.clip",
     "module": "a module of yours that is",
     "trainer": "the trainer",
     "engine": "an engine whose rounds follow from",
@@ -233,20 +227,13 @@ def check_as_specified(spec: Spec, facts: TrainingFacts) -> None:
     """Check that a given engine has the settings of its spec."""
     said = {
         "momentum": spec.local.momentum,
-        "nesterov": spec.local.nesterov,
         "weight_decay": spec.local.weight_decay,
         "batch_size": spec.local.batch or None,
-        "server_rate": spec.server.rate,
         "participation": str(facts.participation.parse(spec.server.participation)),
         "dtype": spec.model.dtype,
-        "local_clip": spec.local.clip,
-        "clip": spec.round_extras.update_clip,
-        "noise": spec.round_extras.update_noise,
     }
     if spec.local.rate != "auto":
         said["local_rate"] = spec.local.rate
-    if facts.noise > 0.0:
-        said["noise_source"] = "system"
     for name, wanted in said.items():
         fact = _plain(getattr(facts, name))
         if fact != wanted:

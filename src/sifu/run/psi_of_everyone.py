@@ -53,8 +53,6 @@ def remember_psi(reader: RunReader, node: int, tracker: SensitivityTracker) -> N
 
 
 def _track(view: RunView, tracker: SensitivityTracker, node: PathNode, rows: ParticipationRows, taken: slice) -> None:
-    if node.kind == "heuristic":
-        tracker.lose_track()
     if node.kind == "noise":
         tracker.add_rounding(node.rounding)
     if node.kind not in KINDS_WITH_CLIENTS:

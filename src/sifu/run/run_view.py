@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from sifu.core.engine import Evaluation
-from sifu.core.method_info import Protection, method_info
 from sifu.core.operator_words import FLOWER, LAST_CLIENT, LOOP
 from sifu.core.premises import RateSource, RecordHistory
 from sifu.core.request_terms import RequestTerms
@@ -25,7 +24,6 @@ from sifu.store.erased_figures import last_erased
 from sifu.store.history_tables import ParticipationRows
 from sifu.store.projection import EvaluationRow, ModelRow, RequestRow
 from sifu.store.reader import NOISE_GIVEN, RunReader, check_rows, readable
-from sifu.store.statistics_files import UpdatesRow
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.facts import BY_PARTICIPANTS, TrainingFacts
 from sifu.theory.history import ActivePath, PsiCurve, TakenPart, client_curve, joint_curve
@@ -282,13 +280,6 @@ class RunView(ClientsView):
         depth_of = self.path.depth_of
         return {depth_of[node]: row for node, row in self.reader.models().items() if node in depth_of}
 
-    @cached_property
-    def stored_updates(self) -> list[UpdatesRow]:
-        """Clients' updates of kept rounds, in the order of the active history."""
-        depth_of = self.path.depth_of
-        rows = [row for row in self.reader.updates().values() if row.node in depth_of]
-        return sorted(rows, key=lambda row: (depth_of[row.node], row.part))
-
     @property
     def next_order(self) -> int:
         """Order of the next request to be executed; the first is 1."""
@@ -307,21 +298,18 @@ class RunView(ClientsView):
             for k, group in enumerate(self.hidden_together(terms.clients, terms.unit))
         )
 
-    def earlier_subjects(
-        self, before_order: int | None = None, protection: Protection = "noise"
-    ) -> tuple[Subject, ...]:
+    def earlier_subjects(self, before_order: int | None = None) -> tuple[Subject, ...]:
         """Return the subjects that earlier requests promised to hide, with the budget they have used so far.
 
         Args:
             before_order: Order before which requests count, by default all count.
-            protection: Means by which the methods of these requests hide clients.
         """
-        key = f"subjects of {protection} before {before_order}"
-        find = partial(self._find_earlier, before_order, protection)
+        key = f"subjects before {before_order}"
+        find = partial(self._find_earlier, before_order)
         subjects: tuple[Subject, ...] = self.reader.remembered(key, find)
         return subjects
 
-    def _find_earlier(self, before_order: int | None, protection: Protection) -> tuple[Subject, ...]:
+    def _find_earlier(self, before_order: int | None) -> tuple[Subject, ...]:
         by_request = {request.request: request for request in self.requests}
         nodes = self.reader.nodes_by_number()
         used: dict[int, float] = {}
@@ -333,7 +321,7 @@ class RunView(ClientsView):
         for row in self.reader.subjects():
             request = by_request[row.request]
             order, terms = request.request_order or 0, request.terms
-            if method_info(request.method).protection == protection and (before_order is None or order < before_order):
+            if before_order is None or order < before_order:
                 multiplier = request.multiplier or 0.0
                 # `slack` exceeds the rounding error of the float64 sum.
                 spent = used.get(row.subject, 0.0) * slack(2**12)

@@ -35,7 +35,6 @@ from sifu.store.files import uninterrupted
 from sifu.store.history_tables import ParticipationRows
 from sifu.store.projection import EvaluationRow, NewEvent, NewModel, NewRows
 from sifu.store.release_files import released_model
-from sifu.store.statistics_files import NewUpdates
 from sifu.store.writer import RunWriter
 from sifu.theory.arrays import Floats
 from sifu.theory.automatic_noise import HIGHEST_SIGMA, LADDER_RATIO, LOWEST_SIGMA
@@ -89,8 +88,6 @@ def expected_rounds(seen: Sequence[tuple[int, float]], rounds: int, target: floa
 
 COMMIT_SECONDS = 0.5
 COMMIT_ROUNDS = 256
-COMMIT_BYTES = 1 << 28
-"""Size of uncommitted updates, in bytes, that triggers a commit."""
 
 
 def levels_to_keep(spec: Spec) -> Floats:
@@ -109,7 +106,6 @@ class _Pending:
     nodes: list[PathNode] = field(default_factory=list)
     participation: list[ParticipationRows] = field(default_factory=list)
     grams: list[tuple[int, bytes]] = field(default_factory=list)
-    updates: list[NewUpdates] = field(default_factory=list)
     evaluations: list[EvaluationRow] = field(default_factory=list)
     models: dict[int, NewModel] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
@@ -174,14 +170,12 @@ class RecordedTraining:
         if should_stop(self._stop, self._tip.position, self._accuracy):
             return True
         spec, position = self.view.spec, Position(self._tip.branch, self._tip.position)
-        every = spec.round_extras.updates_every
-        wanted = RoundsWanted(self._stop, self._root, spec.keep.gram_clients > 0, every)
+        wanted = RoundsWanted(self._stop, self._root, spec.keep.gram_clients > 0)
         for done in stream_rounds(self.engine, self.model, position, self.active, wanted):
             # An interrupt between two of these steps would leave half a round to be committed.
             with uninterrupted():
                 self._ingest(done)
-            waiting = sum(updates.values.nbytes for updates in self._pending.updates)
-            is_large = len(self._pending.nodes) >= COMMIT_ROUNDS or waiting >= COMMIT_BYTES
+            is_large = len(self._pending.nodes) >= COMMIT_ROUNDS
             if time.monotonic() - self._committed > COMMIT_SECONDS or is_large:
                 self.commit()
             if progress:
@@ -257,9 +251,6 @@ class RecordedTraining:
         self._pending.rejections.extend(
             rejection.row(number=number) for number, rejection in enumerate(done.rejections)
         )
-        if done.updates is not None and count > 0:
-            values = np.asarray(done.updates, dtype=self.engine.layout.dtype)
-            self._pending.updates.append(NewUpdates(node, 0, self._tip.branch, done.participants, values))
 
     def measure(self) -> Evaluation:
         """Evaluate the released model on the active clients' data, and record it unless the record has it already."""
@@ -307,7 +298,6 @@ class RecordedTraining:
             rows=NewRows(pending.nodes, ParticipationRows.concatenate(pending.participation), pending.grams),
             models=[models[node] for node in sorted(models)],
             dropped_models=sorted((pending.dropped | superseded) & set(on_disk)),
-            updates=pending.updates,
             statistics=pending.statistics,
             dropped_statistics=pending.dropped_statistics,
             evaluations=pending.evaluations,

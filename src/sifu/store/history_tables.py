@@ -19,7 +19,7 @@ from sifu.theory.facts import ClientProfile
 from sifu.theory.history import NodeKind, PathNode
 from sifu.theory.regularity import RoundRegularity
 
-NODE_KINDS: tuple[NodeKind, ...] = ("initial", "round", "noise", "heuristic", "group", "merge")
+NODE_KINDS: tuple[NodeKind, ...] = ("initial", "round", "noise", "group", "merge")
 NODE_DTYPE = np.dtype(
     [(name, "<i8") for name in ("node", "parent", "kind", "branch", "position", "samples", "request_order")]
     + [(sums.name, "<f8") for sums in fields(RoundRegularity)[1:]]

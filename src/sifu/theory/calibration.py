@@ -20,14 +20,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
 
 from sifu.choices import Calibration
 from sifu.errors import InputError
-from sifu.theory.arrays import Floats, Integers
-from sifu.theory.rounding import UNIT_ROUNDOFF, slack
 
 LARGEST_EPSILON = 1e4
 """Largest accepted epsilon: a larger one protects nothing, and float64 is not precise enough for it."""
@@ -210,54 +205,6 @@ def true_positive_rate(gaussian_mu: float, false_positive_rate: float = 0.01) ->
     return float(ndtr(ndtri(false_positive_rate) + gaussian_mu))
 
 
-SUM_ROUNDING = 4.0 * UNIT_ROUNDOFF
-_UP = slack(2**12)
-
-
-@dataclass(frozen=True)
-class TrainingNoise:
-    """Guarantee of noise in training for the subjects of a request; epsilon and delta are the largest of any subject.
-
-    `epsilon_one_round` covers one update in one round, as in the paper. A certificate may state only
-    `epsilon_composed`, which covers all rounds together. Both values of epsilon hold at the request's delta;
-    `delta_composed` holds at the request's epsilon.
-    """
-
-    clip: float
-    noise: float
-    counted_rounds: int
-    epsilon_one_round: float
-    epsilon_composed: float
-    delta_composed: float
-
-
-def composed_ratio(
-    own: Integers,
-    totals: Integers,
-    square_sums: Floats,
-    participants: Integers,
-    noise: float,
-) -> float:
-    """Return mu of all rounds together, rounded up.
-
-    Args:
-        own: n_W, the samples of W, in each round that W took part in.
-        totals: N, the samples of all participants, in each of these rounds.
-        square_sums: Sum of n_i^2 over the participants, in each of these rounds.
-        participants: Number M of participants, in each of these rounds.
-        noise: Noise on each update, as a multiple of the clip norm.
-
-    >>> one = composed_ratio(np.array([1]), np.array([4]), np.array([4.0]), np.array([4]), 2.0)
-    >>> round(one, 9)
-    0.5
-    """
-    if own.size == 0:
-        return 0.0
-    shares = 2.0 * own / totals + (participants + 8) * SUM_ROUNDING
-    ratios = shares * totals / (noise * np.sqrt(square_sums))
-    return float(np.sqrt(np.sum(ratios**2))) * _UP
-
-
 def gaussian_epsilon(ratio: float, delta: float) -> float:
     """Return the smallest epsilon for which a Gaussian mechanism of ratio mu is (epsilon, delta)-DP, rounded up.
 
@@ -276,29 +223,3 @@ def gaussian_epsilon(ratio: float, delta: float) -> float:
     while not enough(high):
         low, high = high, 2.0 * high
     return smallest_enough(enough, low, high)
-
-
-def one_round_epsilon(noise: float, delta: float, calibration: Calibration) -> float:
-    """Return the epsilon of a single noisy update, as the paper states it; it holds for one round only.
-
-    >>> round(one_round_epsilon(1.0, 0.01, "classical"), 5)
-    3.10751
-    """
-    if calibration == "classical":
-        return math.sqrt(2.0 * math.log(1.25 / delta)) / noise
-    return gaussian_epsilon(1.0 / noise, delta)
-
-
-def promise_of(
-    ratio: float, rounds: int, clip: float, noise: float, epsilon: float, delta: float, calibration: Calibration
-) -> TrainingNoise:
-    """Return the guarantee of noise in training with this composed ratio, at a request's (epsilon, delta)."""
-    check_budget(epsilon, delta)
-    return TrainingNoise(
-        clip=clip,
-        noise=noise,
-        counted_rounds=rounds,
-        epsilon_one_round=one_round_epsilon(noise, delta, calibration),
-        epsilon_composed=gaussian_epsilon(ratio, delta),
-        delta_composed=stated_delta(epsilon, 1.0 / ratio) if ratio > 0.0 else 0.0,
-    )

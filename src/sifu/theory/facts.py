@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sifu.theory.participation import Participation
 
@@ -33,8 +33,6 @@ ON_NODES = "what nodes of their own send"
 
 UNKNOWN = "not known"
 """Value of every field that an engine leaves unset, and of `TrainingFacts.engine` for engines from outside sifu."""
-NO_NOISE = "none"
-"""`TrainingFacts.noise_source` of a training that adds no noise."""
 
 MINIMUM_OF_ANSWERS = "a minimum of"
 MASKED_STATISTICS = "masked statistics, of which only the sum can be checked"
@@ -67,9 +65,8 @@ class ClientProfile:
     """Properties of a client that are known before any round.
 
     `smoothness` (beta) is an upper bound on the curvature of *every* loss that a local step descends, including the
-    loss of each mini-batch. `curvature` (mu) is a lower bound. Both include weight decay. With clipped steps mu is
-    -beta: a clipped gradient is beta-Lipschitz, but not the gradient of a convex loss (docs/theory.md, section 5.9).
-    None means unknown: only an assumed regularity can then be used.
+    loss of each mini-batch. `curvature` (mu) is a lower bound. Both include weight decay. None means unknown: only an
+    assumed regularity can then be used.
     """
 
     name: str
@@ -77,15 +74,6 @@ class ClientProfile:
     local_steps: int
     smoothness: float | None = None
     curvature: float | None = None
-
-
-def clipped_profile(client: ClientProfile) -> ClientProfile:
-    """Return the profile of a client with clipped steps, from the profile of its loss (docs/theory.md, section 5.9).
-
-    >>> clipped_profile(ClientProfile("a", 10, 5, smoothness=2.0, curvature=0.1)).curvature
-    -2.0
-    """
-    return replace(client, curvature=None if client.smoothness is None else -client.smoothness)
 
 
 @dataclass(frozen=True)
@@ -97,7 +85,6 @@ class TrainingFacts:
     Attributes:
         local_rate: Learning rate eta of a local step.
         momentum: Momentum of local steps.
-        nesterov: True if the momentum is Nesterov's.
         weight_decay: Weight decay of local steps.
         batch_size: Samples per local step, or None for all samples.
         server_rate: Learning rate g of the server.
@@ -110,12 +97,8 @@ class TrainingFacts:
         outside: Descriptions of training steps that the theory does not cover (dropout, batch norm, clipping...).
         preprocessing: Origin of the constants used in preprocessing.
         shape_from_labels: True if the number of outputs was counted from all clients' labels.
-        clip: Bound on the norm of every client's update, or 0 for no bound.
-        noise: Noise added to each update, as a multiple of `clip`.
-        noise_source: Source of the noise's randomness.
         identity: Method of identifying clients (`sifu.core.identity`).
         initial: Origin of the initial models.
-        local_clip: Bound on the norm of the gradient of every local step, or 0 for no bound.
         features: Digest of the public feature map applied to samples, or "" without a feature map.
         features_declared: True if the feature map is not drawn from a seed. The operator must then declare that it
             depends on no client's data.
@@ -127,7 +110,6 @@ class TrainingFacts:
 
     local_rate: float
     momentum: float
-    nesterov: bool
     weight_decay: float
     batch_size: int | None
     server_rate: float
@@ -138,12 +120,8 @@ class TrainingFacts:
     outside: tuple[str, ...] = ()
     preprocessing: str = UNKNOWN
     shape_from_labels: bool = False
-    clip: float = 0.0
-    noise: float = 0.0
-    noise_source: str = UNKNOWN
     identity: str = UNKNOWN
     initial: str = UNKNOWN
-    local_clip: float = 0.0
     features: str = ""
     features_declared: bool = False
     module: str = ""

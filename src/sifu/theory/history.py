@@ -33,17 +33,16 @@ from sifu.theory.tracking import (
 )
 
 Accounting = Literal["round", "population"]
-NodeKind = Literal["initial", "round", "noise", "heuristic", "group", "merge"]
+NodeKind = Literal["initial", "round", "noise", "group", "merge"]
 KINDS_WITH_CLIENTS: tuple[NodeKind, ...] = ("round", "merge")
 """Kinds of nodes that record the participation of clients."""
 
 
 @dataclass(frozen=True)
 class PathNode:
-    """Model of the history, and the step that made it: an initial model, a round, added noise, a heuristic or a merge.
+    """Model of the history, and the step that made it: an initial model, a round, added noise or a merge.
 
-    A heuristic makes the model from stored updates of clients. No client's influence on that model is known, so every
-    Psi is infinite from there on. A merge of groups' models is treated like a round of all their members with unknown,
+    A merge of groups' models is treated like a round of all their members with unknown,
     hence infinite, drifts. The models of the groups themselves (`group`) are on no path.
 
     Attributes:
@@ -51,7 +50,7 @@ class PathNode:
         parent: Number of the node before it, or None.
         kind: Kind of the step that made the model.
         branch: Number of the branch that keys the draws.
-        position: Number of rounds on the branch; a heuristic counts the rounds it ran.
+        position: Number of rounds on the branch.
         regularity: Sums over the participants of a round.
         mean_shift: ||mean - theta^n|| of a round.
         rounding: Floating-point allowance of a round or of adding noise (`sifu.core.round.noise_rounding`).
@@ -169,11 +168,6 @@ class ActivePath:
         return math.fsum(size * size for size in sizes if size < math.inf)
 
     @cached_property
-    def unbounded_from(self) -> int:
-        """Depth of the first heuristic's model, where Psi becomes unbounded, or the path's length if there is none."""
-        return next((d for d, node in enumerate(self.nodes) if node.kind == "heuristic"), len(self.nodes))
-
-    @cached_property
     def rounding(self) -> Floats:
         """R(n): accumulated floating-point allowance at each depth."""
         gathered, values = 0.0, np.zeros(len(self.nodes))
@@ -221,11 +215,7 @@ class PsiCurve:
     values: Floats
 
     def at(self, depths: int | Integers) -> Floats:
-        """Return Psi at the given depths, rounded up. It is exactly zero only before the subject first took part.
-
-        Psi is infinite from a heuristic's model on, even for clients that never took part, because a client's influence
-        through stored updates is not tracked.
-        """
+        """Return Psi at the given depths, rounded up. It is exactly zero only before the subject first took part."""
         wanted = np.atleast_1d(np.asarray(depths, dtype=np.int64))
         last = np.searchsorted(self.depths, wanted, side="right") - 1
         result = np.zeros(wanted.size)
@@ -234,7 +224,6 @@ class PsiCurve:
             index, there = last[seen], wanted[seen]
             bare = _times(self.values[index], self.path.growth(self.depths[index], there))
             result[seen] = np.maximum((bare + self.path.rounding[there]) * ROUNDED_UP, SMALLEST_TRACE)
-        result[wanted >= self.path.unbounded_from] = np.inf
         return result
 
     def largest_until(self, depth: int) -> float:

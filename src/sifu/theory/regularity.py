@@ -48,21 +48,19 @@ def step_factor(local_rate: float, smoothness: float, curvature: float) -> float
     )
 
 
-def momentum_growth(local_rate: float, smoothness: float, momentum: float, steps: int, nesterov: bool = False) -> float:
+def momentum_growth(local_rate: float, smoothness: float, momentum: float, steps: int) -> float:
     """Return a_K, a bound on the growth of the distance between two models in K momentum steps on a beta-smooth loss.
 
-    Starting from the distance a_0 = 1 and the velocity b_0 = 0, each step gives b' = rho b + beta a and a' = a + eta
-    b', or with Nesterov a' = a + eta (beta a + rho b') (docs/theory.md, section 5.5).
+    Starting from the distance a_0 = 1 and the velocity b_0 = 0, each step gives b' = rho b + beta a and
+    a' = a + eta b' (docs/theory.md, section 5.5).
 
     >>> round(momentum_growth(0.1, 1.0, 0.0, 2), 12)
     1.21
     """
     distance, velocity = 1.0, 0.0
     for _ in range(steps):
-        gradient = smoothness * distance
-        velocity = (momentum * velocity + gradient) * ROUNDED_UP
-        push = gradient + momentum * velocity if nesterov else velocity
-        distance = (distance + local_rate * push) * ROUNDED_UP
+        velocity = (momentum * velocity + smoothness * distance) * ROUNDED_UP
+        distance = (distance + local_rate * velocity) * ROUNDED_UP
         if math.isinf(distance):
             break
     return distance
@@ -134,9 +132,9 @@ def local_regularity(client: ClientProfile, facts: TrainingFacts, assumed: float
         )
     eta, rho, steps = facts.local_rate, facts.momentum, client.local_steps
     if rho > 0.0:
-        if mu >= 0.0 and not facts.nesterov and eta * beta <= largest_momentum_step(steps, rho):
+        if mu >= 0.0 and eta * beta <= largest_momentum_step(steps, rho):
             return LocalRegularity(1.0, 1.0)
-        return LocalRegularity(momentum_growth(eta, beta, rho, steps, facts.nesterov), 1.0)
+        return LocalRegularity(momentum_growth(eta, beta, rho, steps), 1.0)
     factor = step_factor(eta, beta, mu)
     power = 1.0 if factor == 1.0 else _power(factor, steps) * slack(4 * steps)
     if mu >= 0.0 and eta * beta <= 2.0:

@@ -209,18 +209,13 @@ class SensitivityTracker:
         self._scale = 1.0
         self.rounding = 0.0
         """R(n), the accumulated floating-point allowance."""
-        self._lost = False
 
     def copy(self) -> SensitivityTracker:
         """Return an independent copy of the state."""
         result = SensitivityTracker(0)
         result._values, result._seen = self._values.copy(), self._seen.copy()
-        result._scale, result.rounding, result._lost = self._scale, self.rounding, self._lost
+        result._scale, result.rounding = self._scale, self.rounding
         return result
-
-    def lose_track(self) -> None:
-        """Make every Psi infinite from here on: a heuristic made the model, so no client's influence is known."""
-        self._lost = True
 
     def add_rounding(self, rounding: float) -> None:
         """Add the rounding allowance for added noise, which increases every distance by at most `rounding`."""
@@ -238,10 +233,8 @@ class SensitivityTracker:
     def total(self, clients: ClientIndices, rounding: float | None = None) -> Floats:
         """Return Psi(n, c) with the rounding allowance, or with `rounding` instead.
 
-        Psi is zero for a client that never took part, and infinite for all clients after `lose_track`.
+        Psi is zero for a client that never took part.
         """
-        if self._lost:
-            return np.full(np.shape(clients), np.inf)
         allowance = self.rounding if rounding is None else rounding
         total = np.maximum((self.bare(clients) + allowance) * ROUNDED_UP, SMALLEST_TRACE)
         return np.where(self._seen[clients], total, 0.0)

@@ -12,7 +12,6 @@ from typing import Any, get_args
 
 from sifu.choices import Calibration, Level, Retention, Scope, Unit
 from sifu.core.certificate_words import Start
-from sifu.core.method_info import Protection
 from sifu.core.premises import Status
 from sifu.core.request_terms import is_request_id
 from sifu.requests.certification import (
@@ -121,7 +120,6 @@ TYPES: dict[str, Check] = {
     "format": _text,
     "issued": _like(TIME),
     "keeps_statistics": lambda value: value is None or (isinstance(value, str) and value in ("clients", "sum")),
-    "keeps_updates": _truth,
     "ledger": _object(seq=_whole, head=_like(DIGEST), time=_like(TIME), signature=_like(SIGNATURE)),
     "level": _of(Level),
     "method": _text,
@@ -131,7 +129,6 @@ TYPES: dict[str, Check] = {
     "noise_node": _whole,
     "noise_source": _text,
     "participation": _text,
-    "protection": _of(Protection),
     "psi": _figure_or_infinite,
     "psi_star": _figure,
     "received": _like(TIME),
@@ -147,9 +144,6 @@ TYPES: dict[str, Check] = {
     "start": _of(Start),
     "subjects": SUBJECTS,
     "terms": lambda value: isinstance(value, dict) and value.keys() == set(STATED_TERMS),
-    "training_noise": _or_null(
-        _object(clip=_figure, noise=_figure, epsilon_one_round=_figure, epsilon_composed=_figure_or_infinite)
-    ),
     "unit": _of(Unit),
     "untouched": _truth,
     "versions": _map_of(_text),

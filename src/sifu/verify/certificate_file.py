@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from sifu.core.certificate_words import Start
 from sifu.core.ledger import finite_or_text, read_json
@@ -16,24 +16,21 @@ from sifu.core.method_info import (
     delta_of_budget,
     delta_of_charges,
     method_info,
-    require_methods,
 )
 from sifu.core.premises import (
     Premise,
     accounting_premise,
     calibration_premise,
     counterfactual_premise,
-    heuristic_premise,
     level_of,
     noise_premise,
 )
 from sifu.core.request_terms import AUTO, RequestTerms
-from sifu.errors import InputError, MissingExtensionError
+from sifu.errors import InputError
 from sifu.requests.certification import CERTIFICATE, COMMON_FIELDS, FIELDS, OPTIONAL_FIELDS
 from sifu.store.checkpoints import Checkpoint
 from sifu.store.keys import signature_holds
 from sifu.theory import calibration
-from sifu.theory.facts import NO_NOISE, UNKNOWN
 from sifu.theory.participation import Participation
 from sifu.theory.rollback import Subject, charge
 from sifu.verify.certificate_checks import wrong_types
@@ -42,8 +39,7 @@ from sifu.verify.verification import Verification
 from sifu.version import OTHER_FORMAT
 
 STARTS: dict[StartsFrom, tuple[Start, ...]] = {
-    "rule": ("trained", "fresh"), "current": ("trained", "fresh"), "fresh": ("fresh",), "initial": ("initial",),
-    "merge": ("merge", "fresh"), "any": get_args(Start),
+    "rule": ("trained", "fresh"), "fresh": ("fresh",), "merge": ("merge", "fresh")
 }  # fmt: skip
 """Permitted starting models of retraining, by the method's `starts_from`."""
 
@@ -61,7 +57,6 @@ def verify_content(path: Path, text: bytes, public_key: str | None = None) -> Ve
 
     Raises:
         InputError: If the file is not a sifu certificate.
-        MissingExtensionError: If the certificate's method belongs to a package that is not installed.
     """
     result = Verification(str(path))
     try:
@@ -81,10 +76,6 @@ def verify_content(path: Path, text: bytes, public_key: str | None = None) -> Ve
     result.checked.append("signature")
     try:
         result.problems.extend(_check_body(body, result.public_key))
-    except MissingExtensionError as error:
-        if not result.problems:
-            raise
-        result.problems.append(f"content: {error}")
     except Exception as error:  # an untrusted file may be malformed in any way
         result.problems.append(f"content: cannot be recomputed: {type(error).__name__}: {error}")
     result.checked.append("content")
@@ -110,33 +101,23 @@ def _check_body(body: dict[str, Any], public_key: str) -> Iterator[str]:
     if wrong:
         yield from wrong
         return
-    require_methods([body["method"]])
     yield from _check_head(body, public_key)
     yield from _check_terms(body)
     multiplier = calibration.noise_multiplier(body["epsilon"], body["delta"], body["calibration"])
     exact, info = body["untouched"], method_info(body["method"])
-    protection = info.protection
-    if protection != body["protection"]:
-        yield f"protection says {body['protection']!r}, method {body['method']} rests on {protection!r}"
-        return
-    of_training = (NO_NOISE, UNKNOWN) if protection == "training noise" else ()
-    if body["noise_source"] not in ("system", "given", *of_training):
+    if body["noise_source"] not in ("system", "given"):
         yield f"noise_source says {body['noise_source'][:80]!r}, which no noise of method {body['method']} comes from"
     yield from _unlike(body, noise_multiplier=multiplier)
-    if protection == "training noise":
-        yield from _check_training_noise(body)
-    else:
-        yield from _unlike(body, delta_at_most=delta_of_budget(body["epsilon"], multiplier, exact, protection, None))
+    yield from _unlike(body, delta_at_most=delta_of_budget(body["epsilon"], multiplier, exact))
     refused = any(premise["name"] == "replies" and premise["status"] == "assumed" for premise in body["premises"])
-    if protection == "noise" and not exact and not body["sigma"] > 0.0 and not refused:
+    if not exact and not body["sigma"] > 0.0 and not refused:
         yield "no noise was added, although a client that had to be hidden touched the model"
     yield from _check_premises(body)
     solved = body["method"] == CLOSED_FORM
     yield from _unlike(body, attacker_true_positive_rate_at_1_percent=attacker_rate(body["level"], multiplier))
     if body["start"] not in STARTS[info.starts_from]:
         yield f"start says {body['start']!r}, which method {body['method']} never starts from"
-    is_rollback = info.starts_from in ("rule", "current")
-    if is_rollback and body["start"] == "fresh" and (body["sigma"] > 0.0 or not exact):
+    if info.starts_from == "rule" and body["start"] == "fresh" and (body["sigma"] > 0.0 or not exact):
         yield f"start says 'fresh', but method {body['method']} continued from a model that needed hiding"
     if (body["keeps_statistics"] is not None) != solved:
         yield f"keeps_statistics says {body['keeps_statistics']!r}, which is not what method {body['method']} leaves"
@@ -202,7 +183,6 @@ def _check_premises(body: dict[str, Any]) -> Iterator[str]:
         counterfactual_premise(Participation.parse(body["participation"]).independent, separate="identity" in by_name),
         calibration_premise(body["calibration"], body["epsilon"]),
         noise_premise(body["noise_source"]),
-        heuristic_premise(body["method"]),
     ):
         stated = by_name.get(expected.name, expected)
         if stated != expected:
@@ -217,10 +197,6 @@ def _names_of_premises(body: dict[str, Any]) -> set[str]:
     always = {"preprocessing", "hyper-parameters", *(() if body["method"] == CLOSED_FORM else ("initial model",))}
     info = method_info(body["method"])
     always |= set(info.extra_premises)
-    if body["protection"] == "nothing":
-        return always | {"method"}
-    if body["protection"] == "training noise":
-        return always | {"clipping", "training noise", "history", "budget", "counterfactual", "noise", "honest reports"}
     if info.starts_from in ("fresh", "merge") or body["start"] == "fresh":
         return always
     return always | {
@@ -230,7 +206,7 @@ def _names_of_premises(body: dict[str, Any]) -> set[str]:
 
 def _check_subjects(body: dict[str, Any], multiplier: float) -> Iterator[str]:
     """Yield a problem unless the certificate's subjects are the requesters, within the request's budget."""
-    exact, protection, clients = body["untouched"], body["protection"], body["clients"]
+    exact, clients = body["untouched"], body["clients"]
     groups = [clients] if body["unit"] == "joint" else [[client] for client in clients]
     hidden = [subject["clients"] for subject in body["subjects"]]
     if hidden != groups:
@@ -244,34 +220,12 @@ def _check_subjects(body: dict[str, Any], multiplier: float) -> Iterator[str]:
     for subject in body["subjects"]:
         if exact and float(subject["psi"]) > 0.0:
             yield f"untouched is claimed for {', '.join(subject['clients'])}, whose psi is {subject['psi']!r}"
-        if protection != "noise":
-            continue
         cost = charge(float(subject["psi"]), body["sigma"])
         names = ", ".join(subject["clients"])
         yield from _unlike(subject, f"subject {names}: the ", charge=finite_or_text(cost), budget=budget)
         if cost > budget * (1.0 + TOLERANCE):
             yield f"the charge of {names} is above its budget"
-    if protection != "training noise":
-        costs = [charge(float(subject["psi"]), body["sigma"]) for subject in body["subjects"]]
-        yield from _unlike(body, delta_reached=delta_of_charges(body["epsilon"], costs, protection, None))
-    if protection == "noise" and float(body["psi"]) > psi_star * (1.0 + TOLERANCE):
+    costs = [charge(float(subject["psi"]), body["sigma"]) for subject in body["subjects"]]
+    yield from _unlike(body, delta_reached=delta_of_charges(body["epsilon"], costs))
+    if float(body["psi"]) > psi_star * (1.0 + TOLERANCE):
         yield f"psi {body['psi']!r} is above psi_star {psi_star!r}"
-
-
-def _check_training_noise(body: dict[str, Any]) -> Iterator[str]:
-    """Yield a problem for each figure of training noise that does not follow from the others."""
-    stated = body["training_noise"]
-    one_round = calibration.one_round_epsilon(stated["noise"], body["delta"], body["calibration"])
-    yield from _unlike(stated, epsilon_one_round=one_round)
-    if body["untouched"]:
-        return  # epsilon is composed over rounds whose models no longer exist
-    composed = stated["epsilon_composed"]
-    least = calibration.SMALLEST_DELTA if composed > 0.0 else 0.0  # 0 if no round involved the clients
-    # Both figures follow from one ratio of noise. Recovering the ratio from epsilon loses digits, hence the tolerance.
-    if 0.0 < composed <= calibration.LARGEST_EPSILON:
-        least = calibration.stated_delta(body["epsilon"], calibration.exact_multiplier(composed, body["delta"]))
-    if not body["delta_at_most"] >= least * (1.0 - 1e-6):
-        yield f"delta_at_most says {body['delta_at_most']!r}, epsilon_composed makes it {least!r}"
-    within = composed <= body["epsilon"]
-    if body["level"] != "none" and not (within and body["delta_at_most"] <= body["delta"] * (1.0 + TOLERANCE)):
-        yield f"training reached epsilon {composed!r}, more than the {body['epsilon']!r} certified"

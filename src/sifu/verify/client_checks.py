@@ -25,10 +25,6 @@ def check_history(reader: RunReader) -> Iterator[str]:
             yield f"history: round node {node.node} does not follow its parent {node.parent}"
         if node.kind == "noise" and (parent is None or node.position != 0 or node.branch != node.order):
             yield f"history: noise node {node.node} is misplaced"
-        if node.kind == "heuristic" and (
-            parent is None or parent.kind != "initial" or node.branch != node.order or node.noise_std != 0.0
-        ):
-            yield f"history: heuristic node {node.node} is misplaced"
     view = RunView(reader)
     for request in reader.requests():
         if request.noise_node is None:

@@ -12,7 +12,7 @@ from sifu.core.ledger import FIGURES_SALT, LOCAL_RATES, SEALED, finite_or_text
 from sifu.core.request_terms import AUTO
 from sifu.planning.plan import MethodOption, choose_method, least_level
 from sifu.requests.certification import RecordedRequest
-from sifu.requests.files_to_erase import nodes_to_erase, updates_to_erase
+from sifu.requests.files_to_erase import nodes_to_erase
 from sifu.run.run_view import RunView
 from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import ChargeRow, RequestRow
@@ -21,7 +21,7 @@ from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.theory.rollback import charge, choose_node
 from sifu.verify.certificate_checks import check_statements
 from sifu.verify.head_checks import check_statistics_erased
-from sifu.verify.stored_models import TOLERANCE, agree, check_updates_erased
+from sifu.verify.stored_models import TOLERANCE, agree
 
 
 def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, content: dict[str, Any]) -> Iterator[str]:
@@ -118,7 +118,7 @@ def _check_request(
     yield from _check_subjects(request, recorded, recorded.noise_std)
     charged = {}
     # Only the noise of the request itself is charged, to its own subjects and to subjects forgotten earlier.
-    for exposure in [*new, *earlier] if recorded.method.info.protection == "noise" else []:
+    for exposure in [*new, *earlier]:
         psi, subject = recorded.psi(exposure), exposure.subject
         cost = charge(psi, recorded.noise_std)
         left = subject.left(recorded.order)
@@ -142,8 +142,6 @@ def _check_request(
     cut_after = -1 if request.source_node is None else view.path.depth_of.get(request.source_node, -1)
     wanted = nodes_to_erase(view, available, exposures, cut_after, request.terms.retention)
     yield from _check_erasure(request, wanted, available, content)
-    gone = updates_to_erase(view, before.read("updates"), exposures, cut_after, request.terms.retention)
-    yield from check_updates_erased(view, recorded, gone, before, content)
     yield from check_statistics_erased(recorded, before, content)
     if recorded.method.info.starts_from == "rule":
         yield from _check_choice(view, request, recorded, available)
@@ -202,21 +200,11 @@ def _check_start(view: RunView, request: RequestRow, recorded: RecordedRequest) 
     """Yield a problem unless a request started from the model that its method prescribes, with the promised noise."""
     start = recorded.method.info.starts_from
     initial = view.path.nodes[0].node
-    expected = {
-        "fresh": None,
-        "current": view.path.nodes[-1].node,
-        "initial": initial,
-        "merge": initial if recorded.merged else None,
-    }
+    expected = {"fresh": None, "merge": initial if recorded.merged else None}
     if recorded.merged and start != "merge":
         yield f"groups were merged, which method {request.method} does not do"
-    if recorded.replayed != (start == "initial"):
-        kind = recorded.view.path.nodes[-1].kind
-        yield f"a node of kind {kind} is recorded, method {request.method} makes none"
     if start in expected and (request.source_node, request.wanted_node) != (expected[start],) * 2:
         yield f"it started from node {request.source_node}, not from the {start} model"
-    if recorded.method.info.protection != "noise" and recorded.noise_std != 0.0:
-        yield f"noise {recorded.noise_std!r} is recorded, method {request.method} adds none"
     sigma = request.terms.sigma
     if sigma != "auto" and recorded.noise_std not in (0.0, float(sigma)):
         yield f"sigma {sigma} was asked for, {recorded.noise_std!r} is recorded"

@@ -8,10 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sifu.core.method_info import require_methods
-from sifu.core.request_terms import AUTO
-from sifu.core.spec import Spec
-from sifu.errors import InputError, MissingExtensionError
+from sifu.errors import InputError
 from sifu.requests.what_remains import copy_notes
 from sifu.store import checkpoints, keys
 from sifu.store.erased_figures import not_recomputed
@@ -31,7 +28,7 @@ from sifu.verify.lifecycle_checks import check_approvals, check_left_out, check_
 from sifu.verify.purge_checks import check_purges
 from sifu.verify.release_checks import check_releases, trusted_notes
 from sifu.verify.request_checks import check_requests, on_record
-from sifu.verify.stored_models import check_models, check_moved, check_updates
+from sifu.verify.stored_models import check_models, check_moved
 
 
 @dataclass
@@ -81,7 +78,6 @@ def verify_run(
     Raises:
         InputError: If an argument is invalid or the folder is not a run.
         RunDamagedError: If the database is missing or unreadable.
-        MissingExtensionError: If the run needs a package that is not installed.
     """
     folder = Path(folder)
     check_public_key(public_key)
@@ -105,14 +101,12 @@ def verify_run(
             ("events", check_recorded_nodes),
             ("tables", check_tables),
             ("tables", check_clients),
-            ("requests", _check_installed),
             ("tables", client_checks.check_sample_digests),
             ("rounds", check_rounds),
             ("history", client_checks.check_history),
             ("groups", group_checks.check_groups),
             ("models", check_models),
             ("models", check_moved),
-            ("updates", check_updates),
             ("statistics", check_kept_statistics),
             ("releases", check_releases),
             ("keys", keys.check_keys),
@@ -130,10 +124,6 @@ def verify_run(
             before = len(result.problems)
             try:
                 result.problems.extend(check(reader))
-            except MissingExtensionError as error:
-                if not result.problems:
-                    raise
-                result.problems.append(f"{name}: {error}")
             except Exception as error:  # tampered data can make any check raise; report it as a problem
                 result.problems.append(f"{name}: cannot be recomputed: {type(error).__name__}: {error}")
             if name not in result.checked:
@@ -198,13 +188,6 @@ def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[
             f"files of an interrupted command are left: {named}{more}. No claim depends on them, but they may contain "
             "influence of clients; the next command that writes to the run deletes them"
         )
-
-
-def _check_installed(reader: RunReader) -> Iterator[str]:
-    """Yield nothing; raise `MissingExtensionError` if the package of a method or spec key is not installed."""
-    Spec.from_mapping(reader.spec)
-    require_methods(row.method for row in reader.requests() if row.method != AUTO)
-    yield from ()
 
 
 def check_public_key(public_key: str | None) -> None:

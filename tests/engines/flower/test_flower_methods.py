@@ -17,11 +17,9 @@ from sifu.methods.registry import METHODS
 
 def spec_for(method: str) -> object:
     """Return a spec that the method supports."""
-    sections: dict = {"keep": {"updates_every": 2}}
+    sections: dict = {}
     if method == "groups":
         sections["groups"] = {"count": 3, "rounds": 2}
-    if method == "dp":
-        sections["server"] = {"clip": 0.5, "noise": 1.0}
     sections["data"] = {"preprocessing": "fixed"}
     return small_spec(stop={"max_rounds": 6, "target": 0.0, "evaluate_every": 3}, **sections)
 

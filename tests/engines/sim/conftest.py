@@ -57,14 +57,12 @@ def make_federation() -> Callable[..., SimulatedFederation]:
         participation: str = "all",
         batch_size: int | None = None,
         momentum: float = 0.0,
-        nesterov: bool = False,
         weight_decay: float = 0.0,
-        clip: float = 0.0,
         model: Any = None,
         **options: Any,
     ) -> SimulatedFederation:
         clients = random_clients(kind, sizes=sizes, features=features, outputs=outputs, seed=data_seed, scale=scale)
-        training = LocalTraining(rate, steps, batch_size, momentum, nesterov, weight_decay, clip)
+        training = LocalTraining(rate, steps, batch_size, momentum, weight_decay)
         return SimulatedFederation(
             clients,
             model or kind,

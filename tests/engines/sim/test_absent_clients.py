@@ -27,7 +27,6 @@ from sifu.engines.sim import (
     client_blocks,
     linear,
 )
-from sifu.engines.sim.client_updates import Clipping
 from sifu.engines.sim.models import Model
 from sifu.theory.participation import Participation
 from suite_setup import examples
@@ -77,7 +76,6 @@ WAYS = {
     "between features, float32": MethodOption(lambda: SOFTMAX, LocalTraining(0.1, 4), options={"dtype": "float32"}),
     "mini-batches, momentum": MethodOption(lambda: SOFTMAX, LocalTraining(0.1, 5, 8, momentum=0.9, weight_decay=0.01)),
     "small mini-batches": MethodOption(lambda: SOFTMAX, LocalTraining(0.1, 5, 3)),
-    "clipped steps": MethodOption(lambda: SOFTMAX, LocalTraining(0.1, 4, clip=0.1)),
     "logistic": MethodOption(lambda: LinearModel("logistic", 6, 1), LocalTraining(0.1, 4)),
     "least squares": MethodOption(lambda: LinearModel("least_squares", 6, 1), LocalTraining(0.01, 4)),
     "between samples": MethodOption(lambda: WIDE, LocalTraining(0.002, 6), (700,)),
@@ -87,9 +85,6 @@ WAYS = {
     ),
     "sampled": MethodOption(
         lambda: SOFTMAX, LocalTraining(0.1, 4, 8), options={"participation": Participation("poisson", 0.6)}
-    ),
-    "clipped and noised updates": MethodOption(
-        lambda: SOFTMAX, LocalTraining(0.1, 4), options={"clipping": Clipping(0.05, 0.1, "seeded", 3)}
     ),
     "linear loop": MethodOption(lambda: SOFTMAX, LocalTraining(0.1, 4, 8), options={"strategy": "loop"}),
     "module": MethodOption(lambda: ModuleModel(small_module), LocalTraining(0.1, 3, 8), options={"dtype": "float32"}),

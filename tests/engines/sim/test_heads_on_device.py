@@ -21,7 +21,7 @@ from sifu_verifier import verify
 
 SHOWING = "public_backbone:make_showing"
 SPEC: dict[str, Any] = {
-    "model": {"kind": "ridge", "outputs": 2},
+    "model": {"kind": "ridge", "outputs": 2, "module_is_pure": True},
     "data": {"preprocessing": "fixed"},
     "ridge": {"regularisation": 0.01},
     "features": {"kind": "module", "module": SHOWING},
@@ -78,9 +78,9 @@ def test_an_audit_compares_bits_only_with_the_device_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums that a GPU rounded differ on a CPU, which contradicts no claim; those of a CPU must be repeated there."""
-    compute = NetworkFeatures._features
+    compute = NetworkFeatures.__call__
     with monkeypatch.context() as patch:
-        patch.setattr(NetworkFeatures, "_features", lambda self, x, module: (1.0 - 1e-6) * compute(self, x, module))
+        patch.setattr(NetworkFeatures, "__call__", lambda self, x: (1.0 - 1e-6) * compute(self, x))
         for device in ("cuda", "cpu"):
             run = sifu.train(SPEC, run=tmp_path / device, clients=clients(), device=device)
             run.forget(["c1"], "case")

@@ -36,15 +36,12 @@ def check_certificates(run: RunFolder, request: Row, body: Row, premises: list[R
         m["commitment"] = sha256(bytes.fromhex(m["nonce"]), bytes.fromhex(m["digest"]))
     ledger = next(e for e in run.tables["events"] if e["seq"] == done["seq"] - 1)
     body |= {key: request[key] for key in COPIED} | {
-        "accounting": run.spec["privacy"]["accounting"], "noise_source":
-            run.facts["noise_source"] if request["method"] == "dp" else run.noise_source,
+        "accounting": run.spec["privacy"]["accounting"], "noise_source": run.noise_source,
         "participation": run.facts["participation"], "versions": json.loads(run.entries["versions"]),
         "run": run.entries["run"], "format": "sifu certificate 1",
         "clients": [first_name_of(run, name) for name in json.loads(request["clients"])],
-        "start": {"heuristic": "initial", "merge": "merge"}.get(
-            run.nodes[request["noise_node"]]["kind"],
+        "start": "merge" if run.nodes[request["noise_node"]]["kind"] == "merge" else (
             "fresh" if request["source_node"] is None or from_initial(run, request) else "trained"),
-        "keeps_updates": run.spec["keep"].get("updates_every", 0) > 0,
         "keeps_statistics": run.spec["keep"]["statistics"] if request["method"] == "closed_form" else None,
         "records": len(json.loads(request["records"])) or None,
         "terms": {key: value for key, value in json.loads(request["terms"]).items()

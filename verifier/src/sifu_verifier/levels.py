@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from sifu_verifier.canonical import Row
-from sifu_verifier.methods import PROTECTION
 from sifu_verifier.paths import path_to
 from sifu_verifier.rates import rate_depends, rate_since
 from sifu_verifier.restores import restored_before
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.subjects import forgotten_by
-from sifu_verifier.tolerances import RELATIVE
 
 COUPLES = ("a minimum of", "dropping a masked round in which one client fails", "closing a round before")
 """Prefixes of the items of `facts.outside` by which one client can influence which rounds or replies are used."""
 
 
-def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, noise: Row | None) -> str:
+def level_of(run: RunFolder, request: Row, highest: float, untouched: bool) -> str:
     """Return the highest level that a request may claim (section 4).
 
     Args:
@@ -23,11 +21,8 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, nois
         request: Row of the request.
         highest: Largest Psi of a hidden subject on the path to the source.
         untouched: True if its clients never influenced the source model.
-        noise: Figures of training noise, or None.
     """
     facts, privacy, classical = run.facts, run.spec["privacy"], request["calibration"] == "classical"
-    if PROTECTION[request["method"]] == "nothing":
-        return "none"
     fresh = request["source_node"] is None or request["method"] == "groups" or from_initial(run, request)
     before = (facts["preprocessing"] not in ("fixed constants", "declared fixed by the operator"),
               request["method"] != "closed_form"
@@ -38,17 +33,10 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, nois
     rounds = (facts["participation"].startswith("fixed"), was_left_out(run, request), restored_before(run, request),
               any(what.startswith(COUPLES) for what in facts["outside"]))  # fmt: skip
     if untouched:
-        chosen = request["method"] == "noisy_scratch" and request["sigma"] == "auto"
         engine = facts.get("engine", "")
         bits = "computed on a GPU" in engine
-        return "conditional" if any((*before, chosen, bits, not fresh and any(rounds))) else "exact"
-    given = (run.noise_source if noise is None else facts["noise_source"]) != "system"
-    if noise is not None:
-        replayed = any(run.nodes[n]["kind"] == "heuristic" for n in path_to(run, request["noise_node"]))
-        above = noise["epsilon_composed"] > request["epsilon"] * (1 + RELATIVE)
-        if replayed or given or above or noise["counted"] > 0:
-            return "none"
-        return "conditional" if any((*before, *rounds)) else "proven"
+        return "conditional" if any((*before, bits, not fresh and any(rounds))) else "exact"
+    given = run.noise_source != "system"
     if privacy["accounting"] == "population" or given or (classical and request["epsilon"] >= 1):
         return "none"
     doubts = (run.spec["regularity"]["kind"] == "assumed", not facts["smooth_model"], bool(facts["outside"]),
@@ -60,7 +48,7 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool, nois
 def from_initial(run: RunFolder, request: Row) -> bool:
     """Return whether training resumed without noise from the initial, fresh model."""
     node = run.nodes.get(request["source_node"], {})
-    plain = request["noise_std"] == 0 and request["method"] in ("sifu", "last")
+    plain = request["noise_std"] == 0 and request["method"] == "sifu"
     return plain and node.get("kind") == "initial"
 
 

@@ -13,7 +13,6 @@ from sifu_verifier.groups import check_merged_model
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.tensors import tensors_of
 from sifu_verifier.tolerances import RELATIVE
-from sifu_verifier.updates import replayed_updates
 
 
 def erased_digests(run: RunFolder) -> set[str]:
@@ -31,6 +30,7 @@ def check_models(run: RunFolder) -> None:
     listed, vectors = {f"{row['node']}.safetensors": row for row in run.tables["models"]}, {}
     files = run.files_in("models")
     run.agree("files in models/", files, sorted(listed))
+    run.agree("files in updates/", run.files_in("updates"), [])
     expected = sorted(f"{name}.{form}.json" for name in run.done for form in ("auditor", "public")
                       if form not in erased_forms(run, run.requests[name]))  # fmt: skip
     run.agree("certificates/", run.files_in("certificates"), expected)
@@ -52,14 +52,8 @@ def check_models(run: RunFolder) -> None:
         elif start is not None and row["kind"] != "group":
             moved, slack = np.linalg.norm(vector - start), 8 * np.finfo(number).eps * np.linalg.norm(vector)
             low, high = 0.0, run.facts["server_rate"] * row["mean_shift"] * (1 + RELATIVE)
-            if row["kind"] == "heuristic":  # its model follows from the stored updates that it replayed
-                now = {update["file"] for update in run.tables["updates"] if update["node"] == node}
-                if now != {row["file"] for row in run.written if row["node"] == node}:
-                    continue  # a later request erased updates of its clients
-                moved = float(np.linalg.norm(vector - start - replayed_updates(run, node, number)))
-                low, high = 0.0, 1e-6 * float(np.linalg.norm(vector))
-            elif math.isinf(row["noise_std"]):
+            if math.isinf(row["noise_std"]):
                 continue  # a purge erased the noise (section 6e)
-            elif row["kind"] == "noise":
+            if row["kind"] == "noise":
                 low, high = (row["noise_std"] * (math.sqrt(vector.size) + z) for z in (-8, 8))
             run.check(low - slack <= moved <= high + slack, f"node {node}: moved by {moved}, not {low} to {high}")

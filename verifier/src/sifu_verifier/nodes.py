@@ -10,7 +10,7 @@ from sifu_verifier.rates import rate_since
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.sealed import figures_gone
 
-KINDS = {"initial": 0, "round": 1, "noise": 2, "heuristic": 3, "group": 4, "merge": 5}
+KINDS = {"initial": 0, "round": 1, "noise": 2, "group": 3, "merge": 4}
 
 
 def rows_digest(run: RunFolder, first: int, last: int, salt: str) -> str:
@@ -39,8 +39,6 @@ def check_nodes(run: RunFolder) -> None:
         run.check(all(bound >= 0 for bound in bounds), f"{at}: a drift, mean shift or rounding is below zero")
         if row["kind"] in ("round", "group"):
             run.agree(f"{at}: noise and order", [row["noise_std"], row["request_order"]], [0.0, 0])
-        if row["kind"] == "heuristic":
-            run.agree(f"{at}: kind of the parent", parent["kind"], "initial")
         if row["kind"] not in ("round", "merge"):
             run.check(not here, f"{at}: clients took part, but it is no round")
             continue

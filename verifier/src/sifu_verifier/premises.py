@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 
 from sifu_verifier.canonical import Row
 from sifu_verifier.groups import STRETCH
 from sifu_verifier.levels import COUPLES, from_initial, is_steep, was_left_out
-from sifu_verifier.methods import PROTECTION
-from sifu_verifier.paths import path_to
 from sifu_verifier.rates import is_recomputed, rate_depends, rate_since
 from sifu_verifier.releases import noise_of
 from sifu_verifier.restores import restored_before
@@ -41,32 +38,23 @@ def premise(name: str, status: str, case: str = "", **values: object) -> Row:
     return {"name": name, "status": status, "case": case or status, "values": values}
 
 
-def premises_of(run: RunFolder, request: Row, highest: float, noise: Row | None) -> list[Row]:
+def premises_of(run: RunFolder, request: Row, highest: float) -> list[Row]:
     """Return the premises of a request's certificates.
 
     Args:
         run: Run folder to verify.
         request: Row of the request.
         highest: Largest Psi of a hidden subject on the path to the source.
-        noise: Figures of training noise, or None.
     """
     method, before, record = request["method"], _before_training(run, request), _record(run, request)
-    if PROTECTION[method] == "nothing":
-        found = [premise("method", "failed", method=method), *before]
-    elif method == "closed_form":
+    if method == "closed_form":
         masked = "masked" if any(what.startswith("masked statistics") for what in run.facts["outside"]) else ""
         noise = [_source(run.noise_source)] if noise_of(run) else []
         found = [*record, *before, premise("statistics", "trusted", masked), *noise]
     elif method == "groups":
         found = [*record, *_groups(run, request), *before]
-    elif method in ("scratch", "noisy_scratch"):
-        size = premise("noise size", "assumed" if request["sigma"] == "auto" else "trusted")
-        found = [*([size] if method == "noisy_scratch" else []), *record, *before]
-    elif from_initial(run, request):
+    elif method == "scratch" or from_initial(run, request):
         found = [*record, *before]
-    elif noise is not None:
-        found = [*_trained_with_noise(run, request, noise), *record, _source(run.facts["noise_source"]), *before]
-        found.append(premise("honest reports", "trusted", "counts"))
     else:
         found = [*_by_noise(run, request), *record, _calibration(request), _arithmetic(run, request, highest)]
         found += [_source(run.noise_source), *before, premise("honest reports", "trusted")]
@@ -147,32 +135,11 @@ def _by_noise(run: RunFolder, request: Row) -> list[Row]:
     return [_regularity(run, request), *outside, accounting, counterfactual, *replies]
 
 
-def _trained_with_noise(run: RunFolder, request: Row, noise: Row) -> list[Row]:
-    """Return the premises on noise in training (section 4a)."""
-    counterfactual, outside, replies = _path(run, request)
-    composed, epsilon = noise["epsilon_composed"], request["epsilon"]
-    scale = 10.0 ** (3 - math.floor(math.log10(composed))) if composed > 0 else 1.0
-    values = {"reached": f"{math.ceil(composed * scale) / scale:.6g}"}
-    values |= {} if composed <= epsilon else {"epsilon": epsilon}
-    replayed = any(run.nodes[n]["kind"] == "heuristic" for n in path_to(run, request["source_node"]))
-    return [
-        premise("clipping", "met", clip=run.facts["clip"], noise=run.facts["noise"]),
-        premise("training noise", "failed" if noise["counted"] else "met"),
-        premise("history", "failed" if replayed else "met"),
-        premise("budget", "met" if composed <= epsilon else "failed", **values),
-        counterfactual,
-        *(what for what in outside if what["name"] == "schedule"),
-        *replies,
-    ]
-
-
 def _regularity(run: RunFolder, request: Row) -> Row:
     if run.spec["regularity"]["kind"] == "assumed":
         return premise("regularity", "assumed", factor=run.spec["regularity"]["factor"])
     if not run.facts["smooth_model"]:
         return premise("regularity", "assumed", "not smooth")
-    if run.facts.get("local_clip", 0) > 0:
-        return premise("regularity", "met", "clipped", clip=run.facts["local_clip"])
     there = [c for c in range(run.rolled[request["request"]]["clients"]) if c not in run.erased]
     factors = [run.regular[rate_since(run, request["noise_node"])][c][0] for c in there]
     strongly = all((run.clients[c]["curvature"] or 0) > 0 for c in there) and max(factors) < 1

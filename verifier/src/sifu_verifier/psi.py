@@ -15,7 +15,6 @@ EDGE = 1e-12  # smallest margin by which a condition must hold (section 3)
 def psi_along(run: RunFolder, path: list[int], subject: list[int], known: int | None = None) -> dict[int, float]:
     """Return Psi(n, W) at every node n of a path; the population is the first `known` clients, or all."""
     g, psi, rounding, touched, result = run.facts["server_rate"], 0.0, 0.0, False, {}
-    unbounded = False
     everybody = sum(row["samples"] for client, row in run.clients.items() if known is None or client < known)
     for node in path:
         row, here = run.nodes[node], run.rounds[node]
@@ -48,6 +47,5 @@ def psi_along(run: RunFolder, path: list[int], subject: list[int], known: int | 
             rounding = growth * rounding + row["rounding"]
         elif row["kind"] == "noise":
             rounding += row["rounding"]
-        unbounded = unbounded or row["kind"] == "heuristic"
-        result[node] = math.inf if unbounded else max(psi + rounding, 2.0**-1000) if touched else 0.0
+        result[node] = max(psi + rounding, 2.0**-1000) if touched else 0.0
     return result

@@ -30,7 +30,7 @@ def check_purges(run: RunFolder) -> None:
         updates = []
         for (file,), row in sorted(moment["updates"].items()):
             node = run.nodes[row["node"]]
-            start = node["node"] if node["kind"] == "heuristic" else node["parent"]
+            start = node["parent"]
             updates += [file] if start in held else []
         said, wish = moment["payload"], "all_figures" in moment["payload"]
         served = [r for r in moment["requests"].values() if r.get("noise_node") is not None]

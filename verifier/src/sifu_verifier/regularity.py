@@ -32,12 +32,12 @@ def regularity(client: Row, facts: Row, spec: Row) -> tuple[float, float]:
         within = x <= 2 * (1 + RELATIVE)
         bound = 1.0 if mu == 0 and within else max(abs(1 - eta * mu), abs(1 - x))
         return _power(bound, steps), steps * (x / 2) / (1 + (steps - 1) * (x / 2)) if mu >= 0 and within else 1.0
-    if mu >= 0 and not facts["nesterov"] and x <= momentum_limit(steps, rho) * (1 + RELATIVE):
+    if mu >= 0 and x <= momentum_limit(steps, rho) * (1 + RELATIVE):
         return 1.0, 1.0
     a, b = 1.0, 0.0
     for _ in range(steps):
         b = rho * b + beta * a
-        a += eta * (beta * a + rho * b if facts["nesterov"] else b)
+        a += eta * b
     return a, 1.0
 
 

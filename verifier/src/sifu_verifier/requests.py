@@ -12,7 +12,6 @@ from sifu_verifier.certificates import check_certificates
 from sifu_verifier.erased_figures import check_rest_of_request
 from sifu_verifier.heads import check_statistics_of_request
 from sifu_verifier.levels import level_of, was_left_out
-from sifu_verifier.methods import PROTECTION, REPLAYING
 from sifu_verifier.paths import path_to
 from sifu_verifier.premises import premises_of
 from sifu_verifier.psi import psi_along
@@ -20,8 +19,6 @@ from sifu_verifier.rates import check_rates
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.subjects import first_name_of, indices_of, names_of
 from sifu_verifier.tolerances import FLOOR, RELATIVE
-from sifu_verifier.training_noise import training_noise
-from sifu_verifier.updates import check_updates_of_request
 
 
 def check_requests(run: RunFolder) -> None:
@@ -54,21 +51,23 @@ def check_request(run: RunFolder, request: Row, spent: dict[int, float]) -> None
         limit = max(noise["position"], limit)
         rounds = run.nodes[request["final_node"]]["position"]
         run.check(rounds <= limit, f"{at}: {rounds} rounds, where the terms allow {limit}")
-    heuristic = request["method"] in REPLAYING
     usual_kind = "merge" if request["method"] == "groups" else "noise"
-    kind = "heuristic" if heuristic else "initial" if source is None else usual_kind
-    expected = {"kind": kind, "parent": source, "request_order": order, "branch": order, "noise_std": sigma}
+    expected = {
+        "kind": "initial" if source is None else usual_kind,
+        "parent": source,
+        "request_order": order,
+        "branch": order,
+        "noise_std": sigma,
+        "position": 0,
+    }
     run.agree(f"{at}: noise node", {key: noise[key] for key in expected}, expected)
 
     active, available = path_to(run, int(moment["tip"])), sorted(moment["models"])
     charges = {row["subject"]: row for row in run.tables["charges"] if row["noise_node"] == noise["node"]}
     left, hidden, people, highest = {}, {}, {}, 0.0
-    by_noise = PROTECTION[request["method"]] == "noise"
     for i, clients in run.subjects.items():
         owner, mine = run.owner[i], run.owner[i] is request
         if owner["request_order"] is None or owner["request_order"] > order:
-            continue
-        if not mine and PROTECTION[owner["method"]] != "noise":
             continue
         budget, psi, covered = 1 / multiplier(owner) ** 2, psi_along(run, active, clients, moment["clients"]), False
         left[i] = budget * (1 - owner["reserve"] if mine else 1) - (spent[i] if owner["scope"] == "all" else 0)
@@ -79,29 +78,27 @@ def check_request(run: RunFolder, request: Row, spent: dict[int, float]) -> None
             fresh, noised = row["kind"] == "initial", row["kind"] == "noise" and row["noise_std"] > 0
             covered = covered or (later and (fresh or noised))
             hidden[i][n] = 0.0 if covered else psi[n]
-        here = math.inf if heuristic else hidden[i][source]
-        if mine or (by_noise and here > 0):
+        here = hidden[i][source]
+        if mine or here > 0:
             highest = max(highest, *(psi[n] for n in path_to(run, source)), 0.0)
-            charge = charge_of(here, sigma) if by_noise else None
-            if by_noise:
-                row, pair = charges.get(i, {"psi": "nan", "charge": math.nan}), [here, charge]
-                run.agree(f"{at}: psi and charge of subject {i}", [float(row["psi"]), row["charge"]], pair)
-                run.check(charge <= left[i] * (1 + RELATIVE), f"{at}: subject {i} owes {charge} of {left[i]}")
-                spent[i] += charge
+            charge = charge_of(here, sigma)
+            row, pair = charges.get(i, {"psi": "nan", "charge": math.nan}), [here, charge]
+            run.agree(f"{at}: psi and charge of subject {i}", [float(row["psi"]), row["charge"]], pair)
+            run.check(charge <= left[i] * (1 + RELATIVE), f"{at}: subject {i} owes {charge} of {left[i]}")
+            spent[i] += charge
             names = list(dict.fromkeys(first_name_of(run, run.clients[c]["name"]) for c in clients))
             text = "inf" if math.isinf(here) else here
             people[i] = {"clients": names, "psi": text, "charge": charge, "budget": budget}
-    run.agree(f"{at}: subjects charged", sorted(charges), sorted(people) if by_noise else [])
+    run.agree(f"{at}: subjects charged", sorted(charges), sorted(people))
     check_rates(run, request)
-    check_updates_of_request(run, request, active, hidden)
     check_statistics_of_request(run, request)
-    untouched = source is None or not (heuristic or any(h[source] for h in hidden.values())
+    untouched = source is None or not (any(h[source] for h in hidden.values())
                                        or was_left_out(run, request, names_of(run, request)))  # fmt: skip
     if request["method"] != "sifu":
-        fresh = request["method"] in ("scratch", "noisy_scratch", "closed_form") or noise["kind"] == "initial"
-        start = None if fresh else active[0] if heuristic or noise["kind"] == "merge" else active[-1]
+        fresh = request["method"] in ("scratch", "closed_form") or noise["kind"] == "initial"
+        start = None if fresh else active[0] if noise["kind"] == "merge" else active[-1]
         run.agree(f"{at}: where it starts", [source, request["wanted_node"]], [start, start])
-    if request["method"] in ("scratch", "closed_form", "groups") or not by_noise:
+    if request["method"] in ("scratch", "closed_form", "groups"):
         run.agree(f"{at}: no noise", sigma, 0.0)
 
     def fits(node: int, slack: float) -> bool:
@@ -125,25 +122,17 @@ def check_request(run: RunFolder, request: Row, spent: dict[int, float]) -> None
     run.agree(f"{at}: models erased", sorted(moment["payload"].get("dropped_models", [])), erased)
     run.agree(f"{at}: models that remain", sorted(moment["payload"]["remaining_models"]), remaining)
     if name in run.done:
-        noise = training_noise(run, request, own) if request["method"] == "dp" else None
-        level = level_of(run, request, highest, untouched, noise)
+        level = level_of(run, request, highest, untouched)
         run.agree(f"{at}: level", request["level"], level)
         check_auto(run, request, level)
-        premises = premises_of(run, request, highest, noise)
+        premises = premises_of(run, request, highest)
         most = max(delta_of(multiplier(request), request["epsilon"]), FLOOR)
-        if noise is not None:
-            most = noise.pop("delta")
-            noise.pop("counted")
         mine = [charge_of(float(p["psi"]), sigma) for i, p in people.items() if run.owner[i] is request]
-        spent_now = max(mine) if by_noise else 0.0
-        reached = most if noise is not None else 1.0
-        if by_noise:
-            reached = max(delta_of(1 / math.sqrt(spent_now), request["epsilon"]), FLOOR) if spent_now else 0.0
+        spent_now = max(mine)
+        reached = max(delta_of(1 / math.sqrt(spent_now), request["epsilon"]), FLOOR) if spent_now else 0.0
         body = {
             "untouched": untouched,
-            "protection": PROTECTION[request["method"]],
-            "training_noise": noise,
-            "delta_at_most": 1.0 if PROTECTION[request["method"]] == "nothing" else 0.0 if untouched else most,
+            "delta_at_most": 0.0 if untouched else most,
             "delta_reached": reached,
             "erased_nodes": erased,
             "remaining_nodes": remaining,

@@ -17,7 +17,6 @@ from sifu_verifier.releases import check_releases
 from sifu_verifier.requests import check_requests
 from sifu_verifier.restores import check_restored
 from sifu_verifier.run_folder import RunFolder
-from sifu_verifier.updates import check_updates
 
 CHECKS: tuple[Callable[[RunFolder], None], ...] = (
     check_nodes,
@@ -26,7 +25,6 @@ CHECKS: tuple[Callable[[RunFolder], None], ...] = (
     check_groups,
     check_records,
     check_salts,
-    check_updates,
     check_statistics,
     check_releases,
     check_requests,

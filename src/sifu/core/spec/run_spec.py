@@ -27,10 +27,9 @@ import itertools
 import json
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from typing import Any, Literal
 
-from sifu.core.extensions import RoundExtras, SpecKey, required_key, spec_key
 from sifu.core.ledger import LARGEST_INTEGER
 from sifu.core.replies import ReplyRules, Wait
 from sifu.core.spec.regime import Demand, Regime, regime_of
@@ -57,10 +56,7 @@ def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
     yield "local.steps", local.momentum == 0 or local.steps <= 1000, "at most 1000 with momentum"
     yield "local.batch", local.batch >= 0, "0 or more"
     yield "local.momentum", 0 <= local.momentum < 1, "in [0, 1)"
-    yield "local.momentum", not local.nesterov or local.momentum > 0, "positive with local.nesterov"
     yield "local.weight_decay", local.weight_decay >= 0, "0 or more"
-    yield "local.clip", local.clip == 0 or 1e-9 <= local.clip <= 1e9, "0, or in 1e-9 to 1e9"
-    yield "server.rate", 0 < server.rate <= 10, "in (0, 10]"
     Participation.parse(server.participation)
     ReplyRules(server.rejected, server.update_bound)
     Wait.parse(server.wait)
@@ -154,7 +150,7 @@ def _parse(kind: type[Any], mapping: Any, prefix: str) -> Any:
     if not isinstance(mapping, Mapping):
         raise InputError(f"{prefix.rstrip('.') or 'the spec'} must be a table of keys, found {mapping!r}")
     hints = _hints(kind)  # type: ignore[arg-type]
-    names = {entry.name for entry in fields(kind)} - {"extensions"}
+    names = {entry.name for entry in fields(kind)}
     values = {}
     for name, value in mapping.items():
         if name not in names:
@@ -218,48 +214,9 @@ def _cast(hint: Any, value: Any, name: str) -> Any:
     return float(value) if hint is float else value
 
 
-def _take_extensions(mapping: Any) -> tuple[Any, tuple[tuple[str, Any], ...]]:
-    """Split plain values into sifu's own keys and the keys of extensions that are switched on."""
-    if not isinstance(mapping, Mapping):
-        return mapping, ()  # `_parse` reports the error
-    own, taken = dict(mapping), {}
-    for section in (entry.name for entry in _sections()):
-        values = mapping.get(section)
-        if not isinstance(values, Mapping):
-            continue
-        known = {entry.name for entry in fields(_hints(Spec)[section])}
-        for name in [str(name) for name in values if name not in known]:
-            full, value = f"{section}.{name}", values[name]
-            if spec_key(full) is None:
-                continue  # `_parse` reports the error
-            extension = required_key(full, value)
-            value = _cast(type(extension.default), value, full)
-            if value != extension.default:
-                taken[full] = value
-            own[section] = {key: kept for key, kept in own[section].items() if key != name}
-    return own, tuple(sorted(taken.items()))
-
-
 @dataclass(frozen=True)
 class Spec(Sections):
-    """Complete spec of a run.
-
-    `extensions` holds the keys that other packages add to sections (`sifu.core.extensions`) and that are switched on.
-    """
-
-    @property
-    def round_extras(self) -> RoundExtras:
-        """Optional steps of rounds that keys of extensions switch on."""
-        extras: dict[str, Any] = {}
-        for name, value in self.extensions:
-            extension = required_key(name, value)
-            if extension.sets:
-                extras[extension.sets] = value
-        return RoundExtras(**extras)
-
-    def extension(self, key: SpecKey) -> Any:
-        """Return the value of an extension's key."""
-        return dict(self.extensions).get(key.name, key.default)
+    """Complete spec of a run."""
 
     @property
     def regime(self) -> Regime:
@@ -268,11 +225,7 @@ class Spec(Sections):
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the spec as plain values, ready for JSON."""
-        values = asdict(self)
-        for name, value in values.pop("extensions"):
-            section, _, key = name.partition(".")
-            values[section][key] = value
-        return values
+        return asdict(self)
 
     @staticmethod
     def from_mapping(mapping: Mapping[str, Any]) -> Spec:
@@ -281,27 +234,19 @@ class Spec(Sections):
         Raises:
             InputError: If a key is unknown, or a value has the wrong type or is out of range.
         """
-        own, extensions = _take_extensions(mapping)
-        spec: Spec = replace(_parse(Spec, own, ""), extensions=extensions)
+        spec: Spec = _parse(Spec, mapping, "")
         checks = (_demands_of_sections, _demands_of_groups, _demands_of_features, _demands_of_releases)
         demands = (demand for check in checks for demand in check(spec))
         for name, holds, wanted in itertools.chain(demands, spec.regime.demands()):
             if not holds:
                 value = functools.reduce(getattr, name.split("."), spec)
                 raise InputError(f"{name} must be {wanted}, found {value}")
-        for name, value in extensions:
-            extension = required_key(name, value)
-            solved = spec.regime.solves and extension.sets is not None
-            by_rounds = (not solved, f"{extension.default} with model.kind = {spec.model.kind!r}")
-            for holds, wanted in (by_rounds, *extension.demands(spec)):
-                if not holds:
-                    raise InputError(f"{name} must be {wanted}, found {value}")
         return spec
 
 
 def _sections() -> tuple[Field[Any], ...]:
     """Return the fields of a spec that are sections."""
-    return tuple(entry for entry in fields(Spec) if entry.name not in ("seed", "extensions"))
+    return tuple(entry for entry in fields(Spec) if entry.name != "seed")
 
 
 def commented_toml(spec: Spec) -> str:
@@ -315,10 +260,6 @@ def commented_toml(spec: Spec) -> str:
             (f"{entry.name} = {_toml_value(getattr(value, entry.name))}", entry.metadata["comment"])
             for entry in fields(value)
         ]
-        for name, set_to in spec.extensions:
-            extension = spec_key(name)
-            if extension is not None and name.startswith(f"{section.name}."):
-                keys.append((f"{name.partition('.')[2]} = {_toml_value(set_to)}", extension.comment))
         width = max(len(text) for text, _ in keys)
         lines += [f"{text:<{width}}  # {comment}" for text, comment in keys]
     return "\n".join(lines) + "\n"

@@ -178,16 +178,13 @@ class LocalSpec:
     steps: int = key(10, "local gradient steps K of each round")
     batch: int = key(0, "mini-batch size; 0 is the whole data of the client")
     momentum: float = key(0.0, "heavy-ball momentum, reset each round")
-    nesterov: bool = key(False, "Nesterov's momentum (never certified as convex)")
     weight_decay: float = key(0.0, "coupled weight decay on every parameter; makes losses strongly convex")
-    clip: float = key(0.0, "bound on the norm of each step's gradient, clipped to it; 0 is off (never convex)")
 
 
 @dataclass(frozen=True)
 class ServerSpec:
     """The server's part in a round: averaging, participation, and handling of replies."""
 
-    rate: float = key(1.0, "server rate g of FedAvg")
     participation: str = key("all", "all, poisson(RATE), or fixed(COUNT) (conditional at best)")
     rejected: OnRejection = key(
         "stop", "when a reply is refused (NaN, wrong shape...): stop, leave out that reply, or drop the round"
@@ -283,7 +280,7 @@ class KeepSpec:
 
 @dataclass(frozen=True)
 class Sections:
-    """Fields of a spec: its seed, its sections, and the keys of extensions."""
+    """Fields of a spec: its seed and its sections."""
 
     seed: int = key(1, "seeds data, participation and batches; never the certified noise")
     data: DataSpec = field(default_factory=DataSpec)
@@ -299,4 +296,3 @@ class Sections:
     requests: RequestsSpec = field(default_factory=RequestsSpec)
     regularity: RegularitySpec = field(default_factory=RegularitySpec)
     keep: KeepSpec = field(default_factory=KeepSpec)
-    extensions: tuple[tuple[str, Any], ...] = ()

@@ -7,35 +7,21 @@ or a multiple of the model the round started from). Then mean = base + m with m 
 drift_i = ||u_i - m||, independent of the base. Everything is computed in float64, whatever the type of the models.
 Every norm is an upper bound on the distance to the *exact* mean (section 6.2 derives the errors). The u_i are given as
 rows, or as duals u_i = X_i' V_i of linear models trained in sample space, which avoids computing u_i.
-
-Clipped updates with noise: theta' = theta + g sum_i w_i (c_i + z C xi_i) with ||c_i|| <= C.
-
-c_i = u_i min(1, C / ||u_i||) is the clipped update u_i = theta_i - theta of client i. The order of the sums matters
-for the proof (docs/theory.md, section 10). The clipped updates are averaged separately, so that C alone bounds their
-rounding. The noise is averaged separately and depends on no data. The two means are then added, and all later steps are
-post-processing. Clipping is exact: the norm of each computed c_i is at most C, because ||u_i|| is rounded up and the
-factor is rounded down.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from sifu.core.engine import Position
-from sifu.core.round import Average, NormalSource, SystemNormals, keyed_generator
-from sifu.core.spec import Spec
+from sifu.core.round import Average
 from sifu.engines.sim.client_blocks import Part, PartPlaces
 from sifu.theory.arrays import Floats, Integers
-from sifu.theory.participation import ClientIndices
-from sifu.theory.rounding import ROUNDED_DOWN, ROUNDED_UP, UNIT_ROUNDOFF, enlargement, norm_up, up
+from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement, norm_up, up
 
 LocalModels = Callable[[], Iterator[tuple[PartPlaces, Tensor]]]
 """Function that trains the participants and yields pairs (places among them, rows of flat models)."""
@@ -258,87 +244,3 @@ def _not_finite(updates: Sequence[LocalUpdates]) -> tuple[int, ...]:
                 places = np.arange(places.start, places.stop)
             bad.extend(places[~torch.isfinite(rows).all(dim=1).numpy()].tolist())
     return tuple(sorted(bad))
-
-
-OUTSIDE = "clipping of updates"
-"""Entry of `TrainingFacts.outside`: theta + clip(u(theta)) may expand distances, so no bound on L holds."""
-
-
-def clip_rows(updates: NDArray[np.floating], clip: float) -> Floats:
-    """Return the rows, scaled so that no exact norm exceeds `clip`; shorter rows are unchanged, NaN and Inf give NaN.
-
-    >>> clip_rows(np.array([[3.0, 4.0], [0.3, 0.4]]), 1.0).round(6).tolist()
-    [[0.6, 0.8], [0.3, 0.4]]
-    """
-    rows = np.asarray(updates, dtype=np.float64)
-    norms = np.array([norm_up(row) for row in rows])
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        factors = np.where(norms <= clip, 1.0, clip / norms * ROUNDED_DOWN)
-        return rows * factors[:, None]
-
-
-@dataclass(frozen=True)
-class Clipping:
-    """Clipping of updates to norm `clip`, and Gaussian noise with standard deviation `noise` * `clip`.
-
-    The noise comes from the operating system, or from a generator keyed by `seed` if `source` is "seeded".
-    """
-
-    clip: float
-    noise: float
-    source: Literal["system", "seeded"]
-    seed: int
-
-    @staticmethod
-    def of(spec: Spec) -> Clipping | None:
-        """Return the clipping that the spec configures, or None if updates are not clipped."""
-        extras = spec.round_extras
-        if extras.update_clip == 0.0:
-            return None
-        return Clipping(extras.update_clip, extras.update_noise, "system", spec.seed)
-
-    def average(
-        self,
-        updates: NDArray[np.floating],
-        position: Position,
-        numbers: ClientIndices,
-        samples: Integers,
-        want_gram: bool,
-    ) -> Average:
-        """Clip the updates, add noise, and average them.
-
-        In the result, `updates` holds c_i + noise_i of each participant, and `step` is their weighted mean.
-
-        Args:
-            updates: Update of each participant.
-            position: Branch and round.
-            numbers: Client indices, by which the noise is drawn.
-            samples: Number of samples of each participant.
-            want_gram: True to compute the Gram matrix.
-        """
-        sent = clip_rows(updates, self.clip)
-        count, size = sent.shape
-        bad = tuple(int(place) for place in np.flatnonzero(~np.isfinite(sent).all(axis=1)))
-        if bad:
-            return Average(np.zeros(size), np.zeros(count), 0.0, None, bad, updates=sent)
-        weights = samples / samples.sum()
-        step = weights @ sent
-        if self.noise > 0.0:
-            noises = np.stack([self._draw(position, int(number), size) for number in numbers])
-            step = step + weights @ noises
-            sent = sent + noises
-        differences = sent - step
-        drifts = np.linalg.norm(differences, axis=1) * enlargement(size)
-        largest = float(drifts.max()) + norm_up(step)
-        error = (count + 4) * UNIT_ROUNDOFF * largest * 1.01  # bound for two weighted sums and their addition
-        gram = differences @ differences.T if want_gram else None
-        drifts = (drifts + error) * ROUNDED_UP
-        # Count the error twice, because adding the noise to an update rounds as well.
-        errors = np.full(count, 2.0 * error)
-        return Average(step, drifts, norm_up(step) + error, gram, (), updates=sent, gram_errors=errors)
-
-    def _draw(self, position: Position, client: int, size: int) -> Floats:
-        normals: NormalSource = SystemNormals()
-        if self.source == "seeded":
-            normals = keyed_generator(self.seed, "training noise", position.branch, position.round, client)
-        return self.noise * self.clip * normals.standard_normal(size)

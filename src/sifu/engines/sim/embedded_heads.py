@@ -150,7 +150,6 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         active: ClientIndices,
         *,
         want_gram: bool = False,
-        want_updates: bool = False,
     ) -> RoundResult:
         """Solve for the head of the active clients, ignoring `model`; drifts are unknown."""
         chosen = np.asarray(active, dtype=np.int64)

@@ -138,7 +138,7 @@ class ClientSizes:
 
 
 def proven_allowance(
-    model: LinearModel, training: LocalTraining, server_rate: float, sizes: ClientSizes, dtype: str
+    model: LinearModel, training: LocalTraining, sizes: ClientSizes, dtype: str
 ) -> Callable[[float, ClientIndices], float] | None:
     """Return a function of a round's starting norm and participants that bounds the round's rounding error.
 
@@ -150,7 +150,6 @@ def proven_allowance(
     Args:
         model: The linear model.
         training: Settings of local training.
-        server_rate: Learning rate of the server.
         sizes: Quantities of all clients that determine the allowance.
         dtype: Element type of training.
 
@@ -159,7 +158,7 @@ def proven_allowance(
     """
     if dtype != "float64":
         return None
-    return partial(round_allowance, model=model, training=training, server_rate=server_rate, sizes=sizes)
+    return partial(round_allowance, model=model, training=training, sizes=sizes)
 
 
 def round_allowance(
@@ -168,7 +167,6 @@ def round_allowance(
     *,
     model: LinearModel,
     training: LocalTraining,
-    server_rate: float,
     sizes: ClientSizes,
 ) -> float:
     """Return the rounding allowance of a round, computed from the maximum of each quantity over the participants.
@@ -178,7 +176,6 @@ def round_allowance(
         participants: The participating clients.
         model: The linear model.
         training: Settings of local training.
-        server_rate: Learning rate of the server.
         sizes: `ClientSizes` of all clients.
     """
     if not training.rate * float(sizes.smoothness[participants].max()) <= 2.0:
@@ -196,23 +193,16 @@ def round_allowance(
     spread = min(largest, width, max(1.0, training.rate * energy / 2.0))
     terms = width + largest + model.outputs + 16
     step = 8.0 * UNIT_ROUNDOFF * terms * spread * (radius + scale)
-    step += training.rate * (width * model.outputs + 10) * UNIT_ROUNDOFF * training.clip
     local = _after_all_steps(step, smoothness, training) + step
     averaging = 4.0 * (participants.size + 8) * UNIT_ROUNDOFF * radius
     averaging += 2.0 * (rows + participants.size + 8) * UNIT_ROUNDOFF * spread * radius
-    return 2.0 * max(1.0, server_rate) * (local + averaging)
+    return 2.0 * (local + averaging)
 
 
 def _path_radius(
     start: float, pull: float, stretch: float, smoothness: float, training: LocalTraining, labels: bool
 ) -> float:
     """Return max(R, Q), a bound on all iterates in feature and in sample space; `stretch` is sqrt(n/b_min)."""
-    if training.clip:
-        radius, velocity = start, 0.0
-        for _ in range(training.steps):
-            gradient = training.clip + training.weight_decay * radius
-            radius, velocity = _lengthen(radius, gradient, velocity, training)
-        return radius
     if training.momentum == 0.0:
         radius = start + training.steps * pull
         return max(radius, training.steps * stretch * (pull if labels else 2.0 * radius + pull))
@@ -229,7 +219,7 @@ def _path_radius(
 
 def _after_all_steps(step: float, smoothness: float, training: LocalTraining) -> float:
     """Return a bound on the accumulated effect of an error of at most `step` in each local step."""
-    if training.momentum == 0.0 and not training.clip:
+    if training.momentum == 0.0:
         return training.steps * step
     position, velocity = 0.0, 0.0
     for _ in range(training.steps):
@@ -242,5 +232,4 @@ def _after_all_steps(step: float, smoothness: float, training: LocalTraining) ->
 def _lengthen(length: float, gradient: float, velocity: float, training: LocalTraining) -> tuple[float, float]:
     """Return bounds on the norms of value and velocity after one step, as if all terms had the same direction."""
     velocity = training.momentum * velocity + gradient
-    push = gradient + training.momentum * velocity if training.nesterov else velocity
-    return length + training.rate * push, velocity
+    return length + training.rate * velocity, velocity

@@ -11,8 +11,7 @@ many features this is far cheaper: 60 samples of 784 features need 1/26 of the m
 round and the drifts also follow from V, without the local models (`sim.client_updates`). This is done in float64 for
 clients with at most a few rows per output; otherwise computing X'V is cheaper or more precise.
 
-Clipping a gradient X'V needs its norm, ||X'V||^2 = <V, G V>. In float64 clipped steps are taken in feature space,
-where the norms are precise enough for a proof. Both variants agree with the plain loop up to rounding;
+Both variants agree with the plain loop up to rounding;
 `sifu.engines.sim.float_rounding` bounds the error of either.
 
 Outputs precede rows: scores are (clients, C, n) and models (C, d), so that sums over outputs run along long rows.
@@ -69,8 +68,6 @@ class VectorisedTrainer:
         self._shape = (model.features + 1, model.outputs)
         (width, outputs), training = self._shape, plan.training
         padded = padded_rows(plan.samples, training.batch_size)
-        # Norms computed in sample space are too imprecise for the rounding allowance (`float_rounding`).
-        may_work_between_samples = not (training.clip and plan.dtype == "float64")
         self._blocks = [
             make_block(
                 clients,
@@ -79,8 +76,7 @@ class VectorisedTrainer:
                 self._objective,
                 outputs,
                 TORCH_TYPES[plan.dtype],
-                between_samples=may_work_between_samples
-                and cheaper_between_samples(int(padded[indices[0]]), width, training),
+                between_samples=cheaper_between_samples(int(padded[indices[0]]), width, training),
             )
             for indices in groups_of(padded)
         ]
@@ -90,7 +86,7 @@ class VectorisedTrainer:
             self._block_of[block.clients] = number
             self._row_of[block.clients] = np.arange(block.clients.size)
         self._share = _share_after(training, training.steps)
-        self._plain = not training.momentum and not training.weight_decay and not training.clip
+        self._plain = not training.momentum and not training.weight_decay
         self._whole = {id(block): whole for block in self._blocks if (whole := self._whole_batches(block))}
 
     def train(
@@ -230,11 +226,6 @@ class VectorisedTrainer:
             gradient = residual.mul_(row_weights)
             if rows is not None:
                 gradient = rows.spread(gradient, first)
-            if training.clip:
-                # ||X'V||^2 = <V, G V>, which only rounding can make negative.
-                squares = torch.bmm(gradient, gram).mul_(gradient).sum(dim=(1, 2), dtype=torch.float64)
-                factors = training.clip_factor(squares.clamp_min_(0.0).sqrt_())
-                gradient.mul_(factors.to(gradient.dtype)[:, None, None])
             share, share_velocity = training.descend(share, 0.0, share_velocity)
             dual, dual_velocity = training.descend(
                 torch.zeros_like(first) if dual is None else dual, gradient, dual_velocity
@@ -266,7 +257,7 @@ def descend_between_features(
 
     Args:
         objective: Loss that training minimises.
-        training: Rate, momentum, decay and clipping.
+        training: Rate, momentum and decay.
         weights: W_0 of each client (clients, width, outputs).
         batches: For each step the samples (clients, rows, width), the encoded targets and the weights of the rows
             (clients, rows, outputs or 1).
@@ -275,7 +266,6 @@ def descend_between_features(
     for x, targets, row_weights in batches:
         residual = objective.residual(torch.bmm(x, weights), targets).mul_(row_weights)
         gradient = torch.bmm(x.transpose(1, 2), residual)
-        training.clip_gradient(gradient, dim=(1, 2))
         weights, velocity = training.descend(weights, gradient, velocity)
     return weights
 

@@ -33,21 +33,16 @@ class LocalTraining:
 
     With eta = `rate`, rho = `momentum`, lambda = `weight_decay` and K = `steps`, step k does
 
-        g = Pi_c(grad f(theta)) + lambda theta,   v = rho v + g   (v = 0 before the first step),
-        theta = theta - eta v                     (Nesterov: theta - eta (g + rho v)).
+        g = grad f(theta) + lambda theta,   v = rho v + g   (v = 0 before the first step),   theta = theta - eta v.
 
-    Pi_c(h) = h min(1, c / ||h||) with c = `clip` scales the gradient of a batch, over all parameters together, to a
-    norm of at most c; 0 means no clipping (docs/theory.md, section 5.9). Weight decay is added afterwards and applies
-    to every parameter, including the bias. `batch_size` None means all data of the client.
+    Weight decay applies to every parameter, including the bias. `batch_size` None means all data of the client.
     """
 
     rate: float
     steps: int
     batch_size: int | None = None
     momentum: float = 0.0
-    nesterov: bool = False
     weight_decay: float = 0.0
-    clip: float = 0.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate) and self.rate > 0.0):
@@ -60,14 +55,8 @@ class LocalTraining:
             )
         if not 0.0 <= self.momentum < 1.0:
             raise InputError(f"momentum must be at least 0 and below 1, found {self.momentum}")
-        if self.nesterov and self.momentum == 0.0:
-            raise InputError("Nesterov's step needs momentum above 0, found momentum 0")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0.0):
             raise InputError(f"weight decay must be a number of at least 0, found {self.weight_decay}")
-        if not (math.isfinite(self.clip) and self.clip >= 0.0):
-            raise InputError(
-                f"the bound on a step's gradient (clip) must be a number of at least 0, 0 for none, found {self.clip}"
-            )
 
     def smallest_batch(self, samples: Integers) -> Integers:
         """Return b_min of clients with `samples` samples: the size of the smallest batch that each can draw.
@@ -82,27 +71,12 @@ class LocalTraining:
         """Return whether a client with `samples` samples uses all of them in every step."""
         return self.batch_size is None or self.batch_size >= samples
 
-    def clip_factor(self, norm: torch.Tensor) -> torch.Tensor:
-        """Return min(1, c / norm), the factor that clips a gradient of that norm; norms are float64.
-
-        >>> LocalTraining(rate=0.1, steps=1, clip=0.5).clip_factor(torch.tensor([2.0, 0.1, 0.0])).tolist()
-        [0.25, 1.0, 1.0]
-        """
-        # An infinite norm gives NaN, not 0, so that the step is refused instead of silently skipped.
-        return torch.clamp(self.clip / norm, max=1.0) + 0.0 * norm
-
-    def clip_gradient(self, gradient: torch.Tensor, dim: tuple[int, ...] | None = None) -> None:
-        """Clip a gradient in place if clipping is on; for several models, `dim` lists the dimensions of one model."""
-        if self.clip:
-            norm = torch.linalg.vector_norm(gradient, dim=dim, keepdim=dim is not None, dtype=torch.float64)
-            gradient.mul_(self.clip_factor(norm).to(gradient.dtype))
-
     def descend(self, value: Value, gradient: Value, velocity: Value | None) -> tuple[Value, Value | None]:
         """Take one step and return the new value and velocity.
 
         Args:
             value: The parameters before the step.
-            gradient: Gradient of the loss, clipped, without weight decay.
+            gradient: Gradient of the loss, without weight decay.
             velocity: Velocity of the previous step, or None in the first step.
         """
         if self.weight_decay:
@@ -112,8 +86,7 @@ class LocalTraining:
                 return torch.sub(value, gradient, alpha=self.rate), None
             return value - self.rate * gradient, None
         velocity = gradient if velocity is None else self.momentum * velocity + gradient
-        direction = gradient + self.momentum * velocity if self.nesterov else velocity
-        return value - self.rate * direction, velocity
+        return value - self.rate * velocity, velocity
 
     def descend_in_place(self, value: torch.Tensor, gradient: torch.Tensor, velocity: torch.Tensor, step: int) -> None:
         """Take one step as `descend` does, without allocating memory.
@@ -133,8 +106,7 @@ class LocalTraining:
             velocity.copy_(gradient)
         else:
             velocity.mul_(self.momentum).add_(gradient)
-        direction = gradient.add_(velocity, alpha=self.momentum) if self.nesterov else velocity
-        value.sub_(direction, alpha=self.rate)
+        value.sub_(velocity, alpha=self.rate)
 
 
 def _whole(value: object) -> bool:

@@ -18,7 +18,7 @@ from sifu.core.round import Average
 from sifu.data.own_modules import Loss, fixed_generators, fresh_copy
 from sifu.engines.sim.client_updates import average_models
 from sifu.engines.sim.embedded_clients import CheckedClient
-from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
+from sifu.engines.sim.local_training import TrainingPlan
 from sifu.engines.sim.models import Model, flat_state, load_state, train_mode
 from sifu.engines.sim.networks import KeyedDropout, dropout_key
 from sifu.engines.sim.threads import few_threads
@@ -110,7 +110,6 @@ class LoopTrainer:
             module.parameters(),
             lr=training.rate,
             momentum=training.momentum,
-            nesterov=training.nesterov,
             weight_decay=training.weight_decay,
         )
         with fixed_generators(plan.layer_seed(position, client), self._device):
@@ -119,8 +118,6 @@ class LoopTrainer:
                     dropout.key = int(dropout_key(plan.seed, position, int(plan.numbers[client]), step, layer))
                 optimizer.zero_grad()
                 loss(module(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
-                if training.clip:
-                    _clip(list(module.parameters()), training)
                 optimizer.step()
         return flat_state(module)
 
@@ -170,12 +167,3 @@ class LoopTrainer:
             ) from error
         if not enough:
             raise InputError(f"the model has outputs of shape {tuple(scores.shape[1:])}, {outputs} are needed")
-
-
-def _clip(parameters: Sequence[Tensor], training: LocalTraining) -> None:
-    """Scale the gradient of all parameters together to a norm of at most `training.clip`."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    flat = torch.cat([part.flatten() for part in gradients])
-    factor = training.clip_factor(torch.linalg.vector_norm(flat, dtype=torch.float64))
-    for part in gradients:
-        part.mul_(factor.to(part.dtype))

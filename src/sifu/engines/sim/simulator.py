@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from sifu.core.round_stream import DrawsAhead
 from sifu.core.spec.sections import TF32
 from sifu.data.dataset import sample_digest
 from sifu.data.own_modules import combined
-from sifu.engines.sim.client_updates import OUTSIDE, Clipping, average_models
+from sifu.engines.sim.client_updates import average_models
 from sifu.engines.sim.embedded_clients import (
     OBJECTIVES,
     CheckedClient,
@@ -53,11 +53,9 @@ from sifu.errors import InputError
 from sifu.theory.facts import (
     IN_PROCESS,
     MADE_BY_OPERATOR,
-    NO_NOISE,
     UNKNOWN,
     ClientProfile,
     TrainingFacts,
-    clipped_profile,
 )
 from sifu.theory.participation import ClientIndices, Participation, Places, base_key
 from sifu.theory.rounding import norm_up
@@ -65,30 +63,23 @@ from sifu.theory.rounding import norm_up
 Strategy = Literal["auto", "loop", "vectorised"]
 
 
-def training_facts(
-    model: Model, training: LocalTraining, clipping: Clipping | None, rules: ReplyRules, **others: Any
-) -> TrainingFacts:
+def training_facts(model: Model, training: LocalTraining, rules: ReplyRules, **others: Any) -> TrainingFacts:
     """Return the training facts that follow from a model, its local training and the server's rules.
 
     Args:
         model: Model that clients train.
         training: Settings of local training.
-        clipping: Clipping and noise of whole updates, or None if updates get neither.
         rules: Handling of replies that cannot be used.
         others: All other training facts, by name.
     """
     return TrainingFacts(
         local_rate=training.rate,
         momentum=training.momentum,
-        nesterov=training.nesterov,
         weight_decay=training.weight_decay,
         batch_size=training.batch_size,
-        local_clip=training.clip,
         smooth_model=model.smooth,
-        outside=(*model.outside, *((OUTSIDE,) if clipping else ()), *rules.outside),
-        clip=clipping.clip if clipping else 0.0,
-        noise=clipping.noise if clipping else 0.0,
-        noise_source=clipping.source if clipping and clipping.noise > 0.0 else NO_NOISE,
+        outside=(*model.outside, *rules.outside),
+        server_rate=1.0,
         **others,
     )
 
@@ -120,7 +111,6 @@ class SimulationSettings:
     """Settings of a simulated federation besides clients, model and local training.
 
     Attributes:
-        server_rate: Step size of the server.
         participation: Rule that draws the participants of a round. By default, all clients take part.
         dtype: Number format of models; `tf32` models are float32, and only another trainer trains them.
         seed: Public seed of all draws.
@@ -134,14 +124,12 @@ class SimulationSettings:
         features_declared: True if the operator declared that this map is public.
         features_module: Value of `TrainingFacts.module` for a module of the operator that computes this map.
         module_is_pure: True if the operator declares that modules compute from their inputs and parameters alone.
-        clipping: Clipping and noise of whole updates, or None if updates get neither.
         numbers: Increasing indices that key the draws of participants, batches and dropout (by default 0, 1, ...). A
             subset of the clients, or one client on its own machine, thus makes the same draws as in the whole
             federation.
         replies: Handling of a client's model that cannot be used. By default, the round stops with an error.
     """
 
-    server_rate: float = 1.0
     participation: Participation = Participation("all")
     dtype: Literal["float64", "float32", "tf32"] = "float64"
     seed: int = 0
@@ -154,13 +142,10 @@ class SimulationSettings:
     features_declared: bool = False
     features_module: str = ""
     module_is_pure: bool = False
-    clipping: Clipping | None = None
     numbers: Sequence[int] | None = None
     replies: ReplyRules = field(default_factory=ReplyRules)
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.server_rate) and self.server_rate > 0.0):
-            raise InputError(f"the server rate must be a positive number, found {self.server_rate}")
         if self.dtype not in (*TORCH_TYPES, TF32):
             raise InputError(f"models are float64, float32 or tf32, found dtype {self.dtype!r}")
         if self.strategy not in ("auto", "loop", "vectorised"):
@@ -229,7 +214,6 @@ class SimulatedFederation(LacksData, ShowsSamples):
         else:
             self._trained_by = who_trains(network, dtype, "cpu", settings.trainer)
             self._trainer = _trainer(model, checked, plan, settings, self._trained_by)
-        self._clipping = settings.clipping
         self.reply_rules = settings.replies
         self._rounding: Callable[[float, ClientIndices], float] | None = None
         self.sizes: ClientSizes | None = None
@@ -246,10 +230,7 @@ class SimulatedFederation(LacksData, ShowsSamples):
             replace(client, smoothness=smoothness, curvature=self.training.weight_decay)
             for client, smoothness in zip(self.clients, self.sizes.smoothness.tolist(), strict=True)
         )
-        if self.training.clip:
-            self.clients = tuple(map(clipped_profile, self.clients))
-        if settings.clipping is None:
-            self._rounding = proven_allowance(linear, self.training, settings.server_rate, self.sizes, settings.dtype)
+        self._rounding = proven_allowance(linear, self.training, self.sizes, settings.dtype)
 
     def _facts(self, model: Model, settings: SimulationSettings) -> TrainingFacts:
         """Return the facts that certificates of this training depend on."""
@@ -257,9 +238,7 @@ class SimulatedFederation(LacksData, ShowsSamples):
         return training_facts(
             model,
             self.training,
-            settings.clipping,
             self.reply_rules,
-            server_rate=settings.server_rate,
             participation=settings.participation,
             dtype=settings.dtype,
             rounding_bounded=self._rounding is not None,
@@ -293,7 +272,6 @@ class SimulatedFederation(LacksData, ShowsSamples):
         active: ClientIndices,
         *,
         want_gram: bool = False,
-        want_updates: bool = False,
         absent: ClientIndices | None = None,
     ) -> RoundResult:
         """Run one round of FedAvg; drifts and shift refer to the float64 mean, before rounding to float32.
@@ -306,16 +284,13 @@ class SimulatedFederation(LacksData, ShowsSamples):
         if chosen is not places.index:
             in_order = np.sort(chosen)
             places = Places.of(in_order, self._numbers[in_order])
-        setup = RoundSetup(start, position, places, want_gram, want_updates, absent)
+        setup = RoundSetup(start, position, places, want_gram, absent)
         return run_round(self, setup, self._draws.draw(setup))
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> AcceptedModels | Sequence[Reply]:
         """Train the drawn clients; return only the mean of their models unless single models are needed."""
         if self.reply_rules.update_bound:
             return self.replies(setup, drawn)
-        if self._clipping:
-            rows = self._train(setup.start, setup.position, drawn, self.training.steps)
-            return AcceptedModels(drawn, cast("Sequence[Vector]", rows))
         average = self._trainer.average(setup.start, setup.position, drawn, self.samples[drawn], setup.want_gram)
         return AcceptedModels(drawn, (), average)
 
@@ -344,25 +319,15 @@ class SimulatedFederation(LacksData, ShowsSamples):
 
     def average(self, setup: RoundSetup, accepted: AcceptedModels) -> Average:
         """Return the mean of the accepted models, which training may already have computed."""
-        start, position, participants = setup.start, setup.position, accepted.participants
+        start, participants, average = setup.start, accepted.participants, accepted.average
         samples = self.samples[participants]
-        average = accepted.average
-        if average is not None:
-            if setup.want_updates:
-                updates = self.local_updates(start, position, participants, self.training.steps)
-                average = replace(average, updates=updates)
-        else:
-            models = np.asarray(accepted.models)
-            updates = models - start  # done first, because averaging changes the rows in place
-            if self._clipping:
-                return self._clipping.average(updates, position, self._numbers[participants], samples, setup.want_gram)
-            rows = [(slice(0, participants.size), torch.from_numpy(models))]
+        if average is None:
+            rows = [(slice(0, participants.size), torch.from_numpy(np.asarray(accepted.models)))]
             # Another package trains in threads of its own: leave no thread of torch in a busy loop on their cores.
             with one_thread() if self._trained_by.kernels else nullcontext():
                 average = average_models(
                     lambda: iter(rows), start.astype(np.float64), samples, start.itemsize, setup.want_gram
                 )
-            average = replace(average, updates=updates)
         if self._rounding is None:
             return average
         return replace(average, rounding=self._rounding(norm_up(start), participants))
