@@ -20,7 +20,7 @@ from sifu.engines.sim.simulator import SimulatedFederation
 from sifu.errors import InputError, RoundRejectedError
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement
-from sifu_kernels import NAME
+from sifu_kernels import NAME, TF32
 from sifu_kernels.lane_group import LaneGroup
 from sifu_kernels.lane_stream import Chunk, Evaluated, LaneStream
 from sifu_kernels.schedule import slots_for
@@ -39,7 +39,7 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         self.layout, self.clients = federation.layout, federation.clients
         # Use a separate queue, so that work of this lane does not wait for rounds that the group computes in advance.
         self._queue = DeviceQueue(group.device)
-        self.facts = replace(federation.facts, trainer=NAME)
+        self.facts = replace(federation.facts, dtype=TF32, trainer=NAME)
         self._places, self._entries = group.source.entries, group.entries
         self._samples = np.array([client.samples for client in federation.clients], dtype=np.int64)
 
