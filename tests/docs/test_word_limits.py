@@ -22,7 +22,6 @@ LIMITS = {
     "docs/flower.md": 2750,
     "docs/guide.md": 2500,
     "docs/index.md": 300,
-    "docs/new-method.md": 600,
     "docs/noise.md": 1200,
     "docs/performance.md": 1200,
     "docs/related-work.md": 900,

@@ -1,4 +1,4 @@
-"""Premises of a certificate, and the level that follows from them (docs/theory.md, sections 10, 12.1 and 12.2).
+"""Premises of a certificate, and the level that follows from them (docs/theory.md, sections 12.1 and 12.2).
 
 Each premise has one of four statuses: `met` (by construction, or measured as an upper bound), `trusted` (reported by
 clients or declared by the operator; every certificate states this), `assumed` (the level is at most `conditional`) or

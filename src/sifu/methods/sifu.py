@@ -1,6 +1,6 @@
 """Method `sifu` (algorithm 3 of the paper): a rollback as far as the budget demands, noise, and retraining.
 
-IFU (algorithm 2) is the special case of one request. Differences from the paper (docs/theory.md, section 16): budgets
+IFU (algorithm 2) is the special case of one request. Differences from the paper (docs/theory.md, section 10): budgets
 are charged over all releases by default, the noise is calibrated exactly, and a client's weight is its share of the
 samples in the round, not in the whole federation.
 """

@@ -23,7 +23,7 @@ def check_auto(run: RunFolder, request: Row, level: str) -> None:
     rolled = next(e for e in run.tables["events"] if e["seq"] == run.rolled[request["request"]]["seq"])
     if is_erased(run, rolled) or not run.check(auto, f"{at}: what auto chose from is not recorded"):
         return
-    order = ("closed_form", "groups", "sifu", "last", "dp", "scratch")
+    order = ("closed_form", "groups", "sifu", "scratch")
     places = {way["method"]: order.index(way["method"]) if way["method"] in order else 6 for way in auto["ways"]}
     run.check(strength(auto["least_level"]) >= strength(least), f"{at}: auto chose below {least}")
     if run.spec.get("requests", {}).get("approval", "none") != "none":

@@ -46,7 +46,7 @@ def is_recomputed(run: RunFolder, request: Row) -> bool:
     """Return whether the request recomputed an automatic local rate (section 4)."""
     measured = [row for c, row in run.clients.items() if c not in run.erased]
     unknown = any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in measured)
-    begins_afresh = request["method"] in ("scratch", "noisy_scratch") and not json.loads(request["records"])
+    begins_afresh = request["method"] == "scratch" and not json.loads(request["records"])
     ours = run.facts.get("engine", "") == "the data of its participants"
     if not begins_afresh or not ours or run.spec["groups"]["count"] or unknown:
         return False
