@@ -64,8 +64,8 @@ test-kernels: $(VENV)/.kernels  ## the tests of kernels/, whose GPU kernels run 
 test-paper: $(VENV)/.dev $(VENV)/.paper  ## the tests of the paper's experiments
 	$(TEST_ENV) $(BIN)/python -m pytest paper/tests -n 2 --dist worksteal
 
-paper: $(VENV)/.paper    ## install the paper's experiments
-	$(BIN)/sifu-bench --help
+paper: $(VENV)/.paper    ## install the paper's experiments and run a small one, whose numbers mean nothing
+	$(BIN)/sifu-bench run sequential --scale smoke --datasets digits --out build/bench-sequential
 
 # Three files at a time on two cores, because the processes wait for each other half of the time. Files that take longest come first,
 # in the order given: by default xdist begins with the files of most tests, and would end with the longest one alone.

@@ -83,7 +83,8 @@ def _scaled(images: np.ndarray, settings: Settings) -> np.ndarray:
     constants = AUTHORS if settings.constants == "authors" else PUBLISHED
     largest, mean, deviation = constants[settings.dataset]
     channels = images[..., None] if images.ndim == 3 else images
-    scaled = (channels / np.float32(largest) - np.float32(mean)) / np.float32(deviation)
+    middle, width = np.array(mean, dtype=np.float32), np.array(deviation, dtype=np.float32)
+    scaled = (channels / np.float32(largest) - middle) / width
     return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2), dtype=np.float32)
 
 
@@ -110,4 +111,4 @@ def requests_of(
 def _first(classes: np.ndarray, count: int, members: dict[int, list[int]], clients: int) -> Sequence[int]:
     if count > classes.size or any(len(members[int(label)]) < clients for label in classes[:count]):
         raise InputError(f"{count} requests of {clients} clients of one class each: there are not enough")
-    return classes[:count].tolist()
+    return [int(label) for label in classes[:count]]

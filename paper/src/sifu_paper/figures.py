@@ -86,7 +86,7 @@ def draw_limits(experiment: Experiment, rows: Sequence[Row]) -> Figure:
             there = full.get(course.counterfactual)
             if there is None or course.last[column] is None:
                 return None
-            return 100.0 * (course.last[column] - there[column])
+            return 100.0 * float(course.last[column] - there[column])
 
         return of
 

@@ -117,7 +117,6 @@ def increments(done: Round, samples: np.ndarray, rules: Rules, shift: float) -> 
     without it the model would not have moved: then it is the whole `shift` of the model.
     """
     own = samples[done.participants]
-    if rules.accounting == "population":
-        return own / (samples.sum() - own) * done.drifts
-    rest = own.sum() - own
-    return np.where(rest > 0, own / np.maximum(rest, 1) * done.drifts, shift)
+    everyone = samples if rules.accounting == "population" else own
+    rest = everyone.sum() - own
+    return np.asarray(np.where(rest > 0, own / np.maximum(rest, 1) * done.drifts, shift))

@@ -53,8 +53,8 @@ def run(options: Options, command: tuple[str, ...], jobs: int = 1, say: Callable
     (options.out / FAILURES).unlink(missing_ok=True)
     if failures:
         (options.out / FAILURES).write_text("\n".join(f"{unit}\n{trace}" for unit, trace in failures.items()))
-    elif (options.out / "trainings").exists():
-        shutil.rmtree(options.out / "trainings")
+    else:
+        shutil.rmtree(options.out / "unfinished", ignore_errors=True)
     return Result(rows, failures)
 
 

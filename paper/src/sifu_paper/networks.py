@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -75,7 +76,7 @@ class Network:
 
     def scores(self, vector: Tensor, x: Tensor, kept: Tensor | None = None) -> Tensor:
         """Return the class scores of samples; `kept` are the factors of dropout on the hidden units."""
-        cut = iter(vector.split([math.prod(shape) for shape in self._shapes]))
+        cut = iter(torch.split(vector, [math.prod(shape) for shape in self._shapes]))
         parts = iter([next(cut).view(shape) for shape in self._shapes])
         for layer in self.convolutions:
             x = functional.conv2d(x, next(parts), next(parts), padding=layer.padding)
@@ -85,7 +86,8 @@ class Network:
         for _ in self.hidden:
             x = functional.relu(x @ next(parts) + next(parts))
             x = x if kept is None else x * kept
-        return x @ next(parts) + next(parts)
+        scores: Tensor = x @ next(parts) + next(parts)
+        return scores
 
     def keep_units(self, generator: np.random.Generator, steps: int, batch: int) -> np.ndarray | None:
         """Draw the factors of dropout of one client's steps, or None without dropout."""

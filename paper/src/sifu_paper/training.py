@@ -198,7 +198,8 @@ class PlainTrainer:
         generator, samples = keyed(self._seed, "batches", *place, client), int(self.federation.samples[client])
         passes = math.ceil(steps * size / samples)
         order = np.concatenate([generator.permutation(samples) for _ in range(passes)])
-        return self._first[client] + order[: steps * size].reshape(steps, size)
+        rows: np.ndarray = self._first[client] + order[: steps * size].reshape(steps, size)
+        return rows
 
     def _private(self, updates: np.ndarray, place: Place, participants: np.ndarray) -> np.ndarray:
         bound = self._settings.dp_clip
@@ -207,7 +208,8 @@ class PlainTrainer:
             keyed(self._seed, "training noise", *place, client).standard_normal(updates.shape[1])
             for client in participants.tolist()
         ]
-        return updates * np.minimum(1.0, bound / np.maximum(lengths, 1e-300)) + self._dp_noise * bound * np.stack(noise)
+        clipped: np.ndarray = updates * np.minimum(1.0, bound / np.maximum(lengths, 1e-300))
+        return clipped + self._dp_noise * bound * np.stack(noise)
 
 
 def one_after_another(gradient: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -6,7 +6,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -94,9 +94,8 @@ def trained(experiment: Experiment, options: Options, job: Job, table: Table) ->
     noise = preset.rules.multiplier(settings.epsilon, settings.delta) if kind == "dp" else 0.0
     trainer = trainer_for(federation, settings, job.seed, options.device, noise, hand_out=kind == "updates")
     state = initial_state(trainer, settings, preset.rules, job.seed, fine=experiment.fine_models)
-    path = options.out / "trainings" / f"{job.dataset}-{job.seed}-{job.preset}-{kind}"
-    if path.exists():
-        state.history = pickle.loads(path.read_bytes())
+    path = _scratch_file(options, replace(job, method=kind, variant=""))
+    _load(state, path)
     copied = started = time.monotonic()
 
     def copy_now_and_then(now: State) -> None:
@@ -118,11 +117,21 @@ def trained(experiment: Experiment, options: Options, job: Job, table: Table) ->
     return state
 
 
+def _scratch_file(options: Options, job: Job) -> Path:
+    """Return the file from which an interrupted job goes on; a run without failures removes them all."""
+    return options.out / "unfinished" / "-".join(str(value) for value in astuple(job) if value)
+
+
 def _save(state: State, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".new")
-    temporary.write_bytes(pickle.dumps(state.history))
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_bytes(pickle.dumps((state.history, state.subjects, state.requests)))
     os.replace(temporary, path)
+
+
+def _load(state: State, path: Path) -> None:
+    if path.exists():
+        state.history, state.subjects, state.requests = pickle.loads(path.read_bytes())
 
 
 def answer(experiment: Experiment, options: Options, job: Job, state: State) -> Iterator[Row]:
@@ -134,8 +143,9 @@ def answer(experiment: Experiment, options: Options, job: Job, state: State) -> 
     if "sigma_factor" in variant:
         state.sigma = settings.sigma * variant["sigma_factor"]
     most = max(1, round(variant["limit"] * state.training_rounds)) if "limit" in variant else settings.max_rounds
-    diverged = False
-    for number, asking in enumerate(chosen, start=1):
+    path, diverged = _scratch_file(options, job), False
+    _load(state, path)
+    for number, asking in enumerate(chosen[state.requests :], start=state.requests + 1):
         started = time.monotonic()
         outcome = {"clients": len(asking), "rounds": most}
         if not diverged:
@@ -144,6 +154,9 @@ def answer(experiment: Experiment, options: Options, job: Job, state: State) -> 
             except DivergedError:
                 diverged = True
         yield job.place(number) | measured(state, options, outcome, diverged, time.monotonic() - started)
+        if not diverged:
+            _save(state, path)  # its row is on disk
+    path.unlink(missing_ok=True)
 
 
 def forget(state: State, method: str, asking: list[int], number: int, most: int) -> Row:

@@ -28,7 +28,8 @@ def average_round(rows: Sequence[tuple[np.ndarray, np.ndarray]], model: np.ndarr
         for _ in range(STEPS):
             own = own - rate * x.T @ (x @ own - y) / len(y)
         models.append(own)
-    return np.mean(models, axis=0)
+    mean: np.ndarray = np.mean(models, axis=0)
+    return mean
 
 
 def outside_span(x: np.ndarray, model: np.ndarray) -> np.ndarray:
@@ -38,7 +39,8 @@ def outside_span(x: np.ndarray, model: np.ndarray) -> np.ndarray:
     array([0., 4.])
     """
     basis = np.linalg.qr(x.T)[0]
-    return model - basis @ (basis.T @ model)
+    outside: np.ndarray = model - basis @ (basis.T @ model)
+    return outside
 
 
 def run_trace(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from sifu_paper.experiment import Experiment, Options, variant_text
 from sifu_paper.federation import federation_of
 from sifu_paper.figures import draw_bound
 from sifu_paper.history import increments
-from sifu_paper.settings import OURS, PAPERS, settings_of
+from sifu_paper.settings import OURS, PAPERS, Settings, settings_of
 from sifu_paper.table import Row, Table
 from sifu_paper.training import DivergedError, Trainer, draw, trainer_for
 
@@ -51,7 +51,7 @@ def run_distances(
         say(f"{dataset}, seed {seed}, {place['variant']}: measured")
 
 
-def _rows(trainer: Trainer, settings, seed: int, chosen: np.ndarray, rounds: int) -> Iterator[Row]:
+def _rows(trainer: Trainer, settings: Settings, seed: int, chosen: np.ndarray, rounds: int) -> Iterator[Row]:
     """Yield a row for each client every few rounds; a training that diverged has empty rows from there on."""
     names = ("client", "rounds", "distance", "psi_round", "psi_population", "accuracy")
     measured = measure_distances(trainer, settings, seed, chosen, rounds)
@@ -69,7 +69,7 @@ def _rows(trainer: Trainer, settings, seed: int, chosen: np.ndarray, rounds: int
 
 
 def measure_distances(
-    trainer: Trainer, settings, seed: int, chosen: Sequence[int], rounds: int
+    trainer: Trainer, settings: Settings, seed: int, chosen: Iterable[int], rounds: int
 ) -> Iterator[tuple[np.ndarray, list[float], list[np.ndarray]]]:
     """Yield after each round the model, the true distance for each chosen client, and Psi of everyone twice.
 
