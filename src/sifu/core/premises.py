@@ -347,8 +347,9 @@ def closed_form_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
 
 def group_premises(spec: Spec) -> tuple[Premise, ...]:
     """Return the premises of a merge of group models, in a fixed order (docs/theory.md, section 15.2)."""
-    case, values = spec.regime.separate_rounds()
+    groups = spec.groups
+    moved = {"stretch": groups.stretch} if groups.stretch != 1.0 else {}
     return (
-        Premise("grouping", "met", values={"count": spec.groups.count}),
-        Premise("rounds apart", "met", case, values=values),
+        Premise("grouping", "met", values={"count": groups.count}),
+        Premise("rounds apart", "met", "moved on" if moved else "", values={"rounds": groups.rounds} | moved),
     )

@@ -12,7 +12,6 @@ from typing import Any
 
 from sifu.core.layout import Vector
 from sifu.core.ledger import LOCAL_RATES, canonical_json
-from sifu.core.method_info import CLOSED_FORM
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
 from sifu.store.files import STORED
@@ -71,10 +70,6 @@ class RequestRow:
     def was_ended(self) -> bool:
         """True if the request was refused or withdrawn."""
         return self.status in ENDED
-
-    def awaits_head(self, tip: int) -> bool:
-        """Return whether the request is running and its closed-form head is not solved yet."""
-        return (self.status, self.method, self.noise_node) == ("running", CLOSED_FORM, tip)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from sifu.core.spec.sections import NETWORK_FEATURES, RIDGE, FeaturesSpec, RidgeSpec, Sections
 from sifu.errors import InputError
-from sifu.theory.merging import STRETCH
 
 Demand = tuple[str, bool, str]
 """Condition on a key of the spec: the key's name, whether its value is valid, and a description of valid values."""
@@ -72,11 +71,6 @@ class Regime:
     def demands(self) -> Iterator[Demand]:
         """Yield the conditions on the keys of a spec in this regime."""
         yield from ()
-
-    def separate_rounds(self) -> tuple[str, dict[str, Any]]:
-        """Return the case and the values of the premise on the groups' separate rounds."""
-        groups = self.spec.groups
-        return "moved on", {"rounds": groups.rounds, "stretch": STRETCH}
 
     @property
     def has_accuracy(self) -> bool:
@@ -281,17 +275,9 @@ def penalty_of(ridge: RidgeSpec, features: int) -> float | None:
     return WIDE_PENALTY if features > CROSS_VALIDATED else None
 
 
-_REGIMES: list[type[Regime]] = [Rounds, Groups, ClosedForm]
-
-
-def add_regime(regime: type[Regime]) -> None:
-    """Add a regime; it takes precedence over regimes added before."""
-    _REGIMES.append(regime)
-
-
 def regime_of(spec: Sections) -> Regime:
-    """Return the regime of a spec: the most recently added regime whose `is_for` accepts the spec."""
-    return next(regime for regime in reversed(_REGIMES) if regime.is_for(spec))(spec)
+    """Return the regime of a spec: the first one below whose `is_for` accepts the spec."""
+    return next(regime for regime in (ClosedForm, Groups, Rounds) if regime.is_for(spec))(spec)
 
 
 def by_regime(table: Mapping[type[Regime], Found], regime: Regime) -> Found:

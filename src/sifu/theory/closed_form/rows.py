@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sifu.errors import InputError
-from sifu.theory.arrays import Array, Floats, Integers
+from sifu.theory.arrays import Array, Floats
 from sifu.theory.closed_form.fixed_point import EXACT, FixedPoint
 
 RowNumbers = NDArray[np.int32]
@@ -50,12 +50,6 @@ class Rows:
     def nbytes(self) -> int:
         """Size in bytes."""
         return self.features.nbytes + self.targets.nbytes
-
-    def only(self, places: Integers) -> Rows:
-        """Return the rows with only the features at the indices `places`; all other features are zero."""
-        features = np.zeros_like(self.features)
-        features[:, places] = self.features[:, places]
-        return replace(self, features=features)
 
     def largest(self) -> int:
         """Return an upper bound on the entries of the rows' statistics: the sum of squared lengths, rounded up."""
