@@ -76,10 +76,9 @@ class FlowerFederation(RemoteFederation, RunsAhead):
         patience: Patience,
         *,
         masked: bool = False,
-        exchange: Exchange | None = None,
     ) -> None:
         self._masked, self.pause = masked, patience.pause
-        self._exchange = exchange or Exchange(grid, patience.poll)
+        self._exchange = Exchange(grid, patience.poll)
         self._messenger = Messenger(self, self._exchange, roster, patience)
         self.after_round: Callable[[Position, ArrayRecord], None] | None = None
         self.reporter: Reporter | None = None
