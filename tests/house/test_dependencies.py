@@ -19,6 +19,7 @@ NEEDS_AN_EXTRA = (
     "sifu.audit.run_audit",
     "sifu.console",
     "sifu.data.feature_maps.deep_network",
+    "sifu.data.feature_maps.efficientnet",
     "sifu.data.feature_maps.fixed_networks",
     "sifu.data.feature_maps.transformer_networks",
     "sifu.data.own_modules",
