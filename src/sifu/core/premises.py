@@ -22,6 +22,7 @@ from sifu.core.spec import Spec
 from sifu.theory import facts as fact
 from sifu.theory.facts import TrainingFacts, decides_rounds
 from sifu.theory.history import Accounting
+from sifu.theory.merging import STRETCH
 from sifu.theory.regularity import RegularityClass
 
 Status = Literal["met", "trusted", "assumed", "failed"]
@@ -347,9 +348,7 @@ def closed_form_premises(facts: TrainingFacts) -> tuple[Premise, ...]:
 
 def group_premises(spec: Spec) -> tuple[Premise, ...]:
     """Return the premises of a merge of group models, in a fixed order (docs/theory.md, section 15.2)."""
-    groups = spec.groups
-    moved = {"stretch": groups.stretch} if groups.stretch != 1.0 else {}
     return (
-        Premise("grouping", "met", values={"count": groups.count}),
-        Premise("rounds apart", "met", "moved on" if moved else "", values={"rounds": groups.rounds} | moved),
+        Premise("grouping", "met", values={"count": spec.groups.count}),
+        Premise("rounds apart", "met", "moved on", values={"rounds": spec.groups.rounds, "stretch": STRETCH}),
     )
