@@ -228,7 +228,8 @@ class ServedRun:
         name = request or f"r-{secrets.token_hex(4)}"
         if not who.may("set terms"):
             check_terms(who, self.run.spec, terms)
-        asked = self.key, check_request_id(name), who.name, list(clients), {**terms, "deadline_days": deadline_days}
+        wish = {**terms, "deadline_days": str(deadline_days)}
+        asked = self.key, check_request_id(name), who.name, list(clients), wish
         with self.lock:  # two concurrent requests must not both pass `check_share`
             known = name in {line.request for line in self.lines(who)}
             nonces = self._nonces.again(*asked) if known else self._nonces.make(*asked)
