@@ -206,9 +206,8 @@ class Truth(CounterfactualRuns):
         for request in self.record.requests.values():
             numbers = sorted(number for number, owner in self.record.owner.items() if owner is request)
             chains = self.chains_of(request)
-            sets = [[client for chain in chains for client in chain]] if request["unit"] == "joint" else chains
             if numbers:
-                subjects |= dict(zip(numbers, sets, strict=True))
+                subjects |= dict(zip(numbers, chains, strict=True))
         return subjects
 
     def counterfactuals(self) -> dict[int, list[int]]:
@@ -312,8 +311,6 @@ class Truth(CounterfactualRuns):
             if not self.is_theorem:
                 continue
             together = sum(cost for _, cost in costs)
-            if request["scope"] == "latest":
-                together = max((cost for _, cost in costs), default=0.0)
             own = sum(cost for of, cost in costs if of == order)
             for what, cost, stated in (
                 ("all releases together", together, body["delta_at_most"]),
@@ -325,7 +322,7 @@ class Truth(CounterfactualRuns):
                     self.findings.largest_share_of_delta = max(self.findings.largest_share_of_delta, delta / stated)
                 if delta > stated * (1.0 + 1e-9) + 1e-15:
                     self.violation("delta", name, f"{what} reach delta {delta!r}, {stated!r} is stated")
-            if body["delta_at_most"] > request["delta"] * (1.0 + 1e-9) and request["calibration"] == "exact":
+            if body["delta_at_most"] > request["delta"] * (1.0 + 1e-9):
                 self.violation("delta", name, f"delta {request['delta']!r} asked, {body['delta_at_most']!r} stated")
 
     # -- levels and files ----------------------------------------------------------------------------------------
@@ -429,8 +426,6 @@ def kinds_of(truth: Truth, request: dict[str, Any]) -> Iterable[str]:
     kinds = {
         "sampling": journey.spec.get("server", {}).get("participation", "all") != "all",
         "sets": several,
-        "joint sets": several and request["unit"] == "joint",
-        f"scope {request['scope']}": True,
         "changing budgets": any(row["epsilon"] != request["epsilon"] for row in earlier),
         "methods in sequence": any(row["method"] != request["method"] for row in earlier),
         "user modules": callable(journey.model),

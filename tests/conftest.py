@@ -26,7 +26,7 @@ def heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def run_with_requests(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run with requests of several kinds (rollback, scratch, joint, strict, waiting); tests only read it."""
+    """Return a run with requests of several kinds (rollback, scratch, strict, waiting); tests only read it."""
     folder = tmp_path_factory.mktemp("runs") / "with-requests"
     build_run_with_requests(folder)
     return folder

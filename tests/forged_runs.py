@@ -54,7 +54,6 @@ def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = Tr
             content["rows"]["digest"] = rows_digest(
                 reader.nodes(first, last),
                 reader.participation().between(first, last),
-                reader.grams(first, last),
                 content.get(FIGURES_SALT, ""),
             )
         if kind == "run created" or ("clients_digest" in content.get("run", {}) and sealed is not None):
@@ -64,7 +63,7 @@ def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = Tr
             connection.execute("UPDATE run SET value = ? WHERE key = 'clients_digest'", (digest,))
         if "kept_rows" in content and sealed is not None:
             last, salt = content["kept_rows"]["last"], content[FIGURES_SALT]
-            rows = reader.nodes(0, last), reader.participation().between(0, last), reader.grams(0, last)
+            rows = reader.nodes(0, last), reader.participation().between(0, last)
             content["kept_rows"]["digest"] = rows_digest(*rows, salt)
         if ALL_FIGURES in content:
             before = [event for event in RunReader(folder).events() if event.seq < seq]

@@ -65,17 +65,10 @@ def sampled(folder: Path) -> Path:
     back = folder.with_name(f"{folder.name}-back")
     sifu.restore(folder.with_name("sampled.zip"), back)
     run = sifu.open_run(back)
-    run.forget(["client-002", "client-003"], "second", sigma=1.0, unit="joint", retention="strict")
+    run.forget(["client-002", "client-003"], "second", sigma=1.0, retention="strict")
     run.forget(["client-004"], "third", method="scratch")
     run.purge()
     return back
-
-
-def with_grams(folder: Path) -> Path:
-    """Make a run with Gram matrices and a joint request."""
-    run = sifu.train(small_spec(**TINY, keep={"gram_clients": 12}), run=folder)
-    run.forget(["client-002", "client-003"], "together", unit="joint", sigma=1.0)
-    return folder
 
 
 def refused_replies(folder: Path) -> Path:
@@ -163,7 +156,7 @@ def closed_form(folder: Path) -> Path:
     sifu.train(spec, run=folder, clients=clients[:6]).forget(["client-001"], "first")
     sifu.open_run(folder, clients=clients).join()
     run = sifu.open_run(folder, clients=clients)
-    run.forget(["client-003", "client-004"], "second", unit="joint")
+    run.forget(["client-003", "client-004"], "second")
     run.forget(["client-005"], "records", records=[1])
     return folder
 
@@ -192,7 +185,6 @@ def masked(folder: Path) -> Path:
 RUNS: dict[str, Callable[[Path], Path]] = {
     "many requests": with_many_requests,
     "sampled": sampled,
-    "Gram matrices": with_grams,
     "refused replies": refused_replies,
     "groups": grouped,
     "moved groups": moved_groups,

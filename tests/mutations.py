@@ -20,7 +20,6 @@ from sifu.errors import SifuError
 ALIASES = {
     "nodes": r"node|history|rounds",
     "participation": r"participation|rounds",
-    "grams": r"Gram matrix|grams",
     "events": r"ledger|event",
     "clients": r"clients:",
     "certificates": r"certificate",

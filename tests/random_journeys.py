@@ -168,18 +168,14 @@ def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[di
         },
         "stop": {"target": 0.0, "max_rounds": dice.randint(2, 6)},
         "keep": {
-            "gram_clients": dice.choice([0, 0, 20]),
             "models": dice.choice([3, 6, 64]),
         },
-        "privacy": {},
     }
     if kind == "softmax" and dice.random() < 0.9:
         spec["model"]["outputs"] = CLASSES
     special = dice.randint(0, 20)
     if special == 4:
         spec["server"]["participation"] = "fixed(3)"
-    elif special == 5:
-        spec["privacy"]["accounting"] = "population"
     elif special == 6:
         spec["model"]["dtype"] = "float32"
     elif special in (7, 8):
@@ -214,7 +210,6 @@ def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[di
             spec["server"]["participation"] = "all"
     if family == MASKED:
         spec["model"] |= {"dtype": "float64"} | ({"outputs": CLASSES} if kind == "softmax" else {})
-        spec["keep"] |= {"gram_clients": 0}
         spec["server"].pop("update_bound", None)
         spec.pop("features", None)
     approval = dice.choice(["none"] * 4 + ["one", "two"])
@@ -232,16 +227,11 @@ def random_journey_spec(dice: random.Random, seed: int, family: str) -> tuple[di
 
 def random_journey_terms(dice: random.Random, journey: Journey) -> dict[str, Any]:
     """Return any terms and any method that the run allows."""
-    spec = journey.spec
     terms: dict[str, Any] = {
         "epsilon": dice.choice([0.5, 1.0, 10.0, 100.0]),
         "delta": dice.choice([1e-2, 1e-5]),
         "sigma": dice.choice(["auto", 0.01, 0.1, 0.3, 1.0, 10.0]),
-        "unit": dice.choice(["client", "joint"]),
-        "scope": dice.choice(["all", "all", "latest"]),
-        "reserve": dice.choice([0.0, 0.5]),
-        "calibration": dice.choice(["exact"] * 14 + ["classical"]),
-        "retention": "paper" if spec.get("keep", {}).get("gram_clients") else dice.choice(["paper", "strict"]),
+        "retention": dice.choice(["paper", "strict"]),
     }
     if journey.family == "closed form":
         return terms

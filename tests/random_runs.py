@@ -41,20 +41,17 @@ def random_spec(dice: random.Random, seed: int) -> dict[str, Any]:
             "participation": dice.choice(["all", "poisson(0.15)", "poisson(0.5)", "poisson(0.9)"]),
         },
         "stop": {"target": 0.0, "max_rounds": dice.randint(3, 8)},
-        "keep": {"gram_clients": dice.choice([0, 0, 20]), "models": dice.choice([3, 6, 64])},
+        "keep": {"models": dice.choice([3, 6, 64])},
     }
 
 
-def random_terms(dice: random.Random, strict: bool) -> dict[str, Any]:
+def random_terms(dice: random.Random) -> dict[str, Any]:
     """Return random terms of a request, sometimes with Scratch."""
     return {
         "epsilon": dice.choice([1.0, 10.0, 100.0]),
         "delta": dice.choice([1e-2, 1e-5]),
         "sigma": dice.choice(["auto", 0.01, 0.1, 0.3, 1.0, 10.0]),
-        "unit": dice.choice(["client", "joint"]),
-        "scope": dice.choice(["all", "all", "latest"]),
-        "reserve": dice.choice([0.0, 0.5]),
-        "retention": dice.choice(["paper", "strict"]) if strict else "paper",
+        "retention": dice.choice(["paper", "strict"]),
         "method": dice.choice(["sifu"] * 5 + ["scratch"]),
     }
 
@@ -76,7 +73,7 @@ def random_run(seed: int, folder: Path) -> Run:
     left, rows = [client.name for client in run.engine().clients], {c.name: c.samples for c in run.engine().clients}
     dice.shuffle(left)
     for _ in range(dice.randint(2, 4)):
-        terms = random_terms(dice, strict=spec["keep"]["gram_clients"] == 0)
+        terms = random_terms(dice)
         if rows[left[-1]] > 1 and dice.random() < 0.4:  # it stays, and may be the next to ask
             rows[left[-1]] -= 1
             with suppress(NotCertifiableError):  # without the records the client's loss may be too steep

@@ -55,13 +55,13 @@ def spec_for(method: str, **sections: Any) -> dict[str, Any]:
 
 
 def build_run_with_requests(folder: Path) -> None:
-    """Make one run with requests of several kinds: rollback, scratch, joint, strict, and a waiting one."""
+    """Make one run with requests of several kinds: rollback, scratch, two clients, strict, and a waiting one."""
     run = sifu.train(small_spec(), run=folder)
     run.forget(["client-000"], "to-the-middle", sigma=0.05)
     run.forget(["client-001"], "from-scratch", method="scratch")
-    run.forget(["client-002", "client-003"], "both-together", sigma=1.0, unit="joint", epsilon=20.0)
+    run.forget(["client-002", "client-003"], "both-together", sigma=1.0, epsilon=20.0)
     run.forget(["client-004"], "strictly", sigma=0.12, retention="strict")
-    run.request(["client-005"], "waits", epsilon=3.0, reserve=0.25, max_rounds=5, target=0.5)
+    run.request(["client-005"], "waits", epsilon=3.0, max_rounds=5, target=0.5)
 
 
 class SameNoise:
@@ -174,7 +174,6 @@ def scalars(folder: Path) -> dict[str, Any]:
     return {
         "nodes": query(folder, "SELECT * FROM nodes ORDER BY node"),
         "participation": query(folder, "SELECT * FROM participation ORDER BY node, client"),
-        "grams": query(folder, "SELECT * FROM grams ORDER BY node"),
         "evaluations": query(folder, "SELECT * FROM evaluations ORDER BY node, subset"),
         "models": query(folder, "SELECT node, kept, bytes, psi_max FROM models ORDER BY node"),
         "numbers": numbers_of(folder),

@@ -117,8 +117,6 @@ def test_local_updates_and_single_rounds(make_federation: Any) -> None:
     assert result.participants.tolist() == other.participants.tolist()
     evaluated = engine.evaluate(start, who)
     assert evaluated.correct.tolist() == federation.evaluate(start, who).correct.tolist()
-    with pytest.raises(InputError, match="Gram"):
-        engine.run_round(start, Position(0, 0), who, want_gram=True)
     engine.close()
 
 

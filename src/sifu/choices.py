@@ -9,12 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get_type_hints
 
-Unit = Literal["client", "joint"]
-"""Coverage of a request: each of its clients separately, or all of them together."""
-Scope = Literal["all", "latest"]
-"""Coverage of a budget: every later release, or only the latest one."""
-Calibration = Literal["exact", "classical"]
-"""Formula that computes noise from a budget (docs/theory.md, sections 7.1 and 7.2)."""
 Retention = Literal["paper", "strict"]
 """Treatment of models from before the rollback: `paper` keeps them, `strict` erases them."""
 Level = Literal["exact", "proven", "conditional", "none"]
@@ -55,20 +49,6 @@ class TermsGiven(TypedDict, total=False):
     epsilon: Annotated[float | None, Term("Budget; 1 is strong, 10 is weak.")]
     delta: Annotated[float | None, Term("Budget; 0.01 or smaller is usual.")]
     sigma: Annotated[SigmaChoice | None, Term("Noise: auto, or a number.")]
-    unit: Annotated[
-        Unit | None,
-        Term(
-            "client covers each separately, joint all together.",
-            words={"client": "each client separately", "joint": "all clients together"},
-        ),
-    ]
-    scope: Annotated[
-        Scope | None,
-        Term(
-            "all covers every later release, latest the last only.",
-            words={"all": "for every later release", "latest": "for the latest release only"},
-        ),
-    ]
     method: Annotated[
         str | None,
         Term(
@@ -77,7 +57,6 @@ class TermsGiven(TypedDict, total=False):
         ),
     ]
     level: Annotated[Level | None, Term("Minimum level; anything weaker is refused.", default="conditional")]
-    calibration: Annotated[Calibration | None, Term("Formula for the noise of a budget.")]
     retention: Annotated[
         Retention | None,
         Term(
@@ -85,7 +64,6 @@ class TermsGiven(TypedDict, total=False):
             words={"paper": "earlier models are kept", "strict": "earlier models are erased"},
         ),
     ]
-    reserve: Annotated[float | None, Term("Fraction of the budget kept back for later requests.")]
     max_rounds: Annotated[int | None, Term("Maximum number of retraining rounds; 0 is the spec's limit.")]
     target: Annotated[float | None, Term("Accuracy to stop at, 0 for none; by default the spec's.")]
     before_after: Annotated[
@@ -114,8 +92,8 @@ class TermOnOffer(NamedTuple):
 def terms_on_offer() -> dict[str, TermOnOffer]:
     """Return every term that can be given, by name.
 
-    >>> terms_on_offer()["unit"].choices, terms_on_offer()["reserve"].kind
-    (('client', 'joint'), <class 'float'>)
+    >>> terms_on_offer()["retention"].choices, terms_on_offer()["delta"].kind
+    (('paper', 'strict'), <class 'float'>)
     """
     offered = {}
     for name, hint in get_type_hints(TermsGiven, include_extras=True).items():

@@ -105,7 +105,7 @@ def test_a_refused_request_does_not_hold_up_the_others(tmp_path: Path) -> None:
     from sifu.errors import NotCertifiableError
 
     run = sifu.train(small_spec(), run=tmp_path / "run")
-    run.request(["client-003"], "weak", calibration="classical", sigma=2.0)
+    run.request(["client-003"], "weak", sigma=2.0)
     run.request(["client-004"], "fine", sigma=2.0)
     with pytest.raises(NotCertifiableError, match="request weak"):
         run.forget()

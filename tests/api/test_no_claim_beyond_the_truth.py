@@ -38,20 +38,6 @@ def public_text(cli: Command, folder: Path, request: str) -> str:
 # -- 1: statements to clients ------------------------------------------------------------------------------------------
 
 
-def test_scope_latest_speaks_of_the_latest_model_alone(own_trained: Path, cli: Command) -> None:
-    run = sifu.open_run(own_trained)
-    run.forget(["client-000"], "latest", sigma=0.5, scope="latest")
-    run.forget(["client-001"], "all", sigma=0.5)
-    text = public_text(cli, own_trained, "latest")
-    assert "who sees only the latest released model" in text
-    assert "models released since whether" not in text
-    assert "learns more, and nothing bounds how much" in public_text(cli, own_trained, "latest")
-    assert "who sees only the models released from this request on" in public_text(cli, own_trained, "all")
-    assert "nothing bounds how much" not in public_text(cli, own_trained, "all")
-    plan = cli("plan", own_trained, "--clients", "client-002", "--sigma", "0.5", "--scope", "latest")
-    assert "who sees only the latest released model" in " ".join(plan.out.replace("│", " ").split())
-
-
 def test_one_number_for_one_risk(own_trained: Path, tmp_path: Path, cli: Command) -> None:
     """A risk of 0.702 in the certificate is shown as 70.2 % everywhere, never as 71."""
     from sifu.report import write_report

@@ -84,7 +84,7 @@ def test_own_network_and_own_data(tmp_path: Path, way: str) -> None:
     assert first.level == "conditional"
     # Another process opens the folder and continues with the same model and data.
     again = sifu.open_run(tmp_path / "run", model=small_cnn, clients=clients)
-    (second,) = again.forget(["hospital 2", "hospital 4"], sigma=5.0, unit="joint")
+    (second,) = again.forget(["hospital 2", "hospital 4"], sigma=5.0)
     assert second.rounds == 4
     assert again.verify().problems == []
     (third,) = again.forget(["hospital 0"], method="scratch")
@@ -232,7 +232,6 @@ def test_terms_from_python_are_checked(own_trained: Path) -> None:
         (lambda: run.plan(["client-000"], epsilon="3"), "epsilon"),
         (lambda: run.plan(["client-000"], sigma="much"), "sigma"),
         (lambda: run.plan(["client-000"], sigma=True), "sigma"),
-        (lambda: run.plan(["client-000"], delta=None, reserve="a"), "reserve"),
         (lambda: run.plan([3]), "client"),
         (lambda: run.forget(["client-000"], 7), "request id"),
         (lambda: run.forget(["client-000"], level="best"), "level must be one of"),

@@ -62,7 +62,7 @@ def test_a_plan_says_which_method_it_takes(run_with_requests: Path) -> None:
     ("words", "expected"),
     [
         ("sifu cl", ["clients"]),
-        ("sifu plan run --unit j", ["joint"]),
+        ("sifu plan run --retention s", ["strict"]),
         ("sifu forget run --method s", ["sifu", "scratch"]),
         ("sifu requests decide run r1 w", ["withdrawn"]),
     ],

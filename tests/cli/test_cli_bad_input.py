@@ -68,10 +68,7 @@ BAD_REQUESTS: list[tuple[list[str], str]] = [
     (["--clients", "client-007", "--sigma", "much"], "sigma must be auto or a number"),
     (["--clients", "client-007", "--unit", "both"], "'both' is not one of"),
     (["--clients", "client-007", "--scope", "some"], "'some' is not one of"),
-    (["--clients", "client-007", "--calibration", "rough"], "'rough' is not one of"),
     (["--clients", "client-007", "--retention", "loose"], "'loose' is not one of"),
-    (["--clients", "client-007", "--reserve", "1"], "reserve must be a fraction"),
-    (["--clients", "client-007", "--reserve", "nan"], "reserve must be a fraction"),
     (["--clients", "client-007", "--method", "sifi"], "did you mean sifu?"),
     (["--clients", "client-007", "--method", "magic"], "unknown method"),
     (["--clients", "client-007", "--epsilon", "1e308"], "epsilon"),
@@ -463,12 +460,10 @@ def test_divergence_is_rejected_and_the_last_good_state_stays(cli: Command, tmp_
     [
         ({"model": {"dtype": "float32"}}, ["--level", "proven"], "float32"),
         ({"server": {"participation": "fixed(6)"}}, ["--level", "proven"], "fixed number"),
-        ({"privacy": {"accounting": "population"}}, [], "Population accounting"),
-        ({"privacy": {"calibration": "classical"}}, [], "classical calibration"),
         ({"regularity": {"kind": "assumed"}}, ["--level", "proven"], "assumed to expand"),
         ({}, ["--level", "exact"], "exact"),
     ],
-    ids=["float32", "fixed", "population", "classical", "assumed", "exact"],
+    ids=["float32", "fixed", "assumed", "exact"],
 )
 def test_what_cannot_be_certified_as_asked_changes_nothing(
     cli: Command, tmp_path: Path, sections: dict[str, Any], arguments: list[str], reason: str

@@ -22,11 +22,11 @@ from sifu.store.inbox import messages
 from sifu_verifier import verify as verify_independently
 
 UNUSUAL: dict[str, Any] = {
-    "epsilon": 7.5, "delta": 0.003, "sigma": 0.9, "unit": "joint", "scope": "latest", "calibration": "classical",
-    "retention": "strict", "reserve": 0.25, "method": "sifu", "level": "none", "max_rounds": 3,
+    "epsilon": 7.5, "delta": 0.003, "sigma": 0.9,
+    "retention": "strict", "method": "sifu", "level": "none", "max_rounds": 3,
     "target": 0.0,
 }  # fmt: skip
-"""A value other than the default for every term except records, which exclude joint units."""
+"""A value other than the default for every term except records."""
 CLIENTS = ["client-003", "client-004"]
 
 
@@ -104,7 +104,7 @@ def test_what_is_filed_through_any_interface_is_approved_planned_and_certified(
 
 
 def test_records_are_the_same_through_every_interface(service: Any, cli: Command) -> None:
-    """Records, which exclude joint units, are the same in the ledger, the page, the plan and both certificates."""
+    """Records are the same in the ledger, the page, the plan and both certificates."""
     folder, north = service.folder / "north", service.key("north")
     otto, given = service.program("otto"), {"records": [2, 5], "epsilon": 3.0}
     assert (

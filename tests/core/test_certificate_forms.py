@@ -53,8 +53,9 @@ def bodies_with_secrets(draw: st.DrawFn) -> tuple[Body, list[str]]:
     def subject() -> dict[str, Any]:
         return SubjectStatement(("client-7",), number(), number(), number()).to_mapping()
 
-    scope, retention = draw(st.sampled_from(("all", "latest"))), draw(st.sampled_from(("paper", "strict")))
-    terms = RequestTerms(("client-7",), 10.0, 0.01, scope=scope, retention=retention, records=(ROW,))
+    terms = RequestTerms(
+        ("client-7",), 10.0, 0.01, retention=draw(st.sampled_from(("paper", "strict"))), records=(ROW,)
+    )
     level = draw(st.sampled_from(("exact", "proven", "conditional", "none")))
     body = {
         "format": FORMAT,
@@ -65,7 +66,7 @@ def bodies_with_secrets(draw: st.DrawFn) -> tuple[Body, list[str]]:
         "clients": ["client-7"],
         "records": draw(st.sampled_from((None, 1, 3))),
         "terms": {name: value for name, value in terms.to_mapping().items() if name in STATED_TERMS},
-        **{name: getattr(terms, name) for name in ("unit", "scope", "epsilon", "delta", "calibration", "retention")},
+        **{name: getattr(terms, name) for name in ("epsilon", "delta", "retention")},
         "level": level,
         "premises": [
             dataclasses.asdict(Premise("regularity", "met", "convex", confidential={"figure": word()})),
@@ -78,7 +79,6 @@ def bodies_with_secrets(draw: st.DrawFn) -> tuple[Body, list[str]]:
         "noise_source": "system",
         "sigma": 0.1,
         "attacker_true_positive_rate_at_1_percent": attacker_rate(level, 0.35),
-        "accounting": "round",
         "participation": "all",
         "keeps_statistics": None,
         "psi": number(),
@@ -161,7 +161,7 @@ def test_what_every_certificate_states(drawn: tuple[Body, list[str]]) -> None:
     body, _ = drawn
     for form in (public_form(body), body):
         assert {
-            "clients", "level", "unit", "scope", "epsilon", "delta", "delta_at_most", "calibration", "accounting",
+            "clients", "level", "epsilon", "delta", "delta_at_most",
             "sigma", "commitments", "versions", "issued", "premises",
         } <= set(form)  # fmt: skip
         # A client that was never seen cannot be found better than by guessing; at level none nothing bounds the
@@ -186,9 +186,7 @@ def test_what_every_certificate_states(drawn: tuple[Body, list[str]]) -> None:
 def test_the_guarantee_is_that_of_the_level(level: str, words: str, drawn: tuple[Body, list[str]]) -> None:
     body = drawn[0] | {"level": level}
     assert words in words_of(public_form(body)).guarantee
-    assert ("all models" in words_of(public_form(body)).guarantee) is (
-        level in ("proven", "conditional") and body["scope"] == "all"
-    )
+    assert ("all models" in words_of(public_form(body)).guarantee) is (level in ("proven", "conditional"))
 
 
 def test_an_infinite_psi_can_be_written_down() -> None:
@@ -207,7 +205,7 @@ def test_the_public_form_says_what_stays_on_disk(drawn: tuple[Body, list[str]]) 
     assert strict.erased != paper.erased
 
 
-RECORD_FIELDS = {"scope": "all", "unit": "client", "clients": ["client-7"], "sigma": 0.1}
+RECORD_FIELDS = {"clients": ["client-7"], "sigma": 0.1}
 
 
 @pytest.mark.parametrize(("level", "solved", "says"), [("proven", False, 1), ("exact", True, 0), ("none", False, 0)])

@@ -40,9 +40,6 @@ BEST_FACTS = TrainingFacts(
 )
 MEASURED = MeasuredRegularity("convex", 3.0, 1.0, 0.1, 0.66)
 BEST: dict[str, Any] = {
-    "accounting": "round",
-    "calibration": "exact",
-    "epsilon": 10.0,
     "noise": "system",
     "largest_psi": 1.0,
     "rate_source": "given",
@@ -63,10 +60,7 @@ CAPS_AT_CONDITIONAL = {
     "a minimum of answers": {"outside": ("a minimum of 3 answers a round",)},
 }
 CAPS_AT_NONE = {
-    "population accounting": {"accounting": "population"},
     "given noise": {"noise": "given"},
-    "classical at epsilon 1": {"calibration": "classical", "epsilon": 1.0},
-    "classical at epsilon 10": {"calibration": "classical", "epsilon": 10.0},
 }
 
 
@@ -127,10 +121,6 @@ def test_why_a_client_on_another_machine_is_absent_is_trusted() -> None:
     assert status == {IN_PROCESS: "met", AUTHENTICATED: "trusted"}
 
 
-def test_classical_calibration_inside_its_range_is_conditional() -> None:
-    assert level(calibration="classical", epsilon=0.5) == "conditional"
-
-
 @pytest.mark.parametrize("name", CAPS_AT_NONE)
 def test_a_failed_premise_is_none_whatever_else_holds(name: str) -> None:
     assert level(**CAPS_AT_NONE[name]) == "none"
@@ -140,7 +130,7 @@ def test_a_failed_premise_is_none_whatever_else_holds(name: str) -> None:
 
 def test_exact_rests_on_preprocessing_and_hyper_parameters_alone() -> None:
     everything_wrong = replace(BEST_FACTS, dtype="float32", smooth_model=False, outside=("dropout",))
-    worst = {"accounting": "population", "calibration": "classical", "epsilon": 10.0, "noise": "given"}
+    worst = {"noise": "given"}
     worst = BEST | worst | {"largest_psi": math.inf, "rate_source": "others"}
     premises = collect_premises(everything_wrong, MEASURED, **worst)
     assert level_of(premises, exact=True) == "exact"
@@ -156,7 +146,7 @@ STATUSES = ("met", "assumed", "failed")
 PREMISES = st.lists(
     st.builds(
         Premise,
-        name=st.sampled_from(("regularity", "accounting", "noise", "preprocessing")),
+        name=st.sampled_from(("regularity", "arithmetic", "noise", "preprocessing")),
         status=st.sampled_from(STATUSES),
     ),
     min_size=1,

@@ -13,7 +13,7 @@ from sifu.core.observers import NOT_PROTECTED, BeforeAfter, observers_in, observ
 from sifu.requests.request_record import in_short, plain_answer
 
 ROOT = Path(__file__).parents[2]
-BODY = {"attacker_true_positive_rate_at_1_percent": 0.01, "scope": "all"}
+BODY = {"attacker_true_positive_rate_at_1_percent": 0.01}
 
 
 @pytest.mark.parametrize("level", get_args(Level))
@@ -29,15 +29,13 @@ def test_only_a_stated_guarantee_gives_the_second_observer_a_figure() -> None:
     assert stated.before_after == BeforeAfter(1.0, 1e-5)
     assert "(1, 1e-05)" in stated.kept_earlier
     assert NOT_PROTECTED not in stated.kept_earlier
-    assert observers_in({**BODY, "level": "exact", "before_after": None}) == observers_of("exact", 0.01, "all")
+    assert observers_in({**BODY, "level": "exact", "before_after": None}) == observers_of("exact", 0.01)
 
 
 def test_no_level_promises_that_guessing_is_all_without_saying_to_whom() -> None:
-    assert observers_of("exact", 0.01, "all").later_only.startswith(
-        "An observer who sees only the models released from"
-    )
-    assert "guess" not in observers_of("proven", 0.7, "latest").later_only
-    assert NOT_PROTECTED in observers_of("none", None, "all").later_only
+    assert observers_of("exact", 0.01).later_only.startswith("An observer who sees only the models released from")
+    assert "guess" not in observers_of("proven", 0.7).later_only
+    assert NOT_PROTECTED in observers_of("none", None).later_only
 
 
 def test_plans_and_certificates_of_a_run_state_both(tmp_path: Path) -> None:

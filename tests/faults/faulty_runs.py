@@ -1,6 +1,6 @@
 """Scripted jobs with faults at chosen points: python faulty_runs.py FOLDER JSON
 
-The job: training, three requests, a joint one, a strict purge; some jobs add clients that join a closed-form head,
+The job: training, four requests, a strict purge; some jobs add clients that join a closed-form head,
 rebuilt groups, a witness and a backup. A point is a write, fsync, rename, unlink, truncation or SQLite
 statement (COMMIT included) of that job. At each chosen point the process is killed before the point, or the call fails
 with ENOSPC or EIO, or half of its bytes are written. After the last point of a command the process is also killed;

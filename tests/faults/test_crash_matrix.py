@@ -24,7 +24,7 @@ JOB: dict[str, Any] = {
         {"id": "first", "clients": ["client-000"], "terms": {"sigma": 0.05}},
         {"id": "second", "clients": ["client-001"], "terms": {"sigma": 0.5}},
         {"id": "third", "clients": ["client-002"], "terms": {"sigma": 0.5, "retention": "strict"}},
-        {"id": "joint", "clients": ["client-003", "client-004"], "terms": {"sigma": 0.5, "unit": "joint"}},
+        {"id": "both", "clients": ["client-003", "client-004"], "terms": {"sigma": 0.5}},
     ],
 }
 

@@ -80,13 +80,12 @@ class TestEveryMethod:
         check_nobody_comes_back(own_run_of_method)
         assert [outcome.request for outcome in run.outcomes()] == ["r1", "r2", "r3"]
 
-    @pytest.mark.parametrize(("unit", "retention"), [("client", "strict"), ("joint", "paper")])
-    def test_sets(self, method: str, own_run_of_method: Path, unit: str, retention: str) -> None:
+    def test_sets(self, method: str, own_run_of_method: Path) -> None:
         run = sifu.open_run(own_run_of_method)
         clients = [f"client-{k:03d}" for k in (1, 4, 7, 10)]
-        run.forget(clients, method=method, sigma=0.4, level="none", unit=unit, retention=retention)
+        run.forget(clients, method=method, sigma=0.4, level="none", retention="strict")
         subjects = query(own_run_of_method, "SELECT clients FROM subjects ORDER BY subject")
-        assert len(subjects) == (1 if unit == "joint" else 4)
+        assert len(subjects) == 4
         assert run.verify().problems == []
         check_nobody_comes_back(own_run_of_method)
 
@@ -95,7 +94,7 @@ class TestEveryMethod:
         for terms in (
             {"sigma": 0.07},
             {"sigma": "auto"},
-            {"sigma": 0.3, "unit": "joint"},
+            {"sigma": 0.3},
         ):
             first = len(query(own_run_of_method, "SELECT 1 FROM subjects"))
             clients = [f"client-{first + k:03d}" for k in range(2)]

@@ -67,11 +67,11 @@ def test_auto_takes_the_least_noise_of_the_model_with_the_fewest_rounds(trained:
     view = RunView(run.reader())
     exposures, first = view.exposures(plan.subjects), FirstTraining.of(view, plan.terms)
     for depth in view.kept:
-        noise_std = rounded_up_sigma(least_noise(exposures, depth, plan.order))
+        noise_std = rounded_up_sigma(least_noise(exposures, depth))
         assert plan.rounds <= max(1, round(first.rounds_from(view, depth, noise_std)))
-    assert is_allowed(exposures, plan.source_depth, plan.noise_std, plan.order)
+    assert is_allowed(exposures, plan.source_depth, plan.noise_std)
     if plan.noise_std > 0.0:
-        assert not is_allowed(exposures, plan.source_depth, plan.noise_std / SIGMA_STEP / 1.001, plan.order)
+        assert not is_allowed(exposures, plan.source_depth, plan.noise_std / SIGMA_STEP / 1.001)
     if epsilon == 0.01:  # noise would drown every model
         assert (plan.source_depth, plan.noise_std, plan.level, plan.rounds) == (0, 0.0, "exact", first.rounds)
 

@@ -21,15 +21,13 @@ def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def busy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run with requests of several kinds: SIFU, joint, Scratch, with a reserve,
-    waiting.
-    """
+    """Return a run with requests of several kinds: SIFU, strict, Scratch, waiting."""
     folder = tmp_path_factory.mktemp("runs") / "busy"
     run = sifu.train(SMALL, run=folder)
     run.forget(["client-000"], request="first", sigma=20.0)
-    run.forget(["client-001", "client-002"], request="joint-one", unit="joint", sigma=0.5, retention="strict")
+    run.forget(["client-001", "client-002"], request="strict", sigma=0.5, retention="strict")
     run.forget(["client-003"], request="fresh", method="scratch")
-    run.forget(["client-004"], request="reserved", sigma=5.0, reserve=0.5)
+    run.forget(["client-004"], request="fourth", sigma=5.0)
     run.request(["client-005"], request="later")
     return folder
 

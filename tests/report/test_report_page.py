@@ -92,7 +92,7 @@ def test_the_page_names_every_request_its_level_and_its_clients(
 ) -> None:
     _, _, page = busy_page
     data = collect(busy_run)
-    assert [request.request for request in data.requests] == ["first", "joint-one", "fresh", "reserved", "later"]
+    assert [request.request for request in data.requests] == ["first", "strict", "fresh", "fourth", "later"]
     assert {request.level for request in data.requests} == {"proven", "exact", None}
     ids = {attributes.get("id") for _, attributes in page.elements}
     for request in data.requests:

@@ -295,8 +295,8 @@ def test_a_running_server_waits_for_approvals_and_then_goes_on(two: Path) -> Non
 
 
 OTHER_TERMS: dict[str, Any] = {
-    "clients": ["client-004"], "epsilon": 7.5, "delta": 0.003, "sigma": "0.25", "unit": "joint", "scope": "latest",
-    "calibration": "classical", "retention": "strict", "reserve": 0.25, "method": "scratch", "level": "none",
+    "clients": ["client-004"], "epsilon": 7.5, "delta": 0.003, "sigma": "0.25",
+    "retention": "strict", "method": "scratch", "level": "none",
     "max_rounds": 17, "target": 0.5, "records": [2, 5], "before_after": "3,1e-5",
 }  # fmt: skip
 """A value that was not approved, for every term."""

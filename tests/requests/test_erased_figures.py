@@ -165,10 +165,9 @@ def test_records_and_then_the_client_after_it(erased: sifu.Run) -> None:
 @pytest.mark.parametrize(
     ("spec", "terms", "why"),
     [
-        (ROUNDS | {"keep": {"gram_clients": 5}}, {"retention": "paper"}, "Gram matrices"),
         (ROUNDS | {"local": {"rate": "auto", "steps": 2}}, {}, "local rate follows from"),
     ],
-    ids=["Gram", "rate"],
+    ids=["rate"],
 )
 def test_it_is_refused_where_it_cannot_be_whole(
     tmp_path: Path, spec: dict[str, Any], terms: dict[str, Any], why: str
@@ -209,7 +208,7 @@ def test_what_an_ordinary_purge_erases_is_not_given_up(tmp_path: Path) -> None:
 
 def test_a_list_of_what_clients_reported_keeps_the_figures() -> None:
     """Figures are kept if clients reported them, because a server on Flower continues with that list."""
-    spec = ROUNDS | {"privacy": {"noise": "system"}, "keep": {"gram_clients": 0}}
+    spec = ROUNDS
     first = {"run": {"spec": spec, "asked": spec}, "sealed": "00"}
     request: Any = SimpleNamespace(level="proven", method="sifu")
     assert figures_policy.keeps_figures(first, [request], ["spec"], by_choice=True) == ""

@@ -238,7 +238,7 @@ def test_a_purge_of_an_unfinished_run_is_refused(kept: Path) -> None:
 
 
 def test_strict_retention_with_gram_matrices_is_refused_with_the_reason(tmp_path: Path) -> None:
-    run = sifu.train(small_spec(keep={"gram_clients": 20}), run=tmp_path / "run")
+    run = sifu.train(small_spec(), run=tmp_path / "run")
     with pytest.raises(InputError, match="Gram matrices"):
         run.forget([F], retention="strict")
     run.forget([F], "kept", sigma=0.5)

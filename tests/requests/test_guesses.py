@@ -218,11 +218,9 @@ def test_where_a_method_rests_on_bounds_what_differs_is_in_the_list(tmp_path: Pa
     assert any("not exact, or that started from a trained model" in why for _, why in purge.remains)
 
 
-GRAM = ROUNDS | {"keep": {"gram_clients": 5}}
 REMAINS = {
     "noise": (ROUNDS, {"method": "sifu", "sigma": 0.05}, "certificates.content.body.psi"),
     "automatic rate": (AUTOMATIC, {"method": "sifu", "sigma": 0.05}, "run.local_rates.0"),
-    "Gram matrices": (GRAM, {"method": "scratch", "retention": "paper"}, "grams.matrix"),
 }
 
 

@@ -28,8 +28,8 @@ from sifu.store.inbox import LARGEST_MESSAGE_BYTES, any_messages, messages, post
 from sifu.store.writer import RunWriter
 
 TERMS: dict[str, Any] = {
-    "clients": ["client-000"], "epsilon": 10.0, "delta": 0.01, "sigma": "auto", "unit": "client", "scope": "all",
-    "calibration": "exact", "retention": "paper", "reserve": 0.0, "method": "sifu", "max_rounds": 0, "target": None,
+    "clients": ["client-000"], "epsilon": 10.0, "delta": 0.01, "sigma": "auto",
+    "retention": "paper", "method": "sifu", "max_rounds": 0, "target": None,
     "records": [], "level": None, "before_after": None,
 }  # fmt: skip
 
@@ -40,7 +40,6 @@ def terms(**other: Any) -> str:
 
 HOSTILE: dict[str, tuple[str, str]] = {
     "an infinite epsilon": ("request.a.json", terms(epsilon=float("inf"))),
-    "a reserve that is no number": ("request.a.json", terms(reserve=float("nan"))),
     "an endless sigma": ("request.a.json", terms(sigma=10**400)),
     "an endless epsilon": ("request.a.json", terms(epsilon=10**400)),
     "more rounds than a database counts": ("request.a.json", terms(max_rounds=10**30)),
@@ -173,20 +172,6 @@ def test_what_cannot_be_written_down_is_not_posted(own_trained: Path) -> None:
     with pytest.raises(InputError, match="cannot be written to the inbox"):
         post(own_trained, "signed", "a", {"body": "\ud800"})
     assert not list((own_trained / "inbox").iterdir())
-
-
-def test_strict_retention_cannot_be_requested_by_message_either(tmp_path: Path) -> None:
-    """A run with Gram matrices cannot erase strictly, and this check also applies to requests by message."""
-    from run_tools import small_spec
-
-    run = sifu.train(small_spec(keep={"gram_clients": 12}, stop={"max_rounds": 1}), run=tmp_path / "run")
-    post(run.folder, "request", "a", TERMS | {"retention": "strict"})
-    writer = RunWriter.open(run.folder)
-    try:
-        (refusal,) = ingest(writer)
-    finally:
-        writer.close()
-    assert "Gram matrices" in refusal
 
 
 @pytest.mark.parametrize(

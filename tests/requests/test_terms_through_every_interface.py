@@ -18,8 +18,8 @@ from sifu.console.json_api import openapi_document
 from sifu.core.request_terms import TERMS, RequestTerms
 
 TERMS_GIVEN: dict[str, Any] = {
-    "epsilon": 7.5, "delta": 0.003, "sigma": 0.25, "unit": "joint", "scope": "latest", "calibration": "classical",
-    "retention": "strict", "reserve": 0.25, "method": "scratch", "level": "none", "max_rounds": 17,
+    "epsilon": 7.5, "delta": 0.003, "sigma": 0.25,
+    "retention": "strict", "method": "scratch", "level": "none", "max_rounds": 17,
     "target": 0.5, "records": [2, 5], "before_after": "3,1e-5",
 }  # fmt: skip
 """A value other than the default for every term; a new term needs one here."""
@@ -62,7 +62,7 @@ def test_the_form_shows_every_term_and_texts_are_read_as_what_they_mean() -> Non
 
 
 def test_ledger_and_stored_row_hold_every_term(own_trained: Path) -> None:
-    given = TERMS_GIVEN | {"unit": "client"}
+    given = TERMS_GIVEN | {}
     sifu.open_run(own_trained).request(["client-003"], "all-terms", **given)
     ((row,),) = query(own_trained, "SELECT terms FROM requests")
     ((payload,),) = query(own_trained, "SELECT payload FROM events WHERE kind = 'request received'")

@@ -14,7 +14,6 @@ from safetensors.numpy import load_file
 
 import sifu
 from run_tools import copy_run, numbers_of, query, scalars, small_spec, state
-from sifu.errors import InputError
 from sifu.run.run_view import RunView
 from sifu.theory.rollback import is_covered
 
@@ -104,14 +103,6 @@ def test_paper_retention_keeps_the_prefix_within_the_budget(own_trained: Path) -
     assert max(left.values()) <= outcome.psi_star
 
 
-def test_strict_retention_is_refused_where_gram_matrices_are_kept(tmp_path: Path) -> None:
-    """`strict` erases Gram matrices too, from which joint certificates are recomputed (docs/theory.md, section 9.6)."""
-    run = sifu.train(small_spec(keep={"gram_clients": 12}), run=tmp_path / "run")
-    with pytest.raises(InputError, match="gram_clients = 12"):
-        run.forget(["client-003"], sigma=0.1, retention="strict")
-    assert run.verify().problems == []
-
-
 def test_erased_files_are_gone_and_listed(own_trained: Path) -> None:
     run = sifu.open_run(own_trained)
     before = on_disk(own_trained)
@@ -184,54 +175,10 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tmp_path: Pat
 # -- budgets ------------------------------------------------------------------------------------------------------
 
 
-def test_the_latest_scope_forgets_what_earlier_releases_cost(trained_run: Path, tmp_path: Path) -> None:
-    """With scope `all` both releases stay within the budget; `latest` ignores the first, so the second goes back less
-    far.
-    """
-    depths = {}
-    for scope in ("all", "latest"):
-        run = sifu.open_run(copy_run(trained_run, tmp_path / scope))
-        run.forget(["client-000"], sigma=0.2, scope=scope)
-        first = run.outcomes()[0]
-        assert first.rollback_to > 0
-        run.forget(["client-001"], sigma=0.06, scope=scope)
-        depths[scope] = run.outcomes()[1].rollback_to
-        assert run.verify().problems == []
-        used = query(run.folder, "SELECT SUM(charge) FROM charges WHERE subject = 1")[0][0]
-        budget = 1.0 / query(run.folder, "SELECT multiplier FROM requests")[0][0] ** 2
-        assert (used <= budget) == (scope == "all")
-    assert depths["all"] < depths["latest"]
-
-
-def test_the_reserve_is_kept_back_from_the_own_request(own_trained: Path) -> None:
-    run = sifu.open_run(own_trained)
-    plain = run.plan(["client-000"], sigma=0.1)
-    careful = run.plan(["client-000"], sigma=0.1, reserve=0.75)
-    assert careful.source_depth < plain.source_depth
-    assert careful.charges[0].charge <= 0.25 * careful.charges[0].subject.budget
-
-
-def test_gram_matrices_sharpen_joint_requests(tmp_path: Path) -> None:
-    psi = {}
-    for name, clients in (("without", 0), ("with", 12)):
-        run = sifu.train(small_spec(keep={"gram_clients": clients}), run=tmp_path / name)
-        everyone = [f"client-{k:03d}" for k in range(4)]
-        psi[name] = run.plan(everyone, unit="joint", sigma=3.0).psi
-        run.forget(everyone, unit="joint", sigma=3.0)
-        assert run.verify().problems == []
-    assert 0.0 < psi["with"] < psi["without"]
-
-
-def test_a_joint_request_is_at_least_as_exposed_as_its_clients(own_trained: Path) -> None:
-    run = sifu.open_run(own_trained)
-    clients = ["client-001", "client-002"]
-    assert run.plan(clients, unit="joint", sigma=5.0).psi >= run.plan(clients, unit="client", sigma=5.0).psi
-
-
 def test_a_plan_changes_nothing(own_run: Path) -> None:
     run = sifu.open_run(own_run)
     before = state(own_run)
-    for terms in ({}, {"sigma": 0.01}, {"unit": "joint"}, {"method": "scratch"}, {"epsilon": 0.1, "scope": "latest"}):
+    for terms in ({}, {"sigma": 0.01}, {"method": "scratch"}, {"epsilon": 0.1}):
         run.plan(["client-007", "client-008"], **terms)
     assert state(own_run) == before
 
@@ -242,8 +189,6 @@ def test_a_plan_changes_nothing(own_run: Path) -> None:
     st.lists(
         st.tuples(
             st.sampled_from([0.03, 0.08, 0.2, 1.0, "auto"]),
-            st.sampled_from(["client", "joint"]),
-            st.sampled_from(["all", "latest"]),
             st.sampled_from(["paper", "strict"]),
             st.sampled_from([1.0, 10.0]),
             st.sampled_from(["sifu", "sifu", "sifu", "scratch"]),
@@ -259,10 +204,10 @@ def test_any_sequence_of_requests_verifies(
     folder = copy_run(trained_run, tmp_path_factory.mktemp("sequence") / "run")
     run = sifu.open_run(folder)
     first = 0
-    for sigma, unit, scope, retention, epsilon, method, count in sequence:
+    for sigma, retention, epsilon, method, count in sequence:
         clients = [f"client-{first + k:03d}" for k in range(count)]
         first += count
-        terms = {"sigma": sigma, "unit": unit, "scope": scope, "retention": retention, "epsilon": epsilon}
+        terms = {"sigma": sigma, "retention": retention, "epsilon": epsilon}
         plan = run.plan(clients, method=method, **terms)
         (outcome,) = run.forget(clients, method=method, **terms)
         assert (outcome.rollback_to, outcome.sigma) == (plan.source_rounds, plan.noise_std)
@@ -302,9 +247,6 @@ KINDS: dict[str, tuple[dict[str, Any], str, str]] = {
         "assumed",
         "conditional",
     ),
-    "population": ({"privacy": {"accounting": "population"}}, "convex", "none"),
-    "classical at 10": ({"privacy": {"calibration": "classical"}}, "convex", "none"),
-    "classical at 0.9": ({"privacy": {"calibration": "classical", "epsilon": 0.9}}, "convex", "conditional"),
     "one class a client": ({"data": {"partition": "one_class", "samples_per_client": 8}}, "convex", "proven"),
     "dirichlet": ({"data": {"partition": "dirichlet", "alpha": 0.5}}, "convex", "proven"),
     "standardised": ({"data": {"normalise": "standard"}}, "convex", "proven"),
@@ -332,8 +274,8 @@ def test_every_kind_of_training_forgets_and_verifies(tmp_path: Path, name: str) 
     (outcome,) = run.forget(["client-000", "client-001"], sigma=sigma, level="none")
     assert outcome.level == level
     assert outcome.rounds == rounds
-    (joint,) = run.forget(["client-002", "client-003"], method="sifu", level="none", unit="joint")
-    assert joint.level in (level, "exact")
+    (second,) = run.forget(["client-002", "client-003"], method="sifu", level="none")
+    assert second.level in (level, "exact")
     (scratch,) = run.forget(["client-004"], method="scratch")
     assert scratch.level == "exact"
     assert run.verify().problems == []

@@ -206,7 +206,7 @@ def test_honest_replies_make_the_round_of_the_engine_without_a_gate() -> None:
     gated = hostile(lambda reply: [reply])
     model = plain.initial_model(0)
     for number in range(4):
-        a, b = (engine.run_round(model, Position(0, number), ACTIVE, want_gram=True) for engine in (plain, gated))
+        a, b = (engine.run_round(model, Position(0, number), ACTIVE) for engine in (plain, gated))
         assert a.rejections == b.rejections == ()
         assert np.allclose(a.model, b.model, rtol=1e-11, atol=1e-13)
         assert np.allclose(a.drifts, b.drifts, rtol=1e-9)

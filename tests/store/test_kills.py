@@ -19,7 +19,7 @@ pytestmark = pytest.mark.long
 PROGRAM = Path(__file__).with_name("killed_runs.py")
 REQUESTS = [
     {"id": "first", "clients": ["client-000", "client-001"], "terms": {"sigma": 0.05}},
-    {"id": "second", "clients": ["client-002", "client-003"], "terms": {"unit": "joint", "retention": "strict"}},
+    {"id": "second", "clients": ["client-002", "client-003"], "terms": {"retention": "strict"}},
 ]
 SPECS = {
     "everyone": small_spec(keep={"models": 5}),

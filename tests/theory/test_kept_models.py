@@ -57,8 +57,8 @@ def test_one_level_keeps_at_most_one_model_a_client(seed: int, share: float) -> 
     assert len(kept - {0}) <= count
     for client, curve in enumerate(curves):
         # multiplier 1 and sigma = level hide exactly Psi <= level, up to a rounding margin
-        exposure = Exposure(Subject(0, (client,), 1.0, "all", 1), path, lambda curve=curve: curve)
-        choice = choose_node([exposure], {*kept, path.tip}, level * (1.0 + 1e-9), 1)
+        exposure = Exposure(Subject(0, (client,), 1.0, 1), path, lambda curve=curve: curve)
+        choice = choose_node([exposure], {*kept, path.tip}, level * (1.0 + 1e-9))
         assert choice.depth == choice.wanted_depth or curve.one(choice.depth) >= level * (1.0 - 1e-6)
 
 

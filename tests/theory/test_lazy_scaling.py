@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sifu.theory.history import ActivePath, PathNode, TakenPart, client_curve, joint_curve
+from sifu.theory.history import ActivePath, PathNode, TakenPart, client_curve
 from sifu.theory.regularity import RoundRegularity
 from sifu.theory.tracking import RoundScalars, SensitivityTracker, summarise_round
 
@@ -184,11 +184,11 @@ def test_infinite_growth_makes_psi_infinite(depths: tuple[int, ...], rounding: f
     """Rounds 2 and 4 expand without bound; Psi after them is neither NaN nor zero, which would read as `exact`."""
     with np.errstate(invalid="ignore", over="ignore"):
         path, part = hand_made([1.0, math.inf, 1.0, math.inf], dict.fromkeys(depths, 1.0), rounding)
-        for curve in (client_curve(path, part), joint_curve(path, {0: part})):
-            assert curve.one(0) == 0.0
-            assert curve.one(4) == math.inf
-            assert curve.one(1) == (pytest.approx(1.0) if 1 in depths else 0.0)
-            assert curve.one(3) == math.inf or (1 not in depths and curve.one(3) == pytest.approx(1.0))
+        curve = client_curve(path, part)
+        assert curve.one(0) == 0.0
+        assert curve.one(4) == math.inf
+        assert curve.one(1) == (pytest.approx(1.0) if 1 in depths else 0.0)
+        assert curve.one(3) == math.inf or (1 not in depths and curve.one(3) == pytest.approx(1.0))
 
 
 def test_a_client_of_unbounded_growth_itself_has_infinite_psi() -> None:

@@ -68,8 +68,8 @@ def test_rollback_and_noise_hide_the_trace(epsilon: float, delta: float, sigma: 
     run = train(federation, [frozenset([FORGOTTEN])], [list(range(CLIENTS))] * 40, np.zeros(FEATURES))
     path = path_of(run)
     curve = client_curve(path, part_of(federation, run.records, FORGOTTEN))
-    subject = Subject(0, (FORGOTTEN,), exact_multiplier(epsilon, delta), "all", 1)
-    choice = choose_node([Exposure(subject, path, lambda: curve)], range(len(path)), sigma, 1)
+    subject = Subject(0, (FORGOTTEN,), exact_multiplier(epsilon, delta), 1)
+    choice = choose_node([Exposure(subject, path, lambda: curve)], range(len(path)), sigma)
     distance = run.distance(choice.depth, 0)
     if choice.exact:
         assert distance == 0.0

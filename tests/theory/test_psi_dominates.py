@@ -28,7 +28,7 @@ from tiny_federation import (
     violations,
 )
 
-from sifu.theory.history import client_curve, joint_curve
+from sifu.theory.history import client_curve
 from sifu.theory.regularity import (
     LocalRegularity,
     certified_rates,
@@ -73,14 +73,11 @@ def draw_federation(generator: np.random.Generator, family: str) -> Federation:
     )
 
 
-def draw_run(seed: int, family: str, *, rounds: int = 12, sets: bool = False) -> Run:
+def draw_run(seed: int, family: str, *, rounds: int = 12) -> Run:
     generator = np.random.default_rng(seed)
     federation = draw_federation(generator, family)
     count = len(federation.clients)
     removed = [frozenset([i]) for i in range(count)]
-    if sets:
-        chosen = [frozenset(np.flatnonzero(generator.random(count) < 0.5).tolist()) for _ in range(4)]
-        removed = [clients for clients in chosen if clients] + [frozenset(range(count))]
     schedule = random_schedule(generator, count, rounds, float(generator.choice((0.2, 0.5, 1.0))))
     lonely = [int(generator.integers(count))]
     schedule[int(generator.integers(rounds))] = []
@@ -96,15 +93,6 @@ def by_tracker(run: Run) -> list[list[float]]:
 def by_client_curve(run: Run) -> list[list[float]]:
     path = path_of(run)
     curves = [client_curve(path, part_of(run.federation, run.records, min(clients))) for clients in run.removed]
-    return [[curve.one(depth) for curve in curves] for depth in range(len(path))]
-
-
-def by_joint_curve(run: Run, *, with_grams: bool) -> list[list[float]]:
-    path = path_of(run, with_grams=with_grams)
-    curves = [
-        joint_curve(path, {i: part_of(run.federation, run.records, i) for i in sorted(clients)})
-        for clients in run.removed
-    ]
     return [[curve.one(depth) for curve in curves] for depth in range(len(path))]
 
 
@@ -134,18 +122,6 @@ def test_tracker_and_history_agree(family: str, seed: int) -> None:
         if all_ones and all(regularity.factor == 1.0 for regularity in run.federation.regularities):
             assert offline.tolist() == online[:, client].tolist()
         np.testing.assert_allclose(offline, online[:, client], rtol=1e-12, atol=0.0)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=examples(40))
-@given(seed=SEEDS)
-def test_distance_never_exceeds_psi_of_a_set(family: str, seed: int) -> None:
-    """The bound for a set holds by the Gram matrix and by the triangle inequality; the first is never looser."""
-    run = draw_run(seed, family, sets=True)
-    exact, triangle = by_joint_curve(run, with_grams=True), by_joint_curve(run, with_grams=False)
-    assert violations(run, lambda _: exact) == []
-    assert violations(run, lambda _: triangle) == []
-    assert np.all(np.array(exact) <= np.array(triangle) * (1.0 + 1e-9))
 
 
 def test_classes_are_reached() -> None:

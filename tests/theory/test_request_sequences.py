@@ -23,7 +23,7 @@ from tiny_federation import Array, Client, Federation, RoundRecord, part_at, reg
 
 from sifu.theory import rollback
 from sifu.theory.calibration import exact_multiplier
-from sifu.theory.history import ActivePath, PathNode, TakenPart, client_curve, joint_curve
+from sifu.theory.history import ActivePath, PathNode, TakenPart, client_curve
 from sifu.theory.regularity import RoundRegularity
 from sifu.theory.rollback import Choice, Exposure, Subject, charge, choose_node, is_allowed, least_noise, least_noises
 from suite_setup import examples
@@ -109,27 +109,22 @@ class Operator:
         exposures = []
         for subject in subjects:
             parts = {i: part_at(self.federation, records, i) for i in subject.clients}
-            single = len(subject.clients) == 1
-            curve = client_curve(path, parts[subject.clients[0]]) if single else joint_curve(path, parts)
+            curve = client_curve(path, *parts.values())
             exposures.append(Exposure(subject, path, lambda curve=curve: curve))
         return exposures
 
-    def request(
-        self, clients: list[int], multiplier: float, scope: str, unit: str, share: float, reserve: float
-    ) -> tuple[list[Exposure], list[int], Choice]:
+    def request(self, clients: list[int], multiplier: float, share: float) -> tuple[list[Exposure], list[int], Choice]:
         """Execute one request; sigma is `share` of the noise that hides the new subjects at the current model."""
         self.orders += 1
-        groups = [tuple(clients)] if unit == "joint" else [(i,) for i in clients]
-        for group in groups:
-            number = len(self.audits)
-            self.audits.append(Audit(Subject(number, group, multiplier, scope, self.orders, 0.0, reserve)))  # type: ignore[arg-type]
+        for client in clients:
+            self.audits.append(Audit(Subject(len(self.audits), (client,), multiplier, self.orders)))
         self.active -= set(clients)
         path = self.active_path()
         exposures = self.exposures(path, [audit.subject for audit in self.audits])
-        psi = max(exposure.curve.one(path.tip) for exposure in exposures[-len(groups) :])
+        psi = max(exposure.curve.one(path.tip) for exposure in exposures[-len(clients) :])
         sigma = max(multiplier * psi * share, 1e-9)
         kept = sorted({0, *np.flatnonzero(self.generator.random(len(path)) < 0.6).tolist()})
-        choice = choose_node(exposures, kept, sigma, self.orders)
+        choice = choose_node(exposures, kept, sigma)
         self.book(choice)
         return exposures, kept, choice
 
@@ -164,7 +159,7 @@ def tight_federation(generator: np.random.Generator) -> Federation:
     return Federation("quadratic", clients, 0.5)
 
 
-def play(seed: int, family: str, scope: str | None = None, remembers_used: bool = True) -> Iterator[tuple]:
+def play(seed: int, family: str, remembers_used: bool = True) -> Iterator[tuple]:
     """Play a random sequence of requests; yield (operator, exposures, kept, choice) after each request."""
     generator = np.random.default_rng(seed)
     federation = tight_federation(generator) if family == "tight" else draw_federation(generator, family)
@@ -180,16 +175,13 @@ def play(seed: int, family: str, scope: str | None = None, remembers_used: bool 
         exposures, kept, choice = operator.request(
             clients,
             multiplier,
-            scope or str(generator.choice(("all", "latest"))),
-            str(generator.choice(("client", "joint"))),
             float(generator.choice((0.02, 0.3, 0.8, 1.0001, 1.5))),
-            float(generator.choice((0.0, 0.3))),
         )
         yield operator, exposures, kept, choice
         operator.train(int(generator.integers(1, 5)), 0.7)
 
 
-def broken_promises(operator: Operator, *, every_scope_is_all: bool = False) -> list[str]:
+def broken_promises(operator: Operator) -> list[str]:
     """Return the violations that the replay finds in an operator's accounts."""
     broken = []
     for audit in operator.audits:
@@ -197,9 +189,9 @@ def broken_promises(operator: Operator, *, every_scope_is_all: bool = False) -> 
         truth, charged = sum(audit.true_costs), sum(audit.charges)
         if truth > charged * (1.0 + 1e-6) + 1e-12:
             broken.append(f"subject {subject.subject}: really lost {truth:.4g}, charged {charged:.4g}")
-        if (subject.scope == "all" or every_scope_is_all) and truth > budget * (1.0 + 1e-6):
+        if truth > budget * (1.0 + 1e-6):
             broken.append(f"subject {subject.subject}: really lost {truth:.4g} of {budget:.4g}")
-        if (subject.scope == "all" or every_scope_is_all) and charged > budget:
+        if charged > budget:
             broken.append(f"subject {subject.subject}: charged {charged:.4g} of {budget:.4g}")
         if any(cost > budget * (1.0 + 1e-6) for cost in audit.true_costs):
             broken.append(f"subject {subject.subject}: one release alone exceeds the budget")
@@ -225,17 +217,14 @@ def test_nobody_ever_loses_more_than_charged_nor_than_the_budget(family: str, se
 def test_the_chosen_node_is_the_latest_allowed_one(family: str, seed: int) -> None:
     """The choice agrees with brute force over every kept depth, by the inequality of docs/theory.md, section 9.1."""
     for _, exposures, kept, choice in play(seed, family):
-        order = max(exposure.subject.order for exposure in exposures)
         sigma = choice.noise_std
 
-        def allowed(depth: int, sigma: float, exposures: list[Exposure] = exposures, order: int = order) -> bool:
+        def allowed(depth: int, sigma: float, exposures: list[Exposure] = exposures) -> bool:
             for exposure in exposures:
                 subject, path = exposure.subject, exposure.curve.path
                 edges = [d for d, node in enumerate(path.nodes) if node.kind == "noise" and node.order >= subject.order]
                 psi = 0.0 if any(d <= depth for d in edges) else exposure.curve.one(depth)
-                budget = subject.multiplier**-2 * (1.0 - (subject.reserve if subject.order == order else 0.0))
-                used = subject.used if subject.scope == "all" else 0.0
-                if psi > 0.0 and used + (psi / sigma) ** 2 > budget * (1.0 + 1e-12):
+                if psi > 0.0 and subject.used + (psi / sigma) ** 2 > subject.multiplier**-2 * (1.0 + 1e-12):
                     return False
             return True
 
@@ -251,20 +240,19 @@ def test_the_chosen_node_is_the_latest_allowed_one(family: str, seed: int) -> No
 @settings(max_examples=12)
 @given(seed=SEEDS)
 def test_least_noise_is_the_edge_of_what_is_allowed(family: str, seed: int) -> None:
-    for operator, exposures, _, _ in play(seed, family):
-        order = operator.orders
+    for _, exposures, _, _ in play(seed, family):
         depths = range(len(exposures[0].curve.path))
-        at_once = least_noises(exposures, depths, order)
+        at_once = least_noises(exposures, depths)
         for depth in depths:
-            sigma = least_noise(exposures, depth, order)
+            sigma = least_noise(exposures, depth)
             assert at_once[depth] == sigma
             if sigma == 0.0:
-                assert is_allowed(exposures, depth, 1e-100, order)
+                assert is_allowed(exposures, depth, 1e-100)
             elif np.isinf(sigma):
-                assert not is_allowed(exposures, depth, 1e6, order)
+                assert not is_allowed(exposures, depth, 1e6)
             else:
-                assert is_allowed(exposures, depth, sigma, order)
-                assert not is_allowed(exposures, depth, 0.999 * sigma, order)
+                assert is_allowed(exposures, depth, sigma)
+                assert not is_allowed(exposures, depth, 0.999 * sigma)
 
 
 def test_every_turn_of_the_rules_is_taken() -> None:
@@ -283,7 +271,7 @@ def test_every_turn_of_the_rules_is_taken() -> None:
         for audit in audits:
             if sum(price > 0.0 for price in audit.charges) > 1:
                 seen.add("charged twice")
-            if audit.subject.left(10**6) < 1e-6 * audit.subject.budget:
+            if audit.subject.left < 1e-6 * audit.subject.budget:
                 seen.add("spent")
     assert {"exact", "noised", "not kept", "covered", "charged twice"} <= seen
 
@@ -296,13 +284,13 @@ def test_exact_nodes_need_no_noise() -> None:
     operator.train(3, 1.0)
     operator.active = {0, 1, 2, 3}
     operator.train(2, 1.0)
-    operator.audits.append(Audit(Subject(0, (3,), 1.0, "all", 1)))
+    operator.audits.append(Audit(Subject(0, (3,), 1.0, 1)))
     path = operator.active_path()
     exposures = operator.exposures(path, [operator.audits[0].subject])
-    choice = choose_node(exposures, range(len(path)), 1e-9, 1)
+    choice = choose_node(exposures, range(len(path)), 1e-9)
     assert (choice.depth, choice.noise_std, choice.exact, choice.charges) == (3, 0.0, True, (0.0,))
-    assert least_noise(exposures, 3, 1) == 0.0
-    assert least_noise(exposures, 4, 1) > 0.0
+    assert least_noise(exposures, 3) == 0.0
+    assert least_noise(exposures, 4) > 0.0
     operator.orders = 1
     operator.book(choice)  # asserts that the true distance there is exactly zero
 
@@ -313,26 +301,22 @@ def test_exact_nodes_need_no_noise() -> None:
 def first_broken(family: str, seeds: range, **changes: object) -> tuple[int, list[str]] | None:
     for seed in seeds:
         for operator, *_ in play(seed, family, **changes):  # type: ignore[arg-type]
-            broken = broken_promises(operator, every_scope_is_all=True)
+            broken = broken_promises(operator)
             if broken:
                 return seed, broken
     return None
 
 
-LATEST_RULE_SEED = 17
-"""Seed of a sequence in which the paper's rule lets the releases together exceed the budget."""
-
-
-def test_control_the_latest_release_rule_breaks_the_budget_of_all_releases() -> None:
-    broken = first_broken("tight", range(LATEST_RULE_SEED, LATEST_RULE_SEED + 1), scope="latest")
-    assert broken is not None
-    assert any("really lost" in sentence for sentence in broken[1])
-    assert first_broken("tight", range(LATEST_RULE_SEED, LATEST_RULE_SEED + 1), scope="all") is None
+LATEST_RULE_SEED = 37
+"""Seed of a sequence in which the paper's rule, which charges the latest release alone, exceeds the budget."""
 
 
 def test_control_forgetting_what_was_used_is_caught() -> None:
     seeds = range(LATEST_RULE_SEED, LATEST_RULE_SEED + 1)
-    assert first_broken("tight", seeds, scope="all", remembers_used=False) is not None
+    assert first_broken("tight", seeds) is None
+    broken = first_broken("tight", seeds, remembers_used=False)
+    assert broken is not None
+    assert any("really lost" in sentence for sentence in broken[1])
 
 
 EARLIER_EDGE_SEED = 0
@@ -347,7 +331,7 @@ def test_control_an_edge_before_the_request_does_not_cover(monkeypatch: pytest.M
     )
     broken = None
     try:
-        broken = first_broken("tight", range(EARLIER_EDGE_SEED, EARLIER_EDGE_SEED + 1), scope="all")
+        broken = first_broken("tight", range(EARLIER_EDGE_SEED, EARLIER_EDGE_SEED + 1))
     except AssertionError as error:  # it may even restart without noise from a model that f influenced
         broken = (EARLIER_EDGE_SEED, [str(error)])
     assert broken is not None
@@ -356,7 +340,7 @@ def test_control_an_edge_before_the_request_does_not_cover(monkeypatch: pytest.M
 def test_control_half_the_noise_is_caught() -> None:
     """Negative control: the accounts state sigma but the edge has sigma / 2, and the replay finds it."""
     caught = False
-    for operator, *_ in play(LATEST_RULE_SEED, "tight", scope="all"):
+    for operator, *_ in play(LATEST_RULE_SEED, "tight"):
         for audit in operator.audits:
             audit.true_costs = [4.0 * cost for cost in audit.true_costs]
         caught = caught or bool(broken_promises(operator))
@@ -383,7 +367,7 @@ def part(depths: list[int], samples: int = 10, drift: float = 1.0, factor: float
 
 
 def exposure(path: ActivePath, taken: TakenPart, multiplier: float = 1.0) -> Exposure:
-    return Exposure(Subject(0, (0,), multiplier, "all", 1), path, lambda: client_curve(path, taken))
+    return Exposure(Subject(0, (0,), multiplier, 1), path, lambda: client_curve(path, taken))
 
 
 def test_unbounded_growth_is_never_taken_for_exact() -> None:
@@ -392,7 +376,7 @@ def test_unbounded_growth_is_never_taken_for_exact() -> None:
     with np.errstate(invalid="ignore"):
         path = flat_path([regularity] * 5)
         for taken in (part([2], factor=math.inf), part([2, 3], factor=math.inf), part([1, 4], factor=math.inf)):
-            choice = choose_node([exposure(path, taken)], range(6), 1.0, 1)
+            choice = choose_node([exposure(path, taken)], range(6), 1.0)
             assert choice.depth <= int(taken.depths[0])
             assert choice.depth < int(taken.depths[0]) or choice.noise_std > 0.0
 
@@ -403,7 +387,7 @@ def test_a_forgetful_round_is_never_taken_for_exact() -> None:
     usual = RoundRegularity.of(np.array([10, 10, 10]), np.ones(3), np.ones(3))
     path = flat_path([usual, forgetful, usual, usual])
     for taken in (part([1]), part([3])):
-        choice = choose_node([exposure(path, taken)], range(5), 1e-6, 1)
+        choice = choose_node([exposure(path, taken)], range(5), 1e-6)
         assert not choice.exact or choice.depth < int(taken.depths[0])
 
 
@@ -419,18 +403,16 @@ def test_charge_is_rounded_up(psi: float, noise_std: float) -> None:
     assert Fraction(charge(psi, noise_std)) >= (Fraction(psi) / Fraction(noise_std)) ** 2
 
 
-@given(st.floats(1e-3, 1e3), st.floats(0.0, 0.99), st.floats(0.0, 1.0))
-def test_what_is_left_never_exceeds_the_budget(multiplier: float, reserve: float, share: float) -> None:
+@given(st.floats(1e-3, 1e3), st.floats(0.0, 1.0))
+def test_what_is_left_never_exceeds_the_budget(multiplier: float, share: float) -> None:
     exact_budget = 1 / Fraction(multiplier) ** 2
-    fresh = Subject(0, (0,), multiplier, "all", 3, 0.0, reserve)
+    fresh = Subject(0, (0,), multiplier, 3)
     assert Fraction(fresh.budget) <= exact_budget
     used = share * fresh.budget
     spent = replace(fresh, used=used)
-    assert Fraction(used) + Fraction(spent.left(4)) <= exact_budget
-    assert Fraction(fresh.left(3)) <= exact_budget * (1 - Fraction(reserve)) * (1 + Fraction(1, 2**50))
-    assert fresh.left(4) == fresh.budget  # the reserve is for requests after its own
-    assert replace(spent, scope="latest").left(4) == fresh.budget
-    assert replace(fresh, used=2.0 * fresh.budget).left(4) == 0.0
+    assert Fraction(used) + Fraction(spent.left) <= exact_budget
+    assert fresh.left == fresh.budget
+    assert replace(fresh, used=2.0 * fresh.budget).left == 0.0
 
 
 def test_the_wanted_depth_counts_the_rounding_allowance() -> None:
@@ -438,18 +420,17 @@ def test_the_wanted_depth_counts_the_rounding_allowance() -> None:
     regularity = RoundRegularity.of(np.array([10, 10, 10]), np.ones(3), np.ones(3))
     path = flat_path([regularity] * 20, rounding=0.01)
     subject = exposure(path, part([1]))  # Psi = 0.5 + 0.01 n after depth n
-    choice = choose_node([subject], {0, 3}, 0.6, 1)
+    choice = choose_node([subject], {0, 3}, 0.6)
     assert choice.depth == 3
-    assert choice.wanted_depth == max(d for d in range(21) if is_allowed([subject], d, 0.6, 1)) == 9
+    assert choice.wanted_depth == max(d for d in range(21) if is_allowed([subject], d, 0.6)) == 9
 
 
 def test_a_client_without_samples_changes_nothing() -> None:
-    """A participant without samples, alone or jointly, changes nothing (docs/theory.md, section 3.3)."""
+    """A participant without samples changes nothing (docs/theory.md, section 3.3)."""
     regularity = RoundRegularity.of(np.array([0, 10, 10]), np.ones(3), np.ones(3))
     path = flat_path([regularity, regularity])
     taken = part([1, 2], samples=0)
     assert client_curve(path, taken).one(2) < 1e-150
-    assert joint_curve(path, {0: taken}).one(2) < 1e-150
 
 
 def test_a_covered_subject_pays_nothing_and_an_earlier_edge_covers_nobody() -> None:
@@ -463,7 +444,7 @@ def test_a_covered_subject_pays_nothing_and_an_earlier_edge_covers_nobody() -> N
     path = ActivePath(nodes, 1.0)
     assert path.noise_depths == [(3, 5)]
     for order, covered in ((4, True), (5, True), (6, False)):
-        subject = Subject(0, (0,), 1.0, "all", order)
+        subject = Subject(0, (0,), 1.0, order)
         assert rollback.is_covered(path, 4, subject) is covered
         assert rollback.is_covered(path, 2, subject) is False
         exposure = Exposure(subject, path, lambda: client_curve(path, part([1, 2])))

@@ -149,7 +149,6 @@ class RoundRecord:
     samples: NDArray[np.int64]
     drifts: Array
     mean_shift: float
-    gram: Array
 
 
 def run_round(
@@ -160,7 +159,7 @@ def run_round(
     samples = federation.samples(who)
     if not who:
         empty = np.zeros(0)
-        return models.copy(), RoundRecord(np.zeros(0, dtype=np.int64), samples, empty, 0.0, np.zeros((0, 0)))
+        return models.copy(), RoundRecord(np.zeros(0, dtype=np.int64), samples, empty, 0.0)
     trained = np.stack([federation.train_locally(models, i, number) for i in who])  # clients, counterfactuals, size
     after = models.copy()
     for counterfactual, gone in enumerate([frozenset(), *removed]):
@@ -175,7 +174,6 @@ def run_round(
         samples,
         np.array([norm_up(row) for row in separate]),
         norm_up(mean - models[0]),
-        separate @ separate.T,
     )
 
 
@@ -240,13 +238,12 @@ def tracked(run: Run, rounding: float = 0.0) -> list[Array]:
     return values
 
 
-def path_of(run: Run, *, with_grams: bool = False, rounding: float = 0.0) -> ActivePath:
+def path_of(run: Run, *, rounding: float = 0.0) -> ActivePath:
     nodes = [PathNode(0, None, "initial", 0, 0)]
     for depth, record in enumerate(run.records, start=1):
         regularity = regularity_of(run.federation, record)
         nodes.append(PathNode(depth, depth - 1, "round", 0, depth, regularity, record.mean_shift, rounding))
-    grams = {d: (r.participants, r.gram) for d, r in enumerate(run.records, start=1) if r.participants.size}
-    return ActivePath(nodes, run.federation.server_rate, grams=grams if with_grams else {})
+    return ActivePath(nodes, run.federation.server_rate)
 
 
 def part_of(federation: Federation, records: Sequence[RoundRecord], client: int) -> TakenPart:

@@ -31,7 +31,7 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 def test_every_honest_certificate_holds_by_itself(tmp_path: Path, method: str, retention: str) -> None:
     run = sifu.train(spec_for(method, stop={"max_rounds": 4}), run=tmp_path / "run")
     terms: dict[str, Any] = {"sigma": 0.3, "retention": retention, "level": "none"}
-    run.forget(["client-001", "client-002"], "two", method=method, unit="joint", **terms)
+    run.forget(["client-001", "client-002"], "two", method=method, **terms)
     run.forget(["client-000", "client-003"], "each", method=method, **terms)
     for path in sorted((run.folder / "certificates").iterdir()):
         assert verify_certificate(path).problems == []
@@ -68,8 +68,6 @@ FALSE: dict[str, tuple[str, Change]] = {
     "a head of another event": ("ledger: the head", lambda b: b | {"ledger": b["ledger"] | {"seq": 1}}),
     "carried out before it was received": ("out of order", lambda b: b | {"received": "2099-01-01T00:00:00Z"}),
     "a day that is none": ("received", lambda b: b | {"received": "yesterday"}),
-    "a unit that is none": ("unit", lambda b: b | {"unit": "x"}),
-    "a scope that is none": ("scope", lambda b: b | {"scope": "x"}),
     "a retention that is none": ("retention", lambda b: b | {"retention": None}),
     "a method that is a number": ("method", lambda b: b | {"method": 3}),
     "a request that is a list": ("request", lambda b: b | {"request": []}),
@@ -86,7 +84,6 @@ FALSE: dict[str, tuple[str, Change]] = {
         "premise counterfactual", lambda b: b | {"participation": "fixed(5)"}
     ),
     "given noise as if the system drew it": ("premise noise", lambda b: b | {"noise_source": "given"}),
-    "population accounting as if it were proven": ("premise accounting", lambda b: b | {"accounting": "population"}),
     "a premise of no status": ("premises", premise("regularity", status="sure")),
     "a premise in its own words": ("premises", premise("noise", statement="The noise is perfect.")),
     "a premise of no case": ("means nothing", premise("regularity", case="perfect")),

@@ -86,9 +86,6 @@ def test_edited_scalars_with_a_rebuilt_chain_are_caught(own_run: Path, statement
     [
         ("epsilon", 5.0, "epsilon"),
         ("delta", 0.05, "delta"),
-        ("scope", "latest", "scope"),
-        ("unit", "joint", "unit"),
-        ("calibration", "classical", "calibration"),
         ("retention", "strict", "retention"),
         ("clients", ["client-011"], "client"),
     ],

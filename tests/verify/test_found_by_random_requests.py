@@ -16,8 +16,8 @@ TINY = {"data": {"clients": 6, "samples_per_client": 6}, "stop": {"target": 0.0,
 
 @pytest.mark.parametrize("method", ["sifu", "scratch"])
 def test_whoever_joins_later_changes_nothing_that_was_said_before(tmp_path: Path, method: str) -> None:
-    """A client that joins again enlarges the population without setting the rate; earlier requests stay valid."""
-    spec = small_spec(**TINY, privacy={"accounting": "population"}) | {"seed": 5}
+    """A client that joins again does not set the rate; earlier requests stay valid."""
+    spec = small_spec(**TINY) | {"seed": 5}
     run = sifu.train(spec, run=tmp_path / "run")
     run.forget(["client-000"], "before", sigma=0.02, epsilon=1.0, level="none")
     run.forget(["client-001"], "records", method=method, records=[0, 1, 2], level="none")
@@ -41,7 +41,7 @@ def test_figures_that_a_purge_erased_make_psi_infinite_for_those_who_stay(tmp_pa
      (411, "training noise"), (1309, "linear"), (197, "closed form")],
 )  # fmt: skip
 def test_the_journeys_that_showed_it(tmp_path: Path, seed: int, family: str) -> None:
-    """Both verifiers agree on the edge of a condition, population accounting, and deltas of 1e-300."""
+    """Both verifiers agree on the edge of a condition, and deltas of 1e-300."""
     findings = Findings()
     audit_journey(seed, tmp_path, findings, [family])
     assert findings.violations == []

@@ -25,24 +25,23 @@ Runs = dict[str, tuple[dict[str, Any], list[tuple[int, int, dict[str, Any]]]]]
 RUNS: Runs = {
     "convex, an earlier subject is charged again": (
         {},
-        [(0, 2, {"sigma": 1.2}), (2, 1, {"sigma": 0.4}), (3, 3, {"unit": "joint", "sigma": 2.5})],
+        [(0, 2, {"sigma": 1.2}), (2, 1, {"sigma": 0.4}), (3, 3, {"sigma": 2.5})],
     ),
-    "scratch, strict, latest": (
+    "scratch, strict": (
         {},
         [
             (0, 1, {"sigma": 0.5, "retention": "strict"}),
             (1, 1, {"method": "scratch"}),
-            (2, 1, {"scope": "latest", "epsilon": 1.0, "sigma": 1.0, "reserve": 0.3}),
-            (3, 1, {"scope": "latest", "sigma": 0.2}),
+            (2, 1, {"epsilon": 1.0, "sigma": 1.0}),
+            (3, 1, {"sigma": 0.2}),
         ],
     ),
-    "strongly convex, poisson, gram": (
+    "strongly convex, poisson": (
         {
             "local": {"steps": 4, "weight_decay": 0.05},
             "server": {"participation": "poisson(0.3)"},
-            "keep": {"gram_clients": 20},
         },
-        [(0, 3, {"unit": "joint", "sigma": 0.3}), (3, 1, {})],
+        [(0, 3, {"sigma": 0.3}), (3, 1, {})],
     ),
     "sampled, sifu and scratch": (
         {"server": {"participation": "poisson(0.4)"}},
@@ -50,7 +49,7 @@ RUNS: Runs = {
             (0, 2, {"sigma": 0.6}),
             (2, 1, {"sigma": 0.6, "retention": "strict"}),
             (3, 1, {"method": "scratch"}),
-            (4, 2, {"sigma": 0.4, "unit": "joint", "max_rounds": 5, "target": 0.0}),
+            (4, 2, {"sigma": 0.4, "max_rounds": 5, "target": 0.0}),
             (6, 1, {"sigma": 0.4, "retention": "strict"}),
         ],
     ),
@@ -58,7 +57,7 @@ RUNS: Runs = {
         {"groups": {"count": 4, "rounds": 3}, "server": {"participation": "poisson(0.6)"}},
         [
             (0, 1, {"method": "groups"}),
-            (1, 2, {"method": "groups", "unit": "joint", "retention": "strict"}),
+            (1, 2, {"method": "groups", "retention": "strict"}),
             (3, 1, {"sigma": 0.4}),
             (4, 1, {"method": "scratch"}),
             (5, 1, {"method": "groups", "max_rounds": 2}),
@@ -80,7 +79,7 @@ RUNS: Runs = {
     ),
     "closed form, statistics of each client": (
         {"model": {"kind": "ridge"}, "features": {"kind": "random_fourier", "count": 32, "bandwidth": 2.0}},
-        [(0, 2, {}), (2, 1, {"retention": "strict"}), (3, 3, {"unit": "joint"})],
+        [(0, 2, {}), (2, 1, {"retention": "strict"}), (3, 3, {})],
     ),
     "closed form, sums only, fixed lambda": (
         {"model": {"kind": "ridge"}, "ridge": {"regularisation": 0.01}, "keep": {"statistics": "sum"}},

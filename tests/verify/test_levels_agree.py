@@ -46,7 +46,6 @@ RUNS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         {"server": {"participation": "poisson(0.3)"}},
         [{"client": client, "sigma": 1e-4} for client in (5, 2)],
     ),
-    "classical": ({}, [{"sigma": 0.5, "calibration": "classical", "epsilon": epsilon} for epsilon in (0.9, 3.0)]),
     "records": ({"local": {"rate": 0.05}}, [{"sigma": 0.5, "records": [1]}, {"method": "scratch", "records": [2]}]),
     "groups": (
         {"groups": {"count": 3, "rounds": 2}, "local": {"rate": 0.05}},

@@ -59,12 +59,11 @@ ALL_TABLES = [
 ]
 
 
-ELSEWHERE = ("grams", "rejections", "statistics", "group_models", "merges")
+ELSEWHERE = ("rejections", "statistics", "group_models", "merges")
 
 
 def test_every_table_is_tampered_with(pristine: Pristine) -> None:
-    # Other suites cover Gram matrices (a run that keeps them cannot have a strict request), refused replies
-    # (test_hostile_clients) and groups (test_group_tampering).
+    # Other suites cover refused replies (test_hostile_clients) and groups (test_group_tampering).
     tables = dump(pristine.folder)
     assert sorted(tables) == sorted([*ALL_TABLES, *ELSEWHERE])
     assert all(rows for table, rows in tables.items() if table not in ELSEWHERE)

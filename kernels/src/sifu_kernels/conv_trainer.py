@@ -79,9 +79,7 @@ class ConvTrainer:
         self._passes = _BufferPool(lambda: _Passes(network, self._images.dtype))
         self._locals = _BufferPool(lambda: _Local(network, self._images.dtype))
 
-    def average(
-        self, start: Vector, position: Position, participants: ClientIndices, samples: np.ndarray, want_gram: bool
-    ) -> Average:
+    def average(self, start: Vector, position: Position, participants: ClientIndices, samples: np.ndarray) -> Average:
         """Train the participants and average their models.
 
         Averaging uses one thread, because torch's other threads would occupy the cores that train
@@ -94,7 +92,7 @@ class ConvTrainer:
                 # Close the generator here even if averaging fails, because closing restores the number of threads.
                 return stack.enter_context(closing(self.train(start, position, participants, steps, threads)))
 
-            return average_models(train, start.astype(np.float64), samples, start.itemsize, want_gram)
+            return average_models(train, start.astype(np.float64), samples, start.itemsize)
 
     def train(
         self,

@@ -17,7 +17,7 @@ from sifu.core.round_stream import RoundsWanted, RunsAhead, StreamedRound, Strea
 from sifu.core.spec import StopSpec
 from sifu.engines.sim.gpu.device_queue import DeviceQueue
 from sifu.engines.sim.simulator import SimulatedFederation
-from sifu.errors import InputError, RoundRejectedError
+from sifu.errors import RoundRejectedError
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rounding import UNIT_ROUNDOFF, enlargement
 from sifu_kernels import NAME, TF32
@@ -62,12 +62,11 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         position: Position,
         active: ClientIndices,
         *,
-        want_gram: bool = False,
         absent: ClientIndices | None = None,
     ) -> RoundResult:
-        """Run one round of FedAvg; raise `InputError` if `want_gram` is true."""
+        """Run one round of FedAvg."""
         stop = StopSpec(target=0.0, min_rounds=0, max_rounds=position.round + 1, evaluate_every=1)
-        wanted = RoundsWanted(stop, model.astype(np.float64), want_gram, evaluated=NONE)
+        wanted = RoundsWanted(stop, model.astype(np.float64), evaluated=NONE)
         together = self._run_together([model], position, [active], wanted, absent, single=True)
         with contextlib.closing(together) as rounds:
             (done,) = next(rounds)
@@ -104,8 +103,6 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         models_stay: bool = False,
     ) -> Generator[list[StreamedRound]]:
         """Yield lists of rounds, one round per group; `LaneStream` describes `single` and `models_stay`."""
-        if wanted.want_gram:
-            raise InputError("sifu-kernels keeps no Gram matrices: leave keep.gram_clients out")
         origin = self._upload(wanted.origin, "float64")
         # Groups usually start from the same model, which is reordered and uploaded once.
         different = {id(model): model for model in models}

@@ -261,7 +261,7 @@ def status_of(view: RunView) -> RunStatus:
     """Return the status of a run at this instant."""
     reader, now = view.reader, current_time()
     privacy = view.spec.privacy
-    terms = RequestTerms(("any",), privacy.epsilon, privacy.delta, calibration=privacy.calibration)
+    terms = RequestTerms(("any",), privacy.epsilon, privacy.delta)
     multiplier = terms.multiplier
     psi = with_earlier_names(view, track_everyone(view).total(np.arange(len(view.clients))), view.path.tip).tolist()
     evaluated = (row for row in reader.evaluations() if row.node == reader.tip and row.subset == ACTIVE)
@@ -289,7 +289,7 @@ def status_of(view: RunView) -> RunStatus:
         delta=privacy.delta,
         sigma=sigma,
         psi_star=sigma / multiplier if sigma else None,
-        psi_status=psi_status(view.facts, measured, privacy.accounting, max(filter(math.isfinite, psi), default=0.0)),
+        psi_status=psi_status(view.facts, measured, max(filter(math.isfinite, psi), default=0.0)),
         clients=tuple(
             ClientStatus(plain_name(reader, k), view.clients[k].samples, _state(view, k), psi[k], psi[k] * multiplier)
             for k in clients_now(reader)
@@ -317,8 +317,7 @@ def status_of(view: RunView) -> RunStatus:
 def _budget_of(view: RunView, subject: Subject) -> BudgetStatus:
     """Return the budget of a subject forgotten earlier."""
     names = plain_names(view.reader, (view.clients[index].name for index in subject.clients))
-    used = subject.used if subject.scope == "all" else 0.0
-    return BudgetStatus(names, subject.budget, used, max(0.0, subject.budget - used))
+    return BudgetStatus(names, subject.budget, subject.used, subject.left)
 
 
 def groups_of(view: RunView) -> tuple[GroupStatus, ...]:

@@ -192,7 +192,7 @@ def audit_releases(
     if not ratios:
         return None
     terms = request.terms
-    mu = math.hypot(*ratios) if terms.scope == "all" else max(ratios)
+    mu = math.hypot(*ratios)
     bound = None
     if mu > 0.0:
         bound = epsilon_lower_bound(*_likelihood_ratios(mu, normals, replays), terms.delta, mistake)
@@ -201,7 +201,7 @@ def audit_releases(
 
 
 def _likelihood_ratios(mu: float, normals: NormalSource, replays: int) -> tuple[Floats, Floats]:
-    """Return ln p(releases)/q(releases) with and without the client, over all releases in scope.
+    """Return ln p(releases)/q(releases) with and without the client, over all releases.
 
     With u_k = (theta_k - phi_k) / sigma_k, z_k = (release_k - phi_k) / sigma_k and mu^2 = sum_k |u_k|^2, the logarithm
     is sum_k <u_k, z_k> - mu^2/2. With the client, z_k is u_k plus standard normals; without the client, it is standard

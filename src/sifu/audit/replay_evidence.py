@@ -239,7 +239,7 @@ def distance_rows(reader: RunReader, watched: Sequence[Watched], evidence: Evide
     view = RunView(reader)
     for subject in watched:
         if subject.request is None:
-            curve = view.curve(Subject(subject.subject, subject.clients, 1.0, "all", view.next_order))
+            curve = view.curve(Subject(subject.subject, subject.clients, 1.0, view.next_order))
             along = curve.at(np.arange(len(view.path))).tolist()
             psi |= {(subject.subject, node): value for node, value in zip(view.path.depth_of, along, strict=True)}
     rows: dict[int, list[NodeDistance]] = {subject.subject: [] for subject in watched}
@@ -287,18 +287,17 @@ def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Eviden
             continue
         certain = max(0.0, distance * (1.0 - slack) - slack * evidence.lengths[edge.source])
         cost = (certain / edge.noise_std) ** 2
-        share = 1.0 - request.terms.reserve if edge.order == watched.order else 1.0
         spent, paid = spent + cost, paid + edge.charge
         if cost > edge.charge:
             yield (
                 f"at node {edge.source} it is {distance:.6g} away, so noise {edge.noise_std:.6g} costs {cost:.6g}; "
                 f"{edge.charge:.6g} was charged"
             )
-        if edge.charge > watched.budget * share:
-            yield f"it was charged {edge.charge:.6g} at node {edge.node}, its budget is {watched.budget * share:.6g}"
+        if edge.charge > watched.budget:
+            yield f"it was charged {edge.charge:.6g} at node {edge.node}, its budget is {watched.budget:.6g}"
         if cost > watched.budget:
             yield f"the noise at node {edge.node} really costs {cost:.6g}, its whole budget is {watched.budget:.6g}"
-    if request.terms.scope == "all" and len(edges) > 1 and max(spent, paid) > watched.budget:
+    if len(edges) > 1 and max(spent, paid) > watched.budget:
         yield f"all releases together cost {spent:.6g} (charged {paid:.6g}), its budget is {watched.budget:.6g}"
 
 

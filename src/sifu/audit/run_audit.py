@@ -209,8 +209,8 @@ class _Audit(Audited):
                 f"{', '.join(watched.names[:3])}: {releases.missed} of {len(edges)} releases charged to it cannot be "
                 "replayed; its true and shown epsilon cover the others only"
             )
-        # Psi also bounds the influence of a client without a request, unless the run's accounting gives no bounds.
-        certified = _claims(watched.level) or (watched.request is None and self.spec.privacy.accounting == "round")
+        # Psi also bounds the influence of a client without a request.
+        certified = _claims(watched.level) or watched.request is None
         request = watched.request.request if watched.request else None
         who = f"request {request}, " if request else ""
         for sentence in findings:

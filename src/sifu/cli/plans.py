@@ -48,7 +48,7 @@ def _start(way: MethodOption) -> str:
     return f"round {way.source_rounds}" + (f", noise {number(way.noise_std)}" if way.noise_std else "")
 
 
-OF_TERMS = ("method", "unit", "scope", "epsilon", "delta")
+OF_TERMS = ("method", "epsilon", "delta")
 OF_PLAN = ("level", "delta_at_most", "delta_reached", "psi_star", "wanted_node", "rounds", "notes")
 
 
@@ -98,7 +98,7 @@ def show_spec_plan(file: Path, plan: SpecPlan) -> Answer:
 def print_plan(plan: Plan, everything: bool) -> None:
     """Print a plan as text and tables."""
     terms = plan.terms
-    together = {"client": ", each separately" if len(terms.clients) > 1 else "", "joint": ", all together"}[terms.unit]
+    together = ", each separately" if len(terms.clients) > 1 else ""
     whom = whom_text(terms.clients, len(terms.records) or None)
     within = "" if plan.untouched and plan.noise_std == 0.0 else f", within ({terms.epsilon:g}, {terms.delta:g})"
     out.print(f"To forget {whom}{together}{within}:")
@@ -107,13 +107,11 @@ def print_plan(plan: Plan, everything: bool) -> None:
         facts.add_row(*row)
     if terms.records:
         facts.add_row("afterwards", f"{escape(terms.clients[0])} stays with its remaining records")
-    covers = "every later release" if terms.scope == "all" else "the latest release only"
-    facts.add_row("covers", "nothing" if plan.level == "none" else covers)
+    facts.add_row("covers", "nothing" if plan.level == "none" else "every later release")
     facts.add_row("level", level_text(plan.level))
     if not plan.untouched and plan.level != "none":
-        later = "with all later releases" if terms.scope == "all" else "in any one later release"
         reached = f"{number(plan.delta_reached, 5)} by this release"
-        facts.add_row("delta", f"{reached}; at most {number(plan.delta_at_most, 5)} {later}")
+        facts.add_row("delta", f"{reached}; at most {number(plan.delta_at_most, 5)} with all later releases")
     facts.add_row("later releases only", plan.observers.later_only)
     facts.add_row("earlier ones kept", plan.observers.kept_earlier)
     if terms.retention == "strict":

@@ -67,14 +67,10 @@ def exact_words(whom: str, method: str, records: int | None) -> str:
 
 GUARANTEE = (
     "For the executed plan (initial model, hyperparameters, preprocessing, participation, batches, earlier noise, "
-    "source models and noise sizes), and over the noise drawn since this request was executed: the {scope}, with and "
+    "source models and noise sizes), and over the noise drawn since this request was executed: the joint distributions "
+    "of all models released since then, with and "
     "without the client's data under the same plan, are (epsilon, delta)-close."
 )
-
-SCOPE_WORDS = {
-    "all": "joint distributions of all models released since then",
-    "latest": "distributions of the latest model alone",
-}
 
 PLAN_NOT_COVERED = (
     "What the plan itself reveals is not covered: the method if it was chosen automatically, the model that training "
@@ -96,12 +92,7 @@ NOT_COVERED = (
 )
 """Limits that every certificate has."""
 
-SEVERAL_RELEASES = (
-    "Only the latest model is covered (scope latest): an attacker who keeps several of the models released since this "
-    "request learns more, and nothing bounds how much.",
-)
-
-EACH_BY_ITSELF = ("Each client is covered separately; what they reveal together is not (unit joint would cover it).",)
+EACH_BY_ITSELF = ("Each client is covered separately; what they reveal together is not.",)
 
 EXACT_GUARANTEE = (
     "The client's data did not influence the model that training resumed from, so the models released since are those "
@@ -158,7 +149,7 @@ def guarantee_of(body: Mapping[str, Any]) -> str:
     if level == "none":
         return NO_GUARANTEE
     exact = level == "exact" or not needs_budget(body)
-    guarantee = EXACT_GUARANTEE if exact else GUARANTEE.format(scope=SCOPE_WORDS[body["scope"]])
+    guarantee = EXACT_GUARANTEE if exact else GUARANTEE
     if body["method"] == CLOSED_FORM:
         guarantee = CLOSED_FORM_GUARANTEE if records is None else CLOSED_FORM_RECORDS_GUARANTEE
     elif records is not None:
@@ -169,20 +160,15 @@ def guarantee_of(body: Mapping[str, Any]) -> str:
 
 
 def not_covered_by(body: Mapping[str, Any]) -> list[str]:
-    """Return the sentences on the limits of a certificate's guarantee, in its public or its auditor's form.
-
-    The unit is ignored for a closed-form head, which always covers all clients of a request together.
-    """
+    """Return the sentences on the limits of a certificate's guarantee, in its public or its auditor's form."""
     level = body["level"]
     of_records = () if body["records"] is None else RECORDS_NOT_COVERED
     of_noise = (NOISE_NOT_COVERED,) if has_noise(body) else ()
     if body["method"] == CLOSED_FORM:
         earlier = ALL_RELEASES_NOT_COVERED if "before_after" in body else HEADS_COMPARED
         return [earlier, *CLOSED_FORM_NOT_COVERED, *of_noise, *of_records, *NOT_COVERED]
-    latest = body["scope"] == "latest" and level in ("proven", "conditional")
     # A guarantee that is exact for each client is also exact for all clients together.
-    separate = body["unit"] == "client" and len(body["clients"]) > 1 and level != "exact"
-    several = (*(SEVERAL_RELEASES if latest else ()), *(EACH_BY_ITSELF if separate else ()))
+    several = EACH_BY_ITSELF if len(body["clients"]) > 1 and level != "exact" else ()
     compared = () if body["records"] is None or level == "none" else RECORDS_COMPARED
     of_rounds = (PLAN_NOT_COVERED, EARLIER_NOT_COVERED, REPORTS_TRUSTED)
     return [*of_rounds, *of_noise, *several, *compared, *of_records, *NOT_COVERED]

@@ -98,9 +98,7 @@ class RoundResult:
         mean_shift: Distance ||mean - theta^n|| that the mean moved from the round's start, rounded up.
         rounding: Bound on the distance of the result from exact arithmetic, or 0.0 if nothing is proven (see
             `TrainingFacts.rounding_bounded`).
-        gram: Matrix of <theta_i - mean, theta_j - mean>, if requested.
         rejections: Refused replies; the model does not depend on them.
-        gram_errors: Bound on the error of each theta_i - mean in `gram`, without which the matrix is not recorded.
     """
 
     model: Vector
@@ -109,9 +107,7 @@ class RoundResult:
     drifts: Floats
     mean_shift: float
     rounding: float
-    gram: Floats | None = None
     rejections: tuple[Rejection, ...] = ()
-    gram_errors: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -170,8 +166,6 @@ class Engine(Federation, Protocol):
         model: Vector,
         position: Position,
         active: ClientIndices,
-        *,
-        want_gram: bool = False,
     ) -> RoundResult:
         """Run one round from `model` among the `active` clients, without modifying `model`.
 
@@ -181,7 +175,6 @@ class Engine(Federation, Protocol):
             model: Model at the start of the round.
             position: Branch and number of the round.
             active: Clients that may take part.
-            want_gram: True if the result includes the Gram matrix.
         """
         ...
 

@@ -13,8 +13,8 @@ from typing import Any
 
 NOT_PROTECTED = "not protected"
 """Statement for an observer against whom no protection is proven."""
-SEEN = {"all": "the models released from this request on", "latest": "the latest released model"}
-"""Models that the first observer sees, by the scope of the request."""
+SEEN = "the models released from this request on"
+"""Models that the first observer sees."""
 EXACT_LIMIT = "what the plan itself reveals (which model training resumed from, how long it took) is not covered"
 KEPT_EARLIER = "An observer who also kept an earlier release"
 
@@ -57,21 +57,20 @@ class Observers:
 
 
 def observers_of(
-    level: str, rate: float | None, scope: str, before_after: BeforeAfter | None = None, *, untouched: bool = False
+    level: str, rate: float | None, before_after: BeforeAfter | None = None, *, untouched: bool = False
 ) -> Observers:
     """Return the statements about both observers, given the level of a request.
 
     Args:
         level: Level of the plan or certificate.
         rate: Bound on an attacker's true-positive rate at 1 % false alarms, or None if there is none.
-        scope: Releases that the bound covers, "all" or "latest".
         before_after: Guarantee against an observer who kept earlier releases, if there is one.
         untouched: True if the client did not influence the model that training continued from.
 
-    >>> observers_of("exact", 0.01, "all").kept_earlier
+    >>> observers_of("exact", 0.01).kept_earlier
     'An observer who also kept an earlier release: not protected. Comparing the two can reveal the deleted data.'
-    >>> observers_of("proven", 0.702, "latest").later_only[:81]
-    'An observer who sees only the latest released model, with a 1 % false-alarm rate,'
+    >>> observers_of("proven", 0.702).later_only[:97]
+    'An observer who sees only the models released from this request on, with a 1 % false-alarm rate,'
     """
     if before_after is None:
         kept = f"{KEPT_EARLIER}: {NOT_PROTECTED}. Comparing the two can reveal the deleted data."
@@ -79,12 +78,12 @@ def observers_of(
         kept = f"{KEPT_EARLIER}: {before_after.words} over all releases."
     observer = "If the assumptions hold, an observer" if level == "conditional" else "An observer"
     if rate is None or level == "none":
-        later = f"An observer who sees only {SEEN['all']}: {NOT_PROTECTED}. Nothing bounds what it can tell."
+        later = f"An observer who sees only {SEEN}: {NOT_PROTECTED}. Nothing bounds what it can tell."
     elif level == "exact" or untouched:
-        later = f"{observer} who sees only {SEEN['all']} can do no better than guess; {EXACT_LIMIT}."
+        later = f"{observer} who sees only {SEEN} can do no better than guess; {EXACT_LIMIT}."
     else:
         detects = f"detects at most {percent(rate)} of forgotten clients"
-        later = f"{observer} who sees only {SEEN[scope]}, with a 1 % false-alarm rate, {detects}."
+        later = f"{observer} who sees only {SEEN}, with a 1 % false-alarm rate, {detects}."
     return Observers(later, kept, before_after)
 
 
@@ -93,7 +92,7 @@ def observers_in(body: Mapping[str, Any]) -> Observers:
     stated = body.get("before_after")
     guarantee = None if stated is None else BeforeAfter(float(stated["epsilon"]), float(stated["delta"]))
     rate, untouched = body["attacker_true_positive_rate_at_1_percent"], bool(body.get("untouched"))
-    return observers_of(body["level"], rate, body["scope"], guarantee, untouched=untouched)
+    return observers_of(body["level"], rate, guarantee, untouched=untouched)
 
 
 def percent(rate: float) -> str:

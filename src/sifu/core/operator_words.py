@@ -79,7 +79,4 @@ def psi_words(status: str) -> str:
     'Psi bounds how far a client can have moved the current model'
     """
     bounds = "Psi bounds how far a client can have moved the current model"
-    return {
-        "assumed": f"If the assumptions in the certificates of this run hold, {bounds}",
-        "failed": "Psi is computed as in the authors' code (accounting population); it bounds nothing",
-    }.get(status, bounds)
+    return f"If the assumptions in the certificates of this run hold, {bounds}" if status == "assumed" else bounds

@@ -12,21 +12,11 @@ from typing import Any
 SENTENCE_FROM_METHOD = "as stated"
 """Case of a premise whose sentence is not in this file: its method supplies the sentence as the value `statement`."""
 SENTENCES: dict[str, dict[str, str]] = {
-    "accounting": {
-        "met": "The weights are those of the rounds that took place.",
-        "failed": "Population accounting understates the sensitivity. It serves comparisons and certifies nothing.",
-    },
     "arithmetic": {
         "met": "Local steps ran in float64, and a bound on their rounding errors is added to the sensitivity.",
         "beyond": "The sensitivity exceeds the range in which rounding errors are bounded; they are assumed to be "
         "negligible.",
         "assumed": "Rounding errors of the {dtype} local steps are not bounded; they are assumed to be negligible.",
-    },
-    "calibration": {
-        "met": "The noise was calibrated exactly for the Gaussian mechanism (Balle & Wang 2018).",
-        "assumed": "The noise was calibrated by the classical formula, within its range (epsilon < 1), instead of "
-        "exactly.",
-        "failed": "The classical calibration is proven only for epsilon < 1, but was used at epsilon = {epsilon:g}.",
     },
     "counterfactual": {
         "met": "Clients take part independently of each other, so the same schedule without the client has the "

@@ -14,14 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sifu.choices import Calibration, Level
+from sifu.choices import Level
 from sifu.core.ledger import finite_or_text
 from sifu.core.premise_sentences import sentence
 from sifu.core.round import NoiseSource
 from sifu.core.spec import Spec
 from sifu.theory import facts as fact
 from sifu.theory.facts import TrainingFacts, decides_rounds
-from sifu.theory.history import Accounting
 from sifu.theory.merging import STRETCH
 from sifu.theory.regularity import RegularityClass
 
@@ -36,8 +35,8 @@ class Premise:
     sentence. `confidential` figures may depend on clients' data and appear only in the auditor's copy. Certificates
     contain these fields but no sentence, so a better wording changes no certificate.
 
-    >>> Premise("calibration", "failed", values={"epsilon": 3.0}).statement
-    'The classical calibration is proven only for epsilon < 1, but was used at epsilon = 3.'
+    >>> Premise("arithmetic", "assumed", values={"dtype": "float32"}).statement
+    'Rounding errors of the float32 local steps are not bounded; they are assumed to be negligible.'
     """
 
     name: str
@@ -180,11 +179,6 @@ class RecordHistory:
 UNBROKEN = RecordHistory()
 
 
-def accounting_premise(accounting: Accounting) -> Premise:
-    """Return the premise on accounting, which holds only if Psi is computed with the weights of the actual rounds."""
-    return Premise("accounting", "met" if accounting == "round" else "failed")
-
-
 def counterfactual_premise(independent: bool, *, separate: bool) -> Premise:
     """Return the premise that, without the client, training follows the same schedule and leaves its slots empty.
 
@@ -271,9 +265,6 @@ def collect_premises(
     facts: TrainingFacts,
     measured: MeasuredRegularity,
     *,
-    accounting: Accounting,
-    calibration: Calibration,
-    epsilon: float,
     noise: NoiseSource,
     largest_psi: float,
     rate_source: RateSource,
@@ -285,9 +276,6 @@ def collect_premises(
     Args:
         facts: Facts about training that the engine declared.
         measured: Regularity class of the run.
-        accounting: Accounting rule (`privacy.accounting`).
-        calibration: Rule that calibrated the noise (`privacy.calibration`).
-        epsilon: Epsilon of the request's budget.
         noise: Source of the noise's randomness.
         largest_psi: Largest Psi of any subject on the path to the node with noise.
         rate_source: Source of the local learning rate.
@@ -297,11 +285,9 @@ def collect_premises(
     return (
         regularity_premise(facts, measured),
         *outside_premises(facts),
-        accounting_premise(accounting),
         counterfactual_premise(facts.participation.independent, separate=facts.identity != fact.IN_PROCESS),
         *replies_premise(left_out),
         *record_premises(history),
-        calibration_premise(calibration, epsilon),
         _arithmetic_premise(facts, largest_psi),
         noise_premise(noise),
         *before_training_premises(facts, rate_source),
@@ -309,27 +295,14 @@ def collect_premises(
     )
 
 
-def psi_status(
-    facts: TrainingFacts, measured: MeasuredRegularity, accounting: Accounting, largest_psi: float
-) -> Status:
-    """Return the status of the claim that Psi bounds a client's influence: met, assumed or failed."""
+def psi_status(facts: TrainingFacts, measured: MeasuredRegularity, largest_psi: float) -> Status:
+    """Return the status of the claim that Psi bounds a client's influence: met or assumed."""
     premises = (
         regularity_premise(facts, measured),
         *outside_premises(facts),
-        accounting_premise(accounting),
         _arithmetic_premise(facts, largest_psi),
     )
-    statuses = {premise.status for premise in premises}
-    return "failed" if "failed" in statuses else "assumed" if "assumed" in statuses else "met"
-
-
-def calibration_premise(calibration: Calibration, epsilon: float) -> Premise:
-    """Return the premise that the noise is as large as (epsilon, delta) requires."""
-    if calibration == "exact":
-        return Premise("calibration", "met")
-    if epsilon < 1.0:
-        return Premise("calibration", "assumed")
-    return Premise("calibration", "failed", values={"epsilon": epsilon})
+    return "assumed" if any(premise.status == "assumed" for premise in premises) else "met"
 
 
 def _arithmetic_premise(facts: TrainingFacts, largest_psi: float) -> Premise:

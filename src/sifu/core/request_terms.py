@@ -9,12 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args
 
-from sifu.choices import Calibration, Level, Retention, Scope, SigmaChoice, Unit, terms_on_offer
+from sifu.choices import Level, Retention, SigmaChoice, terms_on_offer
 from sifu.core.ledger import canonical_json
 from sifu.core.operator_words import rows_words
 from sifu.core.spec import StopSpec
 from sifu.errors import InputError
-from sifu.theory.calibration import check_deliverable, check_noise, noise_multiplier
+from sifu.theory.calibration import check_deliverable, check_noise, exact_multiplier
 
 AUTO = "auto"
 """Placeholder for a method that is chosen when the request is executed."""
@@ -39,11 +39,7 @@ class RequestTerms:
         epsilon: Budget epsilon.
         delta: Budget delta.
         sigma: Standard deviation of the noise, or `auto`.
-        unit: `client` to cover each client separately, `joint` to cover all of them together.
-        scope: Releases that the guarantee covers.
-        calibration: Calibration of the noise.
         retention: Rule for models from before the rollback.
-        reserve: Fraction of the budget kept for later requests.
         method: Name of a method, or `auto` to choose one when the request is executed.
         level: Lowest accepted level; None means `conditional`.
         max_rounds: Value used instead of `stop.max_rounds` in retraining; 0 keeps the spec's value.
@@ -59,11 +55,7 @@ class RequestTerms:
     epsilon: float
     delta: float
     sigma: SigmaChoice = "auto"
-    unit: Unit = "client"
-    scope: Scope = "all"
-    calibration: Calibration = "exact"
     retention: Retention = "paper"
-    reserve: float = 0.0
     method: str = AUTO
     level: Level | None = None
     max_rounds: int = 0
@@ -81,7 +73,7 @@ class RequestTerms:
             raise InputError(f"the request names {', '.join(repeated[:5])} more than once: name each client once")
         if not isinstance(self.method, str):
             raise InputError(f"the method's name must be a string, found {self.method!r}")
-        for name in ("epsilon", "delta", "reserve", "sigma"):
+        for name in ("epsilon", "delta", "sigma"):
             value: object = getattr(self, name)
             if name == "sigma" and value == "auto":
                 continue
@@ -97,8 +89,6 @@ class RequestTerms:
                 raise InputError(f"{name} must be {' or '.join(choices)}, found {getattr(self, name)!r}")
         if self.level is not None and self.level not in get_args(Level):
             raise InputError(f"the least level must be one of {', '.join(get_args(Level))}, found {self.level!r}")
-        if not 0.0 <= self.reserve < 1.0:
-            raise InputError(f"reserve must be a fraction in [0, 1), found {self.reserve}")
         if type(self.max_rounds) is not int or not 0 <= self.max_rounds <= MOST_ROUNDS:
             raise InputError(
                 f"max_rounds must be a whole number up to {MOST_ROUNDS}, 0 for the spec's, found {self.max_rounds!r}"
@@ -170,8 +160,8 @@ class RequestTerms:
 
     @property
     def multiplier(self) -> float:
-        """Noise multiplier s(epsilon, delta) of the requested calibration."""
-        return noise_multiplier(self.epsilon, self.delta, self.calibration)
+        """Noise multiplier s(epsilon, delta)."""
+        return exact_multiplier(self.epsilon, self.delta)
 
 
 def _is_number(value: object) -> bool:
@@ -182,14 +172,14 @@ def _repeated(values: Sequence[Any]) -> list[Any]:
     return sorted(value for value, times in Counter(values).items() if times > 1)
 
 
-FIGURES = ("epsilon", "delta", "reserve", "target")
+FIGURES = ("epsilon", "delta", "target")
 """Terms that canonical JSON may write as whole numbers; they are read as floats."""
 CHOICES = {name: offered.choices for name, offered in terms_on_offer().items() if offered.choices and name != "level"}
 """Allowed values of each term that has a fixed list of values."""
 TERMS: tuple[str, ...] = tuple(term.name for term in fields(RequestTerms))
 """Names of all terms, clients first."""
 
-BUDGET_TERMS = ("epsilon", "delta", "sigma", "unit", "scope", "calibration", "reserve")
+BUDGET_TERMS = ("epsilon", "delta", "sigma")
 """Terms of the budget; they have no meaning if the client did not influence the model and no noise was added."""
 ROUND_TERMS = ("retention", "max_rounds", "target")
 """Terms of training in rounds; they have no meaning for a head in closed form."""

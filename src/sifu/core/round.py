@@ -119,7 +119,6 @@ class RoundSetup:
     start: Vector
     position: Position
     active: ClientIndices | Places
-    want_gram: bool = False
     absent: ClientIndices | None = None
 
 
@@ -127,18 +126,16 @@ class RoundSetup:
 class Average:
     """Mean of a round minus the model at its start, and every participant's distance to the mean, rounded up.
 
-    `rounding` bounds floating-point errors (see `RoundResult`). `gram_errors` bounds the errors of the differences in
-    `gram`, one bound per participant. `not_finite` lists the positions, among the participants, of models with a NaN or
-    an Inf. If it is not empty, or if the mean overflowed, the other fields are meaningless.
+    `rounding` bounds floating-point errors (see `RoundResult`). `not_finite` lists the positions, among the
+    participants, of models with a NaN or an Inf. If it is not empty, or if the mean overflowed, the other fields are
+    meaningless.
     """
 
     step: Floats
     drifts: Floats
     mean_shift: float
-    gram: Floats | None
     not_finite: tuple[int, ...]
     rounding: float = 0.0
-    gram_errors: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -205,9 +202,7 @@ def run_round(steps: RoundSteps[Collected, Accepted], setup: RoundSetup, drawn: 
         average.drifts,
         average.mean_shift,
         average.rounding,
-        average.gram,
         rejections,
-        average.gram_errors,
     )
 
 
@@ -318,8 +313,8 @@ def step(federation: Federation, setup: RoundSetup, participants: ClientIndices,
 
 
 def _empty(setup: RoundSetup, rejections: tuple[Rejection, ...] = ()) -> RoundResult:
-    none, gram = np.zeros(0, dtype=np.int64), np.zeros((0, 0)) if setup.want_gram else None
-    return RoundResult(setup.start, none, none, np.zeros(0), 0.0, 0.0, gram, rejections=rejections)
+    none = np.zeros(0, dtype=np.int64)
+    return RoundResult(setup.start, none, none, np.zeros(0), 0.0, 0.0, rejections=rejections)
 
 
 def _rejected(position: Position) -> str:

@@ -28,7 +28,6 @@ from sifu.errors import RoundRejectedError
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.participation import ClientIndices, Participation, Places, place_key
 from sifu.theory.rounding import norm
-from sifu.theory.tracking import gram_up
 
 
 def should_stop(stop: StopSpec, rounds: int, accuracy: float | None) -> bool:
@@ -50,13 +49,11 @@ class RoundsWanted:
     Attributes:
         stop: Stop rule.
         origin: Model from which distances are measured.
-        want_gram: True if every round includes its Gram matrix.
         evaluated: Clients to evaluate models on. None means the active clients, and no clients means no evaluation.
     """
 
     stop: StopSpec
     origin: Floats
-    want_gram: bool = False
     evaluated: ClientIndices | None = None
 
 
@@ -77,7 +74,6 @@ class StreamedRound:
     distance: float
     fetch_model: Callable[[], Vector]
     evaluation: Evaluation | None = None
-    gram: Floats | None = None
     rejections: tuple[Rejection, ...] = ()
     lost: bool = False
 
@@ -178,7 +174,6 @@ def _streamed(
         norm(result.model.astype(np.float64) - wanted.origin),
         lambda: result.model,
         evaluation,
-        None if result.gram is None or result.gram_errors is None else gram_up(result.gram, result.gram_errors),
         result.rejections,
         lost,
     )
@@ -211,7 +206,6 @@ def rounds_one_by_one(
             model,
             Position(position.branch, start),
             active,
-            want_gram=wanted.want_gram,
         )
         model = result.model
         _refuse_not_finite(result, start)

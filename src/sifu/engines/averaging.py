@@ -29,19 +29,17 @@ MOST_THREADS = 4
 
 @dataclass(frozen=True)
 class _BlockSums:
-    """Sums over one block: squared distance of each row to the mean, ||mean||^2, ||mean - start||^2 and Gram matrix."""
+    """Sums over one block: squared distance of each row to the mean, ||mean||^2 and ||mean - start||^2."""
 
     distances: Floats
     mean: float
     step: float
-    gram: Floats | None
 
 
 def average_replies(
     replies: Sequence[Vector | ModelPieces],
     start: Vector,
     samples: Integers,
-    want_gram: bool,
 ) -> Average:
     """Return the mean of `replies` minus `start`, and an upper bound on each reply's distance to the mean.
 
@@ -49,19 +47,16 @@ def average_replies(
         replies: Model of each participant.
         start: The model that the round started from.
         samples: Number of samples of each participant.
-        want_gram: True to compute the Gram matrix.
     """
     rows = [reply if isinstance(reply, ModelPieces) else ModelPieces((reply,)) for reply in replies]
     count, size = len(rows), start.size
     weights = samples / samples.sum()
     step = np.empty(size)
-    blocks = _sum_blocks(rows, weights, start, step, want_gram)
-    distances, gram = np.zeros(count), np.zeros((count, count)) if want_gram else None
+    blocks = _sum_blocks(rows, weights, start, step)
+    distances = np.zeros(count)
     with np.errstate(over="ignore", invalid="ignore"):
         for block in blocks:
             distances += block.distances
-            if gram is not None and block.gram is not None:
-                gram += block.gram
         norms = np.sqrt(distances) * enlargement(size)
     trusted = (norms > 1e-140) & (norms < 1e140)
     mean_norm = root_up(sum(block.mean for block in blocks), size)
@@ -71,18 +66,16 @@ def average_replies(
         doubtful = np.flatnonzero(~np.isfinite(norms)).tolist()
         bad = tuple(place for place in doubtful if not np.isfinite(np.asarray(rows[place])).all())
         if bad or not np.isfinite(mean).all():
-            return Average(step, np.full(count, np.inf), np.inf, None, bad)
+            return Average(step, np.full(count, np.inf), np.inf, bad)
         for place in np.flatnonzero(~trusted).tolist():
             norms[place] = norm_up(np.asarray(rows[place], dtype=np.float64) - mean)
         mean_norm, step_norm = norm_up(mean), norm_up(step)
     if count == 1:  # a single model equals its mean exactly
-        return Average(
-            step, np.zeros(1), step_norm, np.zeros((1, 1)) if want_gram else None, (), gram_errors=np.zeros(1)
-        )
+        return Average(step, np.zeros(1), step_norm, ())
     # The error of a float64 sum of M weighted rows is at most (M + 2) u max ||row||.
     error = (count + 2) * UNIT_ROUNDOFF * (mean_norm + float(norms.max())) * 1.001
     drifts = np.where(norms + error > 0.0, np.nextafter(norms + error, np.inf), 0.0)
-    return Average(step, drifts, up(step_norm + error), gram, (), gram_errors=np.full(count, error))
+    return Average(step, drifts, up(step_norm + error), ())
 
 
 def _sum_blocks(
@@ -90,7 +83,6 @@ def _sum_blocks(
     weights: Floats,
     start: Vector,
     step: Floats,
-    want_gram: bool,
 ) -> list[_BlockSums]:
     """Return the sums of all blocks in order; write mean - start into `step`."""
 
@@ -103,7 +95,7 @@ def _sum_blocks(
                 lengths = sum_of_squares(mean), sum_of_squares(step[here])
                 block -= mean
                 distances = np.matmul(block[:, None, :], block[:, :, None])[:, 0, 0]
-                sums.append(_BlockSums(distances, *lengths, block @ block.T if want_gram else None))
+                sums.append(_BlockSums(distances, *lengths))
         return sums
 
     firsts = range(0, start.size, _width(rows, start.size))

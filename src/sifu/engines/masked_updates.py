@@ -152,8 +152,6 @@ class MaskedRound(RemoteRound):
 
     def __init__(self, engine: RemoteFederation, setup: RoundSetup, asked: Collection[int]) -> None:
         super().__init__(engine)
-        if setup.want_gram:
-            raise InputError("the server never sees masked updates: keep.gram_clients must be 0")
         self._setup, self._asked = setup, asked
         self._fixed = FixedPoint.of(setup.start, max(1, sum(int(self.samples[client]) for client in asked)))
         self.numbers = {"reach-bits": self._fixed.reach_bits, "scale-bits": self._fixed.scale_bits}

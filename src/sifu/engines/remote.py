@@ -189,11 +189,9 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
         model: Vector,
         position: Position,
         active: ClientIndices,
-        *,
-        want_gram: bool = False,
     ) -> RoundResult:
         """Run one round of FedAvg with the clients that reply; too few replies leave the model unchanged."""
-        setup = RoundSetup(self.layout.own_copy(model), position, active, want_gram)
+        setup = RoundSetup(self.layout.own_copy(model), position, active)
         return self.run_together([setup], separate=False)[0]
 
     def run_group_rounds(
@@ -287,4 +285,4 @@ class OpenRound(RemoteRound):
         return replace(average, rounding=rounding)
 
     def _average_models(self, setup: RoundSetup, accepted: AcceptedModels) -> Average:
-        return average_replies(accepted.models, setup.start, self.samples[accepted.participants], setup.want_gram)
+        return average_replies(accepted.models, setup.start, self.samples[accepted.participants])

@@ -77,16 +77,13 @@ def noised_premises(claim: Claim) -> tuple[Premise, ...]:
 
     The initial model without noise needs only the premises about the steps before training, as in Scratch.
     """
-    view, terms = claim.view, claim.terms
+    view = claim.view
     if claim.is_initial:
         before = before_training_premises(view.facts, view.rate_source(claim.gone))
         return (*record_premises(view.record_history), *before)
     return collect_premises(
         view.facts,
         view.regularities.measured,
-        accounting=view.spec.privacy.accounting,
-        calibration=terms.calibration,
-        epsilon=terms.epsilon,
         noise=view.noise_source,
         largest_psi=largest_psi_on_the_way(claim.exposures, claim.depth),
         rate_source=view.rate_source(claim.gone),
@@ -178,7 +175,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
         for subject, psi in psi_of.items()
         if psi > 0.0 or subject in subjects
     )
-    if any(cost.charge > cost.subject.left(order) * (1.0 + TOLERANCE) for cost in charges):
+    if any(cost.charge > cost.subject.left * (1.0 + TOLERANCE) for cost in charges):
         raise NotCertifiableError(
             f"method {method.info.name} would add noise of {noise_std:g}, which does not hide all clients that "
             "influenced the model it continues from: nothing was changed. Use more noise, or an earlier model"

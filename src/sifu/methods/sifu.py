@@ -44,7 +44,7 @@ class Sifu(Method):
         new = view.exposures(view.new_subjects(terms, order))
         exposures = [*new, *view.exposures(view.earlier_subjects())]
         sigma = _automatic_sigma(view, terms, exposures) if terms.sigma == "auto" else terms.sigma
-        node = choose_node(exposures, view.kept, sigma, order)
+        node = choose_node(exposures, view.kept, sigma)
         plan = plan_from(self, view, terms, node.depth, node.noise_std)
         return replace(
             plan,
@@ -63,7 +63,7 @@ def _automatic_sigma(view: RunView, terms: RequestTerms, exposures: Sequence[Exp
 
     If that model needs no noise, the result is less noise than any other model needs, so that the rule chooses it.
     """
-    needed = least_noises(exposures, view.kept, view.next_order)
+    needed = least_noises(exposures, view.kept)
     options = {depth: rounded_up_sigma(least) for depth, least in needed.items() if math.isfinite(least)}
     if terms.level == "exact":
         options = {depth: noise for depth, noise in options.items() if noise == 0.0}
@@ -79,8 +79,6 @@ def _notes(view: RunView, plan: Plan, node: Choice) -> Iterator[str]:
             f"the budget would allow round {view.path.rounds_until(node.wanted_depth)}, whose model was not kept; "
             f"round {view.path.rounds_until(node.depth)} is the latest kept one before it"
         )
-    if plan.terms.scope == "latest":
-        yield "scope latest counts the latest release only; someone who keeps several releases learns more"
     regularity = view.regularities.measured
     if regularity.kind == "smooth" and regularity.largest_certified_rate is not None:
         yield (

@@ -219,4 +219,4 @@ class Plan:
     def observers(self) -> Observers:
         """Guarantees against an observer of later releases, and against an observer who kept earlier releases."""
         rate = attacker_rate(self.level, self.multiplier)
-        return observers_of(self.level, rate, self.terms.scope, self.before_after, untouched=self.untouched)
+        return observers_of(self.level, rate, self.before_after, untouched=self.untouched)

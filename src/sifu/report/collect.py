@@ -191,36 +191,33 @@ def _psi_panel(reader: RunReader, row: RequestRow, subjects: Sequence[SubjectRow
     before = Measured.of(reader, row).remaining_before
     view = RunView(reader, tip=(row.noise_node or 1) - 1 if before is None else before.node)
     path = view.path
-    terms, multiplier = row.terms, row.terms.multiplier
+    multiplier = row.terms.multiplier
     noise_std = row.noise_std or 0.0
     psi_star = hidden_sensitivity(noise_std, multiplier)
     rounds = np.cumsum([0 if node.kind != "round" else 1 for node in path.nodes])
     source = path.depth_of[row.source_node or 0]
     depths = _some_depths(path.tip, source)
     drawn = [
-        Subject(subject.subject, subject.clients, multiplier, terms.scope, row.request_order or 0, 0.0, terms.reserve)
+        Subject(subject.subject, subject.clients, multiplier, row.request_order or 0)
         for subject in subjects[:MOST_SUBJECTS]
     ]
     psi_curves = [view.curve(subject) for subject in drawn]
     at_source = np.array([curve.one(source) for curve in psi_curves])
     by_size = np.argsort(-at_source, kind="stable")
-    limit = psi_star * np.sqrt(1.0 - terms.reserve)
     next_psi = max((curve.one(min(source + 1, path.tip)) for curve in psi_curves), default=0.0)
     held_back = ""
     if row.wanted_node is not None and row.wanted_node != row.source_node:
         held_back = "the latest allowed model was not kept"
-    elif source < path.tip and noise_std > 0.0 and next_psi <= limit:
+    elif source < path.tip and noise_std > 0.0 and next_psi <= psi_star:
         held_back = "held back by clients forgotten earlier"
     largest = drawn[int(by_size[0])].clients
     return PsiPanel(
         request=row.request,
         clients=len(row.clients),
-        joint=terms.unit == "joint",
         x=rounds[depths].astype(np.int64),
         curves=np.array([psi_curves[int(index)].at(depths) for index in by_size]),
-        largest="" if terms.unit == "joint" else view.clients[largest[0]].name,
+        largest=view.clients[largest[0]].name,
         psi_star=psi_star,
-        limit=float(limit),
         noise_std=noise_std,
         source_x=int(rounds[source]),
         source_psi=float(at_source.max()),

@@ -245,8 +245,6 @@ def _draw_panel(axes: Axes, panel: PsiPanel) -> None:
         axes.axvline(x, color=GREY, linewidth=0.8, linestyle=(0, (1.2, 1.2)), zorder=1)
     if panel.psi_star > 0.0:
         axes.axhline(panel.psi_star, color=VERMILLION, linewidth=1.6, zorder=2)
-    if panel.limit < panel.psi_star:
-        axes.axhline(panel.limit, color=VERMILLION, linewidth=1.0, linestyle=(0, (4, 2)), zorder=2)
     chosen = panel.source_psi if panel.source_psi > 0.0 or not logarithmic else np.nan
     axes.plot([panel.source_x], [chosen], "o", markersize=8, mfc="white", mec=INK, mew=1.8, zorder=6, clip_on=False)
     axes.plot([panel.source_x], [chosen], "o", markersize=3.2, color=INK, mew=0, zorder=7, clip_on=False)
@@ -271,8 +269,6 @@ def _subtitle(panel: PsiPanel) -> str:
         return f"{where}: {panel.held_back}"
     if panel.noise_std == 0.0:
         return f"{where}: never touched, no noise needed"
-    if panel.joint:
-        return f"{where}, {panel.clients:,} clients as one"
     return f"{where}, largest Ψ: {plain(panel.largest)}"
 
 
@@ -285,8 +281,6 @@ def _legend(figure: Figure, panels: tuple[PsiPanel, ...], empty: Axes | None) ->
         Line2D([], [], color=VERMILLION, linewidth=1.6, label="Ψ* = σ/s: what the noise hides"),
         Line2D([], [], linestyle="", marker="o", mfc="white", mec=INK, mew=1.8, ms=8, label="rollback target"),
     ]
-    if any(panel.limit < panel.psi_star for panel in panels):
-        handles.append(Line2D([], [], color=VERMILLION, lw=1.0, linestyle=(0, (4, 2)), label="less the reserve"))
     if any(panel.noise_edges for panel in panels):
         handles.append(Line2D([], [], color=GREY, lw=0.8, linestyle=(0, (1.2, 1.2)), label="earlier noise"))
     if empty is not None:

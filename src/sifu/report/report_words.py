@@ -111,10 +111,8 @@ def promise(request: ReportedRequest) -> str:
         whom = "the clients" if len(request.clients) > 1 else "the client"
         records = (request.certificate or {}).get("records")
         return f"{exact_words(whom, request.method, records)}; {EXACT_LIMIT}."
-    seen = "every model released after this request" if request.terms.scope == "all" else "the latest released model"
-    whom = "the group as a whole" if request.terms.unit == "joint" else "each of these clients separately"
-    if len(request.clients) == 1:
-        whom = "the client"
+    seen = "every model released after this request"
+    whom = "the client" if len(request.clients) == 1 else "each of these clients separately"
     to_whom = f"If all that is marked as assumed holds, to {whom}" if request.level == "conditional" else f"To {whom}"
     return (
         f"{to_whom}: an attacker who sees {seen}, but not what came before, learns no more about whether the data "

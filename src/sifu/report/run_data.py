@@ -36,17 +36,14 @@ class PsiPanel:
     """Psi of a request's subjects along the path just before the request was executed.
 
     `x` counts rounds. `curves` has one row per shown subject, sorted by Psi at the chosen model, largest first.
-    `limit` is the bound for the request's own subjects: Psi*, lowered by the reserve.
     """
 
     request: str
     clients: int
-    joint: bool
     x: Integers
     curves: Floats
     largest: str
     psi_star: float
-    limit: float
     noise_std: float
     source_x: int
     source_psi: float

@@ -36,9 +36,9 @@ CERTIFICATE = f"sifu certificate {FORMAT}"
 """Value of the field `format`."""
 
 COMMON_FIELDS = frozenset((
-    "format", "run", "request", "method", "clients", "records", "level", "untouched", "unit", "scope",
-    "epsilon", "delta", "delta_at_most", "calibration", "noise_multiplier", "noise_source", "sigma",
-    "attacker_true_positive_rate_at_1_percent", "accounting", "participation", "retention", "start",
+    "format", "run", "request", "method", "clients", "records", "level", "untouched",
+    "epsilon", "delta", "delta_at_most", "noise_multiplier", "noise_source", "sigma",
+    "attacker_true_positive_rate_at_1_percent", "participation", "retention", "start",
     "keeps_statistics", "terms", "commitments", "ledger", "received", "carried_out", "issued", "versions",
     "form", "premises",
 ))  # fmt: skip
@@ -121,10 +121,9 @@ class RecordedRequest:
     @cached_property
     def new_exposures(self) -> list[Exposure]:
         """Subjects of the request itself."""
-        terms = self.terms
         return self.view.exposures(
             [
-                Subject(row.subject, row.clients, self.multiplier, terms.scope, self.order, 0.0, terms.reserve)
+                Subject(row.subject, row.clients, self.multiplier, self.order)
                 for row in self.reader.subjects()
                 if row.request == self.request.request
             ]
@@ -237,11 +236,8 @@ class RecordedRequest:
             "clients": list(plain_names(self.reader, request.clients)),
             "records": len(request.records) or None,
             "terms": {name: value for name, value in terms.to_mapping().items() if name in STATED_TERMS},
-            "unit": terms.unit,
-            "scope": terms.scope,
             "epsilon": terms.epsilon,
             "delta": terms.delta,
-            "calibration": terms.calibration,
             "retention": terms.retention,
             "level": level,
             "premises": [asdict(premise) for premise in premises],
@@ -253,7 +249,6 @@ class RecordedRequest:
             "noise_source": view.noise_source,
             "sigma": self.noise_std,
             "attacker_true_positive_rate_at_1_percent": attacker_rate(level, self.multiplier),
-            "accounting": view.spec.privacy.accounting,
             "participation": str(view.facts.participation),
             "keeps_statistics": view.spec.keep.kept_statistics if method.name == CLOSED_FORM else None,
             "psi": finite_or_text(max((statement.psi for statement in new), default=0.0)),

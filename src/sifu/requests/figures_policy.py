@@ -26,8 +26,6 @@ def _why_never_purged(first: Mapping[str, Any], run: Collection[str]) -> str:
         return "the run was made when digests of rounds had no salt"
     if first["run"]["asked"].get("local", {}).get("rate", "auto") == "auto" != spec["local"]["rate"]:
         return "the run was made when automatic local rates, found from everyone's data, were recorded in the open"
-    if spec["keep"]["gram_clients"]:
-        return "the run keeps Gram matrices (keep.gram_clients)"
     return "the list of clients has what each reported of its data" if "reported" in run else ""
 
 

@@ -53,9 +53,8 @@ def everyone_forgotten(view: RunView, among: set[int] | None = None) -> list[Exp
     requests, subjects = {row.request: row for row in view.requests}, []
     for row in view.reader.subjects():
         if among is None or row.subject in among:
-            request = requests[row.request]
-            order = request.request_order or 0
-            subjects.append(Subject(row.subject, row.clients, 1.0, request.terms.scope, order, 0.0, 0.0))
+            order = requests[row.request].request_order or 0
+            subjects.append(Subject(row.subject, row.clients, 1.0, order))
     return view.exposures(subjects)
 
 

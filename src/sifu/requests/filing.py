@@ -34,9 +34,7 @@ def make_terms(view: RunView, clients: Sequence[str], given: TermsGiven) -> Requ
     if "records" in chosen:
         chosen["records"] = _rows(chosen["records"])
     names = clients if isinstance(clients, str) else view.names_now(clients)
-    terms = RequestTerms.from_mapping(_usual(spec) | chosen | {"clients": names})
-    check_retention(spec, terms)
-    return terms
+    return RequestTerms.from_mapping(_usual(spec) | chosen | {"clients": names})
 
 
 def usual_terms(spec: Spec, clients: Sequence[str]) -> RequestTerms:
@@ -85,16 +83,6 @@ def check_before_after(plan: Plan) -> None:
         f"against an observer who kept earlier releases {found}, but ({demanded[0]:g}, {demanded[1]:g}) was demanded "
         "(see --before-after): nothing was changed"
     )
-
-
-def check_retention(spec: Spec, terms: RequestTerms) -> None:
-    """Refuse strict retention in a run with Gram matrices, from which joint certificates are recomputed."""
-    if terms.retention == "strict" and spec.keep.gram_clients > 0:
-        raise InputError(
-            f"retention strict is not possible in a run that keeps Gram matrices (keep.gram_clients = "
-            f"{spec.keep.gram_clients}): they depend on the client's updates. Use --retention paper, or "
-            "keep.gram_clients = 0"
-        )
 
 
 def receive(

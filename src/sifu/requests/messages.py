@@ -16,7 +16,7 @@ from sifu.core.request_terms import TERMS, RequestTerms, check_request_id
 from sifu.errors import DiskError, InputError, NoSpaceError, RunDamagedError, SifuError
 from sifu.requests.client_list import change_clients, recorded_clients
 from sifu.requests.deadlines import DEADLINE_DAYS
-from sifu.requests.filing import check_retention, make_terms, receive
+from sifu.requests.filing import make_terms, receive
 from sifu.requests.request_record import check_decision, check_digest, check_words, decide
 from sifu.run.run_view import RunView
 from sifu.store.actors import LONGEST_ACTOR
@@ -176,7 +176,6 @@ def _receive_posted(writer: RunWriter, message: Message, content: dict[str, Any]
         raise InputError(f"a request must give {', '.join(sorted(TERMS))}; found {', '.join(sorted(content))}")
     terms = RequestTerms.from_mapping(content)
     terms = replace(terms, clients=tuple(view.names_now(terms.clients)))  # a client may have a new name
-    check_retention(view.spec, terms)
     if len(commitments) > len(terms.records):
         raise InputError(f"there are {len(commitments)} commitments to {len(terms.records)} records")
     days_left = days_left_of(message, deadline)

@@ -158,7 +158,6 @@ KEPT_FIGURES = (
     KeptFigure("nodes.parent", "the node a request went back to, chosen by Psi", _PSI),
     KeptFigure("events.*.source_model.node", "the same", _TIES),
     KeptFigure("events.*.certified_models.source.node", "the same", _TIES),
-    KeptFigure("grams.matrix", "scalar products of updates (keep.gram_clients)", _PSI),
     KeptFigure("events.*.digest", "digests of models and updates, if their salts follow from the seed", _TIES),
     KeptFigure("run.reported", "what each client reported of its data, on Flower", "the server continues with it"),
     KeptFigure("evaluations", "accuracy and loss of models since the last request, unless it was exact", _PLANS),
@@ -247,9 +246,6 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
             f"kept models that hold an uncovered part ({len(kept) - len(clean)})",
             "their requests keep them for later ones; sifu purge erases them",
         )
-    grams = reader.query("SELECT COUNT(*) FROM grams")[0][0]
-    if grams:
-        yield f"{grams} Gram matrices in run.db", "joint certificates are recomputed from them; they are the auditor's"
     statistics = len(reader.statistics())
     if statistics:
         yield (

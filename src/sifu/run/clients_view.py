@@ -8,7 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from sifu.choices import Unit
 from sifu.errors import InputError
 from sifu.store.given_approvals import approved_requests
 from sifu.store.projection import RequestRow
@@ -31,12 +30,6 @@ class ClientsView:
             ("index of", len(self.clients)), lambda: {client.name: index for index, client in enumerate(self.clients)}
         )
         return indices
-
-    @cached_property
-    def population_samples(self) -> int:
-        """Number of samples of all recorded clients."""
-        key = ("samples", len(self.clients))
-        return int(self.reader.constant(key, lambda: sum(client.samples for client in self.clients)))
 
     @cached_property
     def forgotten(self) -> set[int]:
@@ -108,7 +101,3 @@ class ClientsView:
     def leaving(self, names: Sequence[str]) -> tuple[int, ...]:
         """Return all indices that a request for `names` concerns: every index that these clients have had."""
         return tuple(client for chain in self.chains(names) for client in chain)
-
-    def hidden_together(self, names: Sequence[str], unit: Unit) -> list[tuple[int, ...]]:
-        """Return the sets of indices that a request for `names` hides: one per client, or one for all jointly."""
-        return [self.leaving(names)] if unit == "joint" else self.chains(names)

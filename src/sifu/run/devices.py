@@ -99,7 +99,7 @@ def _rounds_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, traine
 def _plain(spec: Spec) -> bool:
     """Return whether rounds need nothing but the mean of models, so that a GPU can run them."""
     server = spec.server
-    return server.rejected == "stop" and not server.update_bound and not spec.keep.gram_clients
+    return server.rejected == "stop" and not server.update_bound
 
 
 def _head_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, trainer: str | None) -> Engine:

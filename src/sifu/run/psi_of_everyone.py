@@ -37,7 +37,7 @@ def track_everyone(view: RunView) -> SensitivityTracker:
 def with_earlier_names(view: RunView, psi: Floats, depth: int) -> Floats:
     """Return every client's Psi at `depth`; a client that rejoined gets the joint Psi of all its indices."""
     for remainder in joined_remainders(view.reader):
-        subject = Subject(0, chain_of(view.reader, remainder.client), 1.0, "all", view.next_order)
+        subject = Subject(0, chain_of(view.reader, remainder.client), 1.0, view.next_order)
         if remainder.client < psi.size:  # a view of an earlier time has fewer clients
             psi[remainder.client] = view.curve(subject).one(depth)
     return psi

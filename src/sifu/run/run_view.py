@@ -21,12 +21,11 @@ from sifu.errors import InputError, RoundRejectedError
 from sifu.run.clients_view import ClientsView
 from sifu.run.regularities import Regularities
 from sifu.store.erased_figures import last_erased
-from sifu.store.history_tables import ParticipationRows
 from sifu.store.projection import EvaluationRow, ModelRow, RequestRow
 from sifu.store.reader import NOISE_GIVEN, RunReader, check_rows, readable
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.facts import BY_PARTICIPANTS, TrainingFacts
-from sifu.theory.history import ActivePath, PsiCurve, TakenPart, client_curve, joint_curve
+from sifu.theory.history import ActivePath, PsiCurve, TakenPart, client_curve
 from sifu.theory.participation import ClientIndices, Participation
 from sifu.theory.regularity import (
     RoundRegularity,
@@ -219,21 +218,7 @@ class RunView(ClientsView):
     @cached_property
     def path(self) -> ActivePath:
         """History of the viewed model, from its initial model on."""
-        on_path = {node.node for node in self.nodes}
-        kept_grams = [(node, matrix) for node, matrix in self.reader.grams() if node in on_path]
-        everyone = self.reader.everyone() if kept_grams else ParticipationRows.empty()
-        grams = {}
-        for node, matrix in kept_grams:
-            who = everyone.between(node, node).clients
-            grams[node] = (who, np.frombuffer(matrix, dtype="<f8").reshape(who.size, who.size))
-        return ActivePath(
-            self.nodes,
-            self.facts.server_rate,
-            self.spec.privacy.accounting,
-            self.population_samples,
-            grams,
-            self.parameters,
-        )
+        return ActivePath(self.nodes, self.facts.server_rate)
 
     def replies_left_out(self, depth: int) -> int:
         """Return the number of replies that were refused and left out on the path to the model at `depth`."""
@@ -286,7 +271,7 @@ class RunView(ClientsView):
         return 1 + sum(1 for request in self.requests if request.request_order is not None)
 
     def new_subjects(self, terms: RequestTerms, order: int) -> tuple[Subject, ...]:
-        """Return the subjects of a request: one per client, or one for all of them jointly."""
+        """Return the subjects of a request: one per client."""
         indices = self.indices(terms.clients)
         if terms.records:
             check_rows(self.reader, indices[0], terms.records)
@@ -294,8 +279,7 @@ class RunView(ClientsView):
             raise InputError(f"the request would forget every client. {LAST_CLIENT}")
         first = 1 + max((row.subject for row in self.reader.subjects()), default=0)
         return tuple(
-            Subject(first + k, group, terms.multiplier, terms.scope, order, 0.0, terms.reserve)
-            for k, group in enumerate(self.hidden_together(terms.clients, terms.unit))
+            Subject(first + k, chain, terms.multiplier, order) for k, chain in enumerate(self.chains(terms.clients))
         )
 
     def earlier_subjects(self, before_order: int | None = None) -> tuple[Subject, ...]:
@@ -320,12 +304,12 @@ class RunView(ClientsView):
         result = []
         for row in self.reader.subjects():
             request = by_request[row.request]
-            order, terms = request.request_order or 0, request.terms
+            order = request.request_order or 0
             if before_order is None or order < before_order:
                 multiplier = request.multiplier or 0.0
                 # `slack` exceeds the rounding error of the float64 sum.
                 spent = used.get(row.subject, 0.0) * slack(2**12)
-                result.append(Subject(row.subject, row.clients, multiplier, terms.scope, order, spent, terms.reserve))
+                result.append(Subject(row.subject, row.clients, multiplier, order, spent))
         return tuple(result)
 
     def exposures(self, subjects: Sequence[Subject]) -> list[Exposure]:
@@ -340,24 +324,23 @@ class RunView(ClientsView):
 
     def curve(self, subject: Subject) -> PsiCurve:
         """Return the subject's Psi along the path."""
-        parts = self._taken_part(subject.clients)
-        if len(parts) == 1:
-            return client_curve(self.path, next(iter(parts.values())))
-        return joint_curve(self.path, parts)
+        return client_curve(self.path, *self._taken_part(subject.clients))
 
-    def _taken_part(self, clients: Sequence[int]) -> dict[int, TakenPart]:
+    def _taken_part(self, clients: Sequence[int]) -> list[TakenPart]:
         rows = self.reader.participation(clients)
         depth_of = self.path.depth_of
         depths = np.array([depth_of.get(int(node), -1) for node in rows.nodes], dtype=np.int64)
-        parts = {}
+        parts = []
         for client in clients:
             chosen = (rows.clients == client) & (depths >= 0)
-            parts[client] = TakenPart(
-                depths[chosen],
-                rows.samples[chosen],
-                rows.drifts[chosen],
-                float(self.regularities.factors[client]),
-                float(self.regularities.averagedness[client]),
+            parts.append(
+                TakenPart(
+                    depths[chosen],
+                    rows.samples[chosen],
+                    rows.drifts[chosen],
+                    float(self.regularities.factors[client]),
+                    float(self.regularities.averagedness[client]),
+                )
             )
         return parts
 
@@ -374,7 +357,6 @@ class RunView(ClientsView):
             factors=self.regularities.factors[participants],
             averagedness=self.regularities.averagedness[participants],
             server_rate=self.facts.server_rate,
-            population_samples=self.population_samples if self.spec.privacy.accounting == "population" else None,
         )
 
 

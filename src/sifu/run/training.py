@@ -93,7 +93,7 @@ COMMIT_ROUNDS = 256
 def levels_to_keep(spec: Spec) -> Floats:
     """Return the levels of Psi at which models are kept: one if sigma is fixed, a ladder if it is `auto`."""
     privacy = spec.privacy
-    terms = RequestTerms(("any",), privacy.epsilon, privacy.delta, calibration=privacy.calibration)
+    terms = RequestTerms(("any",), privacy.epsilon, privacy.delta)
     if privacy.sigma != "auto":
         return np.array([hidden_sensitivity(privacy.sigma, terms.multiplier)])
     return level_ladder(LOWEST_SIGMA / terms.multiplier, HIGHEST_SIGMA / terms.multiplier, LADDER_RATIO)
@@ -105,7 +105,6 @@ class _Pending:
 
     nodes: list[PathNode] = field(default_factory=list)
     participation: list[ParticipationRows] = field(default_factory=list)
-    grams: list[tuple[int, bytes]] = field(default_factory=list)
     evaluations: list[EvaluationRow] = field(default_factory=list)
     models: dict[int, NewModel] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
@@ -169,8 +168,8 @@ class RecordedTraining:
             self._record_evaluation(evaluate_present(self.engine, self.model, self.active))
         if should_stop(self._stop, self._tip.position, self._accuracy):
             return True
-        spec, position = self.view.spec, Position(self._tip.branch, self._tip.position)
-        wanted = RoundsWanted(self._stop, self._root, spec.keep.gram_clients > 0)
+        position = Position(self._tip.branch, self._tip.position)
+        wanted = RoundsWanted(self._stop, self._root)
         for done in stream_rounds(self.engine, self.model, position, self.active, wanted):
             # An interrupt between two of these steps would leave half a round to be committed.
             with uninterrupted():
@@ -246,8 +245,6 @@ class RecordedTraining:
         self._pending.participation.append(
             ParticipationRows(np.full(count, node), done.participants, done.samples, done.drifts)
         )
-        if done.gram is not None and 0 < count <= self.view.spec.keep.gram_clients:
-            self._pending.grams.append((node, np.ascontiguousarray(done.gram, dtype="<f8").tobytes()))
         self._pending.rejections.extend(
             rejection.row(number=number) for number, rejection in enumerate(done.rejections)
         )
@@ -295,7 +292,7 @@ class RecordedTraining:
         rounds = NewEvent(
             "rounds" if pending.nodes else "evaluation",
             payload,
-            rows=NewRows(pending.nodes, ParticipationRows.concatenate(pending.participation), pending.grams),
+            rows=NewRows(pending.nodes, ParticipationRows.concatenate(pending.participation)),
             models=[models[node] for node in sorted(models)],
             dropped_models=sorted((pending.dropped | superseded) & set(on_disk)),
             statistics=pending.statistics,

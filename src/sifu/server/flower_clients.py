@@ -208,8 +208,6 @@ class ClientRegistry:
         if rate is not None and spec.local.rate == "auto":
             spec = replace(spec, local=replace(spec.local, rate=rate))
         design, resolved = self._blueprint(spec, profiles)
-        if settings.masked_updates and spec.keep.gram_clients:
-            raise InputError("with masked-updates the spec's keep.gram_clients must be 0, and no updates can be stored")
         if design.head and settings.masked_statistics:
             check_keeps_sum(resolved)
         self._engine = make_federation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
@@ -79,17 +79,14 @@ class ParticipationRows:
         return ParticipationRows(*map(np.concatenate, columns))
 
 
-def rows_digest(
-    nodes: Sequence[PathNode], participation: ParticipationRows, grams: Iterable[tuple[int, bytes]], salt: str = ""
-) -> str:
+def rows_digest(nodes: Sequence[PathNode], participation: ParticipationRows, salt: str = "") -> str:
     """Return the digest by which an event commits to its rows.
 
-    It is the SHA-256 of the salt, the three counts, the nodes, the participations, and the Gram matrices.
+    It is the SHA-256 of the salt, the two counts, the nodes, and the participations.
 
     Args:
         nodes: Rows of `nodes`.
         participation: Rows of `participation`, sorted by (node, client).
-        grams: Node and bytes of each Gram matrix.
         salt: Salt in hexadecimal digits.
     """
     packed = np.zeros(len(nodes), dtype=NODE_DTYPE)
@@ -101,14 +98,10 @@ def rows_digest(
     taking_part = np.zeros(participation.nodes.size, dtype=PARTICIPATION_DTYPE)
     for name, column in zip(PARTICIPATION_DTYPE.names or (), participation.columns, strict=True):
         taking_part[name] = column
-    grams = list(grams)
-    counts = np.array([len(nodes), participation.nodes.size, len(grams)], dtype="<i8")
+    counts = np.array([len(nodes), participation.nodes.size], dtype="<i8")
     digest = hashlib.sha256(bytes.fromhex(salt) + counts.tobytes())
     digest.update(packed.tobytes())
     digest.update(taking_part.tobytes())
-    for number, matrix in grams:
-        digest.update(int(number).to_bytes(8, "little", signed=True))
-        digest.update(matrix)
     return digest.hexdigest()
 
 
@@ -234,12 +227,3 @@ class HistoryReader(RunConnection):
         if earlier is not None and first is not None:
             rows = ParticipationRows.concatenate([earlier, rows])
         return others, not self.connection.in_transaction, rows
-
-    def grams(self, first: int = 0, last: int = 2**62) -> list[tuple[int, bytes]]:
-        """Return the stored Gram matrices of nodes `first` to `last`, as little-endian float64 bytes."""
-        return [
-            (int(node), bytes(matrix))
-            for node, matrix in self.query(
-                "SELECT node, matrix FROM grams WHERE node BETWEEN ? AND ? ORDER BY node", (first, last)
-            )
-        ]

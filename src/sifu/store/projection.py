@@ -283,11 +283,10 @@ _ROWS_TOGETHER = 200
 
 @dataclass(frozen=True)
 class NewRows:
-    """Rows that one event adds to the three large tables."""
+    """Rows that one event adds to the two large tables."""
 
     nodes: Sequence[PathNode] = ()
     participation: ParticipationRows = field(default_factory=ParticipationRows.empty)
-    grams: Sequence[tuple[int, bytes]] = ()
 
 
 @dataclass(frozen=True)
@@ -309,7 +308,7 @@ def insert_clients(connection: sqlite3.Connection, clients: Iterable[tuple[int, 
 
 
 def insert_rows(connection: sqlite3.Connection, rows: NewRows) -> None:
-    """Insert rows into the three large tables."""
+    """Insert rows into the two large tables."""
     connection.executemany(f"INSERT INTO nodes VALUES ({','.join('?' * 15)})", map(node_values, rows.nodes))
     columns = (column.tolist() for column in rows.participation.columns)
     values = list(itertools.chain.from_iterable(zip(*columns, strict=True)))
@@ -317,7 +316,6 @@ def insert_rows(connection: sqlite3.Connection, rows: NewRows) -> None:
         together = values[first : first + 4 * _ROWS_TOGETHER]
         marks = ", ".join(["(?, ?, ?, ?)"] * (len(together) // 4))
         connection.execute(f"INSERT INTO participation VALUES {marks}", together)
-    connection.executemany("INSERT INTO grams VALUES (?, ?)", rows.grams)
 
 
 def apply_change(connection: sqlite3.Connection, change: Change) -> None:

@@ -45,11 +45,6 @@ CREATE VIEW weights AS
     SELECT p.node, p.client, p.samples, CAST(p.samples AS REAL) / n.samples AS weight, p.drift
     FROM participation p JOIN nodes n USING (node);
 
-CREATE TABLE grams (
-    node   INTEGER PRIMARY KEY,
-    matrix BLOB NOT NULL
-) STRICT;
-
 -- Models of groups that train separately; members and samples cover all rounds of the group so far.
 CREATE TABLE group_models (
     node    INTEGER PRIMARY KEY,

@@ -306,7 +306,7 @@ class RunWriter(RunReader):
             payload["rows"] = {
                 "first": rows.nodes[0].node,
                 "last": rows.nodes[-1].node,
-                "digest": rows_digest(rows.nodes, rows.participation, rows.grams, _salt_in(payload)),
+                "digest": rows_digest(rows.nodes, rows.participation, _salt_in(payload)),
             }
             insert_rows(self.connection, rows)
         if kind == PURGED:
@@ -352,7 +352,7 @@ class RunWriter(RunReader):
                     self.connection.execute("DELETE FROM certificates WHERE request = ? AND form = ?", (request, form))
         self.reread()
         nodes = self.nodes(0, 2**62)
-        digest = rows_digest(nodes, self.participation(), self.grams(), _salt_in(payload))
+        digest = rows_digest(nodes, self.participation(), _salt_in(payload))
         kept = {"kept_rows": {"last": nodes[-1].node, "digest": digest}, "run": self._clients_now(payload)}
         return kept | ({LOCAL_RATES: {str(node): rate for node, rate in rates.items()}} if rates else {})
 

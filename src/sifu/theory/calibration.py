@@ -5,9 +5,7 @@ sigma / Psi >= s, where s = s(epsilon, delta) is the solution of
 
     Phi(1/(2s) - epsilon s) - e^epsilon Phi(-1/(2s) - epsilon s) = delta        (Balle & Wang 2018, theorem 8)
 
-The left side is strictly decreasing in s. The paper's theorem 2 (eq. 10) uses the classical s = sqrt(2
-ln(1.25/delta)) / epsilon instead, proven for epsilon < 1 only. At the paper's budget (10, 0.01) it reaches delta =
-0.04058, not 0.01.
+The left side is strictly decreasing in s.
 
 Section 10 derives the guarantee of noise added to every update during training, over all rounds together. A round with
 M participants of weights w_i and noise of z times the clip norm is a Gaussian mechanism. Its ratio of sensitivity to
@@ -21,7 +19,6 @@ import functools
 import math
 from collections.abc import Callable
 
-from sifu.choices import Calibration
 from sifu.errors import InputError
 
 LARGEST_EPSILON = 1e4
@@ -153,26 +150,6 @@ def smallest_enough(enough: Callable[[float], bool], low: float, high: float) ->
             break
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
-
-
-def classical_multiplier(epsilon: float, delta: float) -> float:
-    """Return s = sqrt(2 ln(1.25/delta)) / epsilon: theorem 2 of the paper (eq. 10), proven for epsilon < 1 only.
-
-    >>> round(classical_multiplier(10, 0.01), 5), round(classical_multiplier(1, 0.01), 5)
-    (0.31075, 3.10751)
-    """
-    check_budget(epsilon, delta)
-    return math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon
-
-
-def noise_multiplier(epsilon: float, delta: float, calibration: Calibration = "exact") -> float:
-    """Return s(epsilon, delta) by the given calibration."""
-    check_budget(epsilon, delta)
-    if calibration == "exact":
-        return exact_multiplier(epsilon, delta)
-    if calibration == "classical":
-        return classical_multiplier(epsilon, delta)
-    raise InputError(f"calibration must be exact or classical, found {calibration!r}")
 
 
 def check_noise(noise_std: float) -> None:

@@ -3,8 +3,8 @@
     theta_0^0 -> rounds -> (noise) -> rounds -> (noise) -> ...
 
 A position on the path is a *depth*, 0 for the initial model. A step that adds noise (a noise edge) increases Psi only
-by an allowance for rounding, because the counterfactual adds the same noise. In a round without the subject (one
-client, or a set of clients taken jointly), Psi is multiplied by the factor L that all absent clients share. The path
+by an allowance for rounding, because the counterfactual adds the same noise. In a round without the subject,
+Psi is multiplied by the factor L that all absent clients share. The path
 keeps the running product of these factors, so a curve takes time proportional to the number of rounds that the subject
 took part in.
 """
@@ -12,8 +12,7 @@ took part in.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -26,13 +25,9 @@ from sifu.theory.tracking import (
     SMALLEST_TRACE,
     client_increments,
     gather_rounding,
-    population_increments,
     rounding_growth,
-    set_increment_bound,
-    set_increment_exact,
 )
 
-Accounting = Literal["round", "population"]
 NodeKind = Literal["initial", "round", "noise", "group", "merge"]
 KINDS_WITH_CLIENTS: tuple[NodeKind, ...] = ("round", "merge")
 """Kinds of nodes that record the participation of clients."""
@@ -124,11 +119,6 @@ class ActivePath:
 
     nodes: list[PathNode]
     server_rate: float
-    accounting: Accounting = "round"
-    population_samples: int = 0
-    grams: Mapping[int, tuple[Integers, Floats]] = field(default_factory=dict)
-    """(participants, Gram matrix) by node, for rounds whose matrix was kept."""
-    parameters: int = 0
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -201,10 +191,6 @@ class ActivePath:
             return np.ones(np.shape(stop))
         return self._products.between(start, stop)
 
-    def gram(self, depth: int) -> tuple[Integers, Floats] | None:
-        """Return (participants, Gram matrix) of the round that made the model at `depth`, or None if not kept."""
-        return self.grams.get(self.nodes[depth].node)
-
 
 @dataclass(frozen=True)
 class PsiCurve:
@@ -238,71 +224,31 @@ class PsiCurve:
         return float(self.at(depth)[0])
 
 
-def client_curve(path: ActivePath, part: TakenPart) -> PsiCurve:
-    """Return Psi(., c) of one client from its own scalars (theorem 1, eqs. 9 and 15 of the paper)."""
-    if path.accounting == "population":
-        increments = population_increments(part.samples, part.drifts, path.population_samples, path.server_rate)
-    else:
-        rounds = [path.nodes[depth] for depth in part.depths.tolist()]
-        increments = client_increments(
-            part.samples,
-            part.drifts,
-            np.array([node.regularity.total_samples for node in rounds], dtype=np.int64),
-            np.array([node.mean_shift for node in rounds]),
-            path.server_rate,
-        )
-    return _accumulate(
-        path,
-        part.depths,
-        increments,
-        part.samples.astype(np.float64),
-        np.full(part.depths.size, part.factor),
-        np.full(part.depths.size, part.averagedness),
-    )
+def client_curve(path: ActivePath, *parts: TakenPart) -> PsiCurve:
+    """Return Psi(., c) of one client from its own scalars (theorem 1, eqs. 9 and 15 of the paper).
 
-
-def joint_curve(path: ActivePath, parts: Mapping[int, TakenPart]) -> PsiCurve:
-    """Return Psi(., W) of a set of clients, from Gram matrices if they were kept, else by the triangle inequality."""
-    by_depth: dict[int, list[tuple[int, int, float, float, float]]] = {}
-    for client, part in sorted(parts.items()):
-        for depth, samples, drift in zip(part.depths, part.samples, part.drifts, strict=True):
-            row = (client, int(samples), float(drift), part.factor, part.averagedness)
-            by_depth.setdefault(int(depth), []).append(row)
-    depths = np.array(sorted(by_depth), dtype=np.int64)
-    increments, counts, factors, averagedness = (np.zeros(depths.size) for _ in range(4))
-    for index, depth in enumerate(depths.tolist()):
-        rows = by_depth[depth]
-        samples = np.array([row[1] for row in rows], dtype=np.int64)
-        increments[index] = _joint_increment(path, depth, rows, samples)
-        total = float(samples.sum())
-        counts[index] = total
-        # Means weighted by samples; without samples nothing is subtracted, so the values do not matter.
-        factors[index] = sum(row[1] * row[3] for row in rows) / total if total else 1.0
-        averagedness[index] = sum(row[1] * row[4] for row in rows) / total if total else 1.0
-    return _accumulate(path, depths, increments, counts, factors, averagedness)
-
-
-def _joint_increment(
-    path: ActivePath, depth: int, rows: list[tuple[int, int, float, float, float]], samples: Integers
-) -> float:
-    node = path.nodes[depth]
-    total = path.population_samples if path.accounting == "population" else node.regularity.total_samples
-    drifts = np.array([row[2] for row in rows])
-    bound = set_increment_bound(samples, drifts, total, node.mean_shift, path.server_rate)
-    kept = path.gram(depth)
-    if kept is None or path.accounting == "population" or len(rows) == 1:
-        return bound
-    participants, matrix = kept
-    index = np.searchsorted(participants, np.array([row[0] for row in rows]))
-    exact = set_increment_exact(
+    Args:
+        path: The history.
+        *parts: Rounds in which the client took part, one for each index it has had; no two share a round.
+    """
+    if not parts:
+        return PsiCurve(path, np.zeros(0, dtype=np.int64), np.zeros(0))
+    depths = np.concatenate([part.depths for part in parts])
+    order = np.argsort(depths, kind="stable")
+    samples = np.concatenate([part.samples for part in parts])[order]
+    rounds = [path.nodes[depth] for depth in depths[order].tolist()]
+    increments = client_increments(
         samples,
-        matrix[np.ix_(index, index)],
-        total,
-        node.mean_shift,
+        np.concatenate([part.drifts for part in parts])[order],
+        np.array([node.regularity.total_samples for node in rounds], dtype=np.int64),
+        np.array([node.mean_shift for node in rounds]),
         path.server_rate,
-        path.parameters,
     )
-    return min(bound, exact)
+    factors, averagedness = (
+        np.concatenate([np.full(part.depths.size, getattr(part, name)) for part in parts])[order]
+        for name in ("factor", "averagedness")
+    )
+    return _accumulate(path, depths[order], increments, samples.astype(np.float64), factors, averagedness)
 
 
 def _accumulate(

@@ -5,9 +5,9 @@ new or old subject f,
 
     used_f + (Psi(n, f) / sigma)^2 <= 1 / s(eps_f, delta_f)^2,
 
-where used_f is the sum of earlier charges to f (`scope="all"`). A subject that noise on the path already covers is
-charged nothing. The paper's rule, `scope="latest"`, omits used_f. This module also decides which models training keeps,
-and which models are erased after a request (sections 9.5 and 9.6).
+where used_f is the sum of earlier charges to f. A subject that noise on the path already covers is charged nothing.
+This module also decides which models training keeps, and which models are erased after a request (sections 9.5 and
+9.6).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from sifu.choices import Retention, Scope
+from sifu.choices import Retention
 from sifu.errors import InputError
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.history import ActivePath, PsiCurve
@@ -28,7 +28,7 @@ from sifu.theory.rounding import ROUNDED_DOWN, ROUNDED_UP, slack
 
 @dataclass(frozen=True)
 class Subject:
-    """Subject of a guarantee: one client (`unit="client"`) or all clients of a request (`unit="joint"`).
+    """Subject of a guarantee: one client, by all indices that it has had.
 
     `order` is the number of the request that forgets the subject. `used` is the sum of its charges so far.
     """
@@ -36,24 +36,18 @@ class Subject:
     subject: int
     clients: tuple[int, ...]
     multiplier: float
-    scope: Scope
     order: int
     used: float = 0.0
-    reserve: float = 0.0
 
     @property
     def budget(self) -> float:
         """Upper limit of the sum of all charges: 1 / s^2, rounded down."""
         return (1.0 / self.multiplier) ** 2 * ROUNDED_DOWN
 
-    def left(self, order: int) -> float:
-        """Return the largest charge to this subject that request number `order` may still make.
-
-        Earlier charges count only under scope `all`. Only requests after the subject's own request may use the reserve.
-        """
-        share = 1.0 - self.reserve if order == self.order else 1.0
-        used = self.used if self.scope == "all" else 0.0
-        return max(0.0, self.budget * share - used)
+    @property
+    def left(self) -> float:
+        """Largest charge to this subject that a request may still make."""
+        return max(0.0, self.budget - self.used)
 
 
 def charge(psi: float, noise_std: float) -> float:
@@ -148,12 +142,12 @@ class Choice:
         return self.noise_std == 0.0
 
 
-def is_allowed(exposures: Sequence[Exposure], depth: int, noise_std: float, order: int) -> bool:
+def is_allowed(exposures: Sequence[Exposure], depth: int, noise_std: float) -> bool:
     """Return whether noise of this size at this depth stays within the budget of every subject."""
-    return all(charge(exposure.psi_to_hide(depth), noise_std) <= exposure.subject.left(order) for exposure in exposures)
+    return all(charge(exposure.psi_to_hide(depth), noise_std) <= exposure.subject.left for exposure in exposures)
 
 
-def least_noise(exposures: Sequence[Exposure], depth: int, order: int) -> float:
+def least_noise(exposures: Sequence[Exposure], depth: int) -> float:
     """Return the smallest sigma that allows a request at `depth`, rounded up, or infinity if there is none.
 
     The condition is sigma^2 >= Psi^2 / left_f for every subject f. The planner can therefore search over nodes instead
@@ -163,26 +157,26 @@ def least_noise(exposures: Sequence[Exposure], depth: int, order: int) -> float:
     for exposure in exposures:
         psi = exposure.psi_to_hide(depth)
         if psi > 0.0:
-            left = exposure.subject.left(order)
+            left = exposure.subject.left
             if left <= 0.0 or not math.isfinite(psi):
                 return math.inf
             smallest = max(smallest, psi / math.sqrt(left) * slack(16))
     return smallest
 
 
-def least_noises(exposures: Sequence[Exposure], depths: Collection[int], order: int) -> dict[int, float]:
+def least_noises(exposures: Sequence[Exposure], depths: Collection[int]) -> dict[int, float]:
     """Return the result of `least_noise` for each of many depths."""
     places = np.array(sorted(depths), dtype=np.int64)
     smallest = np.zeros(places.size)
     for exposure in exposures:
         psi = exposure.psi_to_hide_at(places)
-        left = exposure.subject.left(order)
+        left = exposure.subject.left
         needed = psi / math.sqrt(left) * slack(16) if left > 0.0 else np.where(psi > 0.0, math.inf, 0.0)
         np.maximum(smallest, needed, out=smallest)
     return dict(zip(places.tolist(), smallest.tolist(), strict=True))
 
 
-def choose_node(exposures: Sequence[Exposure], kept_depths: Iterable[int], noise_std: float, order: int) -> Choice:
+def choose_node(exposures: Sequence[Exposure], kept_depths: Iterable[int], noise_std: float) -> Choice:
     """Return the latest kept node that allows the request.
 
     This is equation 18 of the paper, with charges (docs/theory.md, section 9.1). The initial model is always kept and
@@ -192,27 +186,24 @@ def choose_node(exposures: Sequence[Exposure], kept_depths: Iterable[int], noise
         exposures: The subjects with their Psi along the path.
         kept_depths: Depths whose models are stored.
         noise_std: Standard deviation of the noise of the request.
-        order: Order of the request among all executed requests.
 
     Returns:
         The choice; its `wanted_depth` is the latest allowed depth, whether or not its model was kept.
     """
     path = exposures[0].path
     candidates = sorted(set(kept_depths), reverse=True)
-    depth = next((d for d in candidates if is_allowed(exposures, d, noise_std, order)), 0)
+    depth = next((d for d in candidates if is_allowed(exposures, d, noise_std)), 0)
     charges = tuple(charge(exposure.psi_to_hide(depth), noise_std) for exposure in exposures)
     needed = any(exposure.psi_to_hide(depth) > 0.0 for exposure in exposures)
-    wanted = _latest_allowed(exposures, path, noise_std, order, at_least=depth)
+    wanted = _latest_allowed(exposures, path, noise_std, at_least=depth)
     return Choice(depth, noise_std if needed else 0.0, charges, wanted)
 
 
-def _latest_allowed(
-    exposures: Sequence[Exposure], path: ActivePath, noise_std: float, order: int, at_least: int
-) -> int:
+def _latest_allowed(exposures: Sequence[Exposure], path: ActivePath, noise_std: float, at_least: int) -> int:
     """Return the latest allowed depth on the whole path; only depths at which the answer can change are tested."""
     if not path.constant_when_absent:
         depths = range(path.tip, at_least - 1, -1)
-        return next((d for d in depths if is_allowed(exposures, d, noise_std, order)), at_least)
+        return next((d for d in depths if is_allowed(exposures, d, noise_std)), at_least)
     # With L = 1, the Psi to hide decreases only where noise starts to cover a subject. Between such depths and depths
     # of participation, "allowed" can therefore only turn into "not allowed", and bisection finds the change.
     starts = {at_least}
@@ -222,11 +213,11 @@ def _latest_allowed(
     starts.update(d for d, _ in path.noise_depths if d > at_least)
     stop = path.tip
     for start in sorted(starts, reverse=True):
-        if is_allowed(exposures, start, noise_std, order):
+        if is_allowed(exposures, start, noise_std):
             low, high = start, stop
             while low < high:
                 middle = (low + high + 1) // 2
-                if is_allowed(exposures, middle, noise_std, order):
+                if is_allowed(exposures, middle, noise_std):
                     low = middle
                 else:
                     high = middle - 1

@@ -1,16 +1,12 @@
 """Change of a FedAvg round when clients are removed (docs/theory.md, section 3), and the resulting update of every Psi.
 
-With weights w_i = |D_i| / sum_j |D_j| over the participants S, mean = sum_i w_i theta_i and server rate g,
-removing a set W changes the server's increment by
+With weights w_i = |D_i| / sum_j |D_j| over the participants, mean = sum_i w_i theta_i and server rate g, removing a
+client c changes the server's increment by the paper's Delta_c (eqs. 7, 13) = g w_c/(1 - w_c) ||theta_c - mean||. If no
+client with samples remains, the counterfactual round does nothing and Delta = g ||mean - theta^n||. This is tested on
+the integer counts, never on w_c == 1. The counterfactual is the same schedule with c absent and its slot not refilled.
 
-    Delta_W = g || sum_{c in W∩S} w_c (theta_c - mean) || / (1 - w_W),      w_W = sum_{c in W∩S} w_c.
-
-For one client this is the paper's Delta_c (eqs. 7, 13) = g w_c/(1 - w_c) ||theta_c - mean||. If no client with samples
-remains, the counterfactual round does nothing and Delta = g ||mean - theta^n||. This is tested on the integer counts,
-never on w_W == 1. The counterfactual is the same schedule with W absent and its slots not refilled.
-
-Every function except `population_increments` returns an upper bound: inputs are already rounded up, and each result is
-enlarged by more than its own rounding error.
+Every function returns an upper bound: inputs are already rounded up, and each result is enlarged by more than its own
+rounding error.
 
 Updating Psi of every client takes O(participants) per round (theorem 1, eq. 9 of the paper; docs/theory.md, section 4).
 All clients absent from a round share one L, so it is applied to a common scale, Psi_c = scale * value_c, and only the
@@ -20,7 +16,6 @@ participants' values are rewritten. The floating-point allowance is the same for
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,66 +59,6 @@ def client_increments(
     return increments * ARITHMETIC_SLACK
 
 
-def population_increments(samples: Integers, drifts: Floats, population_samples: int, server_rate: float) -> Floats:
-    """Return the increments of the authors' code: g n_c / (|D_I| - n_c) drift_c, where |D_I| counts all samples.
-
-    The increments are about (M-1)/(m-1) times too small if m of M clients take part. They reproduce the paper's
-    figures; a run that uses them can be compared, never certified (docs/theory.md, section 3.4).
-    """
-    return server_rate * samples / np.maximum(population_samples - samples, 1) * drifts
-
-
-def set_increment_bound(
-    samples: Integers, drifts: Floats, total_samples: int, mean_shift: float, server_rate: float
-) -> float:
-    """Return an upper bound on Delta_W by the triangle inequality (docs/theory.md, section 3.2).
-
-    Delta_W <= g sum_c n_c drift_c / (N - n_W); `samples` and `drifts` belong to the clients in W∩S.
-    """
-    rest = total_samples - int(samples.sum())
-    if rest == 0 and samples.size:
-        return server_rate * mean_shift * ARITHMETIC_SLACK
-    return float(server_rate * np.dot(samples, drifts) / max(rest, 1)) * slack(samples.size + 16)
-
-
-GRAM_SPREAD = 2.0**-24
-"""Relative enlargement t of squared norms in `gram_up`; a smaller t would enlarge the factor 1 + 1/t on the errors."""
-
-
-def gram_up(gram: Floats, errors: Floats) -> Floats:
-    """Return a matrix whose form n' G n is at least || sum_c n_c (theta_c - mean) ||^2 for all n >= 0 (section 3.2).
-
-    As (a + b)^2 <= (1 + t) a^2 + (1 + 1/t) b^2, the matrix (1 + t) G + (1 + 1/t) e e' is sufficient.
-
-    Args:
-        gram: Gram matrix G of the computed differences v_c to the computed mean.
-        errors: Upper bounds e_c on ||v_c - (theta_c - mean)||.
-
-    >>> bool(gram_up(np.array([[4.0]]), np.array([1e-6]))[0, 0] >= (2.0 + 1e-6) ** 2)
-    True
-    """
-    return (1.0 + GRAM_SPREAD) * gram + (1.0 + 1.0 / GRAM_SPREAD) * np.outer(errors, errors)
-
-
-def set_increment_exact(
-    samples: Integers, gram: Floats, total_samples: int, mean_shift: float, server_rate: float, parameters: int
-) -> float:
-    """Return an upper bound on Delta_W from the Gram matrix of W∩S that `gram_up` returns.
-
-    || sum_c n_c v_c ||^2 <= n' G n. A float64 inner product of p = `parameters` terms has an error of at most
-    p 2**-52 ||v_i|| ||v_j||. Cancellation can therefore make the quadratic form too small, by at most
-    p 2**-52 (sum_c n_c ||v_c||)^2. A larger amount is added before the square root.
-    """
-    rest = total_samples - int(samples.sum())
-    if rest == 0 and samples.size:
-        return server_rate * mean_shift * ARITHMETIC_SLACK
-    counts = samples.astype(np.float64)
-    square = float(counts @ gram @ counts)
-    absolute = float(counts @ np.sqrt(np.maximum(np.diag(gram), 0.0))) ** 2
-    square = max(square, 0.0) + absolute * (parameters + samples.size + 16) * 2.0**-51
-    return server_rate * math.sqrt(square) / max(rest, 1) * ARITHMETIC_SLACK
-
-
 _SCALE_RANGE = (1e-100, 1e100)
 SMALLEST_TRACE = 2.0**-1000
 """Smallest Psi of a client that took part. Only a client that never took part has Psi zero, which certifies `exact`."""
@@ -151,7 +86,6 @@ def summarise_round(
     factors: Floats,
     averagedness: Floats,
     server_rate: float,
-    population_samples: int | None = None,
 ) -> tuple[RoundRegularity, RoundScalars]:
     """Return a round's regularity and the quantities that update Psi: Delta_c, L_n(c), and the L of absent clients.
 
@@ -164,14 +98,9 @@ def summarise_round(
         factors: Expansion factor P_i of each participant.
         averagedness: Averagedness alpha_i of each participant.
         server_rate: Learning rate g of the server.
-        population_samples: Samples of the whole federation, or None. They give the increments of the authors' code, for
-            comparison only.
     """
     regularity = RoundRegularity.of(samples, factors, averagedness)
-    if population_samples is None:
-        increments = client_increments(samples, drifts, regularity.total_samples, mean_shift, server_rate)
-    else:
-        increments = population_increments(samples, drifts, population_samples, server_rate)
+    increments = client_increments(samples, drifts, regularity.total_samples, mean_shift, server_rate)
     own = regularity.without(samples.astype(np.float64), factors, averagedness, server_rate)
     return regularity, RoundScalars(
         participants,

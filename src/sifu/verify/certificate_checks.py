@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from sifu.choices import Calibration, Level, Retention, Scope, Unit
+from sifu.choices import Level, Retention
 from sifu.core.certificate_words import Start
 from sifu.core.premises import Status
 from sifu.core.request_terms import is_request_id
@@ -31,7 +31,6 @@ from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.record_check import TIME
 from sifu.store.replayed_ledger import ReplayedLedger
-from sifu.theory.history import Accounting
 from sifu.verify.stored_models import differing, said
 
 Check = Callable[[Any], bool]
@@ -98,10 +97,8 @@ SOLVE: dict[str, Check] = {"sum": _like(DIGEST), "samples": _whole, "relative_pe
 MODEL = _object(node=_whole, digest=_like(DIGEST), nonce=_like(DIGEST), commitment=_like(DIGEST))
 COMMITTED = _object(**dict.fromkeys(MODELS, _like(DIGEST)))
 TYPES: dict[str, Check] = {
-    "accounting": _of(Accounting),
     "attacker_true_positive_rate_at_1_percent": _or_null(_figure),
     "before_after": _object(epsilon=_figure, delta=_figure),
-    "calibration": _of(Calibration),
     "carried_out": _like(TIME),
     "clients": NAMES,
     "commitments": lambda value: (
@@ -138,13 +135,11 @@ TYPES: dict[str, Check] = {
     "retention": _of(Retention),
     "rounds": _whole,
     "run": _text,
-    "scope": _of(Scope),
     "sigma": _figure,
     "solve": _or_null(_object(**{name: SOLVE[name] for name in SOLVE_FIELDS})),
     "start": _of(Start),
     "subjects": SUBJECTS,
     "terms": lambda value: isinstance(value, dict) and value.keys() == set(STATED_TERMS),
-    "unit": _of(Unit),
     "untouched": _truth,
     "versions": _map_of(_text),
 }

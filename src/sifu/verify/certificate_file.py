@@ -19,8 +19,6 @@ from sifu.core.method_info import (
 )
 from sifu.core.premises import (
     Premise,
-    accounting_premise,
-    calibration_premise,
     counterfactual_premise,
     level_of,
     noise_premise,
@@ -103,7 +101,7 @@ def _check_body(body: dict[str, Any], public_key: str) -> Iterator[str]:
         return
     yield from _check_head(body, public_key)
     yield from _check_terms(body)
-    multiplier = calibration.noise_multiplier(body["epsilon"], body["delta"], body["calibration"])
+    multiplier = calibration.exact_multiplier(body["epsilon"], body["delta"])
     exact, info = body["untouched"], method_info(body["method"])
     if body["noise_source"] not in ("system", "given"):
         yield f"noise_source says {body['noise_source'][:80]!r}, which no noise of method {body['method']} comes from"
@@ -151,9 +149,7 @@ def _check_head(body: dict[str, Any], public_key: str) -> Iterator[str]:
 def _check_terms(body: dict[str, Any]) -> Iterator[str]:
     """Yield a problem for each stated value that differs from the terms of the request."""
     terms = RequestTerms.from_mapping(body["terms"] | {"clients": body["clients"]})
-    asked_for = {
-        name: getattr(terms, name) for name in ("epsilon", "delta", "unit", "scope", "calibration", "retention")
-    }
+    asked_for = {name: getattr(terms, name) for name in ("epsilon", "delta", "retention")}
     asked_for |= {} if terms.method == AUTO else {"method": terms.method}
     asked_for |= {} if terms.sigma == "auto" or not body["sigma"] else {"sigma": terms.sigma}
     demanded, stated = terms.before_after_budget, body.get("before_after")
@@ -179,9 +175,7 @@ def _check_premises(body: dict[str, Any]) -> Iterator[str]:
         except (ValueError, KeyError, IndexError, TypeError):
             yield f"premise {premise.name!r}: case {premise.case!r} with these values means nothing"
     for expected in (
-        accounting_premise(body["accounting"]),
         counterfactual_premise(Participation.parse(body["participation"]).independent, separate="identity" in by_name),
-        calibration_premise(body["calibration"], body["epsilon"]),
         noise_premise(body["noise_source"]),
     ):
         stated = by_name.get(expected.name, expected)
@@ -200,18 +194,18 @@ def _names_of_premises(body: dict[str, Any]) -> set[str]:
     if info.starts_from in ("fresh", "merge") or body["start"] == "fresh":
         return always
     return always | {
-        "regularity", "accounting", "counterfactual", "calibration", "arithmetic", "noise", "honest reports",
+        "regularity", "counterfactual", "arithmetic", "noise", "honest reports",
     }  # fmt: skip
 
 
 def _check_subjects(body: dict[str, Any], multiplier: float) -> Iterator[str]:
     """Yield a problem unless the certificate's subjects are the requesters, within the request's budget."""
     exact, clients = body["untouched"], body["clients"]
-    groups = [clients] if body["unit"] == "joint" else [[client] for client in clients]
+    groups = [[client] for client in clients]
     hidden = [subject["clients"] for subject in body["subjects"]]
     if hidden != groups:
         yield f"subjects names {hidden}, but the request is to forget {groups}"[:300]
-    budget = Subject(0, (), multiplier, body["scope"], 0).budget
+    budget = Subject(0, (), multiplier, 0).budget
     psi_star = calibration.hidden_sensitivity(body["sigma"], multiplier)
     yield from _unlike(body, psi_star=psi_star)
     largest = max((float(subject["psi"]) for subject in body["subjects"]), default=0.0)

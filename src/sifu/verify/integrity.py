@@ -69,11 +69,11 @@ def check_clients(reader: RunReader) -> Iterator[str]:
             yield f"clients: {client.name} is in the place of {reader.payload(seq)['client']}, which event {seq} names"
 
 
-CHANGED = "a row of nodes, participation (samples, drift) or grams"
+CHANGED = "a row of nodes or participation (samples, drift)"
 
 
 def check_rounds(reader: RunReader) -> Iterator[str]:
-    """Yield a problem for each node, participation or Gram matrix that contradicts the ledger.
+    """Yield a problem for each node or participation that contradicts the ledger.
 
     Rows must match the digests in the events, and the regularity sums of a node must follow from its participants.
     """
@@ -81,7 +81,7 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
     seen, erased = 0, erased_by_purges(reader.events())
 
     def digest_of(first: int, last: int, salt: str) -> str:
-        return rows_digest(reader.nodes(first, last), everyone.between(first, last), reader.grams(first, last), salt)
+        return rows_digest(reader.nodes(first, last), everyone.between(first, last), salt)
 
     for event in reader.events():
         rows, salt = event.content.get("rows"), event.content.get(FIGURES_SALT, "")
@@ -98,7 +98,7 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
         seen = last + 1
         if event.seq not in erased and digest_of(first, last, salt) != rows["digest"]:
             yield f"rounds: {CHANGED} of nodes {first} to {last} is not what event {event.seq} commits to"
-    for table in ("nodes", "participation", "grams"):
+    for table in ("nodes", "participation"):
         extra = reader.query(f"SELECT COUNT(*) FROM {table} WHERE node >= ? OR node < 0", (seen,))[0][0]
         if extra:
             yield f"rounds: {extra} rows of {table} are in no event of the ledger"

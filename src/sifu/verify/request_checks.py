@@ -121,7 +121,7 @@ def _check_request(
     for exposure in [*new, *earlier]:
         psi, subject = recorded.psi(exposure), exposure.subject
         cost = charge(psi, recorded.noise_std)
-        left = subject.left(recorded.order)
+        left = subject.left
         if cost > left * (1.0 + TOLERANCE):
             yield (
                 f"the noise {recorded.noise_std!r} at node {request.source_node} costs subject "
@@ -165,13 +165,12 @@ def _check_what_is_left(
 def _check_subjects(request: RequestRow, recorded: RecordedRequest, noise_std: float) -> Iterator[str]:
     """Yield a problem unless the subjects are the requested clients and the new node agrees with the request's row.
 
-    A subject includes all earlier indices of its clients. The clients form one subject if the request asked for joint
-    protection.
+    A subject includes all earlier indices of its client.
     """
     if not agree(request.multiplier, recorded.multiplier):
         budget = f"({request.terms.epsilon}, {request.terms.delta})"
         yield f"s is recorded as {request.multiplier!r}, {budget} give {recorded.multiplier!r}"
-    wanted = recorded.view.hidden_together(request.clients, request.terms.unit)
+    wanted = recorded.view.chains(request.clients)
     hidden = [exposure.subject.clients for exposure in recorded.new_exposures]
     if hidden != wanted:
         yield f"it hides the clients {hidden}, but was asked to forget {wanted}"
@@ -248,7 +247,7 @@ def _check_choice(view: RunView, request: RequestRow, recorded: RecordedRequest,
     kept = [depth for node, depth in view.path.depth_of.items() if node in available]
     if recorded.noise_std > 0.0:
         around = [
-            choose_node(exposures, kept, recorded.noise_std * scale, recorded.order)
+            choose_node(exposures, kept, recorded.noise_std * scale)
             for scale in (1.0 - TOLERANCE, 1.0, 1.0 + TOLERANCE)
         ]
         nodes = {view.path.nodes[choice.depth].node for choice in around}

@@ -46,8 +46,8 @@ def test_rounds_agree_with_the_embedded_engine(name: str) -> None:
         assert a.smoothness == (None if b.smoothness is None else pytest.approx(b.smoothness, rel=1e-12))
     for number in range(4):
         place = Position(1, number)
-        a = embedded.run_round(model, place, everyone(embedded), want_gram=True)
-        b = flower.run_round(model, place, everyone(flower), want_gram=True)
+        a = embedded.run_round(model, place, everyone(embedded))
+        b = flower.run_round(model, place, everyone(flower))
         np.testing.assert_array_equal(a.participants, b.participants)
         np.testing.assert_array_equal(a.samples, b.samples)
         np.testing.assert_allclose(a.model, b.model, rtol=0, atol=1e-12)

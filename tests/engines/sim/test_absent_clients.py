@@ -104,7 +104,7 @@ def rounds(engine: SimulatedFederation, active: np.ndarray, count: int = ROUNDS)
     """Return models and scalars of some rounds as one array of bits."""
     model, seen = engine.initial_model(1), []
     for place in range(count):
-        done = engine.run_round(model, Position(1, place), active, want_gram=True)
+        done = engine.run_round(model, Position(1, place), active)
         model = done.model
         seen += [model.astype(np.float64), done.drifts, done.samples.astype(np.float64), np.array([done.mean_shift])]
         assert done.gram is not None

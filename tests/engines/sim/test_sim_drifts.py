@@ -169,6 +169,6 @@ def test_whole_rounds_are_between_the_truth_and_a_millionth_more(make_clients):
 
 def test_one_participant_is_its_own_mean(make_federation):
     federation = make_federation(features=40, rate=0.01)
-    result = federation.run_round(np.zeros(federation.layout.size), Position(0, 0), np.array([1]), want_gram=True)
+    result = federation.run_round(np.zeros(federation.layout.size), Position(0, 0), np.array([1]))
     assert result.drifts.tolist() == [0.0]
     assert result.gram.tolist() == [[0.0]]

@@ -19,7 +19,7 @@ def test_the_same_round_twice_is_the_same_bits_and_changes_nothing(make_federati
     first, second = make_federation(**options), make_federation(**options)
     start = np.random.default_rng(0).standard_normal(first.layout.size)
     before, active = start.copy(), np.array([4, 0, 2])
-    results = [engine.run_round(start, Position(1, 3), active, want_gram=True) for engine in (first, first, second)]
+    results = [engine.run_round(start, Position(1, 3), active) for engine in (first, first, second)]
     assert start.tobytes() == before.tobytes()
     assert active.tolist() == [4, 0, 2]
     for other in results[1:]:
@@ -60,7 +60,7 @@ def test_the_round_is_equation_5(make_federation):
     local = np.array([alone.run_round(start, Position(0, 0), np.array([i])).model for i in ALL]).astype(np.longdouble)
     samples = np.array([4, 7, 3, 12, 30], dtype=np.longdouble)
     mean = (samples[:, None] * local).sum(axis=0) / samples.sum()
-    result = federation.run_round(start, Position(0, 0), ALL, want_gram=True)
+    result = federation.run_round(start, Position(0, 0), ALL)
     exact = mean
     assert np.abs(result.model - exact).max() < 1e-14
     drifts = np.sqrt(((local - mean) ** 2).sum(axis=1))
@@ -107,7 +107,7 @@ def test_an_empty_round_leaves_the_model_as_it_was(make_federation):
     start = np.random.default_rng(0).standard_normal(federation.layout.size)
     empty = 0
     for number in range(40):
-        result = federation.run_round(start, Position(0, number), ALL, want_gram=True)
+        result = federation.run_round(start, Position(0, number), ALL)
         if result.participants.size == 0:
             empty += 1
             assert result.model.tobytes() == start.tobytes()

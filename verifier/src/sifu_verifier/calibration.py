@@ -23,11 +23,8 @@ def exact_multiplier(epsilon: float, delta: float) -> float:
 
 
 def multiplier(request: Row) -> float:
-    """Return the noise multiplier of a request's budget, by the calibration that its terms name."""
-    epsilon, delta = request["epsilon"], request["delta"]
-    if request["calibration"] == "classical":
-        return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
-    return exact_multiplier(epsilon, delta)
+    """Return the noise multiplier of a request's budget."""
+    return exact_multiplier(request["epsilon"], request["delta"])
 
 
 def attacker_rate(level: str, s: float) -> float | None:

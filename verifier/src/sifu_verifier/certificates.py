@@ -17,8 +17,8 @@ CONFIDENTIAL = {"psi", "psi_star", "subjects", "earlier_subjects", "models", "no
                 "rounds", "erased_nodes", "remaining_nodes", "solve",
                 "delta_reached"}  # fmt: skip
 
-COPIED = ("calibration", "carried_out", "delta", "epsilon", "final_node", "level", "method", "noise_node", "received",
-          "request", "retention", "scope", "unit")  # fmt: skip
+COPIED = ("carried_out", "delta", "epsilon", "final_node", "level", "method", "noise_node", "received",
+          "request", "retention")  # fmt: skip
 
 
 def check_certificates(run: RunFolder, request: Row, body: Row, premises: list[Row]) -> None:
@@ -36,7 +36,7 @@ def check_certificates(run: RunFolder, request: Row, body: Row, premises: list[R
         m["commitment"] = sha256(bytes.fromhex(m["nonce"]), bytes.fromhex(m["digest"]))
     ledger = next(e for e in run.tables["events"] if e["seq"] == done["seq"] - 1)
     body |= {key: request[key] for key in COPIED} | {
-        "accounting": run.spec["privacy"]["accounting"], "noise_source": run.noise_source,
+        "noise_source": run.noise_source,
         "participation": run.facts["participation"], "versions": json.loads(run.entries["versions"]),
         "run": run.entries["run"], "format": "sifu certificate 1",
         "clients": [first_name_of(run, name) for name in json.loads(request["clients"])],

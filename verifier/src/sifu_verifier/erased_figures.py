@@ -60,8 +60,8 @@ def check_rest_of_request(run: RunFolder, request: Row) -> None:
     name, noise = request["request"], run.nodes[request["noise_node"]]
     chains = [indices_of(run, client) for client in json.loads(request["clients"])]
     own = [clients for i, clients in run.subjects.items() if run.owner[i] is request]
-    at, everyone = f"request {name}", [[client for chain in chains for client in chain]]
-    run.agree(f"{at}: subjects", own, everyone if request["unit"] == "joint" else chains)
+    at = f"request {name}"
+    run.agree(f"{at}: subjects", own, chains)
     run.agree(f"{at}: multiplier", request["multiplier"], multiplier(request))
     fresh = request["source_node"] is None
     expected = [request["source_node"], request["request_order"], 0.0 if fresh else math.inf]

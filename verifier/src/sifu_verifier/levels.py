@@ -22,7 +22,7 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool) -> s
         highest: Largest Psi of a hidden subject on the path to the source.
         untouched: True if its clients never influenced the source model.
     """
-    facts, privacy, classical = run.facts, run.spec["privacy"], request["calibration"] == "classical"
+    facts = run.facts
     fresh = request["source_node"] is None or request["method"] == "groups" or from_initial(run, request)
     before = (facts["preprocessing"] not in ("fixed constants", "declared fixed by the operator"),
               request["method"] != "closed_form"
@@ -36,11 +36,10 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool) -> s
         engine = facts.get("engine", "")
         bits = "computed on a GPU" in engine
         return "conditional" if any((*before, bits, not fresh and any(rounds))) else "exact"
-    given = run.noise_source != "system"
-    if privacy["accounting"] == "population" or given or (classical and request["epsilon"] >= 1):
+    if run.noise_source != "system":
         return "none"
     doubts = (run.spec["regularity"]["kind"] == "assumed", not facts["smooth_model"], bool(facts["outside"]),
-              classical, facts["dtype"] != "float64", not facts["rounding_bounded"], highest > 1000,
+              facts["dtype"] != "float64", not facts["rounding_bounded"], highest > 1000,
               is_steep(run, request))  # fmt: skip
     return "conditional" if any((*before, *rounds, *doubts)) else "proven"
 

@@ -16,14 +16,13 @@ KINDS = {"initial": 0, "round": 1, "noise": 2, "group": 3, "merge": 4}
 def rows_digest(run: RunFolder, first: int, last: int, salt: str) -> str:
     """Return the digest of the rows of nodes `first` to `last` (section 6)."""
     nodes = [n for n in range(first, last + 1) if n in run.nodes]
-    counts = len(nodes), sum(len(run.rounds[n]) for n in nodes), sum(n in run.grams for n in nodes)
+    counts = len(nodes), sum(len(run.rounds[n]) for n in nodes)
     parts = [bytes.fromhex(salt), struct.pack("<3q", *counts)]
     for row in (run.nodes[n] for n in nodes):
         head = row["node"], -1 if row["parent"] is None else row["parent"], KINDS[row["kind"]]
         parts.append(struct.pack("<7q8d", *head, *list(row.values())[3:]))  # the document gives this order of columns
     for row in (p for n in nodes for p in run.rounds[n].values()):
         parts.append(struct.pack("<3qd", row["node"], row["client"], row["samples"], row["drift"]))
-    parts += [struct.pack("<q", n) + run.grams[n].tobytes() for n in nodes if n in run.grams]
     return sha256(*parts)
 
 

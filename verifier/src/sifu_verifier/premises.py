@@ -56,7 +56,7 @@ def premises_of(run: RunFolder, request: Row, highest: float) -> list[Row]:
     elif method == "scratch" or from_initial(run, request):
         found = [*record, *before]
     else:
-        found = [*_by_noise(run, request), *record, _calibration(request), _arithmetic(run, request, highest)]
+        found = [*_by_noise(run, request), *record, _arithmetic(run, request, highest)]
         found += [_source(run.noise_source), *before, premise("honest reports", "trusted")]
     return found
 
@@ -131,8 +131,7 @@ def _path(run: RunFolder, request: Row) -> tuple[Row, list[Row], list[Row]]:
 def _by_noise(run: RunFolder, request: Row) -> list[Row]:
     """Return the premises on the bound Psi."""
     counterfactual, outside, replies = _path(run, request)
-    accounting = premise("accounting", "met" if run.spec["privacy"]["accounting"] == "round" else "failed")
-    return [_regularity(run, request), *outside, accounting, counterfactual, *replies]
+    return [_regularity(run, request), *outside, counterfactual, *replies]
 
 
 def _regularity(run: RunFolder, request: Row) -> Row:
@@ -146,14 +145,6 @@ def _regularity(run: RunFolder, request: Row) -> Row:
     found = premise("regularity", "met", "smooth" if max(factors) > 1 else "strongly convex" if strongly else "convex")
     # At an automatic rate with weight decay, P of the steepest client may be recorded as 1, because records round up.
     return found | ({EITHER: ("strongly convex", "convex")} if strongly and max(factors) >= 1 - RELATIVE else {})
-
-
-def _calibration(request: Row) -> Row:
-    if request["calibration"] == "exact":
-        return premise("calibration", "met")
-    if request["epsilon"] < 1:
-        return premise("calibration", "assumed")
-    return premise("calibration", "failed", epsilon=request["epsilon"])
 
 
 def _arithmetic(run: RunFolder, request: Row, highest: float) -> Row:

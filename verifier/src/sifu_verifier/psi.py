@@ -12,27 +12,19 @@ from sifu_verifier.run_folder import RunFolder
 EDGE = 1e-12  # smallest margin by which a condition must hold (section 3)
 
 
-def psi_along(run: RunFolder, path: list[int], subject: list[int], known: int | None = None) -> dict[int, float]:
-    """Return Psi(n, W) at every node n of a path; the population is the first `known` clients, or all."""
+def psi_along(run: RunFolder, path: list[int], subject: list[int]) -> dict[int, float]:
+    """Return Psi(n, W) at every node n of a path."""
     g, psi, rounding, touched, result = run.facts["server_rate"], 0.0, 0.0, False, {}
-    everybody = sum(row["samples"] for client, row in run.clients.items() if known is None or client < known)
     for node in path:
         row, here = run.nodes[node], run.rounds[node]
         if row["kind"] in ("round", "merge"):
             mine, change, factor = [c for c in here if c in subject], 0.0, 1.0
             samples, drifts = (np.array([here[c][k] for c in mine], float) for k in ("samples", "drift"))
             rest, touched = row["samples"] - int(samples.sum()), touched or bool(mine)
-            population = run.spec["privacy"]["accounting"] == "population"
-            outside = everybody - int(samples.sum()) if population else rest
-            if mine and outside == 0:
+            if mine and rest == 0:
                 change = g * row["mean_shift"]
             elif mine:
-                length = float(samples @ drifts)
-                if node in run.grams and len(mine) > 1 and not population:
-                    index = [list(here).index(c) for c in mine]
-                    gram = run.grams[node].reshape(len(here), -1)[np.ix_(index, index)]
-                    length = min(length, math.sqrt(max(0.0, samples @ gram @ samples)))
-                change = g * length / outside
+                change = g * float(samples @ drifts) / rest
             if rest:
                 of = run.regular[rate_since(run, node)]
                 less_p, less_a = (sum(here[c]["samples"] * of[c][k] for c in mine) for k in (0, 1))

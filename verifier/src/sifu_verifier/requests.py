@@ -43,7 +43,7 @@ def check_request(run: RunFolder, request: Row, spent: dict[int, float]) -> None
     chains = [indices_of(run, client) for client in json.loads(request["clients"])]
     forgotten = [client for chain in chains for client in chain]
     own = [clients for i, clients in run.subjects.items() if run.owner[i] is request]
-    run.agree(f"{at}: subjects", own, [forgotten] if request["unit"] == "joint" else chains)
+    run.agree(f"{at}: subjects", own, chains)
     run.agree(f"{at}: multiplier", request["multiplier"], multiplier(request))
     run.agree(f"{at}: sigma", sigma, float(request["sigma"]) if sigma and request["sigma"] != "auto" else sigma)
     if request["final_node"] is not None and run.spec["model"]["kind"] != "ridge":
@@ -69,8 +69,8 @@ def check_request(run: RunFolder, request: Row, spent: dict[int, float]) -> None
         owner, mine = run.owner[i], run.owner[i] is request
         if owner["request_order"] is None or owner["request_order"] > order:
             continue
-        budget, psi, covered = 1 / multiplier(owner) ** 2, psi_along(run, active, clients, moment["clients"]), False
-        left[i] = budget * (1 - owner["reserve"] if mine else 1) - (spent[i] if owner["scope"] == "all" else 0)
+        budget, psi, covered = 1 / multiplier(owner) ** 2, psi_along(run, active, clients), False
+        left[i] = budget - spent[i]
         hidden[i] = {None: 0.0}
         for n in active:
             row = run.nodes[n]

@@ -7,8 +7,6 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sifu_verifier.canonical import Row, canonical, same
 from sifu_verifier.regularity import regularity
 
@@ -47,7 +45,6 @@ class RunFolder:
         self.rounds: dict[int, dict[int, Row]] = {node: {} for node in self.nodes}
         for row in self.tables["participation"]:
             self.rounds.setdefault(row["node"], {})[row["client"]] = row
-        self.grams = {row["node"]: np.frombuffer(row["matrix"], "<f8") for row in self.tables["grams"]}
         self.rates = {int(node): rate for node, rate in json.loads(self.entries.get("local_rates", "{}")).items()}
         self.requests = {row["request"]: with_terms(row) for row in self.tables["requests"]}
         self.subjects = {row["subject"]: json.loads(row["clients"]) for row in self.tables["subjects"]}

@@ -209,7 +209,6 @@ class ClosedForm(Regime):
         yield "ridge.shift", abs(ridge.shift) <= 1e12, "at most 1e12 in size"
         yield "ridge.shift", ridge.task != "multi_label" or 0 <= ridge.shift <= 1, "in 0 to 1 for multi_label"
         yield "server.participation", server.participation == "all", f"all with model.kind = {kind!r}"
-        yield "keep.gram_clients", self.spec.keep.gram_clients == 0, f"0 with model.kind = {kind!r}"
         yield "model.dtype", self.spec.model.dtype == "float64", f"float64 with model.kind = {kind!r}"
 
     @property

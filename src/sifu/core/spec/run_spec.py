@@ -68,10 +68,8 @@ def _demands_of_sections(spec: Spec) -> Iterator[Demand]:
     check_deliverable(spec.privacy.epsilon, spec.privacy.delta)
     if spec.privacy.sigma != "auto":
         check_noise(spec.privacy.sigma)
-    yield "privacy.reserve", 0 <= spec.privacy.reserve < 1, "in [0, 1)"
     yield "regularity.factor", 0 < spec.regularity.factor <= 1e6, "in (0, 1e6]"
     yield "keep.models", keep.models >= 3, "at least 3: the first, the last noised, one more"
-    yield "keep.gram_clients", keep.gram_clients >= 0, "0 or more"
     yield "features.seed", 0 <= features.seed < 2**53, "in 0 to 2^53"
     yield "features.count", 0 <= features.count <= 10**5, "in 0 to 100000"
     deep_enough = isinstance(features.layers, str) or 1 <= features.layers <= 1000

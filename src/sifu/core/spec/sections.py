@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sifu.choices import Approval, Calibration, Retention, Scope, Unit
+from sifu.choices import Approval, Retention
 from sifu.core.replies import OnRejection
-from sifu.theory.history import Accounting
 
 RIDGE = "ridge"
 """Model kind that is solved in closed form."""
@@ -221,12 +220,7 @@ class PrivacySpec:
     epsilon: float = key(10.0, "budget epsilon; 1 is strong, 10 is weak")
     delta: float = key(0.01, "budget delta")
     sigma: float | Literal["auto"] = key("auto", 'noise; "auto" chooses it at the request, from recorded scalars')
-    unit: Unit = key("client", "client covers each client separately; joint covers a request's clients together")
-    scope: Scope = key("all", "all covers every later release; latest only the latest one (the paper's rule)")
-    calibration: Calibration = key("exact", "exact (Balle & Wang), or classical (the paper's theorem 2)")
-    accounting: Accounting = key("round", "round; population reproduces the paper's figures, certifies nothing")
     retention: Retention = key("paper", "paper keeps models from before the rollback; strict erases them too")
-    reserve: float = key(0.0, "fraction of a budget kept back for later requests")
 
 
 @dataclass(frozen=True)
@@ -265,7 +259,6 @@ class KeepSpec:
     """Models kept as rollback targets, and other stored data."""
 
     models: int = key(64, "at most this many models on disk")
-    gram_clients: int = key(0, "keep Gram matrices of rounds with at most this many clients (joint requests)")
     statistics: Literal["auto", "clients", "sum"] = key(
         "auto",
         "ridge: clients keeps each client's statistics, so forgetting asks no client; sum asks the remaining "

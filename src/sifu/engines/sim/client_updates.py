@@ -42,25 +42,13 @@ class RowUpdates:
     def __init__(self, make: LocalModels, keep: bool) -> None:
         self._make, self._keep = make, keep
         self._kept: list[tuple[PartPlaces, Tensor]] = []
-        self._centred = False
-        """True if `_kept` holds the differences from the mean instead of the updates."""
         self._largest = 0.0
 
     def rows(self) -> Iterable[tuple[PartPlaces, Tensor]]:
-        """Return pairs (places, rows u_i) of the updates; do not call this after `differences`."""
+        """Return pairs (places, rows u_i) of the updates; do not call this after `distances`."""
         if not self._keep:
             return self._make()
         self._kept = self._kept or list(self._make())
-        return self._kept
-
-    def differences(self, mean: Tensor) -> Iterable[tuple[PartPlaces, Tensor]]:
-        """Return pairs (places, rows u_i - mean) in float64; `mean` must be the same in every call."""
-        if self._centred:
-            return self._kept
-        centred = ((places, rows.to(torch.float64).sub_(mean)) for places, rows in self.rows())
-        if not self._keep:
-            return centred
-        self._kept, self._centred = list(centred), True
         return self._kept
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -71,7 +59,8 @@ class RowUpdates:
     def distances(self, mean: Tensor, norms: Floats) -> None:
         """Write upper bounds on ||u_i - mean|| to their places in `norms`."""
         factor = enlargement(mean.numel())
-        for places, difference in self.differences(mean):
+        for places, rows in self.rows():
+            difference = rows.to(torch.float64).sub_(mean)
             lengths = torch.linalg.vector_norm(difference, dim=1).numpy()
             lengths = _repaired(lengths, difference.numpy()) * factor
             norms[places] = lengths
@@ -82,9 +71,6 @@ class RowUpdates:
         if weights.size == 1:
             return 0.0
         return (weights.size + 2) * UNIT_ROUNDOFF * (mean_norm + self._largest) * 1.001
-
-    def add_row_errors(self, errors: Floats) -> None:
-        """Add nothing: the rows are exact, and the error of a Gram matrix already covers rounded differences."""
 
 
 class DualUpdates:
@@ -103,10 +89,6 @@ class DualUpdates:
     def rows(self) -> Iterable[tuple[PartPlaces, Tensor]]:
         """Return pairs (places, rows u_i) of the updates."""
         return [(self._part.places, self._part.transposed_products(self._dual).flatten(1))]
-
-    def differences(self, mean: Tensor) -> Iterable[tuple[PartPlaces, Tensor]]:
-        """Return pairs (places, rows u_i - mean)."""
-        return [(places, rows.sub_(mean)) for places, rows in self.rows()]
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Return sum_i w_i u_i over these participants; `weights` has an entry for every participant."""
@@ -146,10 +128,6 @@ class DualUpdates:
         roundings = self._dual.shape[0] * self._dual.shape[2] + weights.size + 4
         return float(weights[self._part.places] @ self._sizes) * roundings * UNIT_ROUNDOFF * 1.001
 
-    def add_row_errors(self, errors: Floats) -> None:
-        """Add to `errors` the error of X_i' V_i: its inner products have as many terms as a client has rows."""
-        errors[self._part.places] += (self._dual.shape[2] + 2) * UNIT_ROUNDOFF * self._sizes * 1.01
-
 
 LocalUpdates = RowUpdates | DualUpdates
 
@@ -159,19 +137,14 @@ def average(
     offset: Floats | None,
     offset_error: float,
     samples: Integers,
-    want_gram: bool,
 ) -> Average:
     """Return the weighted mean of the participants' updates, and the distance of each participant from it.
-
-    Gram entries are plain float64 inner products of the updates' differences from the computed mean; `gram_errors`
-    bounds the errors of these differences.
 
     Args:
         updates: Updates of all participants, in one or more parts.
         offset: base - start, or None for zero.
         offset_error: Bound on the error of `offset`.
         samples: Number of samples of each participant.
-        want_gram: True to compute the Gram matrix.
     """
     count = samples.size
     weights = samples / samples.sum()
@@ -181,7 +154,7 @@ def average(
     step = mean.numpy() if offset is None else offset + mean.numpy()
     mean_norm = norm_up(mean.numpy())
     if not (math.isfinite(mean_norm) or np.isfinite(mean.numpy()).all()):
-        return Average(step, np.zeros(count), 0.0, None, _not_finite(updates))
+        return Average(step, np.zeros(count), 0.0, _not_finite(updates))
     drifts = np.zeros(count)
     if count > 1:  # a single model equals its mean exactly
         for some in updates:
@@ -194,17 +167,10 @@ def average(
     shift = mean_norm if offset is None else norm_up(step)
     if mean_error or offset_error:
         shift = up(shift + mean_error + offset_error)
-    if not want_gram:
-        return Average(step, drifts, shift, None, ())
-    errors = np.full(count, mean_error if count > 1 else 0.0)
-    for some in updates if count > 1 else ():
-        some.add_row_errors(errors)
-    return Average(step, drifts, shift, _gram(updates, mean, count), (), gram_errors=errors)
+    return Average(step, drifts, shift, ())
 
 
-def average_models(
-    local_models: LocalModels, start: Floats, samples: Integers, item_bytes: int, want_gram: bool
-) -> Average:
+def average_models(local_models: LocalModels, start: Floats, samples: Integers, item_bytes: int) -> Average:
     """Return the mean of complete local models minus `start`, and the distance of each model from the mean.
 
     Args:
@@ -212,18 +178,9 @@ def average_models(
         start: The model that the round started from.
         samples: Number of samples of each participant.
         item_bytes: Size of a parameter, which decides whether the models are kept in memory.
-        want_gram: True to compute the Gram matrix.
     """
-    keep = want_gram or samples.size * start.size * item_bytes <= KEEP_BYTES
-    return average([RowUpdates(local_models, keep)], -start, 0.0, samples, want_gram)
-
-
-def _gram(updates: Sequence[LocalUpdates], mean: Tensor, count: int) -> Floats:
-    differences = torch.zeros((count, mean.numel()), dtype=torch.float64)
-    for some in updates if count > 1 else ():
-        for places, rows in some.differences(mean):
-            differences[places] = rows
-    return (differences @ differences.T).numpy()
+    keep = samples.size * start.size * item_bytes <= KEEP_BYTES
+    return average([RowUpdates(local_models, keep)], -start, 0.0, samples)
 
 
 def _repaired(norms: Floats, rows: Floats) -> Floats:

@@ -148,8 +148,6 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         model: Vector,
         position: Position,
         active: ClientIndices,
-        *,
-        want_gram: bool = False,
     ) -> RoundResult:
         """Solve for the head of the active clients, ignoring `model`; drifts are unknown."""
         chosen = np.asarray(active, dtype=np.int64)

@@ -105,12 +105,11 @@ class VectorisedTrainer:
         position: Position,
         participants: ClientIndices,
         samples: np.ndarray,
-        want_gram: bool,
     ) -> Average:
         """Train the participants and average their models, without computing each model if that is cheaper."""
         parts = list(self._parts(participants))
         model = torch.from_numpy(start).reshape(self._shape)
-        keep = want_gram or samples.size * start.size * 8 <= KEEP_BYTES
+        keep = samples.size * start.size * 8 <= KEEP_BYTES
         threads = torch.get_num_threads() if int(samples.sum()) * self._shape[0] >= SMALL_ROUND else 1
         # Keep torch at one thread while sifu's own threads work: torch's others would wait in a busy loop on the same
         # cores (`sifu.engines.sim.threads`).
@@ -121,7 +120,7 @@ class VectorisedTrainer:
             error = 2.0 * UNIT_ROUNDOFF * norm_up(offset)
         with torch.inference_mode(), one_thread() if alone and torch.get_num_threads() > 1 else nullcontext():
             updates = [self._local_updates(part, model, position, keep, len(parts) == 1, threads) for part in parts]
-            mean = average(updates, offset, error, samples, want_gram)
+            mean = average(updates, offset, error, samples)
         step = np.ascontiguousarray(mean.step.reshape(self._shape[::-1]).T).reshape(-1)
         return replace(mean, step=step)
 

@@ -48,16 +48,13 @@ class LoopTrainer:
         """True once a repeated training gave equal bits."""
         self._try_forward(clients[0], plan.outputs)
 
-    def average(
-        self, start: Vector, position: Position, participants: ClientIndices, samples: np.ndarray, want_gram: bool
-    ) -> Average:
+    def average(self, start: Vector, position: Position, participants: ClientIndices, samples: np.ndarray) -> Average:
         """Train the participants and average their models."""
         return average_models(
             lambda: self.train(start, position, participants, self._training.steps),
             start.astype(np.float64),
             samples,
             start.itemsize,
-            want_gram,
         )
 
     def train(

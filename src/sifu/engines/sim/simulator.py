@@ -271,7 +271,6 @@ class SimulatedFederation(LacksData, ShowsSamples):
         position: Position,
         active: ClientIndices,
         *,
-        want_gram: bool = False,
         absent: ClientIndices | None = None,
     ) -> RoundResult:
         """Run one round of FedAvg; drifts and shift refer to the float64 mean, before rounding to float32.
@@ -284,14 +283,14 @@ class SimulatedFederation(LacksData, ShowsSamples):
         if chosen is not places.index:
             in_order = np.sort(chosen)
             places = Places.of(in_order, self._numbers[in_order])
-        setup = RoundSetup(start, position, places, want_gram, absent)
+        setup = RoundSetup(start, position, places, absent)
         return run_round(self, setup, self._draws.draw(setup))
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> AcceptedModels | Sequence[Reply]:
         """Train the drawn clients; return only the mean of their models unless single models are needed."""
         if self.reply_rules.update_bound:
             return self.replies(setup, drawn)
-        average = self._trainer.average(setup.start, setup.position, drawn, self.samples[drawn], setup.want_gram)
+        average = self._trainer.average(setup.start, setup.position, drawn, self.samples[drawn])
         return AcceptedModels(drawn, (), average)
 
     def replies(self, setup: RoundSetup, participants: ClientIndices) -> list[Reply]:
@@ -325,9 +324,7 @@ class SimulatedFederation(LacksData, ShowsSamples):
             rows = [(slice(0, participants.size), torch.from_numpy(np.asarray(accepted.models)))]
             # Another package trains in threads of its own: leave no thread of torch in a busy loop on their cores.
             with one_thread() if self._trained_by.kernels else nullcontext():
-                average = average_models(
-                    lambda: iter(rows), start.astype(np.float64), samples, start.itemsize, setup.want_gram
-                )
+                average = average_models(lambda: iter(rows), start.astype(np.float64), samples, start.itemsize)
         if self._rounding is None:
             return average
         return replace(average, rounding=self._rounding(norm_up(start), participants))

@@ -105,13 +105,12 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         position: Position,
         active: ClientIndices,
         *,
-        want_gram: bool = False,
         want_updates: bool = False,
         absent: ClientIndices | None = None,
     ) -> RoundResult:
         """Run one round of FedAvg, with the same bits as in a stream."""
         stop = StopSpec(target=0.0, min_rounds=0, max_rounds=position.round + 1, evaluate_every=1)
-        wanted = RoundsWanted(stop, model.astype(np.float64), want_gram, int(want_updates), evaluated=NONE)
+        wanted = RoundsWanted(stop, model.astype(np.float64), int(want_updates), evaluated=NONE)
         ((done,),) = self._stream([model], position, [active], wanted, absent=absent)
         return RoundResult(
             done.fetch_model(), done.participants, done.samples, done.drifts, done.mean_shift, done.rounding
@@ -160,8 +159,8 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         models_stay: bool = False,
     ) -> Iterator[list[StreamedRound]]:
         """Yield lists of rounds, one round per group from the group's own model."""
-        if wanted.want_gram or wanted.updates_every:
-            raise InputError("a GPU keeps no Gram matrices and no updates: leave these keys of keep out")
+        if wanted.updates_every:
+            raise InputError("a GPU keeps no updates: leave this key of keep out")
         members = [np.sort(np.asarray(group, dtype=np.int64)) for group in groups]
         places = [Places.of(group, self._plan.numbers[group]) for group in members]
         with self._queue.here():
