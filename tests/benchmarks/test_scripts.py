@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-COMMANDS = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
+COMMANDS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem != "public_data")
 PEERS = {"peers.fedlab", "peers.flower", "peers.fluke", "peers.pfl"}
 """Scripts that run in separate environments with their frameworks."""
 PARTS = sorted({f"{path.parent.name}.{path.stem}" for path in BENCHMARKS.glob("*/*.py")} - PEERS)
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, *PARTS])
+@pytest.mark.parametrize("name", [*COMMANDS, "public_data", *PARTS])
 def test_a_benchmark_can_be_imported(name: str) -> None:
     if name == "flower_rounds":
         pytest.importorskip("flwr")
