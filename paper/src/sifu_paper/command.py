@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -143,11 +142,11 @@ def _draw(name: str, folder: Path) -> None:
     from sifu_paper.experiments import experiment_named
     from sifu_paper.figures import save
     from sifu_paper.jobs import TABLE
-    from sifu_paper.provenance import FILE
+    from sifu_paper.provenance import read_record
     from sifu_paper.table import read_table
 
     experiment = experiment_named(name)
-    if not (folder / TABLE).exists() or json.loads((folder / FILE).read_text())["asked"]["experiment"] != name:
+    if not (folder / TABLE).exists() or read_record(folder)["asked"]["experiment"] != name:
         raise InputError(f"{folder} holds no results of {name}: make them with sifu-bench run {name} --out {folder}")
     rows = read_table(folder / TABLE)
     for kind in ("png", "svg"):

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import sifu
-from sifu import InputError, RunDamagedError
-from sifu.store.files import write_atomically
+from sifu import InputError
 
 FILE = "bench.json"
 
@@ -84,25 +83,13 @@ def record(folder: Path, settings: Mapping[str, Any], origin: Mapping[str, Any])
                 )
         sessions = earlier["sessions"]
     content = {"asked": dict(settings), "sessions": [*sessions, dict(origin)]}
-    write_atomically(path, json.dumps(content, indent=2).encode())
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(content, indent=2), encoding="utf-8")
+    os.replace(temporary, path)
     return content
 
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Return the record of a results folder."""
-    return read_record_file(folder / FILE)
-
-
-def read_record_file(path: Path) -> dict[str, Any]:
-    """Return the content of a record file."""
-    folder = path.parent
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        content["asked"]["experiment"], content["sessions"]
-    except OSError as error:
-        raise InputError(f"{folder} holds no results: make them with sifu-bench run NAME --out {folder}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunDamagedError(
-            f"{path} cannot be read ({error}): remove the folder and run the experiment again"
-        ) from error
+    content: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
     return content
