@@ -7,21 +7,18 @@ import json
 import secrets
 import sqlite3
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from run_tools import connect
-from sifu.core.ledger import FIGURES_SALT, GENESIS, SEALED, SEALED_KEYS, Event, canonical_json, commit, seal
+from sifu.core.ledger import GENESIS, Event, seal
 from sifu.requests.certification import RecordedRequest, public_form
 from sifu.store.checkpoints import Signer
-from sifu.store.erased_figures import digest_of_rest
 from sifu.store.files import certificate_path
 from sifu.store.history_tables import clients_digest, rows_digest
 from sifu.store.keys import KEY_FILE, create_key, sign
 from sifu.store.projection import KEYS, changes
 from sifu.store.reader import RunReader
-from sifu.store.sealed import ALL_FIGURES, PURGED, erase_sealed, split_sealed
 
 Edit = Callable[[str, dict[str, Any]], None]
 
@@ -46,36 +43,19 @@ def rebuild_chain(folder: Path, edit: Edit | None = None, *, with_key: bool = Tr
         "SELECT seq, time, kind, payload, nonce FROM events ORDER BY seq"
     ).fetchall():
         content = json.loads(payload)
-        sealed = connection.execute("SELECT salt, content FROM sealed WHERE seq = ?", (seq,)).fetchone()
-        if sealed is not None:
-            content |= json.loads(sealed[1])
-        if "rows" in content and nonce:  # events without a nonce lost their salt in a purge
+        if "rows" in content:
             first, last = content["rows"]["first"], content["rows"]["last"]
             content["rows"]["digest"] = rows_digest(
                 reader.nodes(first, last),
                 reader.participation().between(first, last),
-                content.get(FIGURES_SALT, ""),
             )
-        if kind == "run created" or ("clients_digest" in content.get("run", {}) and sealed is not None):
+        if "clients_digest" in content.get("run", {}):
             known = reader.read_clients()[: int(content["run"]["client_count"])]
-            digest = clients_digest(known, content.get(FIGURES_SALT, ""))
+            digest = clients_digest(known)
             content["run"]["clients_digest"] = digest
             connection.execute("UPDATE run SET value = ? WHERE key = 'clients_digest'", (digest,))
-        if "kept_rows" in content and sealed is not None:
-            last, salt = content["kept_rows"]["last"], content[FIGURES_SALT]
-            rows = reader.nodes(0, last), reader.participation().between(0, last)
-            content["kept_rows"]["digest"] = rows_digest(*rows, salt)
-        if ALL_FIGURES in content:
-            before = [event for event in RunReader(folder).events() if event.seq < seq]
-            content[ALL_FIGURES] |= {"events": digest_of_rest(before), "verified": f"{seq - 1}:{previous.hex()}"}
-        stated = content.get(SEALED)
         if edit is not None:
             edit(kind, content)
-        if sealed is not None:
-            private = canonical_json({key: content.pop(key) for key in SEALED_KEYS if key in content})
-            if content.get(SEALED) == stated:  # unless the seal itself was edited
-                content[SEALED] = commit(sealed[0], private).hex()
-            connection.execute("UPDATE sealed SET content = ? WHERE seq = ?", (private.decode(), seq))
         event = seal(previous, seq, time, kind, content, nonce)
         if with_key:
             signature = signature_over(folder, connection, event)
@@ -162,11 +142,9 @@ def sign_again(folder: Path, *, run: str | None = None) -> str:
 
 
 def add_event(folder: Path, kind: str, payload: dict[str, Any]) -> None:
-    """Append a sealed event, signed with the key in the folder, and change the tables accordingly."""
+    """Append an event, signed with the key in the folder, and change the tables accordingly."""
     connection = connect(folder)
     seq, previous, time = connection.execute("SELECT seq, hash, time FROM events ORDER BY seq DESC LIMIT 1").fetchone()
-    payload = dict(payload)
-    separate = split_sealed(payload)
     event = seal(previous, seq + 1, time, kind, payload, secrets.token_bytes(32))
     connection.execute(
         "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -175,11 +153,6 @@ def add_event(folder: Path, kind: str, payload: dict[str, Any]) -> None:
             signature_over(folder, connection, event),
         ),
     )
-    if separate is not None:
-        connection.execute(
-            "INSERT INTO sealed (seq, salt, content) VALUES (?, ?, ?)", (seq + 1, separate[0], separate[1].decode())
-        )
-        event = replace(event, sealed=separate[1])
     for change in changes(kind, event.time, event.content):
         where = " AND ".join(f"{key} = ?" for key in KEYS[change.table])
         present = connection.execute(f"SELECT 1 FROM {change.table} WHERE {where}", change.key).fetchone()
@@ -196,9 +169,6 @@ def add_event(folder: Path, kind: str, payload: dict[str, Any]) -> None:
                 f"INSERT INTO {change.table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",
                 (*change.key, *change.values.values()),
             )
-    if kind == PURGED:
-        with RunReader(folder) as reader:
-            erase_sealed(connection, reader.events())
     head = f"{event.seq}:{event.hash.hex()}"
     connection.execute("UPDATE run SET value = ? WHERE key = 'head'", (head,))
     connection.close()

@@ -12,16 +12,16 @@ from typing import Any
 import sifu
 from sifu.store import files, writer
 
-STEPS = ("scrub_database", "erase_figures", "erase_payloads", "erase_sealed", "announce_head", "write_head")
+STEPS = ("scrub_database", "apply_change", "remember_head")
 
 
-def purge_killed_at(folder: Path, step: int, *, figures: bool = False) -> int | None:
+def purge_killed_at(folder: Path, step: int) -> int | None:
     """Purge in a child that kills itself at step `step`; return the number of steps if it finished."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.write(writing, str(_purge(folder, step, figures)).encode())
+            os.write(writing, str(_purge(folder, step)).encode())
         finally:
             os._exit(0)  # skip pytest's exit handlers in the child
     os.close(writing)
@@ -33,7 +33,7 @@ def purge_killed_at(folder: Path, step: int, *, figures: bool = False) -> int | 
     return int(steps)  # int() fails if the purge failed
 
 
-def _purge(folder: Path, killed_at: int, figures: bool) -> int:
+def _purge(folder: Path, killed_at: int) -> int:
     """Purge, and kill this process at step `killed_at`."""
     steps, last = itertools.count(1), 0
 
@@ -52,5 +52,5 @@ def _purge(folder: Path, killed_at: int, figures: bool) -> int:
     files.sync_folder = counted(files.sync_folder)
     files.write_atomically = counted(files.write_atomically)
     Path.unlink = counted(Path.unlink)  # type: ignore[method-assign]
-    sifu.open_run(folder).purge(figures=figures)
+    sifu.open_run(folder).purge()
     return last

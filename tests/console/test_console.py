@@ -14,7 +14,6 @@ from service_for_tests import wait_for_jobs
 
 import sifu
 from forged_runs import sign_again
-from guessing import ROUNDS, TRUTH, federation
 from sifu.console.jobs import Jobs
 from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.store.inbox import messages
@@ -412,17 +411,3 @@ def test_a_page_of_a_request_that_was_just_begun_is_no_error(service: Any, monke
     page = otto.get(f"/runs/{south}/requests/5")
     assert page.status_code == 200
     assert "side by side" not in page.text
-
-
-def test_pages_of_requests_whose_figures_were_erased(service: Any) -> None:
-    """The page says that the certificate was erased, and a plan says that noise bounds nobody in this history."""
-    run = sifu.train(ROUNDS, run=service.folder / "erased", clients=federation(TRUTH))
-    run.forget(["c2"], "gone", method="sifu", retention="strict")
-    run.purge(figures=True)
-    run.request(["c1"], "next", method="sifu")
-    browser, key = service.browser("otto"), service.key("erased")
-    assert "was erased on" in browser.get(f"/runs/{key}/requests/1").text
-    assert "never by noise" in browser.get(f"/runs/{key}/requests/2").text
-    answer = service.program("eve").get(f"/api/v1/runs/{key}/requests/1/certificate")
-    assert answer.status_code == 400
-    assert "was erased on" in answer.text

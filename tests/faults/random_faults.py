@@ -99,14 +99,6 @@ SCENARIOS: dict[str, list[str]] = {
         "token create . --name ann --role auditor",
         "token revoke . ann",
     ],
-    "figures": [
-        f"{UNTRIED} train secret.toml --run run",
-        f"{UNTRIED} forget run --clients client-000 --request a --level none",
-        f"{UNTRIED} forget run --clients client-001 --request b --method scratch",
-        "purge run --figures --yes",
-        "backup run backup.zip",
-        "restore backup.zip again",
-    ],
     "table": [
         "init spec.toml --from a.csv --label ill",
         "train table.toml --run run",

@@ -44,7 +44,7 @@ def faults(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("each", [1, pytest.param(12, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("scenario", ["figures", "groups", "noise", "table"])
+@pytest.mark.parametrize("scenario", ["groups", "noise", "table"])
 def test_nothing_is_lost_and_the_same_command_finishes(scenario: str, each: int, tmp_path: Path) -> None:
     (line,) = faults(tmp_path, "--only", scenario, "--each", str(each), "--seed", "7")
     assert line["wrong"] == []

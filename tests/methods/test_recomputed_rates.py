@@ -127,7 +127,6 @@ def test_a_purge_of_the_rate_at_which_records_were_forgotten_contradicts_no_cert
     assert verify(run.folder) == []
     run.backup(tmp_path / "backup.zip")
     sifu.restore(tmp_path / "backup.zip", tmp_path / "restored")
-    run.purge(figures=True)
 
 
 def test_the_public_copy_is_the_same_whether_or_not_the_client_set_the_rate(tmp_path: Path) -> None:

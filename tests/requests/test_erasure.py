@@ -15,6 +15,7 @@ import pytest
 
 import sifu
 from killed_purges import purge_killed_at
+from random_journeys import tables as table_clients
 from run_tools import Command, copy_run, query, small_spec
 from sifu.errors import InputError
 from sifu.store import database, writer
@@ -253,3 +254,31 @@ def test_files_are_private(kept: Path) -> None:
     for path in [fresh, *fresh.rglob("*")]:
         wanted = 0o700 if path.is_dir() else 0o600
         assert os.stat(path).st_mode & 0o777 == wanted, path
+
+
+RIDGE: dict[str, Any] = {
+    "data": {"preprocessing": "fixed"},
+    "model": {"kind": "ridge", "outputs": 3},
+    "features": {"norm": 8.0},
+}
+
+
+def test_copies_elsewhere_are_named(tmp_path: Path) -> None:
+    cache = tmp_path / "features"
+    spec = RIDGE | {"features": RIDGE["features"] | {"cache": str(cache)}}
+    run = sifu.train(spec, run=tmp_path / "run", clients=table_clients(np.random.default_rng(5), 5, 0, 3, (4,)))
+    model = run.export(tmp_path / "released.safetensors")
+    jobs = tmp_path / ".sifu-console" / "jobs"
+    jobs.mkdir(parents=True)
+    (jobs / "abc.out").write_text("{}")
+    cache.mkdir(exist_ok=True)
+    (cache / "0.npy").write_bytes(b"features")
+    assert not any("outside the record" in note for note in run.verify().notes)
+    run.forget(["client-002"], retention="strict")
+    told = " ".join(what for what, _ in run.purge().remains)
+    notes = " ".join(run.verify().notes)
+    for path in (model, cache, jobs / "abc.out"):
+        assert str(path) in told
+        assert str(path) in notes
+    again = run.export(tmp_path / "again.safetensors")
+    assert str(again) not in " ".join(run.verify().notes)

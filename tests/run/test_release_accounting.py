@@ -133,16 +133,6 @@ def test_kept_rows_give_the_distances_that_the_data_give(tmp_path: Path) -> None
             assert accountant.distances_of(client)[1] == from_data == recorded[client]
 
 
-def test_a_purge_of_figures_leaves_distances_and_says_so(tmp_path: Path) -> None:
-    run = sifu.train(_spec(), run=tmp_path / "run")
-    run.forget(["client-001"])
-    left = {figure.place for figure in run.purge(figures=True).figures}
-    assert {"sealed.content.release_distances", "certificates.content.body.before_after"} <= left
-    run.forget(["client-002"])
-    assert run.certificate("r2").body["before_after"]["epsilon"] > 0.0
-    assert [*sifu.verify_run(run.folder).problems, *second_opinion(run.folder)] == []
-
-
 @pytest.mark.parametrize("noise", [0.0, NOISE])
 def test_a_certificate_does_not_contradict_what_it_states(tmp_path: Path, noise: float) -> None:
     run = sifu.train(_spec(noise=noise), run=tmp_path / "run")

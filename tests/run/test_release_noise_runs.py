@@ -164,12 +164,10 @@ def test_specs_that_cannot_be_accounted_for_are_refused(change, said):
 
 def _tampered_distance(folder: Path) -> None:
     with sqlite3.connect(folder / "run.db") as db:
-        ((seq, content),) = [
-            row for row in db.execute("SELECT seq, content FROM sealed") if RELEASE_DISTANCES in json.loads(row[1])
-        ][-1:]
+        *_, (seq, content) = db.execute("SELECT seq, payload FROM events WHERE kind = 'released' ORDER BY seq")
         changed = json.loads(content)
         changed[RELEASE_DISTANCES]["clients"]["0"] /= 2.0
-        db.execute("UPDATE sealed SET content = ? WHERE seq = ?", (json.dumps(changed, separators=(",", ":")), seq))
+        db.execute("UPDATE events SET payload = ? WHERE seq = ?", (json.dumps(changed, separators=(",", ":")), seq))
 
 
 def _tampered_noise(folder: Path) -> None:

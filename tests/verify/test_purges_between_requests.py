@@ -37,11 +37,11 @@ def test_no_purge_contradicts_an_earlier_certificate(seed: int, tmp_path: Path) 
     run = sifu.train(SPEC | {"seed": seed}, run=tmp_path / "run", clients=clients_of(count, seed))
     there = list(range(count))
     for step in range(5):
-        what = dice.choice(["records", "client", "purge", "purge figures"], p=[0.4, 0.25, 0.25, 0.1])
+        what = dice.choice(["records", "client", "purge"], p=[0.4, 0.25, 0.35])
         client = int(dice.choice(there))
         try:
-            if what.startswith("purge"):
-                run.purge(figures=what == "purge figures")
+            if what == "purge":
+                run.purge()
             elif what == "records":
                 run.forget([f"c{client}"], f"step-{step}", method="scratch", records=[int(dice.integers(3))])
             elif len(there) > 2:

@@ -53,7 +53,6 @@ ALL_TABLES = [
     "participation",
     "requests",
     "run",
-    "sealed",
     "subjects",
     "updates",
 ]

@@ -27,6 +27,7 @@ from sifu.data.read_once import reading_once
 from sifu.errors import InputError
 from sifu.methods.registry import also_left_out, plan_request
 from sifu.planning.plan import Plan
+from sifu.requests.certification import no_certificate
 from sifu.requests.deadlines import DEADLINE_DAYS, POSTED
 from sifu.requests.filing import check_new, commitments_of, receive
 from sifu.requests.issue import settle
@@ -37,7 +38,6 @@ from sifu.run.recorded_data import identities_of_rows
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
 from sifu.store.actors import actor_name
-from sifu.store.erased_figures import no_certificate
 from sifu.store.inbox import post
 from sifu.store.reader import plain_names
 from sifu.store.times import current_time
@@ -267,7 +267,7 @@ class RequestCalls(RunFolder):
         with self.reader() as reader:
             text = reader.certificates().get((request, form))
             if text is None:
-                raise no_certificate(reader, request, form)
+                raise no_certificate(request, form)
         return Certificate(form, **json.loads(text))
 
     def write_bundle(self, request: str, file: str | Path) -> Path:

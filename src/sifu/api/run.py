@@ -16,7 +16,7 @@ from sifu.api.safekeeping import back_up
 from sifu.api.status import RunStatus, status_of
 from sifu.choices import MeasuredOn
 from sifu.data.read_once import reading_once
-from sifu.errors import InputError, VerificationError
+from sifu.errors import InputError
 from sifu.export.exported_models import export_model, released_module
 from sifu.requests.erasure import Purge, purge
 from sifu.requests.worker import Worker
@@ -216,24 +216,7 @@ class Run(RequestCalls):
         with self._checked_writer() as writer:
             return back_up(writer, Path(file))
 
-    def purge(self, *, figures: bool = False) -> Purge:
-        """Permanently erase models and updates that forgotten clients still influence; return what remains and why.
-
-        Args:
-            figures: True to also erase the figures that certificates depend on: drifts, Psi, sigma, the list of kept
-                models, and the auditor's certificates. The run is verified first; afterwards, these certificates can no
-                longer be recomputed. This cannot be undone.
-        """
-        verified = None
-        if figures:
-            with self._checked_writer():
-                pass  # opening a writer completes an interrupted erasure; without this, the run would not verify
-            with self.reader() as reader:
-                verified = reader.value("head")
-            if problems := self.verify().problems:
-                raise VerificationError(
-                    f"{self.folder} does not verify, so nothing was erased. {len(problems)} problem(s), the first: "
-                    f"{problems[0]}"
-                )
+    def purge(self) -> Purge:
+        """Permanently erase models and updates that forgotten clients still influence; return what remains and why."""
         with self._checked_writer() as writer:
-            return purge(writer, verified)
+            return purge(writer)

@@ -16,7 +16,6 @@ from sifu.core.method_info import attacker_rate
 from sifu.core.round import keyed_generator
 from sifu.errors import InputError
 from sifu.requests.outcome import node_before
-from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, joined_remainders, plain_names
 from sifu.theory.arrays import Floats
@@ -49,12 +48,7 @@ class MembershipAudit:
 def attacked_request(audited: Audited) -> RequestRow | None:
     """Return the request whose release is attacked, or None if there is nothing to attack."""
     reader, wanted = audited.reader, audited.options.request
-    erased = not_recomputed(reader)
-    done = {row.request: row for row in reader.requests() if row.status == "done" and row.request not in erased}
-    if wanted in erased:
-        raise InputError(
-            f"the figures of request {wanted} were erased on {erased[wanted]}: it can no longer be audited"
-        )
+    done = {row.request: row for row in reader.requests() if row.status == "done"}
     if wanted is not None and wanted not in done:
         raise InputError(f"there is no finished request {wanted!r} in this run; it has {', '.join(done) or 'none'}")
     if not audited.options.attacks or not done:

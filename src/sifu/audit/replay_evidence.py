@@ -13,7 +13,6 @@ from sifu.core.layout import Vector
 from sifu.run.coupled_replay import NoisedModel, recorded_noise, recorded_psi, replay_counterfactuals
 from sifu.run.psi_of_everyone import track_everyone
 from sifu.run.run_view import RunView
-from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, plain_names
 from sifu.theory.arrays import Floats
@@ -309,7 +308,7 @@ def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
     """
     requests = {request.request: request for request in reader.requests()}
     names = [client.name for client in reader.clients()]
-    view, erased = RunView(reader), not_recomputed(reader)
+    view = RunView(reader)
     if not reader.subjects():
         psi = track_everyone(view).total(view.active)
         largest = view.active[np.argsort(-psi)][: min(most, 3)]
@@ -320,7 +319,7 @@ def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
     subjects = [
         Watched(row.subject, row.clients, plain_names(reader, (names[k] for k in row.clients)), requests[row.request])
         for row in reader.subjects()
-        if row.request not in erased and requests[row.request].noise_node is not None
+        if requests[row.request].noise_node is not None
     ]
     subjects.sort(key=lambda row: (-charged.get(row.subject, 0.0), row.subject))
     return sorted(subjects[:most], key=lambda row: row.subject), max(0, len(subjects) - most)

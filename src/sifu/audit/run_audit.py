@@ -33,7 +33,6 @@ from sifu.audit.replay_evidence import (
 )
 from sifu.run.coupled_replay import NoisedModel
 from sifu.run.devices import engine_kind
-from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import RequestRow
 
 
@@ -89,8 +88,6 @@ class _Audit(Audited):
 
     def execute(self) -> AuditReport:
         attacked = attacked_request(self)
-        if erased := not_recomputed(self.reader):
-            self.notes.append(f"the figures of {', '.join(erased)} were erased, so these requests were not audited")
         watched, left_out = watched_subjects(self.reader, self.options.subjects)
         if left_out:
             largest = f"the {len(watched)} with the largest charges were replayed"

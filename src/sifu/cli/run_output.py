@@ -233,8 +233,8 @@ def outcomes_table(outcomes: list[Outcome]) -> Table:
             whom_text(outcome.clients[:1], outcome.records)
             + (f" +{len(outcome.clients) - 1}" if len(outcome.clients) > 1 else ""),
             level_text(outcome.level),
-            "erased" if outcome.rollback_to is None else number(outcome.sigma),
-            "erased" if outcome.rollback_to is None else str(outcome.rollback_to),
+            number(outcome.sigma),
+            str(outcome.rollback_to),
             str(outcome.rounds),
         ]
         if figure:

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.markup import escape
 
 import sifu
@@ -64,40 +63,13 @@ def _version_of(package: str) -> str | None:
         return None
 
 
-FIGURES_GO = """\
-This permanently erases the figures that certificates depend on, after verifying the run one last time:
-  - drifts, Psi, sigma, source nodes and charges of all requests so far, the list of kept models, and every stored
-    model except the current and the initial one;
-  - the auditor's certificates, and public ones whose sigma sifu chose: hand them out first;
-  - so these certificates can never be recomputed again: only their signatures can be checked;
-  - clients that took part so far can be forgotten only by training from scratch, until that has been done;
-  - earlier backups still hold everything: destroy them."""
-
-NO_MORE = "No certificate of this run depends on more figures: --figures erases nothing beyond sifu purge."
-
-
-def purge(
-    run: RunArgument,
-    figures: Annotated[
-        bool, option("Also erase the figures that certificates depend on; cannot be undone.", "--figures")
-    ] = False,
-    yes: Annotated[bool, option("With --figures, do not ask first.", "--yes")] = False,
-) -> Answer:
+def purge(run: RunArgument) -> Answer:
     """Permanently erase stored data that still depends on forgotten clients; shows what remains and why.
 
     Erases earlier kept models for everyone forgotten so far, as --retention strict does, even if their requests kept
     them for later ones, and cleans the database's free pages, its log and temporary files.
     """
-    from sifu.requests.figures_policy import erases_more_by_choice
-
-    if figures and not yes:
-        with sifu.Run(run).reader() as reader:
-            erases_more = erases_more_by_choice(reader)
-        typer.echo(FIGURES_GO if erases_more else NO_MORE, err=True)
-        if erases_more and not typer.confirm("Erase them?", err=True):
-            typer.echo("Nothing was erased.", err=True)
-            raise typer.Exit
-    done = sifu.Run(run).purge(figures=figures)
+    done = sifu.Run(run).purge()
 
     def show() -> None:
         out.print(

@@ -31,7 +31,7 @@ def show_request(visit: Visit) -> Response:
     numbered, spec = run.request(who, visit.number), run.run.spec
     status = numbered.record.status
     usual, waits = usual_terms(spec, status.terms.clients), status.status in ("received", "verified", "planned")
-    plan, others, body, refusal, erased = None, None, None, "", ""
+    plan, others, body, refusal = None, None, None, ""
     if waits and who.may("see"):
         try:
             plan = run.plan_of(who, status.request)
@@ -43,10 +43,7 @@ def show_request(visit: Visit) -> Response:
     # Requesters may name row numbers, but may not see the identities of these rows.
     identities = run.identities(who, status.request) if who.may("see") else ()
     if status.status == "done":
-        try:
-            body = run.certificate(who, visit.number)["body"]
-        except InputError as error:
-            erased = str(error)
+        body = run.certificate(who, visit.number)["body"]
     return show(
         "request.html",
         visit.visitor,
@@ -64,7 +61,6 @@ def show_request(visit: Visit) -> Response:
         changed=[name for name in terms_on_offer() if getattr(status.terms, name) != getattr(usual, name)],
         answer=_certificate_words(body) if body else None,
         body=body,
-        erased=erased,
         live=run.live() if who.may("see") else None,
         jobs=[job for job in run.jobs.of_run(run.key) if job.request == status.request][:1],
         own=same_person(who.name) == same_person(status.filed_by),

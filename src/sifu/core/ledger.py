@@ -24,10 +24,6 @@ GENESIS = bytes(32)
 """Hash before the first event."""
 
 NONCE_BYTES = 32
-SEALED = "sealed"
-"""Payload key of the commitment to an event's sealed part, which holds measurements on clients' data."""
-FIGURES_SALT = "figures_salt"
-"""Sealed key of the salt of the event's digests of rows and clients; without the salt the digests reveal nothing."""
 LOCAL_RATES = "local_rates"
 """Sealed key, and key in the run table, of automatic local rates.
 
@@ -35,11 +31,6 @@ The rates are stored by node of the fresh model from which training at each rate
 """
 RELEASE_DISTANCES = "release_distances"
 """Sealed key of the distances between a released head and the heads without each client or one of its records."""
-SEALED_KEYS = (
-    "evaluations", "relative_penalty", "auto", "psi_max", FIGURES_SALT, LOCAL_RATES,
-    RELEASE_DISTANCES,
-)  # fmt: skip
-"""Keys stored only in the sealed part: their figures could confirm a guess about a client's data."""
 
 
 LARGEST_INTEGER = 2**53 - 1
@@ -135,8 +126,6 @@ class Event:
     hash: bytes
     signature: bytes | None = None
     """Operator's signature over this event and thereby over all earlier ones, or None if the key was not available."""
-    sealed: bytes | None = None
-    """Measurements on clients' data. The payload contains only a salted commitment to them, so they can be erased."""
 
     @property
     def head(self) -> str:
@@ -145,11 +134,8 @@ class Event:
 
     @cached_property
     def content(self) -> dict[str, Any]:
-        """Payload and sealed part, parsed once; callers must not modify it."""
+        """Payload, parsed once; callers must not modify it."""
         content: dict[str, Any] = read_json(self.payload)
-        if self.sealed is not None:
-            sealed = read_json(self.sealed)
-            content |= {key: sealed[key] for key in SEALED_KEYS if key in sealed}
         return content
 
 
@@ -160,21 +146,14 @@ def seal(previous: bytes, seq: int, time: str, kind: str, payload: Any, nonce: b
     return Event(seq, time, kind, content, nonce, commitment, chain(previous, seq, time, kind, commitment))
 
 
-def broken_links(events: Iterable[Event], erased_before: int = 0) -> Iterator[str]:
-    """Yield a problem for every event whose hash or commitment is wrong.
-
-    Args:
-        events: Events of the ledger in order.
-        erased_before: Number of the first event after a purge. The purge erases nonces of earlier events, whose
-            commitments then cannot be checked.
-    """
+def broken_links(events: Iterable[Event]) -> Iterator[str]:
+    """Yield a problem for every event, in order, whose hash or commitment is wrong."""
     previous = GENESIS
     for expected, event in enumerate(events, start=1):
         if event.seq != expected:
             yield f"ledger: event {expected} is missing or out of order (found event {event.seq})"
             return
-        opens = bool(event.nonce) or event.seq >= erased_before
-        if opens and commit(event.nonce, event.payload) != event.commitment:
+        if commit(event.nonce, event.payload) != event.commitment:
             yield f"ledger: the content of event {event.seq} ({event.kind}) does not match its commitment"
         if chain(previous, event.seq, event.time, event.kind, event.commitment) != event.hash:
             yield f"ledger: event {event.seq} ({event.kind}) does not follow from the events before it"

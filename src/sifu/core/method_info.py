@@ -81,17 +81,9 @@ StartsFrom = Literal["rule", "fresh", "merge"]
 """
 
 
-Figures = Literal["unused", "erasable", "needed"]
-"""Permission to purge the recorded figures of rounds after a method has executed a request.
-
-`unused`: a purge may erase the figures, because the method's certificates need none. `erasable`: a purge erases them
-only if the operator chooses to. `needed`: they are never erased.
-"""
-
-
 @dataclass(frozen=True)
 class MethodInfo:
-    """Facts about a method for planning, purges and verification.
+    """Facts about a method for planning and verification.
 
     Attributes:
         name: Name in specs, terms, certificates and the ledger.
@@ -101,7 +93,6 @@ class MethodInfo:
             only such methods.
         preserves: Rank by the amount of training preserved. Among exact methods, `auto` chooses the largest rank, so
             that the choice does not depend on any client's data.
-        figures: Permission to purge figures after its requests.
         extra_premises: Premises that its certificates must state, besides the premises that follow from the other
             facts.
     """
@@ -111,7 +102,6 @@ class MethodInfo:
     starts_from: StartsFrom
     takes_sigma: bool = False
     preserves: int = 0
-    figures: Figures = "needed"
     extra_premises: tuple[str, ...] = ()
 
 
@@ -124,21 +114,18 @@ METHOD_INFOS: dict[str, MethodInfo] = {
             starts_from="rule",
             takes_sigma=True,
             preserves=40,
-            figures="erasable",
         ),
         MethodInfo(
             "scratch",
             "train a fresh model without the client: exact, and the slowest",
             starts_from="fresh",
             preserves=10,
-            figures="unused",
         ),
         MethodInfo(
             "closed_form",
             "remove the client from the sum of a ridge head and solve again: exact, at most one round",
             starts_from="fresh",
             preserves=60,
-            figures="unused",
             extra_premises=("features", "statistics"),
         ),
         MethodInfo(
@@ -146,7 +133,6 @@ METHOD_INFOS: dict[str, MethodInfo] = {
             "merge the groups that never held the client, continue with the remaining clients: exact",
             starts_from="merge",
             preserves=50,
-            figures="unused",
             extra_premises=("grouping", "rounds apart"),
         ),
     )

@@ -200,5 +200,4 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
         level=level_of(premises, exact=untouched, fresh=fresh),
         rounds=first.rounds if depth is None else max(1, round(first.rounds_from(view, place, noise_std))),
         untouched=untouched,
-        notes=(view.erased_note,) if view.erased_note else (),
     )

@@ -56,7 +56,7 @@ class PsiPanel:
 class ReportedRequest(RequestStatus):
     """A request with its results so far: its source model, the rounds since, and the measurements.
 
-    `noise_std` is None before noise is added, and after a purge erased it. `certificate` is the body of the auditor's
+    `noise_std` is None before noise is added. `certificate` is the body of the auditor's
     copy once it is issued.
     """
 

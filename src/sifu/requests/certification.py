@@ -278,11 +278,18 @@ class RecordedRequest:
         }
 
 
+def no_certificate(request: str, form: str) -> InputError:
+    """Return the error for a request without a certificate of this form (`auditor` or `public`)."""
+    return InputError(
+        f"request {request[:80]!r} has no {form} certificate; only finished requests have one: see sifu requests list"
+    )
+
+
 def solves(reader: RunReader) -> dict[int, dict[str, Any]]:
-    """Return the record of each closed-form solve, by the node of its head; an erased `relative_penalty` is None."""
+    """Return the record of each closed-form solve, by the node of its head."""
     contents = (event.content for event in reader.events() if {"solve", "rows"} <= event.content.keys())
     return {
-        int(content["rows"]["last"]): content["solve"] | {"relative_penalty": content.get("relative_penalty")}
+        int(content["rows"]["last"]): content["solve"] | {"relative_penalty": content["relative_penalty"]}
         for content in contents
     }
 

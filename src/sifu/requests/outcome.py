@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -120,8 +119,6 @@ def node_before(reader: RunReader, row: RequestRow) -> int | None:
 class Outcome:
     """Outcome of one request.
 
-    Figures that a purge erased are nan, and `rollback_to` is None.
-
     Attributes:
         request: Id of the request.
         clients: Names of its clients.
@@ -161,7 +158,7 @@ class Outcome:
     sigma: float
     psi: float
     psi_star: float
-    rollback_to: int | None
+    rollback_to: int
     rounds: int
     accuracy: float | None
     target: float
@@ -183,7 +180,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
     def accuracy(evaluation: EvaluationRow | None) -> float | None:
         return evaluation.accuracy if evaluation and recorded.view.spec.regime.has_accuracy else None
 
-    is_erased, level = row.noise_std is None, row.level or "none"
+    level = row.level or "none"
     psi = max((statement.psi for statement in statements), default=0.0)
     back_to = recorded.view.path.rounds_until(recorded.source_depth) if row.source_node is not None else 0
     return Outcome(
@@ -195,11 +192,11 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         epsilon=row.terms.epsilon,
         delta=row.terms.delta,
         delta_at_most=0.0 if level == "exact" else recorded.delta_at_most,
-        delta_reached=math.nan if is_erased else recorded.delta_reached,
-        sigma=math.nan if is_erased else recorded.noise_std,
-        psi=math.nan if is_erased else psi,
-        psi_star=math.nan if is_erased else hidden_sensitivity(recorded.noise_std, recorded.multiplier),
-        rollback_to=None if is_erased else back_to,
+        delta_reached=recorded.delta_reached,
+        sigma=recorded.noise_std,
+        psi=psi,
+        psi_star=hidden_sensitivity(recorded.noise_std, recorded.multiplier),
+        rollback_to=back_to,
         rounds=cost.rounds if row.method == CLOSED_FORM else final.position if final else 0,
         accuracy=accuracy(measured.remaining_after),
         target=recorded.terms.stop(recorded.view.spec.stop).target,

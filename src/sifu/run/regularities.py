@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sifu.core.premises import MeasuredRegularity
 from sifu.core.spec import Spec
@@ -27,28 +27,16 @@ class Regularities:
     certified_rates: Floats | None
 
     @staticmethod
-    def of(
-        clients: Sequence[ClientProfile], facts: TrainingFacts, spec: Spec, erased: Collection[int] = ()
-    ) -> Regularities:
-        """Return the regularities that the clients reported, or that the spec assumes.
-
-        `erased` are forgotten clients whose regularity was erased (`store.erased_figures`). No claim depends on these
-        values: Psi is unbounded in all of their rounds, and the rate can only seem to depend on more clients.
-        """
+    def of(clients: Sequence[ClientProfile], facts: TrainingFacts, spec: Spec) -> Regularities:
+        """Return the regularities that the clients reported, or that the spec assumes."""
         assumed = spec.regularity.factor if spec.regularity.kind == "assumed" else None
         betas = [client.smoothness for client in clients if client.smoothness is not None]
-        stays = [index for index in range(len(clients)) if index not in erased]
-        if erased and assumed is None:
-            clients = [
-                replace(client, smoothness=0.0, curvature=0.0) if index in erased else client
-                for index, client in enumerate(clients)
-            ]
         factors, averagedness = local_regularities(clients, facts, assumed)
         rates = certified_rates(clients, facts.momentum)
         measured = MeasuredRegularity(
-            kind=classify([clients[index] for index in stays], factors[stays], assumed is not None),
+            kind=classify(clients, factors, assumed is not None),
             largest_smoothness=max(betas) if betas else None,
-            largest_factor=float(factors[stays].max()),
+            largest_factor=float(factors.max()),
             local_rate=facts.local_rate,
             largest_certified_rate=largest_rate_within(rates),
             assumed_factor=assumed,

@@ -20,7 +20,6 @@ from sifu.core.spec.regime import Regime
 from sifu.errors import InputError, RoundRejectedError
 from sifu.run.clients_view import ClientsView
 from sifu.run.regularities import Regularities
-from sifu.store.erased_figures import last_erased
 from sifu.store.projection import EvaluationRow, ModelRow, RequestRow
 from sifu.store.reader import NOISE_GIVEN, RunReader, check_rows, readable
 from sifu.theory.arrays import Floats, Integers
@@ -121,7 +120,7 @@ class RunView(ClientsView):
         facts = replace(self.facts, local_rate=rate)
         regularities: Regularities = self.reader.constant(
             ("regularities", len(self.clients), rate),
-            lambda: Regularities.of(self.clients, facts, self.spec, last_erased(self.reader)[1]),
+            lambda: Regularities.of(self.clients, facts, self.spec),
         )
         return regularities
 
@@ -135,9 +134,7 @@ class RunView(ClientsView):
         if not built_here or self.reader.asked["local"]["rate"] != "auto":
             return False
         rates = self.regularities.certified_rates
-        if rates is None or self.facts.local_rate == 0.0:  # unknown, or 0 after a purge erased it
-            return rates is not None
-        return self._is_automatic(rates[self._set_the_rate])
+        return rates is not None and self._is_automatic(rates[self._set_the_rate])
 
     def _is_automatic(self, rates: Floats | None) -> bool:
         """Return whether `auto` chooses the run's local rate for these certified rates."""
@@ -177,12 +174,7 @@ class RunView(ClientsView):
         stays = ~np.isin(setting_it, list(gone))
         if rates is not None and largest_rate_within(rates[stays]) != largest:
             return "forgotten"
-        if given:
-            return "given"
-        if last_erased(self.reader)[1].isdisjoint(gone) or self.facts.local_rate == 0.0:  # a purge erased the rate
-            return "others"
-        # Erased regularities cannot be compared. If the remaining clients alone still give the rate, they set it.
-        return "others" if self._is_automatic(None if known is None else rates) else "forgotten"
+        return "given" if given else "others"
 
     def recomputes_rate(self, terms: RequestTerms) -> bool:
         """Return whether a request that starts from a fresh model recomputes the rate.
@@ -248,16 +240,6 @@ class RunView(ClientsView):
         counts = "SELECT SUM(kind = 'restored'), SUM(signature IS NULL) FROM events WHERE seq < ?"
         ((restored, unsigned),) = self.reader.query(counts, (last,))
         return RecordHistory(restored or 0, unsigned or 0)
-
-    @property
-    def erased_note(self) -> str:
-        """Note for plans if all figures of the history were erased, otherwise an empty string."""
-        if not any(math.isinf(self.path.nodes[depth].noise_std) for depth, _ in self.path.noise_depths):
-            return ""
-        return (
-            "the figures that bound clients' influence on this history were erased (sifu purge --figures), so a client "
-            "that took part in it is forgotten by starting afresh, never by noise"
-        )
 
     @cached_property
     def kept(self) -> dict[int, ModelRow]:

@@ -286,7 +286,6 @@ class RecordedTraining:
         if pending.rejections:
             payload["rejections"] = pending.rejections
         if pending.solve is not None:
-            # The relative penalty may be chosen from the data, so it is sealed.
             payload["relative_penalty"] = pending.solve.pop("relative_penalty")
             payload["solve"] = pending.solve
         rounds = NewEvent(

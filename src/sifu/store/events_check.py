@@ -18,7 +18,7 @@ from sifu.core.ledger import LOCAL_RATES, Event
 from sifu.core.request_terms import is_request_id
 from sifu.store.files import FORMS, STORED
 from sifu.store.projection import ENDINGS, LISTED
-from sifu.store.reader import GROUP_KEY, JOINED, NOISE_GIVEN, RELEASED, RESTORED, RunReader
+from sifu.store.reader import GROUP_KEY, JOINED, NOISE_GIVEN, PURGED, RELEASED, RESTORED, RunReader
 from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.theory.history import PathNode
 
@@ -76,7 +76,7 @@ KINDS: Mapping[str, AllowedChanges] = {
     "key rotated": AllowedChanges(("public_key",)),
     "backup made": AllowedChanges(),
     RESTORED: AllowedChanges(),
-    "purged": AllowedChanges(("client_count", "clients_digest"), ("dropped_models", "dropped_updates", LOCAL_RATES)),
+    PURGED: AllowedChanges((), ("dropped_models", "dropped_updates")),
     JOINED: AllowedChanges(("reported", "client_count", "clients_digest")),
     "client refused": AllowedChanges(("admitted",)),
     "clients admitted": AllowedChanges(("admitted", "reported")),

@@ -79,15 +79,14 @@ class ParticipationRows:
         return ParticipationRows(*map(np.concatenate, columns))
 
 
-def rows_digest(nodes: Sequence[PathNode], participation: ParticipationRows, salt: str = "") -> str:
+def rows_digest(nodes: Sequence[PathNode], participation: ParticipationRows) -> str:
     """Return the digest by which an event commits to its rows.
 
-    It is the SHA-256 of the salt, the two counts, the nodes, and the participations.
+    It is the SHA-256 of the two counts, the nodes, and the participations.
 
     Args:
         nodes: Rows of `nodes`.
         participation: Rows of `participation`, sorted by (node, client).
-        salt: Salt in hexadecimal digits.
     """
     packed = np.zeros(len(nodes), dtype=NODE_DTYPE)
     for index, node in enumerate(nodes):
@@ -99,15 +98,15 @@ def rows_digest(nodes: Sequence[PathNode], participation: ParticipationRows, sal
     for name, column in zip(PARTICIPATION_DTYPE.names or (), participation.columns, strict=True):
         taking_part[name] = column
     counts = np.array([len(nodes), participation.nodes.size], dtype="<i8")
-    digest = hashlib.sha256(bytes.fromhex(salt) + counts.tobytes())
+    digest = hashlib.sha256(counts.tobytes())
     digest.update(packed.tobytes())
     digest.update(taking_part.tobytes())
     return digest.hexdigest()
 
 
-def clients_digest(clients: Sequence[ClientProfile], salt: str = "") -> str:
-    """Return the SHA-256 of the salt and the canonical JSON of each client's row, in order."""
-    digest = hashlib.sha256(bytes.fromhex(salt))
+def clients_digest(clients: Sequence[ClientProfile]) -> str:
+    """Return the SHA-256 of the canonical JSON of each client's row, in order."""
+    digest = hashlib.sha256()
     for index, client in enumerate(clients):
         digest.update(canonical_json([index, *vars(client).values()]))
     return digest.hexdigest()

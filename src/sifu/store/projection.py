@@ -243,7 +243,7 @@ class Change:
 
 
 def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
-    """Yield the row changes of one event; `payload` includes the sealed part of the event."""
+    """Yield the row changes of one event."""
     for key, value in payload.get("run", {}).items():
         yield Change("run", (key,), {"value": value if isinstance(value, str) else canonical_json(value).decode()})
     if LOCAL_RATES in payload:

@@ -41,6 +41,8 @@ from sifu.theory.facts import ClientProfile
 JOINED = "client joined"
 RESTORED = "restored"
 """Kind of the event that records a restoration from a backup."""
+PURGED = "purged"
+"""Kind of the event that records a purge."""
 RELEASED = "released"
 """Kind of the event that records a release with noise (`sifu.store.release_files`)."""
 NOISE_GIVEN = "noise"
@@ -275,12 +277,11 @@ class RunReader(HistoryReader):
     def _read_events(self) -> list[Event]:
         """Read all events; reuse the objects of equal events in the shared cache, with their parsed content."""
         rows = self.query(
-            "SELECT seq, time, kind, payload, nonce, commitment, hash, signature, content "
-            "FROM events LEFT JOIN sealed USING (seq) ORDER BY seq"
+            "SELECT seq, time, kind, payload, nonce, commitment, hash, signature FROM events ORDER BY seq"
         )
         events = [
-            Event(seq, time, kind, payload.encode(), nonce, commitment, digest, signature, sealed and sealed.encode())
-            for seq, time, kind, payload, nonce, commitment, digest, signature, sealed in rows
+            Event(seq, time, kind, payload.encode(), nonce, commitment, digest, signature)
+            for seq, time, kind, payload, nonce, commitment, digest, signature in rows
         ]
         for place, (event, before) in enumerate(zip(events, self.shared.earlier("events") or (), strict=False)):
             if event == before:

@@ -17,13 +17,11 @@ from sifu.core.ledger import NONCE_BYTES, Event, broken_links, canonical_json, r
 from sifu.errors import RunDamagedError
 from sifu.store.checkpoints import check_checkpoints
 from sifu.store.database import schema_problems
-from sifu.store.erased_figures import check_rest, erasure_of_all
 from sifu.store.events_check import check_events
 from sifu.store.keys import check_keys
 from sifu.store.projection import KEYS
 from sifu.store.reader import RunReader, readable
 from sifu.store.replayed_ledger import ReplayedLedger
-from sifu.store.sealed import check_sealed
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 Check = Callable[[RunReader], Iterable[str]]
@@ -38,9 +36,7 @@ def check_record(reader: RunReader) -> None:
     """
     # The last signature covers all events before it; verification checks the other signatures as well.
     last_signature = partial(check_checkpoints, only_last=True)
-    refuse_problems(
-        reader, (check_schema, check_ledger, check_sealed, last_signature, check_events, check_tables, check_keys)
-    )
+    refuse_problems(reader, (check_schema, check_ledger, last_signature, check_events, check_tables, check_keys))
 
 
 def refuse_problems(reader: RunReader, checks: Iterable[Check]) -> None:
@@ -77,18 +73,14 @@ def check_ledger(reader: RunReader) -> Iterator[str]:
     if not events or events[0].kind != "run created":
         yield "ledger: it does not begin with the creation of the run"
         return
-    purge = erasure_of_all(events)
-    erased_before = 0 if purge is None else purge.seq
-    yield from broken_links(events, erased_before)
+    yield from broken_links(events)
     for event in events:
         # Accept only one encoding: other programs might resolve duplicate keys differently or refuse what sifu accepts.
-        no_nonce = len(event.nonce) != NONCE_BYTES and (event.nonce or event.seq >= erased_before)
-        if no_nonce or not _is_canonical(event):
+        if len(event.nonce) != NONCE_BYTES or not _is_canonical(event):
             yield f"ledger: the content of event {event.seq} is not written as canonical JSON, or has no proper nonce"
         if not TIME.fullmatch(event.time):
             yield f"ledger: the time of event {event.seq} is {event.time[:40]!r}, not YYYY-MM-DDTHH:MM:SSZ"
             return
-    yield from check_rest(events)
     for before, after in itertools.pairwise(events):
         if after.time < before.time:
             yield f"ledger: event {after.seq} is dated before event {before.seq}: {after.time}, {before.time}"

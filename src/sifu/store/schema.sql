@@ -156,13 +156,6 @@ CREATE TABLE certificates (
     PRIMARY KEY (request, form)
 ) STRICT, WITHOUT ROWID;
 
--- Figures that an event measured on clients' data. The payload commits to them with the salt; a purge erases both.
-CREATE TABLE sealed (
-    seq     INTEGER PRIMARY KEY,
-    salt    BLOB NOT NULL,
-    content TEXT NOT NULL
-) STRICT;
-
 CREATE TABLE events (
     seq        INTEGER PRIMARY KEY,
     time       TEXT NOT NULL,

@@ -105,11 +105,11 @@ class NewRun:
     sample_digests: Sequence[str] = ()
     noise_given: bool = False
 
-    def values(self, public_key: str, salt: str) -> dict[str, Any]:
-        """Return the values that the first event records for the run; `salt` salts the digest of the clients."""
+    def values(self, public_key: str) -> dict[str, Any]:
+        """Return the values that the first event records for the run."""
         facts, spec = self.facts, dict(self.spec)
         recorded_facts = asdict(facts) | {"participation": str(facts.participation), "outside": list(facts.outside)}
-        if self.sealed_rate():
+        if self.automatic_rate():
             recorded_facts["local_rate"], spec["local"] = 0.0, {**spec["local"], "rate": "auto"}
         values = {
             "run": secrets.token_hex(8),
@@ -120,7 +120,7 @@ class NewRun:
             "versions": dict(self.versions),
             "public_key": public_key,
             "client_count": str(len(self.clients)),
-            "clients_digest": clients_digest(self.clients, salt),
+            "clients_digest": clients_digest(self.clients),
             "tip": "0",
             "phase": "training",
         }
@@ -130,8 +130,8 @@ class NewRun:
             values[NOISE_GIVEN] = "given"
         return values
 
-    def sealed_rate(self) -> dict[str, Any]:
-        """Return the automatic local rate, sealed because it depends on all clients' data, or {} if there is none."""
+    def automatic_rate(self) -> dict[str, Any]:
+        """Return the automatic local rate, by the node from which it applies, or {} if there is none."""
         automatic = self.given_spec["local"]["rate"] == "auto" and self.facts.local_rate > 0.0
         return {LOCAL_RATES: {"0": self.facts.local_rate}} if automatic else {}
 

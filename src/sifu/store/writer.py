@@ -13,13 +13,12 @@ import secrets
 import shutil
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sifu.core.allowed_code import allowed_code
 from sifu.core.layout import ModelLayout
-from sifu.core.ledger import FIGURES_SALT, GENESIS, LOCAL_RATES, NONCE_BYTES, Event, seal
+from sifu.core.ledger import GENESIS, NONCE_BYTES, Event, seal
 from sifu.errors import InputError, RunBusyError, RunDamagedError
 from sifu.store import files, kept_heads, unfinished
 from sifu.store.checkpoints import UNSIGNED, Signer
@@ -32,7 +31,6 @@ from sifu.store.database import (
     scrub_database,
     transaction,
 )
-from sifu.store.erased_figures import FIGURES_ERASED, erase_figures, erase_payloads, erasure_of_all, kept_nodes
 from sifu.store.history_tables import clients_digest, rows_digest
 from sifu.store.keys import create_key, finish_rotation
 from sifu.store.last_failure import remove_failure
@@ -50,7 +48,6 @@ from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record
 from sifu.store.release_files import unnamed_releases
 from sifu.store.salts import add_salts, erase_salts
-from sifu.store.sealed import ALL_FIGURES, PURGED, erase_sealed, split_sealed
 from sifu.store.seen_heads import check_seen, remember_head
 from sifu.store.times import utc_now
 from sifu.theory.closed_form import Statistics
@@ -106,8 +103,7 @@ class RunWriter(RunReader):
             staging = folder / unfinished.STAGING
             files.private_folder(staging)
             writer = cls(folder, create_database(staging), lock)
-            salt = secrets.token_hex(NONCE_BYTES)
-            writer._begin(new, new.values(public_key, salt), {FIGURES_SALT: salt} | new.sealed_rate())
+            writer._begin(new, new.values(public_key), new.automatic_rate())
             with transaction(writer.connection, None):
                 writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             # Do this before anyone can open the run: the memory may still name an earlier run of this folder.
@@ -123,7 +119,7 @@ class RunWriter(RunReader):
             raise
         return writer
 
-    def _begin(self, new: unfinished.NewRun, values: dict[str, Any], sealed: dict[str, Any]) -> None:
+    def _begin(self, new: unfinished.NewRun, values: dict[str, Any], rates: dict[str, Any]) -> None:
         """Record the first event in an empty database."""
         salted = list(add_salts(self.folder, dict(enumerate(new.sample_digests))).values())
         code = values["spec"].get("features", {}).get("module", "")
@@ -132,7 +128,7 @@ class RunWriter(RunReader):
             insert_clients(self.connection, enumerate(new.clients))
             self._record(
                 "run created",
-                {"run": values} | sealed | ({"sample_digests": salted} if salted else {}) | consent,
+                {"run": values} | rates | ({"sample_digests": salted} if salted else {}) | consent,
                 NewRows(nodes=[PathNode(0, None, "initial", 0, 0)]),
                 [NewModel(0, new.initial_model, kept=True)],
                 new.layout,
@@ -211,7 +207,7 @@ class RunWriter(RunReader):
                     self.connection.execute("INSERT INTO certificates VALUES (?, ?, ?)", (request, form, content))
                 if new.joined is not None:
                     insert_clients(self.connection, [(len(self.read_clients()), new.joined)])
-                    payload["run"] = payload.get("run", {}) | self._clients_now(payload)
+                    payload["run"] = payload.get("run", {}) | self._clients_now()
                 if new.joined_digest is not None:
                     client = int(payload["run"]["client_count"]) - 1
                     payload["sample_digest"] = add_salts(self.folder, {client: new.joined_digest})[client]
@@ -255,10 +251,10 @@ class RunWriter(RunReader):
         """Return the current time, or the time of the last event if the clock is behind it."""
         return max(utc_now(), self.events()[-1].time)
 
-    def _clients_now(self, payload: dict[str, Any]) -> dict[str, str]:
-        """Return the values of the run table that describe its clients, after an event with this payload."""
+    def _clients_now(self) -> dict[str, str]:
+        """Return the values of the run table that describe its clients."""
         clients = self.read_clients()
-        return {"client_count": str(len(clients)), "clients_digest": clients_digest(clients, _salt_in(payload))}
+        return {"client_count": str(len(clients)), "clients_digest": clients_digest(clients)}
 
     def _remove_strays(self) -> None:
         """Delete temporary files of a crash, and models, updates, statistics and releases that no row names."""
@@ -282,10 +278,6 @@ class RunWriter(RunReader):
             remove_standing(self.folder)
         if self.phase == "ready":
             remove_failure(self.folder)
-        purge = erasure_of_all(self.events())
-        erased = {} if purge is None else purge.content[ALL_FIGURES]["certificates"]
-        paths = [files.certificate_path(self.folder, request, form) for request in erased for form in erased[request]]
-        files.remove_files(paths)
         self._remove_strays()
         for name in ("", *files.FOLDERS):
             files.sync_folder(self.folder / name)
@@ -306,20 +298,13 @@ class RunWriter(RunReader):
             payload["rows"] = {
                 "first": rows.nodes[0].node,
                 "last": rows.nodes[-1].node,
-                "digest": rows_digest(rows.nodes, rows.participation, _salt_in(payload)),
+                "digest": rows_digest(rows.nodes, rows.participation),
             }
             insert_rows(self.connection, rows)
-        if kind == PURGED:
-            payload |= self._what_is_kept(payload)
         last = self.connection.execute("SELECT seq, hash, time FROM events ORDER BY seq DESC LIMIT 1").fetchone()
         seq, previous = (last[0] + 1, last[1]) if last else (1, GENESIS)
         time = max(last[2], utc_now()) if last else utc_now()
-        earlier = self.events() if kind == PURGED else []
-        sealed = split_sealed(payload)
         event = seal(previous, seq, time, kind, payload, secrets.token_bytes(NONCE_BYTES))
-        if sealed is not None:
-            self.connection.execute("INSERT INTO sealed VALUES (?, ?, ?)", (seq, sealed[0], sealed[1].decode()))
-            event = replace(event, sealed=sealed[1])
         created = payload["run"] if seq == 1 else None
         signer = self.signer(created["public_key"] if created else None)
         if signer.key is None and kind not in UNSIGNED:
@@ -332,29 +317,8 @@ class RunWriter(RunReader):
         )
         for change in changes(kind, event.time, event.content):
             apply_change(self.connection, change)
-        if kind == PURGED:
-            erase_sealed(self.connection, [*earlier, event])
         apply_change(self.connection, Change("run", ("head",), {"value": event.head}))
         return event
-
-    def _what_is_kept(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Erase the figures that a purge must erase; return digests of the remaining rows and clients for its event."""
-        rates, by_choice = self.local_rates, ALL_FIGURES in payload
-        if payload.get(FIGURES_ERASED):
-            rates = {node: rate for node, rate in rates.items() if node == max(rates)}
-            forgotten = [client for row in self.subjects() for client in row.clients]
-            erase_figures(self.connection, kept_nodes(self, self.tip, by_choice=by_choice), forgotten)
-        if by_choice:
-            wish = payload[ALL_FIGURES]
-            wish["events"] = erase_payloads(self.connection, self.events(), wish["models"])
-            for request, forms in wish["certificates"].items():
-                for form in forms:
-                    self.connection.execute("DELETE FROM certificates WHERE request = ? AND form = ?", (request, form))
-        self.reread()
-        nodes = self.nodes(0, 2**62)
-        digest = rows_digest(nodes, self.participation(), _salt_in(payload))
-        kept = {"kept_rows": {"last": nodes[-1].node, "digest": digest}, "run": self._clients_now(payload)}
-        return kept | ({LOCAL_RATES: {str(node): rate for node, rate in rates.items()}} if rates else {})
 
     def _write_model(self, model: NewModel, layout: ModelLayout) -> dict[str, Any]:
         path = files.stored_path(self.folder, "models", model.node)
@@ -379,8 +343,3 @@ class RunWriter(RunReader):
             path = files.certificate_path(self.folder, request, form)
             if not path.exists():
                 files.write_atomically(path, self.certificates(request)[(request, form)].encode())
-
-
-def _salt_in(payload: dict[str, Any]) -> str:
-    """Return the salt for an event's digests of rows and clients; draw it and add it to `payload` on first use."""
-    return str(payload.setdefault(FIGURES_SALT, secrets.token_hex(NONCE_BYTES)))

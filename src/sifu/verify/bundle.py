@@ -15,8 +15,8 @@ from typing import Any
 
 from sifu.core.ledger import GENESIS, chain, read_json
 from sifu.errors import InputError, VerificationError
+from sifu.requests.certification import no_certificate
 from sifu.store.checkpoints import Checkpoint
-from sifu.store.erased_figures import no_certificate
 from sifu.store.files import read_named, write_atomically
 from sifu.store.keys import keys_of, rotation_holds, rotations
 from sifu.store.reader import RunReader
@@ -47,7 +47,7 @@ def bundle_bytes(folder: Path, request: str) -> bytes:
     with RunReader(folder) as reader, reader.snapshot():
         text = reader.certificates(request).get((request, "public"))
         if text is None:
-            raise no_certificate(reader, request, "public")
+            raise no_certificate(request, "public")
         events, changes, keys = reader.events(), rotations(reader), keys_of(reader)
     signed = max((event.seq for event in events if event.signature is not None), default=0)
     content = {

@@ -24,7 +24,6 @@ from sifu.requests.certification import (
 )
 from sifu.store import files
 from sifu.store.checkpoints import Checkpoint
-from sifu.store.erased_figures import erased_certificates, not_recomputed
 from sifu.store.files import CERTIFICATES, certificate_path, is_locked
 from sifu.store.keys import SIGNATURE, signature_holds
 from sifu.store.projection import RequestRow
@@ -167,14 +166,8 @@ def check_certificates(reader: RunReader) -> Iterator[str]:
     stored = reader.certificates()
     recorded = ReplayedLedger.of(reader).certificates
     unwritten = _issued_last(reader)
-    of_erased = [row for row in reader.requests() if row.request in not_recomputed(reader)]
-    erased = {(request, form) for request, forms in erased_certificates(of_erased).items() for form in forms}
     for key in sorted(set(stored) | set(recorded)):
         name = f"certificate {key[0]} ({key[1]})"
-        if key in erased:
-            if key in stored:
-                yield f"certificates: a purge erased {name}, and it is there again"
-            continue
         if key not in stored or key not in recorded:
             yield f"certificates: {name} is {'missing' if key in recorded else 'not in the ledger'}"
             continue

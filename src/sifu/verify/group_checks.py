@@ -15,7 +15,6 @@ import numpy as np
 from sifu.core.ledger import Event
 from sifu.run.group_state import latest_models, merged_model, nodes_always_kept, parts_without
 from sifu.run.run_view import RunView
-from sifu.store.erased_figures import last_erased
 from sifu.store.events_check import GROUP_ROUNDS
 from sifu.store.files import is_locked
 from sifu.store.projection import GroupModelRow
@@ -123,9 +122,14 @@ def _check_merge(view: RunView, event: Event, before: ReplayedTables) -> Iterato
     if node.kind != "merge":
         return
     parent = view.reader.nodes_by_number()[node.parent or 0]
-    rounded = node.rounding != 0.0 and node.node > last_erased(view.reader)[0]  # a purge overwrites this figure
     elsewhere = event.kind == "rolled back" and (node.branch, node.position) != (node.order, 0)
-    if elsewhere or parent.kind != "initial" or node.noise_std != 0.0 or rounded or not np.isinf(node.mean_shift):
+    if (
+        elsewhere
+        or parent.kind != "initial"
+        or node.noise_std != 0.0
+        or node.rounding != 0.0
+        or not np.isinf(node.mean_shift)
+    ):
         yield f"{name}: node {node.node} is misplaced"
     taken_part = view.reader.everyone().between(node.node, node.node)
     members = sorted({client for part in parts for client in part.members})

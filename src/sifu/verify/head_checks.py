@@ -119,7 +119,7 @@ def _check_solves(reader: RunReader, view: RunView) -> Iterator[str]:
         if not (math.isinf(node.mean_shift) and np.all(np.isinf(part.drifts))):
             yield f"statistics: node {last} is a solve, but has a finite drift"
         relative, rule = recorded[last]["relative_penalty"], view.spec.ridge.regularisation
-        if relative is not None and relative not in (GRID if rule == "auto" else (rule,)):
+        if relative not in (GRID if rule == "auto" else (rule,)):
             yield f"statistics: node {last} was solved with r = {relative!r}, the spec says {rule!r}"
         names = {(node.branch, node.position - 1, view.clients[client].name) for client in range(client_count)}
         refused = {view.index_of[name] for _, _, name in names & left_out}
@@ -142,9 +142,6 @@ def _check_head(reader: RunReader, view: RunView, whole: tuple[StatisticsRow, St
     taken = reader.everyone().between(tip.node, tip.node).clients.tolist()
     if (solve.get("sum"), list(row.clients)) != (row.digest, taken):
         yield f"statistics: the current head was not solved from {row.file}"
-        return
-    if solve["relative_penalty"] is None:
-        yield "statistics: the r that the current head was solved with is not recorded"
         return
     relative = float(solve["relative_penalty"])
     rule = view.spec.ridge.regularisation

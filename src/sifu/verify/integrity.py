@@ -8,15 +8,12 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from sifu.core.ledger import FIGURES_SALT
 from sifu.errors import SifuError
 from sifu.run.run_view import RunView
-from sifu.store.erased_figures import is_erased, last_erased
 from sifu.store.events_check import check_recorded_nodes
 from sifu.store.history_tables import ParticipationRows, clients_digest, rows_digest
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_record, refuse_problems
-from sifu.store.sealed import erased_by_purges
 from sifu.theory.history import KINDS_WITH_CLIENTS
 from sifu.theory.regularity import RoundRegularity
 
@@ -47,19 +44,14 @@ def check_clients(reader: RunReader) -> Iterator[str]:
     """Yield a problem if the clients differ from a digest of clients in the ledger."""
     clients = reader.read_clients()
     indices = [row[0] for row in reader.query("SELECT client FROM clients ORDER BY client")]
-    erased = erased_by_purges(reader.events())
     commitments = [
-        (event.seq, content["run"], content.get(FIGURES_SALT, ""))
-        for event in reader.events()
-        if "clients_digest" in (content := event.content).get("run", {})
+        content["run"] for event in reader.events() if "clients_digest" in (content := event.content).get("run", {})
     ]
     if (
         indices != list(range(len(clients)))
-        or int(commitments[-1][1]["client_count"]) != len(clients)
+        or int(commitments[-1]["client_count"]) != len(clients)
         or any(
-            values["clients_digest"] != clients_digest(clients[: int(values["client_count"])], salt)
-            for seq, values, salt in commitments
-            if seq not in erased  # the purge that erased the salt commits to the remaining values
+            values["clients_digest"] != clients_digest(clients[: int(values["client_count"])]) for values in commitments
         )
     ):
         yield "clients: a client's name, samples, steps or smoothness is not what the ledger commits to"
@@ -78,32 +70,24 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
     Rows must match the digests in the events, and the regularity sums of a node must follow from its participants.
     """
     everyone = reader.everyone()
-    seen, erased = 0, erased_by_purges(reader.events())
-
-    def digest_of(first: int, last: int, salt: str) -> str:
-        return rows_digest(reader.nodes(first, last), everyone.between(first, last), salt)
-
+    seen = 0
     for event in reader.events():
-        rows, salt = event.content.get("rows"), event.content.get(FIGURES_SALT, "")
-        kept = event.content.get("kept_rows")
-        if kept is not None and event.seq not in erased:
-            last = int(kept["last"])
-            if digest_of(0, last, salt) != kept["digest"]:
-                yield f"rounds: {CHANGED} up to node {last} is not what the purge at event {event.seq} left"
+        rows = event.content.get("rows")
         if rows is None:
             continue
         first, last = int(rows["first"]), int(rows["last"])
         if first != seen:
             yield f"rounds: event {event.seq} records nodes from {first}, {seen} was expected"
         seen = last + 1
-        if event.seq not in erased and digest_of(first, last, salt) != rows["digest"]:
+        found = rows_digest(reader.nodes(first, last), everyone.between(first, last))
+        if found != rows["digest"]:
             yield f"rounds: {CHANGED} of nodes {first} to {last} is not what event {event.seq} commits to"
     for table in ("nodes", "participation"):
         extra = reader.query(f"SELECT COUNT(*) FROM {table} WHERE node >= ? OR node < 0", (seen,))[0][0]
         if extra:
             yield f"rounds: {extra} rows of {table} are in no event of the ledger"
     view = RunView(reader)
-    begins, (last_of_erased, _) = sorted({0, *reader.local_rates}), last_erased(reader)
+    begins = sorted({0, *reader.local_rates})
     at_rate = {first: view.regularities_at(first) for first in begins}
     samples_of = np.array([client.samples for client in view.clients], dtype=np.int64)
     for node in reader.nodes():
@@ -120,8 +104,7 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
             yield f"rounds: node {node.node} has a participant with another number of samples than its client"
         regularities = at_rate[begins[bisect_right(begins, node.node) - 1]]
         factors, averagedness = regularities.factors[part.clients], regularities.averagedness[part.clients]
-        erased_here = node.node <= last_of_erased and is_erased(node, part)
-        if not erased_here and RoundRegularity.of(part.samples, factors, averagedness) != node.regularity:
+        if RoundRegularity.of(part.samples, factors, averagedness) != node.regularity:
             yield f"rounds: the sums of node {node.node} do not follow from its participants"
     yield from _check_left_out(view, everyone)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sifu.requests.erasure import ToPurge, to_purge
 from sifu.requests.request_record import MAY_FOLLOW, request_of
+from sifu.run.run_view import RunView
 from sifu.store.given_approvals import APPROVED, RECEIVED, Approvals, LeavingClients, approvals_needed, filed_terms
 from sifu.store.projection import STATUS_AFTER, WAITING
-from sifu.store.reader import RunReader
+from sifu.store.reader import PURGED, RunReader
+from sifu.store.replayed_ledger import ReplayedLedger
 
 
 def check_lifecycles(reader: RunReader) -> Iterator[str]:
@@ -68,3 +71,18 @@ def check_left_out(reader: RunReader) -> Iterator[str]:
             if not there.isdisjoint(waiting):
                 client = min(there & set(waiting))
                 yield f"event {event.seq}: client {client} took part in a round while its approved request waited"
+
+
+def check_purges(reader: RunReader) -> Iterator[str]:
+    """Yield a problem for each purge that did not erase the models and updates that the rule selects."""
+    for event, before in ReplayedLedger.of(reader).moments():
+        if event.kind != PURGED:
+            continue
+        content, subjects = event.content, {row.subject for row in before.read("subjects")}
+        purged = ToPurge(tuple(content.get("dropped_models", [])), tuple(content.get("dropped_updates", [])))
+        stored = {row.file: row.node for row in before.read("updates")}
+        wanted = to_purge(RunView(reader, tip=before.tip), before.model_nodes, stored, subjects)
+        if purged != wanted:
+            yield f"purge at event {event.seq}: it erased {purged}, the rule says {wanted}"
+        if content["subjects"] != sorted(subjects):
+            yield f"purge at event {event.seq}: it names subjects {content['subjects']}, not {sorted(subjects)}"

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from sifu.choices import LEVELS
-from sifu.core.ledger import FIGURES_SALT, LOCAL_RATES, SEALED, finite_or_text
+from sifu.core.ledger import LOCAL_RATES, finite_or_text
 from sifu.core.request_terms import AUTO
 from sifu.planning.plan import MethodOption, choose_method, least_level
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.files_to_erase import nodes_to_erase
 from sifu.run.run_view import RunView
-from sifu.store.erased_figures import not_recomputed
 from sifu.store.projection import ChargeRow, RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
@@ -38,8 +36,6 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
         if request.method != request.terms.method or auto is not None:
             yield f"method {request.terms.method} was asked for, {request.method} executed it"
         return
-    if auto is None and SEALED in content and FIGURES_SALT not in content:
-        return  # a purge erased the comparison of the methods
     if auto is None:
         yield f"auto chose the method, but the methods that {request.method} was compared with are not recorded"
         return
@@ -76,10 +72,8 @@ def on_record(reader: RunReader) -> list[str]:
 def check_requests(reader: RunReader) -> Iterator[str]:
     """Yield the problems of each request: its node, noise, charges, level and certificate are recomputed from scalars.
 
-    Each request is compared with the replayed tables just before its rollback. If a purge erased the figures of a
-    request, the remaining record is checked: its clients, its terms, and its rounds.
+    Each request is compared with the replayed tables just before its rollback.
     """
-    erased = not_recomputed(reader)
     executed = {row.request: row for row in reader.requests() if row.noise_node is not None}
     stored: dict[int, dict[tuple[int, int], ChargeRow]] = {}
     for row in reader.charges():
@@ -90,14 +84,9 @@ def check_requests(reader: RunReader) -> Iterator[str]:
         request = executed.pop(event.content["request"], None)
         if request is not None:
             charges, recorded = stored.get(request.noise_node or 0, {}), RecordedRequest(reader, request)
-            problems = (
-                _check_what_is_left(request, recorded, charges)
-                if request.request in erased
-                else _check_request(request, recorded, charges, before, event.content)
-            )
-            for problem in problems:
+            for problem in _check_request(request, recorded, charges, before, event.content):
                 yield f"request {request.request}: {problem}"
-            if request.status == "done" and request.request not in erased and request.noise_std is not None:
+            if request.status == "done" and request.noise_std is not None:
                 yield from check_statements(reader, request, recorded)
     for left in executed:
         yield f"request {left}: the ledger has no event that executed it"
@@ -112,7 +101,7 @@ def _check_request(
 ) -> Iterator[str]:
     reader, noise_node = recorded.reader, recorded.view.path.nodes[-1].node
     if request.noise_std is None:
-        yield "its figures are missing, and no purge erased them"
+        yield "its figures are missing"
         return
     new, earlier = recorded.new_exposures, recorded.earlier_exposures
     yield from _check_subjects(request, recorded, recorded.noise_std)
@@ -148,17 +137,6 @@ def _check_request(
     yield from _check_start(view, request, recorded)
     yield from _check_rate(request, recorded, before, content)
     yield from check_choice_of_method(request, recorded, content)
-    yield from _check_rounds(request, recorded)
-
-
-def _check_what_is_left(
-    request: RequestRow, recorded: RecordedRequest, charges: dict[tuple[int, int], ChargeRow]
-) -> Iterator[str]:
-    """Yield a problem unless the figures of a request are erased completely and the rest of its record is valid."""
-    trained = request.source_node is not None
-    if trained != (request.noise_std is None) or (trained and charges):
-        yield "a purge erased its figures, and they are there again"
-    yield from _check_subjects(request, recorded, math.inf if trained else 0.0)
     yield from _check_rounds(request, recorded)
 
 
@@ -214,14 +192,8 @@ def _check_rate(
 ) -> Iterator[str]:
     """Yield a problem unless training from a fresh model recomputed an automatic rate from the remaining clients."""
     node, rates = str(request.noise_node), json.loads(before.run_value(LOCAL_RATES, "{}"))
-    said = content.get(LOCAL_RATES, content["run"].get(LOCAL_RATES, rates))
+    said = content.get(LOCAL_RATES, rates)
     recomputed = recorded.method.info.starts_from == "fresh" and recorded.view.recomputes_rate(request.terms)
-    if SEALED in content and FIGURES_SALT not in content:
-        # A purge erased the recorded rates. It also erased this request's rate if a later request started from a fresh
-        # model.
-        kept = {str(begins): rate for begins, rate in recorded.view.reader.local_rates.items()}
-        rates, said = {}, {node: kept[node]} if node in kept else {}
-        recomputed = recomputed and not (kept and int(node) < min(map(int, kept)))
     if recomputed:
         rates[node] = recorded.view.rate_without(recorded.gone)
     if said.keys() != rates.keys() or not all(agree(rate, rates[node]) for node, rate in said.items()):

@@ -11,21 +11,18 @@ from typing import Any
 from sifu.errors import InputError
 from sifu.requests.what_remains import copy_notes
 from sifu.store import checkpoints, keys
-from sifu.store.erased_figures import not_recomputed
 from sifu.store.events_check import check_events, check_recorded_nodes
 from sifu.store.files import is_locked, strange_files
 from sifu.store.kept_heads import check_given_heads, contradictions, kept_checkpoints
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_database, check_ledger, check_tables
-from sifu.store.sealed import check_sealed, erased_notes
 from sifu.store.seen_heads import head_problem, remember_head
 from sifu.verify import client_checks, group_checks, outside_record
 from sifu.verify.certificate_checks import check_certificates, check_no_other_certificates, unwritten_notes
 from sifu.verify.head_checks import check_kept_statistics
 from sifu.verify.integrity import check_clients, check_rounds
 from sifu.verify.leftover_files import Leftover, files_of_no_row
-from sifu.verify.lifecycle_checks import check_approvals, check_left_out, check_lifecycles
-from sifu.verify.purge_checks import check_purges
+from sifu.verify.lifecycle_checks import check_approvals, check_left_out, check_lifecycles, check_purges
 from sifu.verify.release_checks import check_releases, trusted_notes
 from sifu.verify.request_checks import check_requests, on_record
 from sifu.verify.stored_models import check_models, check_moved
@@ -40,8 +37,6 @@ class Verification:
     checked: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    not_recomputed: dict[str, str] = field(default_factory=dict)
-    """Requests that only a signature can confirm, each with the time of the purge that erased its figures."""
     on_record: list[str] = field(default_factory=list)
     """Requests of which a model was erased, so that their certificates rest on the signed record."""
     leftovers: list[Leftover] = field(default_factory=list)
@@ -96,7 +91,6 @@ def verify_run(
             ("database", check_database),
             ("ledger", check_ledger),
             ("signatures", checkpoints.check_checkpoints),
-            ("ledger", check_sealed),
             ("events", check_events),
             ("events", check_recorded_nodes),
             ("tables", check_tables),
@@ -152,22 +146,13 @@ def _check_against_outside(reader: RunReader, result: Verification, public_key: 
     result.problems.extend(check_given_heads(reader, heads))
     if result.holds:
         remember_head(reader)
-    result.not_recomputed = not_recomputed(reader)
     result.on_record = on_record(reader)
-    for time in sorted(set(result.not_recomputed.values())):
-        requests = ", ".join(request for request, since in result.not_recomputed.items() if since == time)
-        result.notes.insert(
-            0,
-            f"the certificates of {requests} were NOT recomputed: their figures were verified and then erased on "
-            f"{time} by the operator's choice. Their signatures can be checked, and what is left of the record holds",
-        )
     of_events, of_salts = outside_record.event_notes, client_checks.lost_salt_notes
     for notes in (
         checkpoints.unsigned_notes,
         of_events,
         unwritten_notes,
         of_salts,
-        erased_notes,
         copy_notes,
         trusted_notes,
     ):

@@ -8,7 +8,7 @@ whether the operator recorded the truth.
 from __future__ import annotations
 
 from sifu_verifier.certificate_file import verify_certificate
-from sifu_verifier.verification import not_recomputed, verify
+from sifu_verifier.verification import verify
 
-__all__ = ["not_recomputed", "verify", "verify_certificate"]
+__all__ = ["verify", "verify_certificate"]
 __version__ = "0.1.0"

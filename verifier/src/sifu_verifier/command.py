@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from sifu_verifier.certificate_file import verify_certificate
-from sifu_verifier.verification import not_recomputed, on_record, verify
+from sifu_verifier.verification import on_record, verify
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,8 +46,6 @@ def print_verification(folder: Path) -> int:
     """Verify a run folder, print its problems, and return 1 if there are any."""
     problems = verify(folder)
     print_problems(folder, problems)
-    for name, time in ({} if problems else not_recomputed(folder)).items():
-        print(f"  not recomputed, figures erased {time}: {name}")
     for name in [] if problems else on_record(folder):
         print(f"  on the signed record alone, a model was erased: {name}")
     return int(bool(problems))

@@ -7,12 +7,10 @@ import re
 from typing import Any
 
 from sifu_verifier.canonical import Row, canonical, parsed, sha256
-from sifu_verifier.erased_figures import check_rest
 from sifu_verifier.nodes import rows_digest
 from sifu_verifier.releases import take_release
 from sifu_verifier.request_steps import STEPS, person, take_rejoining, take_step
 from sifu_verifier.run_folder import RunFolder, with_terms
-from sifu_verifier.sealed import is_erased, unsealed
 from sifu_verifier.signatures import check_signature, take_key
 
 REPLAYED = {"run": ["key"], "models": ["node"], "evaluations": ["node", "subset"], "requests": ["request"], "subjects":
@@ -20,7 +18,7 @@ REPLAYED = {"run": ["key"], "models": ["node"], "evaluations": ["node", "subset"
             "updates": ["file"], "statistics": ["file"], "rejections": ["branch", "round", "number"],
             "group_models": ["node"], "merges": ["node", "grp"]}  # fmt: skip
 
-RATES_SET_BY = ("run created", "rolled back", "purged")
+RATES_SET_BY = ("run created", "rolled back")
 
 DECIDED = ("request verified", "request planned", "request refused", "request withdrawn")
 
@@ -54,13 +52,11 @@ def check_ledger(run: RunFolder) -> None:
         at, text, payload = f"event {event['seq']}", event["payload"], parsed(event["payload"])
         run.agree(f"{at}: number", event["seq"], number)
         run.agree(f"{at}: payload", text, canonical(payload))
-        if event["nonce"] or event["seq"] > run.wish:  # section 6e: a purge erases nonces of earlier events
-            run.agree(f"{at}: length of the nonce", len(event["nonce"]), 32)
-            run.agree(f"{at}: commitment", event["commitment"].hex(), sha256(event["nonce"], text.encode()))
+        run.agree(f"{at}: length of the nonce", len(event["nonce"]), 32)
+        run.agree(f"{at}: commitment", event["commitment"].hex(), sha256(event["nonce"], text.encode()))
         fields = [str(event["seq"]).encode(), event["time"].encode(), event["kind"].encode(), event["commitment"]]
         run.agree(f"{at}: hash", event["hash"].hex(), sha256(previous, b"\0".join(fields)))
         previous, models, name = event["hash"], replayed["models"], payload.get("request")
-        payload = payload | unsealed(run, event, payload)
         moment = {"seq": event["seq"], "payload": payload, "models": {n: row for (n,), row in models.items()}}
         moment["tip"] = replayed["run"].get(("tip",), {}).get("value")
         moment["clients"] = int(replayed["run"].get(("client_count",), {"value": 0})["value"])
@@ -153,18 +149,12 @@ def check_ledger(run: RunFolder) -> None:
         if "rows" in payload:
             rows = payload["rows"]
             run.agree(f"{at}: first node", rows["first"], next_node)
-            if not is_erased(run, event):
-                digest = rows_digest(run, next_node, rows["last"], payload.get("figures_salt", ""))
-                run.agree(f"{at}: digest of nodes", rows["digest"], digest)
+            run.agree(f"{at}: digest of nodes", rows["digest"], rows_digest(run, next_node, rows["last"]))
             next_node = rows["last"] + 1
-        if "kept_rows" in payload and not is_erased(run, event):
-            digest = rows_digest(run, 0, payload["kept_rows"]["last"], payload["figures_salt"])
-            run.agree(f"{at}: digest of what is kept", payload["kept_rows"]["digest"], digest)
-        if "clients_digest" in said and not is_erased(run, event):
+        if "clients_digest" in said:
             columns = ("client", "name", "samples", "local_steps", "smoothness", "curvature")
             rows = [canonical([row[c] for c in columns]).encode() for row in run.tables["clients"]]
-            salt = bytes.fromhex(payload.get("figures_salt", ""))
-            digest = sha256(salt, *rows[: int(said["client_count"])])
+            digest = sha256(*rows[: int(said["client_count"])])
             run.agree(f"{at}: clients_digest", said["clients_digest"], digest)
         if event["kind"] == "request received":
             terms = {key: value for key, value in name.items() if key not in ("request", "deadline_days")}
@@ -183,7 +173,6 @@ def check_ledger(run: RunFolder) -> None:
             put("requests", result | {"status": "done", "finished": event["time"]})
         elif event["kind"] in DECIDED:
             put("requests", {"request": name, "status": event["kind"].split()[1]})
-    check_rest(run)
     head = f"{len(run.tables['events'])}:{previous.hex()}"
     put("run", {"key": "head", "value": head})
     compare_tables(run, replayed)

@@ -8,16 +8,15 @@ import struct
 from sifu_verifier.canonical import sha256
 from sifu_verifier.rates import rate_since
 from sifu_verifier.run_folder import RunFolder
-from sifu_verifier.sealed import figures_gone
 
 KINDS = {"initial": 0, "round": 1, "noise": 2, "group": 3, "merge": 4}
 
 
-def rows_digest(run: RunFolder, first: int, last: int, salt: str) -> str:
+def rows_digest(run: RunFolder, first: int, last: int) -> str:
     """Return the digest of the rows of nodes `first` to `last` (section 6)."""
     nodes = [n for n in range(first, last + 1) if n in run.nodes]
     counts = len(nodes), sum(len(run.rounds[n]) for n in nodes)
-    parts = [bytes.fromhex(salt), struct.pack("<3q", *counts)]
+    parts = [struct.pack("<2q", *counts)]
     for row in (run.nodes[n] for n in nodes):
         head = row["node"], -1 if row["parent"] is None else row["parent"], KINDS[row["kind"]]
         parts.append(struct.pack("<7q8d", *head, *list(row.values())[3:]))  # the document gives this order of columns
@@ -48,8 +47,6 @@ def check_nodes(run: RunFolder) -> None:
             run.agree(f"{at}: branch and position", [row["branch"], row["position"]], place)
         regular = [(p["samples"], *run.regular[rate_since(run, node)][c]) for c, p in here.items()]
         run.agree(f"{at}: samples", row["samples"], sum(n for n, _, _ in regular))
-        if figures_gone(run, node):
-            regular = [(n, 1.0, 0.0) for n, _, _ in regular]
         run.agree(f"{at}: factor_sum", row["factor_sum"], math.fsum(n * p for n, p, _ in regular))
         run.agree(f"{at}: factor_max", row["factor_max"], max((p for _, p, _ in regular), default=1.0))
         run.agree(f"{at}: averagedness_sum", row["averagedness_sum"], math.fsum(n * a for n, _, a in regular))

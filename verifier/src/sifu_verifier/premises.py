@@ -139,7 +139,7 @@ def _regularity(run: RunFolder, request: Row) -> Row:
         return premise("regularity", "assumed", factor=run.spec["regularity"]["factor"])
     if not run.facts["smooth_model"]:
         return premise("regularity", "assumed", "not smooth")
-    there = [c for c in range(run.rolled[request["request"]]["clients"]) if c not in run.erased]
+    there = range(run.rolled[request["request"]]["clients"])
     factors = [run.regular[rate_since(run, request["noise_node"])][c][0] for c in there]
     strongly = all((run.clients[c]["curvature"] or 0) > 0 for c in there) and max(factors) < 1
     found = premise("regularity", "met", "smooth" if max(factors) > 1 else "strongly convex" if strongly else "convex")

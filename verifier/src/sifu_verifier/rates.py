@@ -9,7 +9,6 @@ from typing import Any
 from sifu_verifier.canonical import Row
 from sifu_verifier.regularity import momentum_limit
 from sifu_verifier.run_folder import RunFolder
-from sifu_verifier.sealed import is_erased
 from sifu_verifier.subjects import founding_clients, names_gone, there_since
 from sifu_verifier.tolerances import RELATIVE
 
@@ -44,15 +43,14 @@ def set_the_rate(run: RunFolder, request: Row) -> Any:
 
 def is_recomputed(run: RunFolder, request: Row) -> bool:
     """Return whether the request recomputed an automatic local rate (section 4)."""
-    measured = [row for c, row in run.clients.items() if c not in run.erased]
-    unknown = any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in measured)
+    unknown = any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in run.clients.values())
     begins_afresh = request["method"] == "scratch" and not json.loads(request["records"])
     ours = run.facts.get("engine", "") == "the data of its participants"
     if not begins_afresh or not ours or run.spec["groups"]["count"] or unknown:
         return False
     eta = run.rates.get(rate_since(run, request["noise_node"]), run.facts["local_rate"])
-    if json.loads(run.entries["asked"])["local"]["rate"] != "auto" or eta == 0:
-        return eta == 0  # a purge erased the rate (section 6d)
+    if json.loads(run.entries["asked"])["local"]["rate"] != "auto":
+        return False
     recomputed = automatic_rate(run, set_the_rate(run, request))
     return abs((1.0 if math.isinf(recomputed) else recomputed) / eta - 1) <= 2 * RELATIVE
 
@@ -72,10 +70,6 @@ def check_rates(run: RunFolder, request: Row) -> None:
         return
     recomputed = automatic_rate(run, there_since(run, request))
     rate = 1.0 if math.isinf(recomputed) else recomputed
-    if is_erased(run, moment):  # a purge of figures erases rates that were rolled back (section 6d)
-        gone = node <= run.erased_up_to and bool(run.rates) and node < min(run.rates)
-        run.agree(at, run.rates.get(node), None if gone else rate)
-        return
     earlier = {str(first): value for first, value in run.rates.items() if first < node}
     run.agree(at, said, earlier | {str(node): rate})
 
@@ -84,13 +78,12 @@ def rate_depends(run: RunFolder, request: Row) -> bool:
     """Return whether the request's clients set the automatic local rate, or labels set the number of outputs."""
     if run.facts["shape_from_labels"] or request["method"] == "closed_form":
         return bool(run.facts["shape_from_labels"])
-    measured = {c: row for c, row in run.clients.items() if c not in run.erased}
-    if any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in measured.values()) or not measured:
+    if any(row["smoothness"] is None or (row["curvature"] or 0) < 0 for row in run.clients.values()):
         return False
     if is_recomputed(run, request):
         return False
     names, since = names_gone(run, request), rate_since(run, request["noise_node"])
-    rates = largest_rates(run, [client for client in set_the_rate(run, request) if client in measured])
+    rates = largest_rates(run, set_the_rate(run, request))
     largest, eta = min(rates.values()), run.rates.get(since, run.facts["local_rate"])
     halved = run.spec["model"]["kind"] in ("least_squares", "python")
     copied = any(abs(eta / (share * largest) - 1) <= 0.01 for share in ((1.0, 0.5) if halved else (1.0,)))

@@ -9,7 +9,6 @@ from sifu_verifier.auto import check_auto
 from sifu_verifier.calibration import charge_of, delta_of, multiplier
 from sifu_verifier.canonical import Row
 from sifu_verifier.certificates import check_certificates
-from sifu_verifier.erased_figures import check_rest_of_request
 from sifu_verifier.heads import check_statistics_of_request
 from sifu_verifier.levels import level_of, was_left_out
 from sifu_verifier.paths import path_to
@@ -30,9 +29,7 @@ def check_requests(run: RunFolder) -> None:
     for request in carried:
         if request["status"] in ("refused", "withdrawn"):
             continue  # the request was undone
-        if request["request"] in run.not_recomputed:
-            check_rest_of_request(run, request)
-        elif run.check(request["noise_std"] is not None, f"request {request['request']}: its figures are missing"):
+        if run.check(request["noise_std"] is not None, f"request {request['request']}: its figures are missing"):
             check_request(run, request, spent)
 
 

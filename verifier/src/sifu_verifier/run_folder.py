@@ -37,7 +37,6 @@ class RunFolder:
         self.tables = {t: [dict(r) for r in db.execute(f"SELECT * FROM {t} ORDER BY 1, 2")] for t in names}
         db.close()
         self.entries = {row["key"]: row["value"] for row in self.tables["run"]}
-        self.sealed = {row["seq"]: row for row in self.tables["sealed"]}
         self.spec, self.facts = json.loads(self.entries["spec"]), json.loads(self.entries["facts"])
         self.noise_source = "given" if self.entries.get("noise") else "system"
         self.nodes = {row["node"]: row for row in self.tables["nodes"]}
@@ -48,27 +47,8 @@ class RunFolder:
         self.rates = {int(node): rate for node, rate in json.loads(self.entries.get("local_rates", "{}")).items()}
         self.requests = {row["request"]: with_terms(row) for row in self.tables["requests"]}
         self.subjects = {row["subject"]: json.loads(row["clients"]) for row in self.tables["subjects"]}
-        purges = [json.loads(row["payload"]) for row in self.tables["events"] if row["kind"] == "purged"]
-        erasing = [payload for payload in purges if payload.get("figures_erased")]  # purges of figures (section 6d)
-        self.erased_up_to = erasing[-1]["kept_rows"]["last"] if erasing else -1
-        self.erased = {c for i in (erasing[-1]["subjects"] if erasing else []) for c in self.subjects.get(i, [])}
-        by_choice = [event for event in self.tables["events"] if event["kind"] == "purged"
-                   and "all_figures" in json.loads(event["payload"])]  # fmt: skip
-        self.wish = by_choice[-1]["seq"] if by_choice else 0  # last purge of all figures (section 6e)
-        self.wished: Row = json.loads(by_choice[-1]["payload"])["all_figures"] if by_choice else {"requests": []}
-        self.not_recomputed = {
-            name: event["time"]
-            for event in reversed(by_choice)
-            for name in json.loads(event["payload"])["all_figures"]["requests"]
-        }
-        assumed = self.spec["regularity"]["kind"] == "assumed"
         self.regular = {
-            first: {
-                c: (1.0, 0.0)
-                if c in self.erased and not assumed
-                else regularity(row, self.facts | {"local_rate": rate}, self.spec)
-                for c, row in self.clients.items()
-            }
+            first: {c: regularity(row, self.facts | {"local_rate": rate}, self.spec) for c, row in self.clients.items()}
             for first, rate in {0: self.facts["local_rate"], **self.rates}.items()
         }
         self.owner = {row["subject"]: self.requests[row["request"]] for row in self.tables["subjects"]}
@@ -88,7 +68,7 @@ class RunFolder:
             row["node"]: row | {"members": json.loads(row["members"])} for row in self.tables["group_models"]
         }
         self.merged: list[Row] = []  # events that may merge groups, each with the state before it
-        self.releases: list[Row] = []  # events 'released', with their sealed parts
+        self.releases: list[Row] = []  # events 'released'
         self.rejoins: str | None = None  # request whose client has to rejoin next
         self.rejoined: dict[str, int] = {}  # index of the client that rejoined for each request for records
         self.unused: set[str] = set()  # names under which clients rejoined for a request that was undone

@@ -34,11 +34,6 @@ CHECKS: tuple[Callable[[RunFolder], None], ...] = (
 """Checks that follow the replay of the ledger; each adds its findings to the problems of the run."""
 
 
-def not_recomputed(folder: Path) -> dict[str, str]:
-    """Return the requests that `verify` cannot recompute, each with the time at which its figures were erased."""
-    return RunFolder(Path(folder)).not_recomputed
-
-
 def on_record(folder: Path) -> list[str]:
     """Return the finished requests of which a model was erased, so that only the signed record supports them."""
     run = RunFolder(Path(folder))

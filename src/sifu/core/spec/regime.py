@@ -52,8 +52,6 @@ class Regime:
     """True if `release.noise` can be used: distances between heads are known, and only the head depends on clients."""
     why_no_groups: ClassVar[str] = ""
     """Reason why clients cannot train in groups, or an empty string if they can."""
-    why_figures_stay: ClassVar[str] = ""
-    """Reason why the record must keep its figures even if the operator would erase them, or an empty string."""
 
     def __init__(self, spec: Sections) -> None:
         self.spec = spec
@@ -169,7 +167,6 @@ class Groups(Regime):
     """Training in groups that run their first rounds separately and are then merged."""
 
     name = "groups"
-    why_figures_stay = "models of groups are verified from them"
 
     @classmethod
     def is_for(cls, spec: Sections) -> bool:
@@ -188,7 +185,6 @@ class ClosedForm(Regime):
     ends_early = False
     releases_with_noise = True
     why_no_groups = "groups.count must be 0 with model.kind = 'ridge': heads are solved, not trained"
-    why_figures_stay = "a head in closed form records no figures of rounds; use sifu purge without --figures"
 
     @classmethod
     def is_for(cls, spec: Sections) -> bool:
