@@ -72,21 +72,22 @@ def test_verification_and_report_at_a_click(service: Any) -> None:
     assert report.headers["content-security-policy"].startswith("default-src 'none'")
 
 
-def test_a_run_that_was_signed_again_is_not_shown_but_named(service: Any) -> None:
+def test_a_run_that_was_signed_again_is_not_shown_but_named(service: Any, heads: Path) -> None:
     south, eve, program = service.key("south"), service.browser("eve"), service.program("eve")
     assert eve.get(f"/runs/{south}").status_code == 200
-    sifu.open_run(service.folder / "south")  # listing runs in the console records no key as known
+    assert sifu.verify_run(service.folder / "south").problems == []  # listing runs in the console remembers nothing
+    assert heads.exists()
     sign_again(service.folder / "south")
     for answer in (eve.get(f"/runs/{south}"), program.get(f"/api/v1/runs/{south}")):
         assert answer.status_code == 500
-        assert "key: run" in answer.text
+        assert "heads: run" in answer.text
     home = eve.get("/")
     assert home.status_code == 200
     assert "cannot be read" in home.text
-    assert "key: run" in home.text
+    assert "heads: run" in home.text
     assert f"/runs/{service.key('north')}" in home.text  # the other runs are listed
     listed = {row["name"]: row for row in program.get("/api/v1/runs").json()["runs"]}
-    assert "key: run" in listed["south"]["error"]
+    assert "heads: run" in listed["south"]["error"]
     assert listed["north"]["clients"] > 0
     assert service.browser("rita").get("/").status_code == 200
     assert program.get("/api/v1/pending").status_code == 200
