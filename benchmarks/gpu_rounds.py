@@ -27,7 +27,6 @@ from sifu.core.round_stream import RoundsWanted, stream_rounds
 from sifu.core.spec import StopSpec
 from sifu.data.client_data import ClientData
 from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation, SimulationSettings
-from sifu.engines.sim.gpu import branches
 from sifu.engines.sim.gpu.graph_engine import GraphEngine
 from sifu.engines.sim.networks import CONV_NETS
 from sifu.theory.participation import Participation
@@ -95,12 +94,6 @@ def lanes(clients: list[ClientData], count: int) -> list[Engine]:
     return list(made)
 
 
-def by_the_library(clients: list[ClientData], channels_last: bool = True) -> list[Engine]:
-    """Return the library's engine for one run in float32."""
-    branches.CHANNELS_LAST = channels_last
-    return [GraphEngine(workload_b(clients, 1, "float32"), "cuda")]
-
-
 def main() -> None:
     """Measure, print, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -109,7 +102,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     clients = random_clients()
-    cases = {"B, float32, one run": by_the_library(clients)}
+    cases = {"B, float32, one run": [GraphEngine(workload_b(clients, 1, "float32"), "cuda")]}
     if importlib.util.find_spec("sifu_kernels"):
         cases |= {"B, TF32, one run": lanes(clients, 1), "B, TF32, ten runs at once": lanes(clients, 10)}
     figures: dict[str, object] = {
@@ -122,11 +115,6 @@ def main() -> None:
             seconds = together(engines, lambda engine, rounds=rounds: take(engine, rounds))  # type: ignore[misc]
             if repeat:
                 taken[name].append(seconds / rounds / len(engines) * 1000)
-    # The last of these engines decides the layout of images, which is read when a graph is captured.
-    channels_first = by_the_library(clients, channels_last=False)
-    take(channels_first[0], 120)
-    times = [together(channels_first, lambda engine: take(engine, options.rounds)) for _ in range(options.repeats)]
-    taken["B, float32, one run, channels first"] = [seconds / options.rounds * 1000 for seconds in times]
     for name, times in taken.items():
         figures[f"{name}: ms a round and run"] = {"best": min(times), "all": times}
         print(name, *(f"{value:.3f}" for value in times), "ms a round and run", flush=True)

@@ -29,8 +29,6 @@ STEPS = 10
 """Maximum number of steps of a graph."""
 FILLED = 32
 """Smallest batch of a client's whole data, in rows."""
-CHANNELS_LAST = True
-"""True if images are stored with channels last."""
 CHUNK = 128
 """Number of rows that a branch evaluates at a time; they belong to one client, and missing rows do not count."""
 ALIGNMENT = 64
@@ -146,28 +144,22 @@ class Branches:
 
     def _step(self, branch: int, rows: Tensor, shares: Tensor) -> None:
         module, gradient = self._modules[branch], self._gradients[branch]
-        scores = module(self._batch(rows)).flatten(1)
+        scores = module(self._samples.index_select(0, rows)).flatten(1)
         encoded = self._encoded.index_select(0, rows)
         residual = self._objective.residual(scores.detach(), encoded, dim=1).mul_(shares[:, None])
         parts = torch.autograd.grad(scores, list(module.parameters()), residual)
         with torch.no_grad():
             torch.cat([part.reshape(-1) for part in parts], out=gradient)
-            self._training.clip_gradient(gradient)
             self._training.descend_in_place(self._models[branch], gradient, self._velocities[branch], step=1)
 
     def _score(self, branch: int) -> None:
         rows, real = self._rows[branch], self._real[branch]
         with torch.no_grad():
-            scores = self._scorers[branch](self._batch(rows)).flatten(1)
+            scores = self._scorers[branch](self._samples.index_select(0, rows)).flatten(1)
             encoded = self._encoded.index_select(0, rows)
             self._hits[branch] = (self._objective.hits(scores, encoded) & real).sum()
             losses = self._objective.row_loss(scores, encoded)
             self._losses[branch] = losses.masked_fill(~real, 0.0).sum(dtype=torch.float64)
-
-    def _batch(self, rows: Tensor) -> Tensor:
-        """Return samples; images are stored with channels last, which convolutions on a GPU prefer."""
-        samples = self._samples.index_select(0, rows)
-        return samples.permute(0, 3, 1, 2) if samples.ndim == 4 and CHANNELS_LAST else samples
 
     def _captured(self, branches: Sequence[Callable[[], None]]) -> Callable[[], None]:
         """Return a function that runs all branches in parallel: as a graph on a GPU, one by one on a CPU."""

@@ -24,7 +24,6 @@ from sifu.core.round import RoundSetup, draw
 from sifu.core.round_stream import RoundsWanted, RunsAhead, StreamedRound, StreamsGroupRounds, is_evaluated
 from sifu.core.spec import StopSpec
 from sifu.engines.sim.embedded_clients import check_clients
-from sifu.engines.sim.gpu import branches
 from sifu.engines.sim.gpu.branches import CHUNK, FILLED, Branches
 from sifu.engines.sim.gpu.device_queue import DeviceQueue, Mark
 from sifu.engines.sim.local_training import draw_batches
@@ -60,14 +59,13 @@ class _Submitted:
 
 
 class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
-    """Engine of a federation on a device; the model is one that `branches.is_captured` accepts."""
+    """Engine of a federation on a device; the model is one that `is_captured` accepts."""
 
     def __init__(self, federation: SimulatedFederation, device: str) -> None:
         facts, model, plan = federation.facts, federation.model, federation.plan
-        if federation.reply_rules != ReplyRules() or facts.clip or facts.noise:
+        if federation.reply_rules != ReplyRules():
             raise InputError(
-                "a GPU neither checks single replies nor changes them: leave server.rejected, server.update_bound and "
-                "noise in training out, or use device cpu"
+                "a GPU does not check single replies: leave server.rejected and server.update_bound out, or use device cpu"
             )
         self._federation, self._plan = federation, plan
         self.layout, self.clients, self.facts = federation.layout, federation.clients, replace(facts, trainer=OWN)
@@ -78,8 +76,6 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         with torch.no_grad():
             outputs = model.build(plan.dtype)(torch.from_numpy(samples[:1])).flatten(1).shape[1]
         encoded = model.objective.encode(torch.from_numpy(targets), outputs, getattr(torch, plan.dtype))
-        if samples.ndim == 4 and branches.CHANNELS_LAST:
-            samples = samples.transpose(0, 2, 3, 1)
         self._sizes, self._firsts = plan.samples, np.cumsum(plan.samples) - plan.samples
         self._queue = DeviceQueue(torch.device(device))
         with self._queue.here():
@@ -105,12 +101,11 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         position: Position,
         active: ClientIndices,
         *,
-        want_updates: bool = False,
         absent: ClientIndices | None = None,
     ) -> RoundResult:
         """Run one round of FedAvg, with the same bits as in a stream."""
         stop = StopSpec(target=0.0, min_rounds=0, max_rounds=position.round + 1, evaluate_every=1)
-        wanted = RoundsWanted(stop, model.astype(np.float64), int(want_updates), evaluated=NONE)
+        wanted = RoundsWanted(stop, model.astype(np.float64), evaluated=NONE)
         ((done,),) = self._stream([model], position, [active], wanted, absent=absent)
         return RoundResult(
             done.fetch_model(), done.participants, done.samples, done.drifts, done.mean_shift, done.rounding
@@ -159,8 +154,6 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         models_stay: bool = False,
     ) -> Iterator[list[StreamedRound]]:
         """Yield lists of rounds, one round per group from the group's own model."""
-        if wanted.updates_every:
-            raise InputError("a GPU keeps no updates: leave this key of keep out")
         members = [np.sort(np.asarray(group, dtype=np.int64)) for group in groups]
         places = [Places.of(group, self._plan.numbers[group]) for group in members]
         with self._queue.here():
@@ -186,7 +179,7 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
             ]
 
     def _draw(self, active: Places, position: Position, absent: ClientIndices | None) -> ClientIndices:
-        setup = RoundSetup(np.zeros(0), position, active, False, False, absent)
+        setup = RoundSetup(np.zeros(0), position, active, absent)
         return draw(self.facts.participation, self._federation.participation_key, setup)
 
     def _submit(
