@@ -65,7 +65,7 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         facts, model, plan = federation.facts, federation.model, federation.plan
         if federation.reply_rules != ReplyRules():
             raise InputError(
-                "a GPU does not check single replies: leave server.rejected and server.update_bound out, or use device cpu"
+                "a GPU checks no single replies: leave server.rejected and server.update_bound out, or use device cpu"
             )
         self._federation, self._plan = federation, plan
         self.layout, self.clients, self.facts = federation.layout, federation.clients, replace(facts, trainer=OWN)
