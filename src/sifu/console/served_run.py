@@ -183,7 +183,7 @@ class ServedRun:
             if not (who.may("see") or is_own(who, filed_by)):
                 continue
             nothing: dict[str, Any] = {"number": None, "level": None, "overdue": False, "method": ""}
-            said = {"request": str(content.get("request", message["letter"])), "state": "refused"}
+            said: dict[str, Any] = {"request": str(content.get("request", message["letter"])), "state": "refused"}
             said |= {"clients": tuple(map(str, clients)), "filed_by": filed_by}
             times = {"received": when, "finished": when, "deadline": when}
             refused.append(RequestLine(self.key, self.name, **nothing | said | times))
