@@ -10,6 +10,7 @@ run, and prints the ratio of Scratch's rounds to theirs: worst, median, best.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
 import tempfile
@@ -64,6 +65,7 @@ def draw(rounds: list[int], scratch: list[int], file: Path) -> None:
 
 def main() -> None:
     """Print a line for each seed."""
+    os.environ["SIFU_HEADS"] = os.devnull  # copies of a run may continue
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[DEMO.seed])
     parser.add_argument("--runs", type=int, default=40)

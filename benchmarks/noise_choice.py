@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import shutil
 import statistics
 import tempfile
@@ -36,7 +37,7 @@ from sifu_paper.provenance import commit
 GRID, CAP = 12, 1.5
 CONTENDERS = 4
 """Number of the grid's best points that are repeated, because the best of twelve single draws would mostly be luck."""
-PRECISION, MOST_REPEATS = 0.07, 8
+PRECISION, MOST_REPEATS = 0.045, 25
 """Repeats continue until the standard error is below this share of the mean, up to this multiple of `--repeats`."""
 RESULTS = Path(__file__).resolve().parent / "results" / "noise_choice.json"
 
@@ -112,6 +113,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def main() -> None:
     """Measure the missing tasks, then print the table."""
+    os.environ["SIFU_HEADS"] = os.devnull  # copies of a run may continue
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with MNIST, FashionMNIST, CIFAR-10 and CIFAR-100")
     parser.add_argument("--results", type=Path, default=RESULTS)

@@ -6,12 +6,13 @@ It informs, but contradicts no certificate: one model is one sample.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from sifu.audit.audited import Audited
 from sifu.audit.replay_evidence import Evidence
+from sifu.choices import Level
 from sifu.core.method_info import attacker_rate
 from sifu.core.round import keyed_generator
 from sifu.errors import InputError
@@ -90,7 +91,7 @@ def attack_release(audited: Audited, row: RequestRow, evidence: Evidence) -> Mem
         if model is None:
             return None
         released = audited.as_released(model, node)
-        return attack_rate(*(-scorer.losses(released, samples) for samples in (forgotten, others)))
+        return attack_rate(-scorer.losses(released, forgotten), -scorer.losses(released, others))
 
     forgotten = _forgotten(audited, row, data)
     rows = keyed_generator(audited.spec.seed, "audit held out").permutation(len(held[0]))[:MOST_HELD_OUT]
@@ -100,7 +101,8 @@ def attack_release(audited: Audited, row: RequestRow, evidence: Evidence) -> Mem
         audited.notes.append(f"the model that request {row.request} released is gone: it was not attacked")
         return None
     names, before = plain_names(reader, row.clients), rate(node_before(reader, row))
-    bound = attacker_rate(row.level or "none", row.multiplier) if row.multiplier else None
+    level = cast("Level", row.level or "none")
+    bound = attacker_rate(level, row.multiplier) if row.multiplier else None
     return MembershipAudit(row.request, names, forgotten.count, others.count, before, after, bound)
 
 
