@@ -31,9 +31,9 @@ def gains(seed: int, runs: int, folder: Path, figure: Path | None = None) -> lis
         run = sifu.open_run(copy, engine=trained.engine())
         rounds = [run.forget(clients)[0].rounds for clients in REQUESTS]
         ratios.append(sum(scratch) / sum(rounds))
-        if figure is not None:
-            draw(rounds, scratch, figure)
         shutil.rmtree(copy)
+    if figure is not None:
+        draw(rounds, scratch, figure)
     return sorted(ratios)
 
 

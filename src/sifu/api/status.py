@@ -18,7 +18,6 @@ from sifu.core.premises import Status, psi_status
 from sifu.core.replies import LATE
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec.sections import RIDGE
-from sifu.methods.registry import METHODS
 from sifu.requests.deadlines import deadline_of, is_overdue
 from sifu.requests.failures import failure_of
 from sifu.requests.lost_requests import lost_words, still_lost
@@ -158,7 +157,7 @@ class RunStatus:
 
     `rounds` counts the rounds on the active history, `rounds_run` all rounds ever run; for a closed-form head they
     count solves. `psi_star` is the influence that noise of `sigma` hides, and `psi_status` says whether the premises of
-    Psi are met, assumed or failed. `bytes_kept` maps each method to the size in bytes of the files that it needs.
+    Psi are met, assumed or failed.
     `accuracy` (None for regression) and `loss` are means over the active clients' training samples. `held_out` are the
     figures on held-out rows, if there are any.
     """
@@ -182,7 +181,6 @@ class RunStatus:
     psi_star: float | None
     psi_status: Status
     clients: tuple[ClientStatus, ...]
-    bytes_kept: dict[str, int]
     models: tuple[ModelStatus, ...]
     updates: StoredFiles
     statistics: StoredFiles
@@ -294,7 +292,6 @@ def status_of(view: RunView) -> RunStatus:
             ClientStatus(plain_name(reader, k), view.clients[k].samples, _state(view, k), psi[k], psi[k] * multiplier)
             for k in clients_now(reader)
         ),
-        bytes_kept={name: method().bytes_kept(view) for name, method in METHODS.items()},
         models=tuple(
             ModelStatus(node, view.path.depth_of.get(node), row.kept, row.bytes)
             for node, row in reader.models().items()

@@ -131,10 +131,6 @@ class Method(Protocol):
         """
         return noised_premises(claim)
 
-    def bytes_kept(self, view: RunView) -> int:
-        """Return the size in bytes of the files, except the current model, that the next request needs."""
-        return 0
-
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """Return the model that retraining starts from, noise included.
 

@@ -53,7 +53,3 @@ class ClosedForm(Scratch):
         view = claim.view
         noise = (noise_premise(view.noise_source),) if view.spec.release.noise != 0.0 else ()
         return (*record_premises(view.record_history), *closed_form_premises(view.facts), *noise)
-
-    def bytes_kept(self, view: RunView) -> int:
-        """Return the size in bytes of the kept statistics."""
-        return sum(row.bytes for row in view.reader.statistics().values())

@@ -71,11 +71,6 @@ class Groups(Method):
             *before_training_premises(view.facts, view.rate_source(claim.gone)),
         )
 
-    def bytes_kept(self, view: RunView) -> int:
-        """Return the size in bytes of the groups' models on disk."""
-        on_disk = view.reader.models()
-        return sum(on_disk[row.node].bytes for row in group_state.available_group_models(view.reader).values())
-
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:
         """Return the merged model of the groups that no leaving client belonged to, or a fresh model if none exists."""
         leaving = {client for subject in plan.subjects for client in subject.clients}

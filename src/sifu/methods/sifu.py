@@ -53,10 +53,6 @@ class Sifu(Method):
             notes=(*plan.notes, *_notes(view, plan, node)),
         )
 
-    def bytes_kept(self, view: RunView) -> int:
-        """Return the size in bytes of the kept models, except the current one, that a request may roll back to."""
-        return sum(row.bytes for row in view.reader.models().values() if row.kept and row.node != view.reader.tip)
-
 
 def _automatic_sigma(view: RunView, terms: RequestTerms, exposures: Sequence[Exposure]) -> float:
     """Return the least noise of the kept model with the fewest expected rounds, rounded up.

@@ -48,7 +48,6 @@ def issue_certificates(writer: RunWriter, engine: Engine | None, row: RequestRow
         "level": body["level"],
         "run": {"phase": "ready"},
         "certified_models": models,
-        "bytes_kept": recorded.method.bytes_kept(RunView(writer)),
     } | ({"reason": reason} if reason else {})
     evaluations = [] if engine is None else _evaluations(writer, engine, recorded)
     with uninterrupted():

@@ -8,7 +8,7 @@ import numpy as np
 
 from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.method_info import CLOSED_FORM
-from sifu.requests.certification import RecordedRequest, payload_of_request, solves
+from sifu.requests.certification import RecordedRequest, solves
 from sifu.run.run_view import ACTIVE
 from sifu.store.client_accuracy import read_held_out
 from sifu.store.projection import EvaluationRow, RequestRow
@@ -25,13 +25,11 @@ class Cost:
         rounds: Rounds of communication.
         local_steps: Steps of gradient descent, summed over all participants.
         bytes_sent: Size of the models sent to all participants in all rounds, and of their updates.
-        bytes_kept: Size of the files, besides the current model, that the method keeps for the next request.
     """
 
     rounds: int
     local_steps: int
     bytes_sent: int
-    bytes_kept: int
 
 
 def cost_of(reader: RunReader, row: RequestRow) -> Cost:
@@ -46,7 +44,6 @@ def cost_of(reader: RunReader, row: RequestRow) -> Cost:
         rounds=rounds[1] - rounds[0],
         local_steps=steps[1] - steps[0],
         bytes_sent=2 * layout.size * np.dtype(layout.dtype).itemsize * (replies[1] - replies[0]),
-        bytes_kept=int(payload_of_request(reader, row.request, "request done").get("bytes_kept", 0)),
     )
 
 
@@ -57,7 +54,6 @@ def _cost_of_solve(reader: RunReader, row: RequestRow) -> Cost:
         rounds=int(solve["asked"] > (1 if row.records else 0)),  # a rejoining client is always asked: not counted
         local_steps=0,
         bytes_sent=int(solve["bytes_sent"]),
-        bytes_kept=int(payload_of_request(reader, row.request, "request done")["bytes_kept"]),
     )
 
 
