@@ -59,7 +59,7 @@ def draw(rounds: list[int], scratch: list[int], file: Path) -> None:
         yticks=[-line for line in range(len(names))], yticklabels=names, xlabel="Rounds", xlim=(0, 1.3 * again[-1])
     )
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="upper right", frameon=False)
     figure.savefig(file, dpi=130)
 
 
