@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from sifu.choices import Level
 from sifu.errors import InputError
 from sifu.theory.calibration import SMALLEST_DELTA, delta_reached, stated_delta, true_positive_rate
 
@@ -57,7 +56,7 @@ BLIND_GUESS_RATE = 0.01
 """True-positive rate of a blind guess with 1 % false alarms."""
 
 
-def attacker_rate(level: Level, multiplier: float) -> float | None:
+def attacker_rate(level: str, multiplier: float) -> float | None:
     """Return the largest true-positive rate of an attacker with 1 % false alarms, rounded up to four digits.
 
     At level `exact` the rate is 0.01, that of a blind guess. At level `none` there is no bound, and the result is None.

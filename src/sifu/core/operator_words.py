@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from sifu.core.spec import Spec
 
-FLOWER = "flower"
+FLOWER: Final = "flower"
 """`data.name` of a run whose clients are Flower nodes, which keep their data."""
-LOOP = "server loop"
+LOOP: Final = "server loop"
 """`data.name` of a run whose clients communicate with the operator's own program (`sifu.ServerLoop`)."""
-PYTHON = "python"
+PYTHON: Final = "python"
 """`data.name` of a run whose clients were given from Python."""
-NPZ, TABLE = "npz", "table"
+NPZ: Final = "npz"
+TABLE: Final = "table"
 OWN_FILES = (NPZ, TABLE)
 """`data.name` of runs on a user's own files."""
 LAST_CLIENT = (

@@ -228,7 +228,7 @@ class MaskedRound(RemoteRound):
         # Both models have rounding errors; the counterfactual has fewer samples, and its range may be twice as wide.
         others = samples.sum() / (samples.sum() - samples.max())
         rounding = up(error * (1.0 + 2.0 * float(others)))
-        return Average(step, drifts, up(norm_up(step) + error), None, (), rounding)
+        return Average(step, drifts, up(norm_up(step) + error), (), rounding)
 
     def _drifts(self, mean: Floats) -> Floats:
         """Return an infinite drift for each participant, because this class does not ask clients for their drifts."""

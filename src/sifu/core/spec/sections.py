@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from sifu.choices import Approval, Retention
 from sifu.core.replies import OnRejection
@@ -20,7 +20,7 @@ ROW_KINDS = (*HEAD_KINDS, "mlp")
 IMAGE_FEATURES = ("pretrained", "transformers", "module")
 """Feature maps of images with values in [0, 1]; `transformers` and `module` may also take other samples."""
 
-TF32 = "tf32"
+TF32: Final = "tf32"
 """Value of `model.dtype` for float32 models whose products have factors of 10 bits of mantissa."""
 
 PRETRAINED = ("efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2")

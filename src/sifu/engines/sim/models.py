@@ -234,11 +234,13 @@ def module_of_model(model: Model, is_pure: bool) -> str:
         model: Model of a run.
         is_pure: True if the operator declares that it computes from its inputs and parameters alone.
     """
-    plain = type(model) is ModuleModel and model.custom_loss is None
-    if type(model) is LinearModel or (plain and is_sifus(model.factory)):
+    if type(model) is LinearModel:
         return ""
-    if plain and is_known(model.build("float32")):
-        return MODULE_KNOWN
+    if type(model) is ModuleModel and model.custom_loss is None:
+        if is_sifus(model.factory):
+            return ""
+        if is_known(model.build("float32")):
+            return MODULE_KNOWN
     if not is_pure:
         return MODULE_NOT_DECLARED
     if not isinstance(model, ModuleModel):

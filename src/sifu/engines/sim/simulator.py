@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ def _trainer(
         return VectorisedTrainer(model, clients, plan)
     if settings.strategy == "vectorised":
         raise InputError("only linear models can be vectorised; use strategy auto or loop for a module")
-    if by.kernels is not None:
+    if by.kernels is not None and isinstance(model, ModuleModel):
         return by.kernels.cpu_trainer(model.conv_net, clients, plan)
     return LoopTrainer(model, clients, plan, settings.device)
 
@@ -210,7 +210,7 @@ class SimulatedFederation(LacksData, ShowsSamples):
         self.plan = plan = TrainingPlan(self.samples, self._numbers, outputs, training, dtype, self.seed)
         network = model.conv_net if isinstance(model, ModuleModel) and settings.strategy == "auto" else None
         if settings.dtype == TF32:
-            self._trained_by, self._trainer = Trainer(UNKNOWN), NotHere()
+            self._trained_by, self._trainer = Trainer(UNKNOWN), cast("Any", NotHere())
         else:
             self._trained_by = who_trains(network, dtype, "cpu", settings.trainer)
             self._trainer = _trainer(model, checked, plan, settings, self._trained_by)

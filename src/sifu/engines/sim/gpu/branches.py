@@ -79,7 +79,7 @@ class Branches:
         self._scorers = [_viewing(pristine, self._evaluated) for _ in range(count)]
         on_gpu = self._device.type == "cuda"
         self._streams = [torch.cuda.Stream(self._device) for _ in range(count)] if on_gpu else []  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle() if on_gpu else None  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
         self._trainings: dict[tuple[int, int], tuple[Callable[[], None], Tensor, Tensor]] = {}
         self._rows = torch.zeros((count, CHUNK), dtype=torch.int64, device=self._device)
         self._real = torch.zeros((count, CHUNK), dtype=torch.bool, device=self._device)
@@ -185,7 +185,7 @@ def _viewing(pristine: nn.Module, flat: Tensor) -> nn.Module:
     """Return a copy of a module whose parameters are views of a flat vector."""
     module = fresh_copy(pristine).train()
     parameters = list(module.parameters())
-    parts = torch.split(flat, [parameter.numel() for parameter in parameters])
+    parts = flat.split([parameter.numel() for parameter in parameters])  # type: ignore[no-untyped-call]
     for parameter, part in zip(parameters, parts, strict=True):
         parameter.data = part.view(parameter.shape)
     return module

@@ -217,7 +217,7 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
             mean.add_(row, alpha=weight)
         shift = mean - exact
         model = (exact + self.facts.server_rate * shift).to(start.dtype)
-        away = [torch.linalg.vector_norm(part.to(torch.float64) - mean, dim=1) for part in local.split(MEASURED)]
+        away = [torch.linalg.vector_norm(part.to(torch.float64) - mean, dim=1) for part in torch.split(local, MEASURED)]
         ways = (shift, model.to(torch.float64) - origin, exact)
         return model, torch.cat([*away, torch.stack([torch.linalg.vector_norm(way) for way in ways])])
 
@@ -266,7 +266,7 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
             rows, shares = map(self._queue.upload, self._batches(position, clients[chosen], steps, width))
             whole = chosen.size == len(clients)
             into = local if whole else torch.empty_like(local[: chosen.size])
-            self._branches.train([starts[place] for place in chosen], rows, shares, into)
+            self._branches.train([starts[place] for place in chosen.tolist()], rows, shares, into)
             if not whole:
                 local[self._queue.upload(chosen)] = into
         return local
@@ -320,7 +320,7 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
     def _evaluation(self, found: tuple[NDArray[Any], NDArray[Any]], clients: ClientIndices) -> Evaluation:
         chosen, owners = np.asarray(clients, dtype=np.int64), self._chunks(clients)[2]
         hits, losses = (np.bincount(owners, weights=part, minlength=chosen.size) for part in found)
-        return Evaluation(chosen.copy(), self._sizes[chosen], hits.astype(np.int64), losses)
+        return Evaluation(chosen.copy(), self._sizes[chosen], hits.astype(np.int64), losses.astype(np.float64))
 
     def _chunks(self, clients: ClientIndices) -> tuple[Tensor, Tensor, Array]:
         """Return the rows of the chunks of some clients, whether each row counts, and the place of each chunk's client.
