@@ -69,7 +69,7 @@ def observers_of(
 
     >>> observers_of("exact", 0.01).kept_earlier
     'An observer who also kept an earlier release: not protected. Comparing the two can reveal the deleted data.'
-    >>> observers_of("proven", 0.702).later_only[:97]
+    >>> observers_of("proven", 0.702).later_only[:96]
     'An observer who sees only the models released from this request on, with a 1 % false-alarm rate,'
     """
     if before_after is None:
