@@ -25,6 +25,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import sifu
+import sifu_verifier
 from machine import machine_key, one_thread
 from secret_draws import fix_draws
 
@@ -226,6 +227,7 @@ def result_of(name: str) -> Result:
                 secrets.token_bytes()  # as when the digests were recorded, the key is not the first draw
                 opened = run(guard, Path(folder) / "given", given=True)
             given = [statements(opened, number) for number in numbers]
+            assert opened.verify().problems == sifu_verifier.verify(opened.folder) == [], name
             return Result(digest(opened), given, system if guard.noised else given)
         finally:
             patch.undo()

@@ -160,7 +160,7 @@ def test_words_never_promise_more_than_the_level(busy: ReportData) -> None:
     assert "contributed nothing before this request" in promise(of_records)
     assert "without this record" in promise(replace(of_records, method="closed_form"))
     assert observers(replace(request, certificate=None)) == ()
-    assert "group as a whole" in promise(busy.requests[1]) or busy.requests[1].level == "exact"
+    assert "each of these clients separately" in promise(busy.requests[1]) or busy.requests[1].level == "exact"
     nothing = replace(busy, requests=(replace(request, level="none"),))
     assert "certified" not in verdict(nothing)
     assert "removed without any guarantee" in verdict(nothing)

@@ -107,8 +107,6 @@ def rounds(engine: SimulatedFederation, active: np.ndarray, count: int = ROUNDS)
         done = engine.run_round(model, Position(1, place), active)
         model = done.model
         seen += [model.astype(np.float64), done.drifts, done.samples.astype(np.float64), np.array([done.mean_shift])]
-        assert done.gram is not None
-        seen.append(done.gram.ravel())
     return np.concatenate([*seen, engine.evaluate(model, active).loss_sum])
 
 

@@ -58,7 +58,6 @@ def test_a_round_agrees_with_the_loop(make_federation, kind, dtype, momentum, we
             assert relative(result.model - start, expected.model - start) < TOLERANCE[dtype]
             if result.participants.size > 1:
                 assert relative(result.drifts, expected.drifts) < TOLERANCE[dtype]
-                assert relative(result.gram, expected.gram) < 2 * TOLERANCE[dtype]
             assert result.mean_shift == pytest.approx(expected.mean_shift, rel=TOLERANCE[dtype])
             assert result.rounding == expected.rounding
             assert (result.participants == expected.participants).all()
