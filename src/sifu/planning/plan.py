@@ -36,7 +36,7 @@ class MethodOption:
         refused: Reason why this run does not allow the method, or an empty string if it does.
         source_rounds: Number of rounds that led to the model that training restarts from, or None for a fresh model.
         noise_std: Standard deviation of the noise.
-        may_be_chosen: False for methods that ignore the request's sigma, and for experimental controls.
+        may_be_chosen: False for methods that ignore the request's sigma.
     """
 
     method: str
@@ -125,7 +125,8 @@ def reason_of(method: str, compared: Sequence[MethodOption], least: Level) -> st
         return f"{method}: the only method that reaches at least the required level ({least}); it is {taken.level}"
     if taken.level == "exact":
         return f"{method}: exact, and no other method of level {least} needs less than half of its rounds"
-    return f"{method}: the fewest rounds of level {least} or better; an exact method would need over twice as many"
+    more = "; an exact method would need over twice as many" if any(way.level == "exact" for way in others) else ""
+    return f"{method}: the fewest rounds of level {least} or better{more}"
 
 
 def rounds_words(rounds: int | None) -> str:
