@@ -37,7 +37,6 @@ def random_spec(dice: random.Random, seed: int) -> dict[str, Any]:
             "weight_decay": dice.choice([0.0, 0.0, 0.01, 0.5]),
         },
         "server": {
-            "rate": dice.choice([1.0, 1.0, 0.3, 0.7, 1.3, 2.0, 2.5]),
             "participation": dice.choice(["all", "poisson(0.15)", "poisson(0.5)", "poisson(0.9)"]),
         },
         "stop": {"target": 0.0, "max_rounds": dice.randint(3, 8)},
