@@ -18,8 +18,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "constraints.txt"
-PROJECTS = ("pyproject.toml", "paper/pyproject.toml", "verifier/pyproject.toml")
-HASHED = {"console": {"console", "onnx", "parquet", "timestamps"}, "all": None}
+PROJECTS = tuple(f"{folder}pyproject.toml" for folder in ("", "kernels/", "paper/", "verifier/"))
+HASHED = {"console": {"console", "onnx", "parquet"}, "all": None}
 """Hashed files and their extras; None means all extras for users."""
 DEVELOPERS = {"dev", "docs"}
 NOT_HASHED = {"torch"}
