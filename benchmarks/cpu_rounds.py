@@ -4,7 +4,7 @@ networks.
     python benchmarks/cpu_rounds.py linear                      everything, about two minutes
     python benchmarks/cpu_rounds.py linear --only loop many     some parts
     python benchmarks/cpu_rounds.py linear --mnist mnist.npz    real digits instead of random ones of the same size
-    python benchmarks/cpu_rounds.py network --model cnn_cifar10 --turns 9
+    python benchmarks/cpu_rounds.py network --turns 9
 
 Compared programs run in turns, so that a busy machine slows both; the medians of the turns are printed.
 
@@ -35,19 +35,22 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sifu.core.engine import Position
-from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation, SimulationSettings, Strategy, make_model
+from sifu.engines.sim import (
+    ConvNet,
+    Convolution,
+    LocalTraining,
+    ModuleModel,
+    SimulatedFederation,
+    SimulationSettings,
+    Strategy,
+)
 from sifu.theory.participation import Participation
 from sifu.theory.regularity import local_regularity
 from sifu.theory.rollback import crosses_a_level, level_ladder
 from sifu.theory.tracking import SensitivityTracker, summarise_round
 
-SETTINGS = {
-    "cnn_cifar10": ((3, 32, 32), 10, 5, 5),
-    "cnn_cifar100": ((3, 32, 32), 100, 5, 5),
-    "cnn_fashion_mnist": ((1, 28, 28), 10, 10, 5),
-    "cnn_celeba": ((3, 64, 64), 2, 20, 10),
-}
-"""Shape of an image, classes, clients per round, K."""
+SHAPE, CLASSES, PARTICIPANTS, STEPS = (3, 32, 32), 10, 5, 5
+NETWORK = ConvNet(SHAPE, (Convolution(32), Convolution(64), Convolution(64, pool=False)), (64,), CLASSES)
 CLIENTS, SAMPLES, BATCH, RATE, MOMENTUM = 100, 100, 20, 0.01, 0.9
 
 
@@ -254,31 +257,29 @@ def plain_round(
 def network(chosen: argparse.Namespace) -> None:
     """Print a table of a network's rounds."""
     torch.set_num_threads(chosen.threads)
-    shape, classes, participants, steps = SETTINGS[chosen.model]
     generator = np.random.default_rng(0)
     clients = [
         Client(
             f"client-{number}",
-            generator.standard_normal((SAMPLES, *shape), dtype=np.float32),
-            generator.integers(0, classes, SAMPLES),
+            generator.standard_normal((SAMPLES, *SHAPE), dtype=np.float32),
+            generator.integers(0, CLASSES, SAMPLES),
         )
         for number in range(CLIENTS)
     ]
-    model = make_model(chosen.model, shape, classes)
-    assert isinstance(model, ModuleModel)
+    model = ModuleModel(NETWORK)
     federation = SimulatedFederation(
         clients,
         model,
-        LocalTraining(RATE, steps, BATCH, MOMENTUM),
-        SimulationSettings(participation=Participation("fixed", count=participants), dtype="float32"),
+        LocalTraining(RATE, STEPS, BATCH, MOMENTUM),
+        SimulationSettings(participation=Participation("fixed", count=PARTICIPANTS), dtype="float32"),
     )
     everyone = np.arange(CLIENTS)
     start = federation.initial_model(0)
-    data = [(torch.from_numpy(client.x), torch.from_numpy(client.y)) for client in clients[:participants]]
+    data = [(torch.from_numpy(client.x), torch.from_numpy(client.y)) for client in clients[:PARTICIPANTS]]
     module, channels_last = model.build("float32"), model.build("float32").to(memory_format=torch.channels_last)
     contenders: dict[str, Callable[[int], Any]] = {
-        "plain loop": lambda number: plain_round(module, torch.from_numpy(start), data, steps),
-        "plain loop, channels last": lambda number: plain_round(channels_last, torch.from_numpy(start), data, steps),
+        "plain loop": lambda number: plain_round(module, torch.from_numpy(start), data, STEPS),
+        "plain loop, channels last": lambda number: plain_round(channels_last, torch.from_numpy(start), data, STEPS),
         "ours": lambda number: federation.run_round(start, Position(0, number), everyone),
         "ours, evaluating all 100 clients": lambda number: federation.evaluate(start, everyone),
     }
@@ -312,7 +313,6 @@ def main() -> None:
     linear_options.add_argument("--only", nargs="+", choices=parts, default=list(parts))
     linear_options.add_argument("--mnist", type=Path, help="an .npz file with x_train and y_train")
     linear_options.add_argument("--clock", choices=CLOCKS, default="wall")
-    network_options.add_argument("--model", choices=sorted(SETTINGS), default="cnn_cifar10")
     network_options.add_argument("--turns", type=int, default=9)
     network_options.add_argument("--rounds", type=int, default=3, help="rounds per turn")
     network_options.add_argument("--threads", type=int, default=torch.get_num_threads())

@@ -26,9 +26,15 @@ from sifu.core.engine import Engine, Position
 from sifu.core.round_stream import RoundsWanted, stream_rounds
 from sifu.core.spec import StopSpec
 from sifu.data.client_data import ClientData
-from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation, SimulationSettings
+from sifu.engines.sim import (
+    ConvNet,
+    Convolution,
+    LocalTraining,
+    ModuleModel,
+    SimulatedFederation,
+    SimulationSettings,
+)
 from sifu.engines.sim.gpu.graph_engine import GraphEngine
-from sifu.engines.sim.networks import CONV_NETS
 from sifu.theory.participation import Participation
 from sifu.theory.rollback import crosses_a_level
 from sifu.theory.tracking import SensitivityTracker, summarise_round
@@ -49,7 +55,7 @@ def random_clients() -> list[ClientData]:
 
 def workload_b(clients: list[ClientData], seed: int, dtype: str) -> SimulatedFederation:
     """Return the federation of workload B."""
-    network = CONV_NETS["cnn_cifar10"](SHAPE, CLASSES)
+    network = ConvNet(SHAPE, (Convolution(32), Convolution(64), Convolution(64, pool=False)), (64,), CLASSES)
     settings = SimulationSettings(participation=Participation("fixed", count=5), dtype=dtype, seed=seed)  # type: ignore[arg-type]
     return SimulatedFederation(clients, ModuleModel(network), B, settings)
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import typing
-
 import numpy as np
 from peers.contest import Stopwatch, main
-from peers.workloads import ConvNet, Setting, Workload
+from peers.workloads import Setting, Workload
 
 from sifu.core.engine import Engine, Position, RoundResult
 from sifu.core.layout import ModelLayout, Vector
-from sifu.core.spec import ModelSpec, Spec
+from sifu.core.spec import Spec
 from sifu.data import ClientData
-from sifu.engines.sim import ModuleModel
+from sifu.engines.sim import ConvNet, Convolution, ModuleModel
 from sifu.run.clients_and_engine import engine_from_spec
 from sifu.run.regularities import Regularities
 from sifu.run.training import levels_to_keep
@@ -21,17 +19,15 @@ from sifu.theory.rollback import crosses_a_level, thin
 from sifu.theory.rounding import norm
 from sifu.theory.tracking import SensitivityTracker, summarise_round
 
-CONVOLUTIONAL = "cnn_cifar10"
+CONVOLUTIONAL = ConvNet((3, 32, 32), (Convolution(32), Convolution(64), Convolution(64, pool=False)), (64,), outputs=10)
 
 
 def spec_of(setting: Setting) -> Spec:
     """Return the setting as a spec."""
-    named = CONVOLUTIONAL in typing.get_args(typing.get_type_hints(ModelSpec)["kind"])
-    network = CONVOLUTIONAL if named else "python"
     return Spec.from_mapping(
         {
             "data": {"name": "python", "clients": setting.clients, "samples_per_client": setting.samples},
-            "model": {"kind": "softmax" if setting.name == "A" else network, "outputs": 10, "dtype": "float32"},
+            "model": {"kind": "softmax" if setting.name == "A" else "python", "outputs": 10, "dtype": "float32"},
             "local": {
                 "rate": setting.rate,
                 "steps": setting.steps,
@@ -45,11 +41,11 @@ def spec_of(setting: Setting) -> Spec:
 
 
 def engine_of(workload: Workload) -> tuple[Engine, Spec]:
-    """Return the engine that a user of the API gets; networks that no spec names use `ModuleModel`."""
+    """Return the engine that a user of the API gets."""
     names = (f"client-{number:03d}" for number in range(len(workload.x)))
     clients = [ClientData(*fields) for fields in zip(names, workload.x, workload.y, strict=True)]
     spec = spec_of(workload.setting)
-    return engine_from_spec(spec, clients, ModuleModel(ConvNet) if spec.model.kind == "python" else None)
+    return engine_from_spec(spec, clients, ModuleModel(CONVOLUTIONAL) if spec.model.kind == "python" else None)
 
 
 def _turned(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import NETWORKS
 from torch import nn
 
 from covering import covering
@@ -21,9 +22,8 @@ from sifu.engines.sim import (
     ModuleModel,
     SimulatedFederation,
     SimulationSettings,
-    make_model,
 )
-from sifu.engines.sim.networks import CONV_NETS, kept_units
+from sifu.engines.sim.networks import image_shape, kept_units
 from sifu.errors import InputError
 from sifu_kernels import conv_trainer
 from sifu_kernels.conv_pass import (
@@ -39,13 +39,13 @@ from sifu_kernels.conv_pass import (
 
 SHAPES = {  # the smallest valid images, with odd sizes so that pooling drops a row
     "cnn": (8, 9),
-    "cnn_fashion_mnist": (1, 7, 8),
-    "cnn_cifar10": (3, 19, 18),
-    "cnn_cifar100": (3, 20, 21),
-    "cnn_celeba": (3, 11, 16),
+    "dropout": (1, 7, 8),
+    "three": (3, 19, 18),
+    "three wide": (3, 20, 21),
+    "no hidden layer": (3, 11, 16),
 }
-PAPER = {"cnn_fashion_mnist": (1, 28, 28), "cnn_cifar10": (3, 32, 32), "cnn_cifar100": (3, 32, 32)} | {
-    "cnn_celeba": (3, 64, 64),
+USUAL = {"dropout": (1, 28, 28), "three": (3, 32, 32), "three wide": (3, 32, 32)} | {
+    "no hidden layer": (3, 64, 64),
 }
 MOMENTUM = (0.0, 0.9, 0.5)
 TOLERANCE = {"float64": 1e-10, "float32": 2e-3}
@@ -70,6 +70,8 @@ def images(shape: tuple[int, ...], sizes: tuple[int, ...] = (3, 7, 12), outputs:
 
 
 def federation(model: Any, clients: list[Client], strategy: str, dtype: str = "float64", **options: Any) -> Any:
+    if isinstance(model, str):
+        model = ModuleModel(NETWORKS[model](image_shape(model, clients[0].x.shape[1:]), 4))
     options = {"rate": 0.05, "steps": 3, "batch_size": 5} | options
     return SimulatedFederation(
         clients, model, LocalTraining(**options), SimulationSettings(dtype=dtype, seed=5, strategy=strategy)
@@ -111,12 +113,12 @@ def test_a_round_agrees_with_the_loop(name, dtype, momentum, weight_decay, batch
     assert disagreement(name, images(SHAPES[name]), dtype, **options) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("name", PAPER)
-def test_the_papers_own_sizes_agree(name):
-    clients = images(PAPER[name], sizes=(9, 4))
+@pytest.mark.parametrize("name", USUAL)
+def test_usual_sizes_agree(name):
+    clients = images(USUAL[name], sizes=(9, 4))
     assert disagreement(name, clients, "float64", batch_size=4, steps=2, momentum=0.9) < 1e-10
     fast = federation(name, clients, "auto")
-    assert fast.layout.size == sum(p.numel() for p in make_model(name, PAPER[name], 4).build("float32").parameters())
+    assert fast.layout.size == sum(p.numel() for p in NETWORKS[name](USUAL[name], 4)().parameters())
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_what_the_network_cannot_take_is_named():
 
 
 def test_both_kinds_of_tiles_are_tried():
-    kinds = [tiles_kind(layer) for layer in CONV_NETS["cnn_cifar10"]((3, 32, 32), 10).convolution_layers]
+    kinds = [tiles_kind(layer) for layer in NETWORKS["three"]((3, 32, 32), 10).convolution_layers]
     assert kinds == [DenseTiles, WinogradTiles, WinogradTiles]
 
 
@@ -183,7 +185,7 @@ def change_after_ties(name: str, strategy: str) -> np.ndarray:
         client.x = (client.x > 0).astype(np.float64)
     engine = federation(name, clients, strategy, steps=1)
     start = engine.initial_model(0)
-    for layer in CONV_NETS[name](clients[0].x.shape[-3:] if len(SHAPES[name]) == 3 else (1, *SHAPES[name]), 4).layers:
+    for layer in NETWORKS[name](clients[0].x.shape[-3:] if len(SHAPES[name]) == 3 else (1, *SHAPES[name]), 4).layers:
         if len(layer.weight_shape) == 4:
             weight = np.zeros(layer.weight_shape)
             outputs = np.arange(layer.weight_shape[0])
@@ -224,7 +226,7 @@ def test_dropout_agrees_in_two_layers_and_pieces(monkeypatch):
 def test_a_wrong_mask_would_be_found_out(monkeypatch):
     """Negative control: the mask of the next sample is noticed."""
     monkeypatch.setattr(conv_trainer, "kept_units", lambda key, first, *others: kept_units(key, first + 1, *others))
-    assert disagreement("cnn_fashion_mnist", images(SHAPES["cnn_fashion_mnist"]), "float64") > 1e-3
+    assert disagreement("dropout", images(SHAPES["dropout"]), "float64") > 1e-3
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -242,10 +244,10 @@ def test_evaluation_agrees_and_keeps_the_order_asked_for(name, dtype):
 def test_a_round_replays_bit_for_bit_on_any_number_of_threads(threads, monkeypatch):
     """Rounds replay bit for bit with more or fewer clients than threads, and with whole batches in many pieces."""
     monkeypatch.setattr(conv_trainer, "CLIENTS_AHEAD", 3)
-    clients = images(SHAPES["cnn_fashion_mnist"], sizes=(3, 7, 12, 31, 5))
+    clients = images(SHAPES["dropout"], sizes=(3, 7, 12, 31, 5))
     for piece in (1, 2**20):
         monkeypatch.setattr(conv_trainer, "PIECE_BYTES", piece)
-        fast = federation("cnn_fashion_mnist", clients, "auto", "float32", batch_size=None, momentum=0.9)
+        fast = federation("dropout", clients, "auto", "float32", batch_size=None, momentum=0.9)
         start = fast.initial_model(0)
         for active in (np.arange(5), np.array([3]), np.array([0, 3]), np.arange(0)):
             first, again = (fast.run_round(start, Position(1, 4), active) for _ in range(2))
@@ -262,7 +264,7 @@ def test_a_round_replays_bit_for_bit_on_any_number_of_threads(threads, monkeypat
 
 
 def test_fewer_steps_agree_with_the_loop():
-    loop, fast = (federation("cnn_fashion_mnist", images((1, 7, 8)), strategy) for strategy in ("loop", "auto"))
+    loop, fast = (federation("dropout", images((1, 7, 8)), strategy) for strategy in ("loop", "auto"))
     start = loop.initial_model(0)
     expected, updates = (engine.local_updates(start, Position(0, 1), np.array([2, 0]), 2) for engine in (loop, fast))
     assert relative(updates, expected) < 1e-10

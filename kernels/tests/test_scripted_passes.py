@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import NETWORKS
 
 from sifu.core.engine import Position
-from sifu.engines.sim import LocalTraining, SimulatedFederation, SimulationSettings
-from sifu.engines.sim.networks import CONV_NETS, ConvNet, Convolution
+from sifu.engines.sim import LocalTraining, ModuleModel, SimulatedFederation, SimulationSettings
+from sifu.engines.sim.networks import ConvNet, Convolution
 from sifu.engines.sim.threads import scripted
 from sifu_kernels import conv_trainer as trainer
 from sifu_kernels.conv_pass import ConvPass, padded_images, parameter_views, prepare
 
-NETWORKS = [
-    CONV_NETS["cnn_cifar10"]((3, 19, 18), 4),
-    CONV_NETS["cnn_fashion_mnist"]((1, 7, 8), 4),
+PASSES = [
+    NETWORKS["three"]((3, 19, 18), 4),
+    NETWORKS["dropout"]((1, 7, 8), 4),
     ConvNet((17, 5, 5), (Convolution(4, 1, True), Convolution(20, 1, False)), (5, 6), 4, dropout=0.3),
     ConvNet((2, 6, 7), (Convolution(5, 1, False),), (), 3),
 ]
@@ -60,7 +61,7 @@ def gradients(conv_pass: ConvPass, network: ConvNet, dtype: torch.dtype) -> list
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", PASSES)
 def test_compiled_passes_make_the_same_bits(network, dtype):
     plain, compiled = ConvPass(network, 6, dtype), scripted(ConvPass(network, 6, dtype))
     assert isinstance(compiled, torch.jit.ScriptModule)
@@ -72,7 +73,7 @@ def test_compiled_passes_make_the_same_bits(network, dtype):
 def test_compiling_says_nothing():
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        assert isinstance(scripted(ConvPass(NETWORKS[3], 2, torch.float32)), torch.jit.ScriptModule)
+        assert isinstance(scripted(ConvPass(PASSES[3], 2, torch.float32)), torch.jit.ScriptModule)
     assert said == []
 
 
@@ -85,7 +86,7 @@ def rounds(clients: int = 5) -> list[bytes]:
     ]
     federation = SimulatedFederation(
         data,
-        "cnn_fashion_mnist",
+        ModuleModel(NETWORKS["dropout"]((1, 9, 8), 4)),
         LocalTraining(0.05, 4, 5, 0.9),
         SimulationSettings(dtype="float32", seed=5),
     )
@@ -125,6 +126,6 @@ def test_without_torchscript_the_same_code_runs(monkeypatch):
         raise RuntimeError("torch.jit.script is no more")
 
     monkeypatch.setattr(torch.jit, "script", gone)
-    module = ConvPass(NETWORKS[3], 2, torch.float32)
+    module = ConvPass(PASSES[3], 2, torch.float32)
     assert scripted(module) is module
     assert rounds() == expected

@@ -25,7 +25,7 @@ from sifu.data.npz import REAL_KINDS, read_arrays
 from sifu.data.table import read_features
 from sifu.data.table_coding import TableCoding
 from sifu.engines.sim.models import TORCH_TYPES, Model, evaluated_module, make_model
-from sifu.engines.sim.networks import CONV_NETS
+from sifu.engines.sim.networks import cnn
 from sifu.errors import InputError
 from sifu.run.features import map_for
 from sifu.theory.arrays import Array
@@ -320,7 +320,7 @@ def _network(parameters: dict[str, Array], description: dict[str, Any], own: Mod
         elif kind == "mlp":
             model = make_model(kind, (int(parameters["1.weight"].shape[1]),), outputs)
         else:
-            model = make_model(kind, tuple(shape or _shape_that_fits(kind, parameters, outputs)), outputs)
+            model = make_model(kind, tuple(shape or _shape_that_fits(parameters, outputs)), outputs)
         network = model.build(description["dtype"])
         network.load_state_dict({name: torch.from_numpy(values.copy()) for name, values in parameters.items()})
     except (RuntimeError, KeyError, IndexError) as error:
@@ -328,14 +328,12 @@ def _network(parameters: dict[str, Array], description: dict[str, Any], own: Mod
     return network.requires_grad_(False)
 
 
-def _shape_that_fits(kind: str, parameters: dict[str, Array], outputs: int) -> tuple[int, int, int]:
+def _shape_that_fits(parameters: dict[str, Array], outputs: int) -> tuple[int, int, int]:
     """Return the smallest square image shape that fits the first linear layer; other shapes may fit as well."""
-    if kind not in CONV_NETS:
-        return (int(next(iter(parameters.values())).shape[1]), 8, 8)  # residual networks take images of any size
     channels = int(parameters["conv1.weight"].shape[1])
     for side in range(1, LARGEST_SIDE + 1):
         try:
-            network = CONV_NETS[kind]((channels, side, side), outputs)
+            network = cnn((channels, side, side), outputs)
         except InputError:  # the image is too small
             continue
         if network.linear_layers[0].features_in == parameters["fc1.weight"].shape[1]:

@@ -31,7 +31,6 @@ from sifu.engines.sim import (
 from sifu.engines.sim.gpu import branches, graph_engine
 from sifu.engines.sim.gpu.branches import is_captured
 from sifu.engines.sim.gpu.graph_engine import GraphEngine
-from sifu.engines.sim.networks import CONV_NETS
 from sifu.errors import InputError, RoundRejectedError
 from sifu.theory.participation import Participation
 
@@ -39,9 +38,19 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = (2, 8, 8)
 SIZES = (7, 4, 40, 5, 33, 12)
 NETWORK = ConvNet(SHAPE, (Convolution(4, 1), Convolution(6, 1, pool=False)), (5,), 3)
+
 MODELS: dict[str, Any] = {
     "network": ModuleModel(NETWORK),
-    "residual": make_model("resnet_small", SHAPE, 3),
+    "norms": ModuleModel(
+        lambda: nn.Sequential(
+            nn.Conv2d(SHAPE[0], 8, 3),
+            nn.GroupNorm(2, 8),
+            nn.ReLU(),
+            nn.AvgPool2d(6),
+            nn.Flatten(),
+            nn.Linear(8, 3),
+        )
+    ),
     "mlp": make_model("mlp", SHAPE, 3),
     "linear": LinearModel("softmax", 128, 3),
     "layers of torch": ModuleModel(lambda: nn.Sequential(nn.Flatten(), nn.Linear(128, 4), nn.Tanh(), nn.Linear(4, 3))),
@@ -136,7 +145,7 @@ def test_float32_agrees_and_single_rounds_have_the_bits_of_a_stream() -> None:
 
 
 @pytest.mark.parametrize("training", [TRAININGS["whole data"], TRAININGS["momentum"]], ids=["whole data", "momentum"])
-@pytest.mark.parametrize("model", [MODELS["network"], MODELS["residual"], MODELS["linear"]])
+@pytest.mark.parametrize("model", [MODELS["network"], MODELS["norms"], MODELS["linear"]])
 def test_a_group_has_the_same_bits_whoever_trains_beside_it(
     model: Any, training: LocalTraining, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,7 +263,9 @@ def test_every_model_above_is_captured() -> None:
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 def test_with_nearly_full_memory_bits_are_the_same_or_the_run_is_refused() -> None:
     """An allocation that fails is an error, never another algorithm."""
-    network = ModuleModel(CONV_NETS["cnn_cifar10"]((3, 32, 32), 10))
+    network = ModuleModel(
+        ConvNet((3, 32, 32), (Convolution(32), Convolution(64), Convolution(64, pool=False)), (64,), 10)
+    )
     generator = np.random.default_rng(1)
     clients = [
         ClientData(f"{number}", generator.standard_normal((100, 3, 32, 32)), generator.integers(0, 10, 100))

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 import sifu
 from run_tools import small_spec
+from sifu.engines.sim import ConvNet, Convolution, ModuleModel
 from sifu.engines.sim.gpu.graph_engine import GraphEngine
 from sifu.engines.sim.simulator import FederationOnDevice
 from sifu.errors import InputError
@@ -101,8 +102,9 @@ def test_exact_on_a_gpu_trusts_that_it_repeats_its_bits(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_a_network_that_no_graph_replays_is_conditional(tmp_path: Path) -> None:
     """Dropout trains by the plain loop on the device, whose bits are not known to repeat."""
-    spec = NETWORK | {"model": {"kind": "cnn_fashion_mnist", "dtype": "float32"}}
-    run = sifu.train(spec, run=tmp_path / "run", device="cuda")
+    spec = NETWORK | {"model": {"kind": "python", "dtype": "float32"}}
+    network = ModuleModel(ConvNet((1, 8, 8), (Convolution(4, 1),), (8,), 10, dropout=0.1))
+    run = sifu.train(spec, model=network, run=tmp_path / "run", device="cuda")
     assert isinstance(run.engine(), FederationOnDevice)
     (outcome,) = run.forget(["client-003"], "case", method="scratch")
     assert (outcome.level, statuses(run, "case")["layout"]) == ("conditional", "assumed")

@@ -11,12 +11,12 @@ import pytest
 
 import sifu
 from run_tools import small_spec
-from sifu.engines.sim.networks import CONV_NETS
+from sifu.engines.sim.networks import cnn
 from sifu.engines.sim.plain_loop import LoopTrainer
 from sifu.engines.sim.trainers import OWN, who_trains
 from sifu.errors import InputError
 
-NETWORK = CONV_NETS["cnn"]((1, 8, 8), 3)
+NETWORK = cnn((1, 8, 8), 3)
 SPEC = small_spec(
     data={"clients": 4, "samples_per_client": 4},
     model={"kind": "cnn", "dtype": "float32"},

@@ -78,28 +78,10 @@ class DataSpec:
 class ModelSpec:
     """The model."""
 
-    kind: Literal[
-        "softmax",
-        "logistic",
-        "least_squares",
-        "mlp",
-        "cnn",
-        "cnn_fashion_mnist",
-        "cnn_cifar10",
-        "cnn_cifar100",
-        "cnn_celeba",
-        "authors_cifar10",
-        "authors_cifar100",
-        "authors_celeba",
-        "resnet_small",
-        "ridge",
-        "python",
-    ] = key(
+    kind: Literal["softmax", "logistic", "least_squares", "mlp", "cnn", "ridge", "python"] = key(
         "softmax",
         "softmax, logistic, least_squares (can be proven); ridge (in closed form: exact, one round, see [ridge]); mlp, "
-        "cnn, and the paper's cnn_fashion_mnist, cnn_cifar10, cnn_cifar100, cnn_celeba; authors_cifar10, "
-        "authors_cifar100, authors_celeba as in its authors' code; resnet_small, a residual network (conditional at "
-        "best)",
+        "cnn (conditional at best)",
     )
     outputs: int = key(0, "classes or outputs; 0 takes the data set's own, or counts the labels of your own data")
     init: Literal["zeros", "random"] = key("zeros", "zeros or random; linear models only")

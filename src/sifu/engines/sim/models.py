@@ -24,7 +24,7 @@ from sifu.core.round import keyed_generator
 from sifu.data.own_modules import check_trainable, declared, declared_function, fixed_generators, fresh_copy, is_known
 from sifu.engines.sim.embedded_clients import OBJECTIVES, Objective, ObjectiveName
 from sifu.engines.sim.local_training import torch_seed
-from sifu.engines.sim.networks import CONV_NETS, ConvNet, LinearScores, SmallResidualNet, image_shape, mlp
+from sifu.engines.sim.networks import ConvNet, LinearScores, cnn, image_shape, mlp
 from sifu.errors import InputError
 from sifu.theory.arrays import Array
 from sifu.theory.facts import (
@@ -189,7 +189,7 @@ class Recipe:
 
 def is_sifus(factory: Callable[[], nn.Module]) -> bool:
     """Return whether a factory makes one of sifu's own networks, which keep no state between clients."""
-    return type(factory) is ConvNet or (type(factory) is Recipe and factory.make in (mlp, SmallResidualNet))
+    return type(factory) is ConvNet or (type(factory) is Recipe and factory.make is mlp)
 
 
 Model = LinearModel | ModuleModel
@@ -201,7 +201,7 @@ def make_model(
     """Make the model that a spec names.
 
     Args:
-        name: softmax, logistic, least_squares, mlp, resnet_small, or a key of `CONV_NETS`.
+        name: softmax, logistic, least_squares, mlp or cnn.
         input_shape: Shape of a sample.
         outputs: Number of outputs.
         init: Initialisation of a linear model; networks always start at random.
@@ -214,16 +214,13 @@ def make_model(
     """
     if name in OBJECTIVES:
         return LinearModel(name, math.prod(input_shape), outputs, init)  # type: ignore[arg-type]
-    if name in CONV_NETS:
-        network = CONV_NETS[name](image_shape(name, tuple(input_shape)), outputs)
+    if name == "cnn":
+        network = cnn(image_shape(name, tuple(input_shape)), outputs)
         return ModuleModel(network, initial_source=DRAWN_FROM_SEED)
-    if name == "resnet_small":
-        shape = image_shape(name, tuple(input_shape))
-        return ModuleModel(Recipe(SmallResidualNet, (shape, outputs)), initial_source=DRAWN_FROM_SEED)
     if name == "mlp":
         recipe = Recipe(mlp, (tuple(input_shape), outputs, HIDDEN_UNITS))
         return ModuleModel(recipe, initial_source=DRAWN_FROM_SEED)
-    names = [*OBJECTIVES, "mlp", "resnet_small", *CONV_NETS]
+    names = [*OBJECTIVES, "mlp", "cnn"]
     raise InputError(f"model {name!r} is unknown: use one of {', '.join(names)}")
 
 

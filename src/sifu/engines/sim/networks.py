@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -307,29 +306,9 @@ def mlp(input_shape: tuple[int, ...], outputs: int, hidden: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), hidden), nn.Tanh(), nn.Linear(hidden, outputs))
 
 
-_CIFAR = (Convolution(32), Convolution(64), Convolution(64, pool=False))
-_AUTHORS_CIFAR = (Convolution(32), Convolution(64), Convolution(64, pool=False, relu=False))
-_AUTHORS_CELEBA = tuple(Convolution(channels, 1, relu=False) for channels in (8, 16, 32))
-
-CONV_NETS: dict[str, Callable[[tuple[int, int, int], int], ConvNet]] = {
-    "cnn": lambda shape, outputs: ConvNet(shape, (Convolution(16, 1), Convolution(32, 1)), (64,), outputs),
-    "cnn_fashion_mnist": lambda shape, outputs: ConvNet(
-        shape, (Convolution(32, 1), Convolution(64, 1)), (256,), outputs, dropout=0.1
-    ),
-    "cnn_cifar10": lambda shape, outputs: ConvNet(shape, _CIFAR, (64,), outputs),
-    "cnn_cifar100": lambda shape, outputs: ConvNet(shape, _CIFAR, (256,), outputs),
-    "cnn_celeba": lambda shape, outputs: ConvNet(
-        shape, (Convolution(8, 1), Convolution(16, 1), Convolution(32, 1)), (), outputs
-    ),
-    "authors_cifar10": lambda shape, outputs: ConvNet(shape, _AUTHORS_CIFAR, (64,), outputs),
-    "authors_cifar100": lambda shape, outputs: ConvNet(shape, _AUTHORS_CIFAR, (256,), outputs),
-    "authors_celeba": lambda shape, outputs: ConvNet(shape, _AUTHORS_CELEBA, (), outputs),
-}
-"""Convolutional networks for any image size, by their name in a spec: a small network and the paper's networks.
-
-In `cnn_...` a ReLU follows every convolution. `authors_...` follow the code of the paper's authors, which omits the
-ReLU after the third convolution for CIFAR-10 and CIFAR-100, and after all convolutions for CelebA.
-"""
+def cnn(input_shape: tuple[int, int, int], outputs: int) -> ConvNet:
+    """Describe the convolutional network that a spec names, for images of any size."""
+    return ConvNet(input_shape, (Convolution(16, 1), Convolution(32, 1)), (64,), outputs)
 
 
 class LinearScores(nn.Module):
@@ -343,61 +322,3 @@ class LinearScores(nn.Module):
     def forward(self, samples: Tensor) -> Tensor:
         """Return the scores of a batch of flat samples."""
         return samples @ self.weight + self.bias
-
-
-CHANNELS = (8, 16, 32)
-"""Number of channels of each stage; every stage but the first halves height and width."""
-NORMALISED_TOGETHER = 4
-"""Number of channels per normalisation group."""
-
-
-def _normalisation(channels: int) -> nn.Module:
-    return nn.GroupNorm(channels // NORMALISED_TOGETHER, channels)
-
-
-class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions in parallel to a shortcut, which is a 1x1 convolution if the shape changes."""
-
-    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False)
-        self.first_norm = _normalisation(channels)
-        self.second = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.second_norm = _normalisation(channels)
-        same = stride == 1 and channels_in == channels
-        self.shortcut = nn.Identity() if same else nn.Conv2d(channels_in, channels, 1, stride, bias=False)
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Return the sum of the shortcut and the convolutions, after ReLU."""
-        inner = functional.relu(self.first_norm(self.first(values)))
-        return functional.relu(self.second_norm(self.second(inner)) + self.shortcut(values))
-
-
-class SmallResidualNet(nn.Module):
-    """3x3 convolution, one residual block for each of `CHANNELS`, the mean over pixels, and a linear layer.
-
-    >>> import torch
-    >>> network = SmallResidualNet((3, 32, 32), 10)
-    >>> tuple(network(torch.zeros(2, 3, 32, 32)).shape), sum(values.numel() for values in network.parameters())
-    ((2, 10), 19858)
-    """
-
-    def __init__(self, input_shape: tuple[int, int, int], outputs: int) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(input_shape[0], CHANNELS[0], 3, padding=1, bias=False)
-        self.stem_norm = _normalisation(CHANNELS[0])
-        before = (CHANNELS[0], *CHANNELS)
-        self.blocks = nn.Sequential(
-            *(
-                ResidualBlock(before[place], channels, stride=1 if place == 0 else 2)
-                for place, channels in enumerate(CHANNELS)
-            )
-        )
-        self.last = nn.Linear(CHANNELS[-1], outputs)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the class scores of images (n, channels, height, width), or (n, height, width) if grey."""
-        values = images.unsqueeze(1) if images.dim() == 3 else images
-        values = functional.relu(self.stem_norm(self.stem(values)))
-        scores: Tensor = self.last(self.blocks(values).mean(dim=(2, 3)))
-        return scores
