@@ -125,7 +125,7 @@ def test_a_fixed_number_of_clients_is_not_exact_on_the_path(tmp_path: Path) -> N
     run = sifu.train(small_spec(server={"participation": "fixed(2)"}, stop={"max_rounds": 2}), run=tmp_path / "run")
     present = set(run.reader().everyone().clients.tolist())
     idle = [f"client-{k:03d}" for k in range(12) if k not in present]
-    (outcome,) = run.forget(idle[:1], max_rounds=1)
+    (outcome,) = run.forget(idle[:1], method="sifu", max_rounds=1)
     assert outcome.level == "conditional"
     (outcome,) = run.forget(idle[1:2], method="scratch", max_rounds=1)
     assert outcome.level == "exact"
